@@ -41,7 +41,8 @@ CONTRAST = """(() => {
 
 
 # What the browser answers about an expression whose page was left, or reloaded itself, meanwhile.
-_LEFT = ("navigated or closed", "context was destroyed", "Promise was collected", "Cannot find context")
+_LEFT = ("navigated or closed", "context was destroyed", "Promise was collected", "Cannot find context",
+         "Not attached to an active page")  # fmt: skip
 
 
 class LeftError(AssertionError):
@@ -113,22 +114,35 @@ class Page:
         return Opened(self, complaints, requests)
 
     def visit(self, url: str) -> None:
-        """Go to an address, until its page has been loaded. The page before is left first: it may still complain, or
-        load once more."""
-        for each in ("about:blank", url):
-            self.events.clear()
-            loader = self.ask("Page.navigate", url=each)["loaderId"]
-            while not self._has_loaded(loader):
-                self._next()
+        """Go to an address, until its page has been loaded, perhaps again by itself. The page before is left first: it
+        may still complain, and a load that it began may come over the page that is visited."""
+        while True:
+            self.ask("Emulation.setScriptExecutionDisabled", value=True)
+            self._stop_loading()
+            self._go("about:blank")
+            self.ask("Emulation.setScriptExecutionDisabled", value=False)
+            if len(self._go(url)) == 1:
+                return
 
-    def _has_loaded(self, loader: str) -> bool:
-        """Whether this navigation's page, or one behind it, has been loaded."""
-        begun = False
-        for event in self.events:
-            begun |= event["method"] == "Page.frameNavigated" and event["params"]["frame"]["loaderId"] == loader
-            if begun and event["method"] == "Page.loadEventFired":
-                return True
-        return False
+    def _stop_loading(self) -> None:
+        while True:
+            with suppress(LeftError):  # it is just being replaced by its next load
+                self.ask("Page.stopLoading")
+                return
+
+    def _go(self, url: str) -> set[str]:
+        """The addresses that were loaded from this navigation on."""
+        self.events.clear()
+        loader = self.ask("Page.navigate", url=url)["loaderId"]
+        while True:
+            addresses = set()
+            for event in self.events:
+                if event["method"] == "Page.frameNavigated" and "parentId" not in (frame := event["params"]["frame"]):
+                    if addresses or frame["loaderId"] == loader:
+                        addresses.add(frame["url"])
+                elif event["method"] == "Page.loadEventFired" and addresses:
+                    return addresses
+            self._next()
 
     def value(self, script: str) -> Any:
         """Of an expression of JavaScript, awaited."""
