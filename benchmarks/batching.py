@@ -21,8 +21,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-from machine import machine, say
+from machine import files_folder, machine, say
 from model_files import pure_file
 from turns import EDGE, LLAMA, Setting, Sizes, Worker, wait_until_quiet
 
@@ -79,7 +78,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m", help="GGUF file or installed name, made all Q4_0")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--isa", help="EDGE_ISA for edge's worker, such as avx2")
-    parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("edge")) / "benchmarks")
+    parser.add_argument("--cache", type=Path, default=files_folder())
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--passes", type=int, default=32, help="in a unit")
     parser.add_argument("--depth", type=int, default=64, help="rows of each sequence before a unit")

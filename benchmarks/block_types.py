@@ -16,8 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import platformdirs
-from machine import machine
+from machine import files_folder, machine
 from model_files import make_file
 from quality import DOCUMENTS, perplexity_of
 from turns import EDGE, LLAMA, Row, Setting, Sizes, Team
@@ -68,7 +67,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--tokens", type=int, default=2048, help="of each document, for perplexity; 0 measures none")
-    parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("edge")) / "benchmarks")
+    parser.add_argument("--cache", type=Path, default=files_folder())
     options = parser.parse_args()
     sizes = Sizes(steps=STEPS, deep=0, prefills=(PREFILL,))
     setting = Setting("cpu", None, options.threads, None, options.cache.absolute(), sizes, options.rounds, 0, ())

@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import platformdirs
-from machine import machine, say
+from machine import files_folder, machine, say
 from model_files import WORKERS
 from text import long_text
 from turns import EDGE, LLAMA
@@ -201,7 +200,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="a Hugging Face model (default: SmolLM2-135M)")
     parser.add_argument("--tokens", type=int, default=4096, help="for perplexity; 0 leaves it out")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("edge")) / "benchmarks")
+    parser.add_argument("--cache", type=Path, default=files_folder())
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     work = options.cache / "converters"

@@ -27,14 +27,13 @@ from typing import Any
 import numpy as np
 from hybrids import Bytes, bytes_of_block, make_file, random_blocks, random_tensor
 from limits import cgroup, limit
-from machine import machine
+from machine import files_folder, machine
 from streaming import forget
 
 from edge.budget import format_bytes
 from edge.cli.terminal.show import table
 from edge.formats.gguf import TensorInfo, read_gguf
 from edge.model.reader import read_spec
-from edge.storage.cache import cache_folder
 
 NAME = "qwen3:30b-a3b@7"
 TOPICS, PART = 8, 16  # a sixteenth of an embedding is the same for all tokens, another for those of a topic
@@ -146,7 +145,7 @@ def run(engine: str, path: Path, memory: int, group: Path | None, tokens: Path) 
 
 def compare(path: Path, shares: list[float], rounds: int, group: Path | None) -> None:
     spec = read_spec(read_gguf(path))
-    tokens = cache_folder() / "benchmarks" / "tokens.npy"
+    tokens = files_folder() / "tokens.npy"
     np.save(tokens, tokens_of_topics(PROMPT + WARM + STEPS))
     run("cpu", path, 1 << 40, None, tokens)  # compiles, and packs
     rows = []

@@ -33,8 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import platformdirs
-from machine import machine, say
+from machine import files_folder, machine, say
 from model_files import bytes_per_token, large_file
 
 import edge
@@ -196,7 +195,7 @@ def rows(result: Result) -> Iterator[list[str]]:
 def models(options: argparse.Namespace) -> list[Model]:
     named = options.model or list(INSTALLED)
     if options.large:
-        cache = Path(platformdirs.user_cache_dir("edge")) / "benchmarks"
+        cache = files_folder()
         source = edge.open_model(INSTALLED[0]).file.path
         named = [*named, *(large_file(cache, source, shape) for shape in LARGE.values())]
     return [edge.open_model(str(each)) for each in named]

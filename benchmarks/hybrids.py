@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import machine
+from machine import files_folder, machine
 
 from edge.backends import engine_named
 from edge.backends.base import Engine, EngineConfig
@@ -30,7 +30,6 @@ from edge.formats.blocks import block_size, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.model.known import KnownModel, known_models, outline_model
 from edge.model.reader import read_spec
-from edge.storage.cache import cache_folder
 
 PROMPT, ANSWER, SHORT, CAPACITY = 512, 64, 16, 1024
 ENGINES = ("cpu", "llamacpp")
@@ -50,9 +49,8 @@ _BALANCED = np.array([byte | (0 if byte & 15 else 8) | (0 if byte >> 4 else 128)
 
 def make_file(name: str, mixture: str, kind: str = "random", drawn: Drawn | None = None) -> Path:
     """The model's file with random weights, written once. drawn: the bytes of a tensor, for files of another kind."""
-    path = cache_folder() / "benchmarks" / f"{name.replace(':', '-').replace('@', '-')}-{mixture}-{kind}.gguf"
+    path = files_folder() / f"{name.replace(':', '-').replace('@', '-')}-{mixture}-{kind}.gguf"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         file, random = outline_model(first_layers(name), mixture, partial, loadable=True), np.random.default_rng(0)
         with open(partial, "r+b") as out:

@@ -10,6 +10,14 @@ from typing import Any
 
 from edge.devices.memory import total_memory
 from edge.devices.probe import measure_ceilings
+from edge.storage.cache import cache_folder
+
+
+def files_folder() -> Path:
+    """Where benchmarks keep the files that they make; made if it is not there."""
+    folder = cache_folder() / "benchmarks"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def say(text: str) -> None:

@@ -21,8 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-from machine import machine, say
+from machine import files_folder, machine, say
 from model_files import WORKERS, make_file
 from turns import EDGE, Row, Worker, WorkerError, wait_until_quiet
 
@@ -80,7 +79,7 @@ def main() -> None:
     parser.add_argument("--kv-dtype", default="f32", help="of edge; genai's are f32")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("edge")) / "benchmarks")
+    parser.add_argument("--cache", type=Path, default=files_folder())
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     python, source = find_python(options.genai_python), find_model(options.model).absolute()

@@ -18,8 +18,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
-import platformdirs
-from machine import machine, say
+from machine import files_folder, machine, say
 from text import CALIBRATION, HELD_OUT, long_text
 from twin import write_twin
 
@@ -80,7 +79,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tokens", type=int, default=20_000, help="held-out ones, of all texts together")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("edge")) / "benchmarks")
+    parser.add_argument("--cache", type=Path, default=files_folder())
     options = parser.parse_args()
     options.cache.mkdir(parents=True, exist_ok=True)
     model = options.model or options.cache / "twin-f16.gguf"

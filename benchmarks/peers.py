@@ -43,8 +43,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-from machine import machine, memory_bandwidth, say
+from machine import files_folder, machine, memory_bandwidth, say
 from model_files import bytes_per_token, large_file, pure_file
 from turns import (
     EDGE,
@@ -231,7 +230,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--isa", help="EDGE_ISA for edge's workers, such as avx2")
     parser.add_argument("--openvino-python", metavar="DIR", help="venv (or interpreter) with openvino-genai")
-    parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("edge")) / "benchmarks")
+    parser.add_argument("--cache", type=Path, default=files_folder())
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--starts", type=int, default=7, help="fresh processes per engine for the start row")
     parser.add_argument("--rows", default="", help="only rows whose names contain one of these words, with commas")

@@ -27,7 +27,7 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import platformdirs
+from machine import files_folder
 from text import CALIBRATION, HELD_OUT, held_out_texts, long_text
 from turn_ends import Ends, answers, ends_of
 from twin import write_twin
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="make files again")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("edge")) / "benchmarks")
+    parser.add_argument("--cache", type=Path, default=files_folder())
     options = parser.parse_args()
     original = edge.open_model(options.model)
     source = options.cache / f"{original.spec.name or 'model'}.twin.gguf".replace(" ", "-").replace("/", "-")

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import platformdirs
 from limits import cgroup, limit
+from machine import files_folder
 from model_files import large_file
 
 from edge.budget import format_bytes
@@ -138,8 +138,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", help="default: smollm2-135m and a random 1B")
     parser.add_argument("--short", action="store_true", help="no page cache beyond the budget")
     asked = parser.parse_args()
-    cache = Path(platformdirs.user_cache_dir("edge-benchmarks"))
-    cache.mkdir(parents=True, exist_ok=True)
+    cache = files_folder()
     models = asked.model or [SMALL, str(large_file(cache, find_model(SMALL), LARGE_SHAPE))]
     with cgroup(0) if asked.short else nullcontext() as group:
         if asked.short and group is None:

@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import platformdirs
+from machine import files_folder
 from twin import write_twin
 
 import edge
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--calibration-tokens", type=int, default=16384)
-    parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("edge")) / "benchmarks")
+    parser.add_argument("--cache", type=Path, default=files_folder())
     options = parser.parse_args()
     options.cache.mkdir(parents=True, exist_ok=True)
     rows, headings, types = [], ["model", "type", "MB"], options.types.split(",")

@@ -14,7 +14,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-import platformdirs
+from machine import files_folder
 
 _BREAKS = {"p", "li", "h1", "h2", "h3", "h4", "h5", "blockquote", "div", "dd", "dt", "br", "tr"}
 _SKIPPED = {"script", "style", "nav", "head", "table", "pre"}
@@ -67,7 +67,7 @@ def held_out_texts(domain: str) -> list[str]:
 def long_text(document: str = "append31.html", package: str = "anarchism", language: str = "en-US") -> Path:
     """The text file of a document (append31: 96k SmolLM2 tokens), fetched if it does not exist yet."""
     name = document if language == "en-US" else f"{language}.{document}"
-    path = Path(platformdirs.user_cache_dir("edge")) / "benchmarks" / f"{name}.txt"
+    path = files_folder() / f"{name}.txt"
     if path.exists():
         return path
     print(f"fetching Debian's {package} for a long text ...", file=sys.stderr)
@@ -83,7 +83,6 @@ def long_text(document: str = "append31.html", package: str = "anarchism", langu
         parser = _Text()
         parser.feed(found.read_text(encoding="utf-8", errors="replace"))
     text = re.sub(r"[ \t]*\n[ \t]*", "\n", "".join(parser.parts))
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(re.sub(r"\n{3,}", "\n\n", text).strip(), encoding="utf-8")
     partial.rename(path)
