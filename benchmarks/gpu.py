@@ -25,7 +25,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llama_bench import LlamaBench
 from machine import files_folder, machine, say
 from model_files import bytes_per_token, large_file
 
@@ -108,21 +108,6 @@ class Runner:
         while steps:
             picked = self.engine.run_greedy(token, steps, np.empty(0, np.int32))
             token, steps = int(picked[-1]), steps - len(picked)
-
-
-@dataclass(frozen=True)
-class LlamaBench:
-    path: Path
-    arguments: tuple[str, ...]
-
-    def run(self, model: Path, prompt: int, steps: int) -> dict[str, float]:
-        """Tokens per second of decode and prefill, of one repetition."""
-        command = [str(self.path), "-m", str(model), "-p", str(prompt), "-n", str(steps), "-r", "1", "-o", "json"]
-        done = subprocess.run([*command, "-ngl", "99", *self.arguments], capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{self.path} failed: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
-        found = json.loads(done.stdout)
-        return {"decode" if each["n_gen"] else "prefill": float(each["avg_ts"]) for each in found}
 
 
 @dataclass(frozen=True)
@@ -225,7 +210,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    llama = LlamaBench(options.llama_bench, tuple(options.llama_args.split())) if options.llama_bench else None
+    llama = (
+        LlamaBench(options.llama_bench, ("-ngl", "99", *options.llama_args.split())) if options.llama_bench else None
+    )
     results = []
     try:
         for adapter in adapters(options.adapter):

@@ -1,6 +1,7 @@
 """A head in two stages against the whole head: the same tokens, bytes and time.
 
     python benchmarks/head.py [--models gemma3-270m] [--tokens 96] [--rounds 5] [--app]
+    python benchmarks/head.py --llama-bench PATH [--llama-args "-t 2 -fa 1 -rtr 1"]
 
 The engine continues each prompt greedily, `--tokens` tokens by either way in turns, and both must choose the same. A
 share counts tiles of 16 rows that the second stage read, per token. Speed: medians of the rounds, without sampling and
@@ -8,6 +9,9 @@ text; the machine should be quiet.
 
 --app: the C library of `edge export` instead, with sampling and text, and one whose head is not packed for two stages
 (unsplit). A session reads the whole head where a penalty needs all logits; here one that is too small to change any.
+
+--llama-bench: of a build of llama.cpp or of a fork (-rtr is ik_llama.cpp's), which decodes as many tokens of the same
+file after each prompt of edge's, in a process of its own that has loaded before it counts.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from llama_bench import LlamaBench
 from machine import machine, say
 
 import edge
@@ -64,12 +69,13 @@ def decode(engine: Any, prompt: IntArray, count: int, *, whole: bool) -> tuple[l
     return tokens, tiles, time.perf_counter() - started
 
 
-def measure(name: str, count: int, rounds: int) -> dict[str, Any]:
+def measure(name: str, count: int, rounds: int, llama: LlamaBench | None) -> dict[str, Any]:
     with edge.load(name, backend="cpu", max_kv_size=1024) as session:
         engine: Any = session.engine
         if not engine.most_candidates:
             raise SystemExit(f"{name}: its head is not read in two stages")
         seconds: dict[str, list[float]] = {"whole": [], "two_stages": []}
+        theirs = list[float]()
         tiles = list[int]()
         prompts = [np.asarray(session.tokenizer.encode(text), np.int32) for text in PROMPTS]
         for number in range(rounds):
@@ -81,6 +87,8 @@ def measure(name: str, count: int, rounds: int) -> dict[str, Any]:
                     tiles += read
                 if found["whole"] != found["two_stages"]:
                     raise SystemExit(f"{name}: the tokens differ")
+                if llama:
+                    theirs.append(1 / llama.run(session.model.file.path, 0, count)["decode"])
             say(f"{name}: round {number + 1} of {rounds}")
         all_tiles = -(-engine.spec.vocab // 16)
         shares = [each / all_tiles for each in tiles if each >= 0]
@@ -90,7 +98,14 @@ def measure(name: str, count: int, rounds: int) -> dict[str, Any]:
             "p90_share": float(np.percentile(shares, 90)),
             "whole_heads": tiles.count(-1) / len(tiles),
             **speeds(seconds),
+            **(over(theirs, seconds["two_stages"]) if llama else {}),
         }
+
+
+def over(theirs: list[float], ours: list[float]) -> dict[str, Any]:
+    """Both: seconds of a token, of runs side by side."""
+    ratios = [their / our for their, our in zip(theirs, ours, strict=True)]
+    return {"llama_bench_tok_s": 1 / statistics.median(theirs), "two_stages_over_it": statistics.median(ratios)}
 
 
 def speeds(seconds: dict[str, list[float]]) -> dict[str, Any]:
@@ -149,9 +164,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--app", action="store_true", help="measure the C library")
+    parser.add_argument("--llama-bench", type=Path, help="measure this llama-bench beside the engine")
+    parser.add_argument("--llama-args", default="", help="more of its arguments")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = [(measure_app if args.app else measure)(name, args.tokens, args.rounds) for name in args.models.split(",")]
+    if args.app and args.llama_bench:
+        parser.error("--llama-bench is measured beside the engine, without --app")
+    llama = LlamaBench(args.llama_bench, tuple(args.llama_args.split())) if args.llama_bench else None
+    rows = [
+        measure_app(name, args.tokens, args.rounds) if args.app else measure(name, args.tokens, args.rounds, llama)
+        for name in args.models.split(",")
+    ]
     if args.json:
         print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
         return
