@@ -24,7 +24,7 @@ _log = logging.getLogger("edge")
 
 
 def backend_names() -> tuple[str, ...]:
-    """Names of all engines, as for `--backend`."""
+    """Names of all engines, as `--backend` takes them."""
     return tuple(_MODULES)
 
 
@@ -64,13 +64,13 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
             return backend
         first = first or backend
     backend = _usable(last, file, spec)
-    # Options that no engine has are refused by the plan, which names the engine that would have run.
+    # The plan refuses options that no engine supports; its message names the engine that would have run.
     return first if first and kv_dtype not in backend.CAPABILITIES.kv_dtypes else backend
 
 
 def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -> tuple[Backend, str]:
-    """The engine that would run this model on another device, for its footprint; nothing is loaded. Also the reason why
-    `auto` does not pick a faster one; empty: it does.
+    """The engine that would run this model on another device, for its footprint; loads nothing. Also returns why `auto`
+    does not pick the fastest engine; empty if it does.
 
     Raises InputError for unknown names, UnsupportedError if the engine cannot run the model or does not exist there.
     """
@@ -111,7 +111,7 @@ def _instead(name: str) -> str:
 
 
 def _check_tokenizer(name: str, file: GGUFFile) -> None:
-    """Raise UnsupportedError if the engine needs a tokenizer of edge's, and edge does not know this one. The outline of
+    """Raise UnsupportedError if the engine needs edge's tokenizer, and edge does not know this model's. The outline of
     a model (`edge models --fits`) has none."""
     if engine_named(name).CAPABILITIES.any_tokenizer or "tokenizer.ggml.model" not in file.metadata:
         return

@@ -34,8 +34,8 @@ class EngineConfig:
 
     One flat record for all engines, because plans, reports and saved profiles show it so, and profiles are read back
     without their engine. The plan weighs `repack` and `resident` against KV rows within the budget, and derives
-    `observes`, `per_head`, `uneven`, `reads` and `pinned` from the KV policy. It only passes `provider`, `gpu_layers`,
-    `adapter` and `tuning` on. Engines that lack a feature ignore its field.
+    `observes`, `per_head`, `uneven`, `reads` and `pinned` from the KV policy. It passes `provider`, `gpu_layers`,
+    `adapter` and `tuning` on unchanged. Engines that lack a feature ignore its field.
     """
 
     capacity: int  # KV rows per layer and KV head
@@ -43,26 +43,26 @@ class EngineConfig:
     kv_dtype: str
     threads: int
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
-    sequences: int = 1  # cpu: that run at once, each with as many rows (`BatchedEngine`)
+    sequences: int = 1  # cpu: sequences that run at once, each with `capacity` rows (`BatchedEngine`)
     observes: bool = False  # attention scores can be summed: cpu and onnx need room for them, llamacpp is slower
     per_head: bool = False  # cpu, onnx: room for the bookkeeping of rows that differ from head to head
     uneven: bool = False  # heads may keep different numbers of rows (`Capabilities.uneven`)
-    pinned: int = 16  # cpu, onnx: first rows whose exact keys are remembered, since closing gaps rotates them again
+    pinned: int = 16  # cpu, onnx: first rows whose original keys are kept, since closing gaps rotates them repeatedly
 
     repack: bool = False  # weights repacked in private memory (faster), not mapped (reclaimable): `Backend.can_repack`
     provider: str = "cpu"  # onnx: the execution provider of ONNX Runtime
-    emulated: bool = False  # onnx: on the CPU, which computes what an NPU would
+    emulated: bool = False  # onnx: the CPU computes the NPU's graphs
     gpu_layers: int = 0  # llamacpp: layers whose weights are on a GPU
-    adapter: str = ""  # gpu: the one that the plan is for (`GPUMemory.adapter`); empty: the engine's own choice
+    adapter: str = ""  # gpu: the planned GPU and driver (`GPUMemory.adapter`); empty: the engine chooses
     frugal: bool = False  # cpu: compile in less memory, and before weights are packed, which takes longer
     resident: int = 0  # bytes of weights in memory at a time, the rest is streamed (`Footprint.least_weights`); 0: all
     tuning: dict[str, int] = field(default_factory=dict)  # what `edge tune` chose, where it differs from the defaults
-    lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
-    lora_bytes: int = 0  # of their files
-    reads: int = 0  # cpu: most rows that a KV head reads for a token alone, in pages that it chooses; 0: all
+    lora_rank: int = 0  # the largest rank of LoRA adapters that fits in the reserved memory; 0: no adapters
+    lora_bytes: int = 0  # size of the adapters' files
+    reads: int = 0  # cpu: most rows that a KV head reads for a single token, in pages that it selects; 0: all
     drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
-    mtp: bool = False  # the plan's, no engine reads it: a layer for multi-token prediction drafts (`StatesEngine`)
-    loras: int = 1  # cpu: adapters that there is room for, of sequences with different ones
+    mtp: bool = False  # for plans, not engines: a layer for multi-token prediction drafts (`StatesEngine`)
+    loras: int = 1  # cpu: adapters held at once, for sequences with different ones
 
     @property
     def together(self) -> int:
@@ -78,8 +78,8 @@ PHASES = ("embed", "norm", "qkv", "attend", "output", "gate-up", "down", "head",
 class Operator:
     """One piece of work of a pass, as an instrumented engine timed it: the median over passes, all calls together.
 
-    Medians of parts add up to less than the median pass where something disturbs now this part, now that. Bytes and
-    operations are counted from shapes, and None where that says nothing.
+    Medians of operators may add up to less than the median pass, because disturbances hit different operators in
+    different passes. Bytes and flops are computed from shapes; None where shapes do not determine them.
     """
 
     name: str  # the engine's own, the same in every layer
@@ -99,8 +99,8 @@ class Capabilities:
     granularity: Granularity  # the finest unit that may keep rows of its own
     uneven: Granularity  # the finest that may keep a *number* of its own; "token": all heads keep equally many
     kv_dtypes: tuple[str, ...]  # the first is the default
-    attention: bool  # policies may see it
-    keys: bool  # likewise
+    attention: bool  # policies may read attention scores
+    keys: bool  # policies may read keys
     tunable: bool = False  # `edge tune` finds settings for it
     providers: bool = False  # it takes --provider
     folders: bool = False  # it runs folders in ONNX
@@ -111,9 +111,9 @@ class Capabilities:
     picks: bool = False  # it chooses tokens itself (`PickingEngine`)
     hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
-    sequences: bool = False  # it runs several at once (`BatchedEngine`)
-    pages: bool = False  # it can read some of the rows for a token (`EngineConfig.reads`)
-    verifies: bool = False  # it runs several tokens with the results of single ones (`VerifyingEngine`)
+    sequences: bool = False  # it runs several sequences at once (`BatchedEngine`)
+    pages: bool = False  # it can attend to a subset of the rows (`EngineConfig.reads`)
+    verifies: bool = False  # it runs several tokens with the results of single-token passes (`VerifyingEngine`)
 
 
 class Engine(Protocol):
@@ -141,29 +141,29 @@ class Engine(Protocol):
 
 
 class ObservedEngine(Engine, Protocol):
-    """An engine that can add up attention in its cache."""
+    """An engine that can accumulate attention scores in its cache."""
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
-        """Add up what the last `queries` tokens of every pass pay to each row; 0 observes nothing.
+        """Accumulate the attention that the last `queries` tokens of every pass pay to each row; 0: none.
 
-        votes: count instead how many of them paid it more than the average of what they see.
+        votes: count instead the tokens that pay a row more than their average over the rows that they see.
         """
         ...
 
 
 class BatchedEngine(Engine, Protocol):
-    """An engine that keeps `EngineConfig.sequences` sequences apart. Its own `kv` and passes are those of the first."""
+    """An engine of `EngineConfig.sequences` separate sequences. Its own `kv` and passes are those of sequence 0."""
 
     def sequence(self, number: int) -> Engine:
-        """One of the sequences, from 0: its `kv`, and passes of its tokens alone; an `ObservedEngine`, and an
-        `AdaptedEngine`, if this is one, that changes its own adapters alone. Closed with the engine."""
+        """Sequence `number`, from 0, as an engine with its own `kv` and passes. It is an `ObservedEngine`, and an
+        `AdaptedEngine` with its own adapters, if this engine is one. Closed with this engine."""
         ...
 
     def forward_batch(self, tokens: IntArray, sequences: Sequence[int]) -> FloatArray:
         """Run the next token of each of several sequences, int [n]; append a row to each. Returns their logits, float32
-        [n, vocab], the same to the last bit as `forward` of each alone.
+        [n, vocab], bit for bit those of `forward` for each sequence alone.
 
-        Raises what `forward` raises, and InputError for sequences that are not there, not different, or with different
+        Raises the errors of `forward`, and InputError for unknown or repeated sequences, or sequences with different
         adapters.
         """
         ...
@@ -173,135 +173,135 @@ class AdaptedEngine(Engine, Protocol):
     """An engine that runs LoRA adapters."""
 
     def set_lora(self, lora: Lora | None) -> None:
-        """Run these adapters from here on, or none; empties the cache, whose `key` names them.
+        """Apply these adapters, or none, from the next pass on. Empties the cache, whose `key` identifies them.
 
-        Raises InputError if their rank is more than `EngineConfig.lora_rank`, ModelFormatError for values that are not
-        finite; then the adapters stay those before.
+        Raises InputError, and changes nothing, if their rank exceeds `EngineConfig.lora_rank`; ModelFormatError for
+        values that are not finite: the previous adapters stay, except on cpu, where none remain.
         """
         ...
 
 
 class HiddenEngine(Engine, Protocol):
-    """An engine that hands out hidden states, from which embeddings are made."""
+    """An engine that returns hidden states, from which embeddings are made."""
 
     def hidden(self, tokens: IntArray) -> FloatArray:
-        """As `forward`, with the normalised state behind the last layer after every token, float32 [n, hidden], of
-        which logits are made."""
+        """As `forward`, but returns the normalised state of every token after the last layer, the head's input, float32
+        [n, hidden]; of encoders, the last layer's output."""
         ...
 
 
 class CardEngine(Engine, Protocol):
-    """An engine that may run on a graphics card. card: one whose own counter tells its joules; None: there is none."""
+    """An engine that may run on a graphics card. card: one with its own energy counter; None: there is none."""
 
     card: Card | None
 
 
 class TopEngine(Engine, Protocol):
-    """An engine for which the largest logits are less work than all.
+    """An engine that computes the largest logits with less work than all.
 
-    most_candidates: logits that are; 0 where none are.
+    most_candidates: the most logits for which this holds; 0: it never does.
     """
 
     most_candidates: int
 
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """As `forward`, but returns only the `count` largest logits (all, if there are fewer): ids int32 [n] and logits
-        float32 [n], the largest first, equal ones by their ids, NaN before all others. −0 may come as 0. Arrays that
-        the engine returned before are invalid."""
+        float32 [n], the largest first, ties by id, NaN before all numbers. −0 may be returned as 0. Invalidates arrays
+        that the engine returned before."""
         ...
 
 
 class MTPEngine(TopEngine, Protocol):
-    """An engine of a layer for multi-token prediction, as a model of its own (`ModelSpec.mtp`). Its own states are a
-    draft of those of its model, so that it can go on from them."""
+    """An engine that runs a layer for multi-token prediction as a model of its own (`ModelSpec.mtp`). Its states
+    approximate those of the main model, so it can draft further tokens from them."""
 
     def states(self, count: int) -> FloatArray:
-        """The normalised states behind the last layer after the last tokens of the newest pass, float32 [at most
-        `count`, hidden]."""
+        """The normalised states of the newest pass's last tokens after the last layer, float32 [at most `count`,
+        hidden]."""
         ...
 
     def give(self, states: FloatArray) -> None:
-        """The model's states behind the tokens before those that `forward` runs next, float32 [n, hidden], at most a
-        chunk. The embeddings of these tokens join them (`NextToken`)."""
+        """Supply the main model's states for the next `forward`, float32 [n, hidden], at most a chunk: for each of its
+        tokens, the state of the token before. `NextToken` joins them with the tokens' embeddings."""
         ...
 
 
 class StatesEngine(HiddenEngine, Protocol):
-    """An engine that hands out the states of each pass, and runs the layer that drafts from them."""
+    """An engine that returns the states of each pass, and loads the layer that drafts from them."""
 
     def states(self, count: int) -> FloatArray:
         """As `MTPEngine.states`."""
         ...
 
     def open_mtp(self, file: GGUFFile, config: EngineConfig, progress: LoadProgress | None = None) -> MTPEngine:
-        """The engine of `ModelSpec.mtp`, which reads this one's embedding and head. file: `mtp_file` of the model's.
-        Raises what `Backend.load` raises."""
+        """Load `ModelSpec.mtp`, which shares this engine's embedding and head. file: the result of `mtp_file` for the
+        model's file. Raises the errors of `Backend.load`."""
         ...
 
 
 class PickingEngine(TopEngine, Protocol):
-    """An engine that can choose tokens where its logits are, so that the host neither waits after each nor reads all.
+    """An engine that can choose tokens on its device, so that the host neither waits for each nor reads all logits.
 
-    Both methods append rows as `forward` does, and leave no logits: arrays that it returned before are invalid.
-    most_banned: tokens that `run_greedy` can exclude.
+    `forward_top` and `run_greedy` append rows as `forward` does, and invalidate arrays that the engine returned before.
+    most_banned: the most tokens that `run_greedy` can exclude.
     """
 
     most_banned: int
 
     def run_greedy(self, token: int, count: int, banned: IntArray) -> IntArray:
-        """Run `token`, then the likeliest token after it, and so on: as `count` calls of `forward` with one token each,
-        where the next token is the argmax of the logits (the lowest id of equal ones), with −∞ for those of `banned`.
+        """Run `token`, then the likeliest token after it, and so on. Equivalent to `count` calls of `forward` with one
+        token each, the argmax of the previous logits (the lowest id among ties), with −∞ for the tokens in `banned`.
 
-        Returns the likeliest token after each of those that were run, int32 [n], with 1 ≤ n ≤ count: fewer where that
-        many cannot run at once, or could not be forgotten again. n rows are appended; the last token that is returned
-        has none yet. `kv.truncate` can leave any number of the new rows but 0; attention that was observed stays.
+        Returns the likeliest token after each token that ran, int32 [n], 1 ≤ n ≤ count; n < count if `count` tokens
+        cannot run at once, or could not be truncated again. Appends n rows; the last returned token has no row yet.
+        `kv.truncate` can leave any number of the new rows but 0; observed attention stays.
 
-        Raises what `forward` raises; CapacityError if fewer than `count` rows are free; EngineError (`NOT_FINITE`) for
-        NaN among the first logits. It returns what comes before NaN among later ones.
+        Raises the errors of `forward`; CapacityError if fewer than `count` rows are free; EngineError (`NOT_FINITE`)
+        for NaN in the first logits. If later logits have NaN, it returns the tokens before them.
         """
         ...
 
 
 class ChoosingEngine(Engine, Protocol):
-    """An engine that reads some of its rows for a token that runs alone, as those of `forward_all` then do
-    (`EngineConfig.reads`)."""
+    """An engine that attends to a subset of its rows in single-token passes (`EngineConfig.reads`). `forward_all` then
+    runs its tokens one by one."""
 
     def choose_rows(self, *, on: bool) -> None:
-        """Whether it does so, as at first, or reads all rows."""
+        """Attend to a subset of the rows (the initial state), or, if not `on`, to all rows."""
         ...
 
 
 class VerifyingEngine(Engine, Protocol):
-    """An engine that runs several tokens at once with the results of single ones."""
+    """An engine that runs several tokens at once with the results of single-token passes."""
 
     def verify(self, tokens: IntArray) -> FloatArray:
-        """Run the first n of the tokens, int [at most 1 + `EngineConfig.drafts`], as many as can be forgotten again;
-        append n rows. Returns the logits after each, float32 [n, vocab]. They and the rows are to the last bit those of
-        n calls of `forward` with one token each.
+        """Run the first n of the tokens, int [at most 1 + `EngineConfig.drafts`], where n is the most that can be
+        truncated again; append n rows. Returns the logits after each, float32 [n, vocab]. Logits and rows are bit for
+        bit those of n calls of `forward` with one token each.
 
-        Raises what `forward` raises.
+        Raises the errors of `forward`.
         """
         ...
 
 
 class LoadProgress(Protocol):
     def __call__(self, part: float, doing: str = "", /) -> None:
-        """Called with the fraction that is loaded, and the present task if it is more than reading a file."""
+        """Called with the loaded fraction, and the current task if it is more than reading a file."""
 
 
 class Backend(ABC):
     """An engine before a model is loaded: its abilities, its footprint, and loading.
 
-    An engine's folder holds one subclass, and `ENGINE`, an object of it. Libraries are imported in the methods: all
-    engines are asked for their capabilities, and most are not used.
+    An engine's folder defines one subclass, and `ENGINE`, an instance of it. Methods import the engine's libraries,
+    because a run reads the capabilities of all engines and uses few.
     """
 
     NAME: str
     CAPABILITIES: Capabilities
     EFFICIENCY: Efficiency
     PACKAGES: tuple[str, ...]  # the distributions that it runs on, for reports
-    DRIVER_BYTES = 0  # of GPU drivers, even to show their GPUs: `check_supported` and `gpu_memory` load them
-    MOST_SNAPSHOTS = 4  # of a conversation's ends, where caches have tails: two of each turn
+    DRIVER_BYTES = 0  # memory of GPU drivers, which `check_supported` and `gpu_memory` load to list GPUs
+    MOST_SNAPSHOTS = 4  # saved ends of a conversation, for caches with tails: two for each turn
 
     def check_installed(self) -> None:  # noqa: B027 - nothing to do where the base install is enough
         """Raise MissingExtraError if the engine's package is not there."""
@@ -311,7 +311,7 @@ class Backend(ABC):
         """Raise UnsupportedError if the engine cannot run this model."""
 
     def check_elsewhere(self, file: GGUFFile, spec: ModelSpec, system: str) -> None:
-        """Raise UnsupportedError if the engine cannot run this model on another device, of such a system."""
+        """Raise UnsupportedError if the engine cannot run this model on another device. system: such as "android"."""
         self.check_supported(file, spec)
 
     def supports(self, core: Core) -> str | None:
@@ -323,8 +323,8 @@ class Backend(ABC):
         return "floats" if weight_type in FLOATS else "integers"
 
     def most_rows(self, spec: ModelSpec, expected: int | None) -> MostRows:
-        """The context that the model was trained for, where engines do not limit it further. expected: the tokens of
-        the run, if they are known."""
+        """The most rows, by default the context that the model was trained for. expected: the tokens of the run, if
+        known."""
         return MostRows(spec.context, f"the model knows {spec.context} positions")
 
     def keeps_all(self, spec: ModelSpec) -> str | None:
@@ -332,8 +332,8 @@ class Backend(ABC):
         return "an encoder sees whole texts" if spec.encoder else None
 
     def most_drafts(self, spec: ModelSpec, tuning: Mapping[str, int]) -> int:
-        """Drafted tokens that are worth verifying at once (`VerifyingEngine`); 0 where that cannot be, or where wrong
-        ones could not be forgotten without a trace. tuning: `EngineConfig.tuning`."""
+        """The most drafted tokens worth verifying at once (`VerifyingEngine`); 0 if the engine cannot verify, or cannot
+        undo rejected tokens exactly. tuning: `EngineConfig.tuning`."""
         return 0
 
     def runs_mtp(self, spec: ModelSpec) -> bool:
@@ -345,7 +345,8 @@ class Backend(ABC):
         return False
 
     def fixed_sizes(self, spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
-        """None for providers that run graphs of any size. elsewhere: on another device.
+        """The constraints of static graphs; None for providers that run graphs of any size. elsewhere: on another
+        device.
 
         Raises InputError for unknown providers, MissingExtraError for one that is not installed, UnsupportedError if
         the model was compiled for another.
@@ -354,37 +355,37 @@ class Backend(ABC):
 
     @abstractmethod
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
-        """Raises UnsupportedError for a configuration that the engine cannot have."""
+        """Bytes that the engine will take. Raises UnsupportedError for a configuration that it cannot run."""
 
     def expert_forecast(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> ExpertForecast | None:
-        """None where all experts of the model stay in memory."""
+        """The expected use of experts; None if all experts stay in memory."""
         return None
 
     def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
-        """Bytes that a first run takes before `load` allocates what `footprint` counts, mostly in a process of its own:
-        to compile, or to try a model. 0 once the cache folder has what it makes."""
+        """Bytes that a first run needs besides `footprint`, mostly in a child process, to compile or to try a model. 0
+        once the cache folder holds the result."""
         return 0
 
     def most_first(self) -> int:
-        """Bytes of drivers and of `first_run`, for GPUs that no driver has shown yet."""
+        """Bytes of drivers and of a first run on a GPU, before any driver has listed its GPUs."""
         return 0
 
     def bounded(self) -> bool:
-        """Whether plans count all that `load` takes in a first run, too: drivers of GPUs compile in the process, and
-        not all were measured. Raises UnsupportedError if there is no GPU."""
+        """Whether plans bound the memory of a first run, too: GPU drivers compile in this process, and not all of them
+        were measured. Raises UnsupportedError if there is no GPU."""
         return True
 
     def gpu_memory(self) -> GPUMemory | None:
-        """Of the GPU that `load` takes by default; None for engines on the CPU. Raises UnsupportedError if there is no
-        GPU."""
+        """The memory of the GPU that `load` uses by default; None for engines on the CPU. Raises UnsupportedError if
+        there is no GPU."""
         return None
 
     def used_memory(self, adapter: str) -> int | None:
-        """Bytes that the system says this process holds on that GPU; None if it does not tell."""
+        """Bytes that this process holds on that GPU, as the system reports them; None if it reports none."""
         return None
 
     def tuned(self, spec: ModelSpec, kv_dtype: str) -> Tuned | None:
-        """Settings that `edge tune` found for this model and device, or for the most alike; None if none apply."""
+        """Settings that `edge tune` found for this model and device, or for the most similar; None if none apply."""
         return None
 
     @abstractmethod
@@ -397,16 +398,16 @@ class Backend(ABC):
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
         progress: Callable[[float], None] | None = None,
     ) -> list[Operator]:  # fmt: skip
-        """Time what a pass of `tokens` tokens is made of, with `context` rows in the cache before it, `passes` times.
+        """Time the operators of a pass of `tokens` tokens after `context` cached rows, repeated `passes` times.
 
-        Loads an engine of its own, which is instrumented and so somewhat slower, and closes it; the ordinary one is as
-        it was. In the order in which they first run. Raises InputError for figures that do not fit `config.capacity`,
-        UnsupportedError where an engine cannot tell, and what `load` raises.
+        Loads a separate, instrumented engine, which is somewhat slower, and closes it. Returns operators in the order
+        of their first run. Raises InputError for figures that do not fit `config.capacity`, UnsupportedError if the
+        engine cannot time operators, and the errors of `load`.
         """
         raise UnsupportedError(f"the {self.NAME} engine does not tell where its time goes: choose another --backend")
 
     def versions(self) -> dict[str, str]:
-        """Of `PACKAGES`, as far as they are installed."""
+        """Versions of the installed `PACKAGES`, by name."""
         return {name: version for name in self.PACKAGES if (version := version_of(name)) is not None}
 
 

@@ -1,4 +1,4 @@
-"""Checks shared by engines and caches, each of which raises an error that says what was wrong."""
+"""Checks that engines and caches share. Each raises an error that names the problem."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import IntArray
 
-ENCODERS = "encoders"  # that an engine does not run
+ENCODERS = "encoders"  # their name in refusals
 
 
 def check_cores(what: str, spec: ModelSpec, supports: Callable[[Core], str | None]) -> Network:
@@ -54,22 +54,23 @@ def usual_cores(core: Core) -> str | None:
 
 
 def hybrid_cores(core: Core) -> str | None:
-    """As `usual_cores`, where output gates and the recurrent cores of hybrids run, too."""
+    """As `usual_cores`, for engines that also run output gates and the recurrent cores of hybrid models."""
     if isinstance(core, DeltaNet | Mamba | ShortConvolution):
         return None
     return usual_cores(replace(core, gated=False) if isinstance(core, Attention) else core)
 
 
 def app_cores(core: Core) -> str | None:
-    """Of the C runtime of apps, which runs all cores of today: a new one is refused until exported passes have it."""
+    """As `hybrid_cores`, for apps' C runtime, which also runs experts, per-layer inputs and all causal attention. A new
+    core is refused until exported passes have it."""
     if isinstance(core, Experts | PerLayerInput) or (isinstance(core, Attention) and core.causal):
         return None
     return hybrid_cores(core)
 
 
 def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
-    """The tokens as contiguous int32 [n], n ≥ 1. Raises if one is outside the vocabulary, or if there are more than
-    `free`."""
+    """The tokens as contiguous int32 [n], n ≥ 1. Raises InputError if they are not ids of the vocabulary, CapacityError
+    if there are more than `free`."""
     array = np.asarray(tokens)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise InputError(f"tokens must be a non-empty list of ids, not {array.dtype} of shape {array.shape}")
@@ -81,13 +82,13 @@ def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
 
 
 def check_whole(path: str | Path, size: int, mapped: int) -> None:
-    """Refuse a mapped file that has shrunk since: reading beyond its end would kill the process."""
+    """Raise EngineError if a mapped file has shrunk: reading beyond its end would kill the process."""
     if size < mapped:
         raise EngineError(f"{path} was cut short while it was in use: restore it, and load the model again")
 
 
 def check_whole_text(tokens: IntArray, kv: KVCache, config: EngineConfig) -> None:
-    """Empty the cache for a text that an encoder runs in one pass. Raises CapacityError if it is too long for that."""
+    """Empty the cache for a text that an encoder runs in one pass. Raises CapacityError for a text that is too long."""
     kv.truncate(0)
     most = min(config.chunk, kv.capacity)
     if len(tokens) > most:
@@ -107,7 +108,7 @@ def check_positions(spec: ModelSpec, last: int) -> None:
 
 
 def check_rows(rows: IntArray, length: int) -> IntArray:
-    """The rows as int32 [n], strictly increasing and below `length`."""
+    """The rows as int32 [n], strictly increasing and below `length`. Raises InputError for others."""
     array = np.asarray(rows)
     numbers = array.ndim == 1 and (array.size == 0 or array.dtype.kind in "iu")
     if not numbers or (array.size and (array[0] < 0 or array[-1] >= length or bool((np.diff(array) <= 0).any()))):

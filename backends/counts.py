@@ -1,4 +1,4 @@
-"""Figures of an engine that plans need before it is loaded."""
+"""Figures that plans need about an engine before it is loaded."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class Footprint:
     fixed_kv: int = 0  # of `kv`: independent of the capacity (`KVCache.fixed`)
     least_weights: int | None = None  # the least that `EngineConfig.resident` may be; None: this engine streams nothing
     lora: int = 0  # adapters, never streamed
-    on_disk: int = 0  # beside the weights: tables of which a pass reads a row per token, from the file
-    gpu: int = 0  # of weights, kv, scratch and adapters: in buffers of a GPU
+    on_disk: int = 0  # not in `weights`: tables that stay in the file, of which a pass reads one row per token
+    gpu: int = 0  # the part of weights, kv, scratch and adapters that is in GPU buffers
 
 
 @dataclass
 class ExpertCounts:
-    """Experts of an engine that holds some of them at a time. The counts grow while it is loaded."""
+    """Expert counters of an engine that holds only some experts in memory. They grow while it is loaded."""
 
-    slots: int  # experts that it holds
+    slots: int  # experts that it holds at a time
     experts: int  # of all layers
     steps: int = 0  # passes of one token
-    choices: int = 0  # of experts, in steps
-    misses: int = 0  # those of them that were not in memory
-    read: int = 0  # bytes, in steps
-    read_in_chunks: int = 0  # bytes, in the other passes
+    choices: int = 0  # experts chosen in steps
+    misses: int = 0  # of these, experts that were not in memory
+    read: int = 0  # bytes read in steps
+    read_in_chunks: int = 0  # bytes read in all other passes
 
     def add(self, choices: int, misses: int, read: int, *, single: bool) -> None:
         if single:
@@ -56,15 +56,15 @@ class ExpertCounts:
 
     @property
     def read_per_token(self) -> float | None:
-        """Bytes; None before the first step."""
+        """Bytes read per step; None before the first step."""
         return self.read / self.steps if self.steps else None
 
 
 @dataclass(frozen=True)
 class ExpertForecast:
-    """The expected use of experts by an engine that will hold some of them at a time."""
+    """The expected use of experts by an engine that will hold only some of them in memory."""
 
-    slots: int  # experts that it will hold
+    slots: int  # experts that it will hold at a time
     experts: int  # of all layers
     hit_rate: float  # the share of choices whose expert is in memory
     streamed: int  # bytes that a token reads, other weights included
@@ -77,7 +77,7 @@ class GPUMemory:
 
     adapter: str  # the GPU and its driver, as `EngineConfig.adapter`
     unified: bool  # buffers lie in the process's main memory
-    free: int | None = None  # bytes of a card's own memory; None: unified, or its driver does not tell
+    free: int | None = None  # free bytes of a card's own memory; None: unified, or not reported by the driver
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class MostRows:
-    """The most KV rows with which an engine's answers are the model's own, and the reason."""
+    """The most KV rows for which the engine computes the model correctly, and the reason for the limit."""
 
     rows: int
     why: str

@@ -14,10 +14,10 @@ from typing import Literal
 from edge.records import dataclass
 
 Kind = Literal["integers", "others", "floats"]
-"""Of weights. integers: those that the engine multiplies as integers, by its best kernels. others: quantized ones that
-llama.cpp has not repacked, and multiplies row by row."""
+"""Kinds of weights. integers: the engine multiplies them as integers, by its best kernels. others: quantized weights
+that llama.cpp has not repacked, and multiplies row by row."""
 Shares = Mapping[Kind, float]
-"""Of the bytes of the weights."""
+"""Each kind's share of the weights' bytes."""
 
 
 @dataclass(frozen=True)

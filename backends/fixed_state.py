@@ -1,7 +1,7 @@
 """The fixed state of layers that sum up all tokens in a fixed number of values.
 
 Tokens cannot be removed from such a state: it returns to an earlier point of the text only by a snapshot, which
-`KVState.tail` carries. An engine that verifies drafts keeps their inputs, and adds those that stay to the state.
+`KVState.tail` carries. An engine that verifies drafts keeps their inputs, and adds accepted tokens to the state later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class FixedState:
         apply: Callable[[int], object] | None = None, most: int = 1,
     ) -> None:  # fmt: skip
         """sizes: of each layer's state, 0 for layers without one. values: memory for them, provided by the engine.
-        apply: changes the state by the first tokens of the last pass, at most `most`, whose inputs the engine keeps."""
+        apply: adds the first tokens of the last pass, at most `most`, to the state, from inputs that the engine keeps.
+        """
         self._apply, self._most, self._drafted = apply, most, 0
         ends = np.cumsum(sizes)
         self._places = [slice(int(end) - size, int(end)) for end, size in zip(ends, sizes, strict=True)]
@@ -52,18 +53,18 @@ class FixedState:
         return min(count, self._most)
 
     def draft(self, count: int) -> None:
-        """A pass has run tokens that are not in the state yet; those that stay follow before it is used."""
+        """Record that a pass has run `count` tokens that are not in the state yet. `settle` adds the remaining ones."""
         self._drafted = count
 
     def forget(self, count: int) -> bool:
-        """Forget the last tokens. False: they are in the state already."""
+        """Forget the last `count` tokens. Returns False if the state contains them already."""
         if count > self._drafted:
             return False
         self._drafted -= count
         return True
 
     def settle(self) -> None:
-        """Change the state by the drafted tokens that have not been forgotten."""
+        """Add the drafted tokens that have not been forgotten to the state."""
         count, self._drafted = self._drafted, 0
         if count and self._apply:
             self._apply(count)

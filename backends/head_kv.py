@@ -28,7 +28,7 @@ _BASE_BYTES = 8  # a saved state begins with `RowLists.base`: its keys are rotat
 class HeadKV(Generic[Store]):
     """The HeadKVCache protocol over a `RowStore` of some layers' heads.
 
-    ring: of layers with windows; state: of layers without rows. A saved cache's tail holds these two, in this order.
+    ring: rows of layers with windows. state: of layers without rows. A saved cache's tail holds both, in this order.
     settings: `key` without the suffix for the choice of RoPE's factors. settle: called before attention is read or rows
     move, for engines that batch queries.
     """
@@ -176,8 +176,8 @@ class HeadKV(Generic[Store]):
             self.ring.lengthen(between)
 
     def at_once(self, count: int) -> int:
-        """The most of `count` tokens that can run one by one between a single `prepare` and `appended`, and be
-        truncated again, except the first."""
+        """How many of `count` tokens can run one by one between a single `prepare` and `appended`, so that all but the
+        first can be truncated again."""
         if self.rope.is_outgrown_by(self.next_position + count):
             return 1
         count = self.state.at_once(count) if self.state else count
@@ -379,13 +379,13 @@ class HeadKV(Generic[Store]):
         self.store.set_keys(rows, rotated, head)
 
     def _place(self) -> None:
-        """Tell the store of moved rows, and of the next position."""
+        """Update store and ring after rows have moved or positions have changed."""
         self.store.place(self._lists)
         if self.ring:
             self.ring.follow(self._lists, self.rope.rotation)
 
     def _used(self) -> AnyArray:
-        """Whether a head has a row, bool [heads, length]."""
+        """Which logical rows each head has, bool [heads, length]."""
         return np.asarray(np.arange(self.length) < self.lengths[:, None])
 
     def _by_head(self, values: AnyArray) -> AnyArray:

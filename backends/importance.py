@@ -1,5 +1,5 @@
-"""The importance of KV rows, predicted from a row itself: a linear model of every KV head, fitted once for a model
-(reference/importance.py) and kept beside it.
+"""The importance of KV rows, predicted from the row itself by one linear model per KV head. They are fitted once for a
+model (reference/importance.py) and stored in the cache folder.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _LARGEST = 80.0  # of a logarithm: its exponential is finite
 
 @dataclass(frozen=True)
 class RowImportance:
-    """Of layers without windows, float32 [KV heads, head + 3]: weights of `features`, then the bias. Values of a head
-    lie as in the model's file."""
+    """The linear models of layers without windows, float32 [KV heads, head + 3]: weights of `features`, then the bias.
+    Values of a head are in the order of the model's file."""
 
     network: Network
     layers: dict[int, FloatArray]
 
     @classmethod
     def of(cls, network: Network, values: AnyArray) -> RowImportance:
-        """From the weights of all layers, one behind the other."""
+        """Split the concatenated weights of all layers, float32."""
         layers, at = {}, 0
         for layer, shape in _shapes(network).items():
             layers[layer] = values[at : at + prod(shape)].reshape(shape)
@@ -42,9 +42,9 @@ class RowImportance:
     def predict(
         self, keys: FloatArray, positions: IntArray, norms: FloatArray, rotation: Rotation, layer: int, head: int
     ) -> FloatArray:
-        """The importance of a KV head's rows, float32 [n], above 0, which all heads of the model share as a measure.
+        """The importance of a KV head's rows, float32 [n], above 0, on one scale for all heads of the model.
 
-        keys: as an engine with such a rotation stores them, [n, its head]. positions: RoPE's. norms: of values, [n].
+        keys: as the engine with this rotation stores them, [n, its head]. positions: RoPE's. norms: of values, [n].
         """
         core, own = self.network.attention[layer], self.layers[layer][head]
         assert core is not None
@@ -55,8 +55,8 @@ class RowImportance:
 
 
 def features(keys: FloatArray, norms: FloatArray) -> FloatArray:
-    """Keys before RoPE, [..., n, head], and behind them the logarithms of their norms and of their values' norms, both
-    [..., n]."""
+    """Append to keys before RoPE, [..., n, head], the logarithms of their norms and of their values' `norms`, [..., n].
+    Returns [..., n, head + 2]."""
     both = np.stack([np.linalg.norm(keys, axis=-1), norms], axis=-1)
     return np.concatenate([keys, np.log(both + np.float32(1e-6))], axis=-1)
 
@@ -69,12 +69,12 @@ def ranked_cores(network: Network) -> Iterator[tuple[int, Attention]]:
 
 
 def importance_bytes(network: Network) -> int:
-    """The size of all its linear models."""
+    """Bytes of the model's linear models."""
     return 4 * sum(map(prod, _shapes(network).values()))
 
 
 def ranking_bytes(spec: ModelSpec, needs: Needs) -> int:
-    """Memory beside the rows in a session of a policy: the linear models, if it ranks by them."""
+    """Bytes of the linear models that a policy's session loads; 0 if the policy does not rank by them."""
     return importance_bytes(find_network(spec)) if needs.ranks else 0
 
 
@@ -83,8 +83,8 @@ def _shapes(network: Network) -> dict[int, tuple[int, ...]]:
 
 
 def _order_of(core: Attention, rotation: Rotation, halves: bool) -> AnyArray:
-    """For each value of an engine's head, its place in the file's: pairs may lie otherwise; the others keep their
-    order."""
+    """For each value of a head in the engine's order, its index in the file's. Only the pairs of RoPE may be arranged
+    differently; other values keep their order."""
     head, pairs = core.head_dim, core.rope.dim // 2
 
     def ends(width: int, *, halves: bool) -> AnyArray:

@@ -83,8 +83,8 @@ class KVCache(Protocol):
 
     @property
     def foresight(self) -> int:
-        """The number of coming tokens that `announce` must count to decide for all of them; 0 once it has, or if
-        nothing depends on it."""
+        """The number of coming tokens that `announce` must know of to choose RoPE's factors; 0 once they are chosen, or
+        if the model has no choice."""
         ...
 
     def announce(self, count: int) -> None:
@@ -102,8 +102,8 @@ class KVCache(Protocol):
         ...
 
     def truncate(self, length: int, end: KVState | None = None) -> None:
-        """Drop all rows from `length` on, so that the next one follows directly; 0 empties the cache. If nothing is
-        dropped, a gap behind the newest row stays as well.
+        """Drop all rows from `length` on, so that the next one follows directly; 0 empties the cache. If no row is
+        dropped, a gap behind the newest row stays.
 
         end: the result of `save(length)` when the cache had these `length` rows.
         Raises RewindError, and changes nothing, for fewer rows than `earliest` without `end`.

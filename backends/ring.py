@@ -20,20 +20,20 @@ from edge.errors import EngineError, InputError
 from edge.records import dataclass
 from edge.types import AnyArray
 
-SLACK = 64  # rows beyond window and chunk, which are freed at once: so far back a cache can be truncated at least
-SPARE_SHARE = 8  # of a small ring, 1/8 is freed at once
+SLACK = 64  # rows beyond window and chunk, freed together; a cache can be truncated by at least this many rows
+SPARE_SHARE = 8  # a small ring frees 1/8 of its rows together
 _ALL, _NONE = -(1 << 60), 1 << 60  # for `_first`
 _HEAD_BYTES = 8  # a saved ring begins with `_first`
 
 
 @dataclass(frozen=True)
 class LayerKinds:
-    """Layers by the kind of their rows. If all layers have windows, none has a ring: a policy evicts the rows behind
-    windows."""
+    """Layers by the kind of their rows. If all layers have windows, none has a ring: a policy then evicts rows that
+    have left the windows."""
 
     whole: tuple[int, ...]  # layers whose rows a policy keeps or evicts
     ringed: tuple[int, ...]  # layers that have a ring instead
-    window: int  # largest window of these; 0: there are none
+    window: int  # largest window of the ringed layers; 0: there are none
 
     @classmethod
     def of(cls, windows: Sequence[int], rowless: Collection[int] = ()) -> LayerKinds:
@@ -71,11 +71,11 @@ class Ring(Generic[Store]):
 
     @property
     def whole(self) -> bool:
-        """Whether all rows that the next token sees are there."""
+        """Whether the ring holds all rows that the next token sees."""
         return self._first < _NONE
 
     def at_once(self, count: int) -> int:
-        """The most of `count` rows that can be prepared at once, and be truncated again, except the first."""
+        """How many of `count` rows can be prepared at once so that all but the first can be truncated again."""
         if self.reach > self._lists.next_rope_position + 1:
             return 1
         return max(1, min(count, self.store.capacity - self.length))
@@ -146,7 +146,7 @@ class Ring(Generic[Store]):
             raise CapacityError(f"{count} saved rows of a sliding window, but only room for {self.store.capacity}")
 
     def restore(self, tail: bytes | memoryview | None, base: int, next_position: int) -> None:
-        """Replace the rows by saved ones. None: they follow with the next rows."""
+        """Replace the rows with saved ones. None: the tail follows with the next rows."""
         self.clear()
         count = 0
         if tail is not None:

@@ -52,7 +52,7 @@ class Rotation:
         return rotated.reshape(keys.shape)
 
     def of(self, layers: Sequence[int]) -> Rotation:
-        """The rotation of these layers alone, which `rotate_cached` then takes for all."""
+        """The rotation of these layers alone: `rotate_cached` then takes the heads of these layers."""
         return replace(self, kinds=tuple(self.kinds[layer] for layer in layers))
 
     def since(self, other: Rotation) -> Rotation:
@@ -77,7 +77,7 @@ def find_rotation(
 def rotate(x: FloatArray, cos: FloatArray, sin: FloatArray, *, halves: bool) -> FloatArray:
     """Rotate x, float32 [..., n, head], by cosines and sines [n, pairs]; pairs as in `Rotation`.
 
-    A smaller head than the largest has the first pairs.
+    Heads smaller than the largest use the first pairs.
     """
     pairs = min(cos.shape[-1], x.shape[-1] // 2)
     cos, sin = cos[:, :pairs], sin[:, :pairs]
@@ -126,7 +126,7 @@ class CacheRope:
         self.rotation, self.suffix = self._short, ""
 
     def foresight(self, next_position: int) -> int:
-        """The number of coming tokens that decide on the factors."""
+        """The number of coming tokens that decides the factors; 0 if they are decided."""
         if self._limit is None or self.rotation is not self._short:
             return 0
         return max(0, self._limit + 1 - next_position)

@@ -148,7 +148,7 @@ class PinnedKeys:
         self._rope_positions = np.zeros(0, np.int64)
 
     def exact(self, rows: AnyArray, keys: FloatArray, before: AnyArray, after: AnyArray) -> tuple[FloatArray, AnyArray]:
-        """The keys [heads, n, head] of logical `rows` [n], and the rotation of each that reaches `after`."""
+        """The best known keys [heads, n, head] of logical `rows` [n], and the rotation that takes each to `after`."""
         by, first, have = after - before, int(rows[0]), self._rope_positions.size
         known = max(0, min(first + rows.size, self._keys.shape[1]) - first)
         if known and first <= have and (rows[:known] == np.arange(first, first + known)).all():

@@ -1,4 +1,4 @@
-"""A table with a row for each token of the vocabulary, larger than anything else of a model: it stays in the file."""
+"""A table with a row for each token of the vocabulary. It may be the largest part of a model, and stays in the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AT_ONCE = 16  # rows that are dequantized together, which takes several times t
 
 
 class TokenTable:
-    """Rows of a matrix of the file, read when they are needed: none stays in the process."""
+    """A matrix of the file whose rows are read on demand; none stays in memory."""
 
     def __init__(self, file: GGUFFile, tensor: str) -> None:
         self._info, self._path = file.tensors[tensor], file.path
@@ -23,7 +23,7 @@ class TokenTable:
         self.row_bytes = self._info.nbytes // self._info.shape[-1]
 
     def read(self, tokens: IntArray) -> Iterator[tuple[slice, FloatArray]]:
-        """Some of the tokens at a time: which, and their rows, float32 [n, columns].
+        """Yield the rows of a few tokens at a time: their slice of `tokens`, and float32 [n, columns].
 
         Raises EngineError if the file has become shorter.
         """

@@ -65,8 +65,8 @@ class LlamaCpp(Backend):
             raise MissingExtraError("llama-cpp-python", "llamacpp")
 
     def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:
-        """llama.cpp decides at load, where an unknown model raises UnsupportedError; a header that edge does not check
-        in full it first tries in a process of its own. This raises one for a tensor that it is known to ignore."""
+        """llama.cpp decides at load, and raises UnsupportedError for unknown models. It first tries headers that edge
+        does not check in full in a child process. Also raises UnsupportedError for encoders and for ignored tensors."""
         if spec.encoder:
             raise UnsupportedError(f"the llamacpp engine does not run {ENCODERS} yet: use --backend=cpu")
         if not spec.proven and is_installed():
@@ -96,7 +96,7 @@ class LlamaCpp(Backend):
         return super().most_rows(spec, expected)
 
     def keeps_all(self, spec: ModelSpec) -> str | None:
-        """Recurrent models, and those with positions that llama.cpp cannot shift, as far as it was asked."""
+        """A reason for recurrent models, and for those whose positions llama.cpp cannot shift, if a trial showed it."""
         if spec.recurrent:
             return "its recurrent state sums up all tokens, of which none can be evicted"
         trial = _trial(spec)
@@ -132,7 +132,7 @@ class LlamaCpp(Backend):
         )
 
     def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
-        """Of a process that runs a few tokens."""
+        """Bytes of the child process that runs a few tokens."""
         if spec.proven or not is_installed():
             return 0
         from edge.backends.llamacpp.trial import have_run
@@ -142,7 +142,7 @@ class LlamaCpp(Backend):
     def load(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
     ) -> LlamaCppEngine:
-        """Raises UnsupportedError for a model that llama.cpp cannot run, by a first try in a process of its own."""
+        """Raises UnsupportedError for a model that llama.cpp cannot run; a child process tries unproven ones first."""
         from edge.backends.llamacpp.engine import LlamaCppEngine
         from edge.backends.llamacpp.trial import try_passes
 

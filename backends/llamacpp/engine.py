@@ -253,7 +253,7 @@ class LlamaCppEngine:
         return self._views[address][:rows]
 
     def _settle(self) -> None:
-        """Run a token, by which llama.cpp applies a pending shift."""
+        """Make llama.cpp apply a pending shift, by running a token that is then truncated."""
         network = self.spec.network
         if self._kv.length == 0 or (network and network.learned_positions):  # nothing is rotated
             return

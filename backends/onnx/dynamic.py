@@ -47,7 +47,7 @@ class DynamicPasses:
         self._which = np.zeros(MOST_OBSERVED, np.int64)
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._qkv = np.zeros((spec.layers, MOST_OBSERVED if self._shows else 0, width), np.float32)
-        self._state = np.zeros_like(kv.state.values) if kv.state else None  # behind a pass
+        self._state = np.zeros_like(kv.state.values) if kv.state else None  # after a pass
         self._step_binding: tuple[tuple[int, int, int, int], Any] = ((0, 0, 0, 0), None)
         self._session: Any = None
 
@@ -129,7 +129,7 @@ class DynamicPasses:
         return binding
 
     def _bind_state(self, binding: Any, values: FloatArray, prefix: str) -> None:
-        """All layers' states, before a pass or behind it, to the memory of `values`."""
+        """Bind all layers' states, before or after a pass, to the memory of `values`."""
         first = 0
         for name, shape in state_shapes(self._network):
             end = first + prod(shape)

@@ -32,7 +32,7 @@ def open_session(
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.enable_mem_pattern = False  # it assumes one length of the input, and ours changes
     options.log_severity_level = 4
-    # Where products of unsigned inputs and signed weights saturate (x86 without VNNI), slower ones that do not.
+    # Where products of unsigned inputs and signed weights saturate (x86 without VNNI), use slower ones that do not.
     options.add_session_config_entry("session.x64quantprecision", "1")
     if folder:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", utf8_path(folder))
@@ -45,7 +45,7 @@ def open_session(
             session = onnxruntime.InferenceSession(given, options)
         else:
             session = onnxruntime.InferenceSession(given, options, providers=[provider.ort_name])
-    if session.get_providers()[0] != provider.ort_name:  # ONNX Runtime takes the CPU, then, and says nothing
+    if session.get_providers()[0] != provider.ort_name:  # ONNX Runtime falls back to the CPU silently
         raise EngineError(f"--provider={provider.name}: ONNX Runtime cannot use it here")
     return session
 

@@ -37,7 +37,7 @@ class Reference(Backend):
         return "floats"
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
-        """Weights in float32, fused ones while they are parted; the widest intermediate results of one chunk."""
+        """Count weights in float32, a fused tensor while it is split, and a chunk's widest intermediate results."""
         network = find_network(spec)
         attention = spec.heads * (config.capacity + 3 * spec.head_dim)
         widest = 3 * max(core.width for core in network.cores) + 4 * spec.hidden + 2 * attention

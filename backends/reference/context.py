@@ -30,7 +30,7 @@ class At:
 
 
 class Context(Protocol):
-    """weights: float32, by the names that `find_tensors` gives them."""
+    """The engine as cores see it. weights: float32, by the names of `find_tensors`."""
 
     spec: ModelSpec
     kv: ReferenceKV

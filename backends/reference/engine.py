@@ -122,12 +122,12 @@ class ReferenceEngine:
         return self.norm(x, "token_embd_norm") if self.network.embedding_norm else np.asarray(x)
 
     def run_core(self, block: Block, at: At, x: FloatArray) -> FloatArray:
-        """From the block's normalised rows, [n, hidden], to the input of its output projection, [n, width]; experts
-        have projected already."""
+        """From the block's normalised rows, [n, hidden], to the input of its output projection, [n, width]. Experts
+        include the projection."""
         return CORES[type(block.core)](self, block.core, at, x)
 
     def add(self, x: FloatArray, block: Block, at: At, inner: FloatArray) -> FloatArray:
-        """Add what a core's output projection makes of `inner` to the hidden states."""
+        """Project a core's result `inner`, and add it to the hidden states."""
         added = inner if isinstance(block.core, Experts) else self.project(inner, at, block.core.output)
         if block.post_norm:
             added = self.norm(added, at.name(block.post_norm))
@@ -141,7 +141,7 @@ class ReferenceEngine:
         return self.logits(self.norm(x, "output_norm"))
 
     def logits(self, normed: FloatArray) -> FloatArray:
-        """Of final states that are normalised, [n, hidden]."""
+        """Logits, float32 [n, vocab], of normalised final states, [n, hidden]."""
         head = self.weights[self.network.head]
         product = np.asarray(normed @ head.T * np.float32(self.network.logit_scale))
         return soft_cap(product, self.network.logit_cap)

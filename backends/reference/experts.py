@@ -13,8 +13,8 @@ NAMES = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 
 def experts(engine: Context, core: Experts, at: At, x: FloatArray) -> FloatArray:
-    """From normalised rows, [n, hidden], to what is added to the hidden states, [n, hidden]: experts have matrices of
-    their own behind their activations."""
+    """From normalised rows, [n, hidden], to the term added to the hidden states, [n, hidden]: each expert has an output
+    projection of its own."""
     out = np.zeros_like(x)
     matrices, biases = (list(each) for each in zip(*(of_all(engine, core, at, name) for name in NAMES), strict=True))
     chosen, shares = choose(engine, core, at, x)

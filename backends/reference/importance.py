@@ -58,7 +58,7 @@ def _largest_matrix(file: GGUFFile, spec: ModelSpec) -> int:
 
 @UNWARNED
 def fit(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> list[FloatArray]:
-    """`RowImportance.layers`, in their order. tokens: of a text, int32 [n], of which `MOST_TOKENS` are run, twice.
+    """Fit the arrays of `RowImportance.layers`, in order. tokens: a text, int32 [n]; at most `MOST_TOKENS` run, twice.
 
     Raises ModelFormatError if scores are not finite.
     """
@@ -117,8 +117,8 @@ def _ridge(inputs: AnyArray, targets: AnyArray) -> FloatArray:
 
 
 class _TokenWeights(dict[str, FloatArray]):
-    """Weights of a model for one pass of some tokens: matrices are read whenever they are used, but of the embedding
-    only the tokens' rows, of which each token's has the number in `places`."""
+    """A model's weights for one pass of given tokens. Matrices are read at every use. The embedding holds only the rows
+    of these tokens; `places` has the row of each token."""
 
     def __init__(self, file: GGUFFile, sources: dict[str, Source], tokens: IntArray) -> None:
         self._file, self._sources = file, sources

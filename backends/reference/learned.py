@@ -17,13 +17,13 @@ from edge.types import IntArray
 
 
 def stored(file: GGUFFile, spec: ModelSpec) -> RowImportance | None:
-    """From the cache folder, or None."""
+    """The model's importance from the cache folder, or None."""
     path = cache.find("weights", fingerprint(file.path).sha256, _suffix(spec))
     return _load(path, spec) if path else None
 
 
 def find(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> RowImportance:
-    """Fitted to these tokens if it is not in the cache folder.
+    """The model's importance, from the cache folder or else fitted to these tokens.
 
     Raises UnsupportedError for models whose rows cannot be ranked, ModelFormatError if it is not finite.
     """
@@ -45,7 +45,7 @@ def making_bytes(file: GGUFFile, spec: ModelSpec) -> int:
 
 
 def _suffix(spec: ModelSpec) -> str:
-    """With the size, so that no other version of edge's is taken for it."""
+    """The size in the suffix tells files of other versions of edge apart."""
     return f".{importance_bytes(find_network(spec))}.importance"
 
 

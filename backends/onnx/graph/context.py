@@ -13,8 +13,8 @@ KV_TYPES = {"f32": Type.FLOAT, "f16": Type.FLOAT16, "int8": Type.INT8, "int4": T
 
 
 class Context(Nodes):
-    """A model's graph under construction. tokens: of a pass; 0: any number. queries: of the layers so far, in static
-    graphs."""
+    """A model's graph under construction. tokens: of a pass; 0: any number. queries: in static graphs, the queries of
+    the layers so far."""
 
     def __init__(
         self, layout: Layout, spec: ModelSpec, network: Network, kv_dtype: str, observed: bool, data: str,

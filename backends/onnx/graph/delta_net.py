@@ -29,7 +29,7 @@ def delta_net(graph: Context, core: DeltaNet, layer: int, x: str) -> str:
 
 
 def _for_heads(graph: Context, core: DeltaNet, x: str) -> str:
-    """Queries or keys with length 1, head h of those that there are at h mod their number."""
+    """Normalize queries or keys to length 1, and repeat them: head h uses key head h modulo their number."""
     apart = reshape(graph, x, 0, 0, core.key_heads, core.size)
     axis, eps = graph.constant("last_axis", [-1]), graph.number(_EPSILON)
     lengths = graph.node("Sqrt", graph.node("Add", graph.node("ReduceSumSquare", apart, axis, keepdims=1), eps))

@@ -1,7 +1,7 @@
 """The core of a mixture of experts: ONNX Runtime's QMoE, or MoE for floats.
 
-Their CPU kernels multiply gates and ups that alternate, row by row, and mix by the softmax of the chosen logits. Other
-shares are given as logarithms, so that this softmax returns them; `scale` follows.
+Their CPU kernels take gates and ups that alternate row by row, and mix by the softmax of the chosen logits. Other
+shares are passed as logarithms, so that this softmax returns them; `scale` is applied afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NEVER = -1e30  # the logit of an expert that is not chosen
 
 
 def experts(graph: Context, core: Experts, layer: int, x: str) -> str:
-    """Map normalized rows, [1, n, hidden], to what is added to the hidden states, [1, n, hidden]."""
+    """Map normalized rows, [1, n, hidden], to the term added to the hidden states, [1, n, hidden]."""
     at = f"blk.{layer}."
     graph.begin("gate-up", layer)
     logits = reshape(graph, _logits(graph, core, at, graph.multiply(f"{at}ffn_gate_inp", x)), -1, core.number)
@@ -50,7 +50,7 @@ def experts(graph: Context, core: Experts, layer: int, x: str) -> str:
 
 
 def _logits(graph: Context, core: Experts, at: str, logits: str) -> str:
-    """Logits whose largest choose the experts, and whose softmax over these is their shares."""
+    """Logits whose largest values select the experts, and whose softmax over these gives their shares."""
     if core.router == "softmax" and not core.choice_bias:
         return logits
     sigmoid = core.router == "sigmoid"

@@ -70,7 +70,7 @@ class Matrix:
     in_turn: bool = False
 
     def row(self, part: int, row: int) -> int:
-        """Where a row of a part is."""
+        """The index in the matrix of a part's row."""
         if self.in_turn:
             return row * len(self.parts) + part
         return sum(each.source.rows for each in self.parts[:part]) + row
@@ -254,7 +254,7 @@ class _Maker:
         floats = any(info.type in FLOATS or info.shape[0] % BLOCK for info in infos)
         for chosen, own in ((names[:2], infos[:2]), (names[2:], infos[2:])):
             kinds = [info.type for info in own]
-            # Means of blocks cannot be appended to what is within the operator, so types with minima are rounded.
+            # Block means cannot be appended to inputs within the operator, so types with minima are rounded.
             form = Floats() if floats else form_for(kinds, own[0].shape[0], looked_up=True)
             self._matrix(chosen[0], self._parts(chosen), form, in_turn=len(chosen) > 1)
             if core.biases:

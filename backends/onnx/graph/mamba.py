@@ -30,7 +30,7 @@ def mamba(graph: Context, core: Mamba, layer: int, x: str) -> str:
 
 
 def _for_heads(graph: Context, core: Mamba, x: str) -> str:
-    """B or C of each head, of which those of a group follow each other."""
+    """Repeat B or C of each group for its heads, which are adjacent."""
     times = core.heads // core.groups
     if times == 1:
         return x

@@ -17,7 +17,7 @@ from edge.model.layers import Network
 
 
 def state_shapes(network: Network) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The outputs for states, in the order in which `FixedState` has them."""
+    """Names and shapes of the outputs for states, in the order of `FixedState`."""
     for layer, blocks in enumerate(network.layers):
         for core in (block.core for block in blocks):
             if isinstance(core, ShortConvolution):
@@ -71,7 +71,7 @@ def split(graph: Context, x: str, sizes: list[int]) -> list[str]:
 
 
 def reshape(graph: Context, x: str, *shape: int) -> str:
-    """0: the extent as it is; −1: what is left."""
+    """Reshape x. 0 keeps an extent; −1 infers it."""
     return graph.node("Reshape", x, graph.constant(f"shape {shape}", list(shape)))
 
 

@@ -29,7 +29,7 @@ from edge.types import Progress
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
 _SHARED = {"ep.share_ep_contexts": "1"}
 
-# A part of the layers, the index of its shard, that of its graph in it (0 for the chunk, 1 for the step), the graph.
+# A part of the layers, the index of its shard, the index of its graph there (0: chunk, 1: step), the serialized graph.
 _Made = tuple[Part, int, int, bytes]
 
 
