@@ -28,9 +28,9 @@ _LOOKED_AT = 24
 # Measured: the engine's Python modules, its threads and the compiled code.
 _RUNTIME_BYTES = 6 << 20
 
-_TABLE_BYTES = 10 << 20  # for rows of a table that stays in the file: gguf's functions, and some rows at a time
+_TABLE_BYTES = 10 << 20  # to read rows of a table in the file: gguf's functions, and a few rows at a time
 
-_PACKING_BYTES = 64 << 20  # of packing weights, beside those that are mapped then
+_PACKING_BYTES = 64 << 20  # of packing, besides the mapped weights
 
 _LOADING = 0.5  # of the progress of `operators`
 
@@ -103,7 +103,7 @@ class CPU(Backend):
         return supports(core)
 
     def most_drafts(self, spec: ModelSpec, tuning: Mapping[str, int]) -> int:
-        """One fewer than the tokens for which products read weights once."""
+        """One fewer than the tokens that share one read of the weights."""
         from edge.backends.tvm.compiler.compiled import is_installed
         from edge.backends.tvm.targets import planning_target, with_tuning
 
@@ -111,7 +111,7 @@ class CPU(Backend):
         return target.gemm_tokens - 1 if is_installed() and not spec.encoder else 0
 
     def runs_mtp(self, spec: ModelSpec) -> bool:
-        """If its cores have kernels, and so have the block types of its weights."""
+        """True if there are kernels for the layer's cores and for the block types of its weights."""
         from edge.backends.tvm.packing.blocks import BLOCKS
         from edge.backends.tvm.packing.shape import Shape
 
@@ -181,7 +181,7 @@ class CPU(Backend):
         )
 
     def expert_forecast(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> ExpertForecast | None:
-        """By recorded choices, if an engine with slots has run this model here."""
+        """From recorded choices, if an engine with slots has run this model here; else for uniform routing."""
         from edge.backends.tvm.cpu.expert_trace import read_trace
         from edge.backends.tvm.cpu.slots import count_hits, slots_within
         from edge.backends.tvm.cpu.streaming import streaming_need
@@ -200,7 +200,7 @@ class CPU(Backend):
         return ExpertForecast(slots, total, hits, need.streamed - need.of_experts + int((1 - hits) * chosen), source)
 
     def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
-        """Of the compiler, and of what this process does meanwhile."""
+        """Bytes of the compiler, and of packing in this process meanwhile."""
         from edge.backends.tvm.compiler.compiled import compiler_bytes, is_compiled, is_installed
         from edge.backends.tvm.cpu.streaming import packed_bytes
         from edge.backends.tvm.design import Design

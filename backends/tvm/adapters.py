@@ -1,4 +1,4 @@
-"""LoRA adapters as the kernels read them: beside the packed weights, in memory of their own that is never streamed.
+"""LoRA adapters, packed for the kernels into memory of their own beside the weights, which is never streamed.
 
 Where activations are quantized anyway, A is packed in Q8_0 and B as int8 with a scale per row: a step is bound by
 memory, and an adapter of rank 16 has 5 % of the parameters of a small model. Elsewhere both are floats. Ranks are
@@ -32,8 +32,8 @@ Offsets = dict[str, int]
 
 @dataclass(frozen=True)
 class Room:
-    """The bytes that an adapter of a matrix takes: of A, of A's scales and of B for each padded rank; and of the
-    scales of B."""
+    """Bytes of one matrix's adapter: of A, A's scales and B for each rank of the padded ones, and of all scales of
+    B."""
 
     layer: int
     name: str
@@ -44,7 +44,7 @@ class Room:
     b_scales: int
 
     def nbytes(self, rank: int) -> int:
-        """Of a padded rank, with what parts are aligned by."""
+        """Bytes of an adapter of this padded rank, with alignment."""
         parts = (self.a * rank, self.a_scales * rank, self.b * rank + self.b_scales)
         return sum(round_up(each, ALIGNMENT) for each in parts)
 
@@ -81,8 +81,8 @@ def adapter_bytes(network: Network, rank: int, *, exact: bool) -> int:
 
 
 class Adapters:
-    """The adapters that an engine holds, each in a part of `memory`, and the numbers of those that the next pass runs,
-    in its table. Sequences name a part by its number; None: no adapter."""
+    """The adapters that an engine holds, each in a part of `memory`. The engine's table has the offsets of those that
+    the next pass applies. Sequences name a part by its number; None: no adapter."""
 
     def __init__(self, layout: PackedLayout, table: AnyArray, rank: int, count: int, *, exact: bool) -> None:
         """rank: the largest, padded. count: of the parts."""
@@ -102,9 +102,10 @@ class Adapters:
         return np.zeros(self._places.size, np.int64)
 
     def hold(self, lora: Lora, busy: AbstractSet[int | None]) -> int:
-        """Have adapters in a part; returns its number. busy: parts that sequences use.
+        """Pack adapters into the least recently used free part, unless a part has them. Returns the part's number.
+        busy: parts that sequences use.
 
-        Raises InputError if all parts are busy, and what `pack_adapters` raises.
+        Raises InputError if all parts are busy, and the errors of `pack_adapters`.
         """
         keys = [key for key, _ in self._parts]
         if lora.key in keys:
@@ -121,7 +122,7 @@ class Adapters:
         return number
 
     def run(self, number: int | None) -> None:
-        """The next pass runs these."""
+        """Make the next pass apply the adapters of this part."""
         if number != self._next:
             self._table[self._places] = self._none if number is None else self._parts[number][1]
             self._next = number
@@ -195,7 +196,7 @@ def _pack_a(a: FloatArray, kind: str, rank: int) -> tuple[AnyArray, AnyArray]:
 
 
 def _pack_b(b: FloatArray, kind: str, rank: int, place: Place) -> AnyArray:
-    """B, [rows, rank], its rows in the order of the matrix; after each tile of bytes, their scales."""
+    """B, [rows, rank], with rows in the matrix's order. In int8, each tile's scales follow its values."""
     padded = np.zeros((len(b), rank), np.float32)
     padded[:, : b.shape[1]] = b
     if kind != "I8":

@@ -37,9 +37,9 @@ class Design:
     timed: bool = False  # each thread records the times of its phases (`cpu/timing.py`)
     lora: bool = False  # matrices may have adapters, of any rank (`cpu/phases/adapt.py`)
     pages: bool = False  # a step may read some pages of rows (`cpu/kernels/pages.py`)
-    batches: list[int] = field(default_factory=list)  # tokens of as many sequences, for which a pass has code
+    batches: list[int] = field(default_factory=list)  # numbers of tokens, each run as if alone, that it has code for
     exported: bool = False
-    shared: dict[str, str] = field(default_factory=dict)  # units that another pass of the library has, by function
+    shared: dict[str, str] = field(default_factory=dict)  # symbols of units that another pass of the library has
 
     def symbol(self, name: str) -> str:
         """A C function name, unique within an app: of `run`, or of a unit such as step_qkv."""
@@ -76,7 +76,7 @@ class Design:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that are multiplied with a tile of weights at once, at most."""
+        """The most tokens that are multiplied with a tile of weights at once."""
         # In the exact mode, 8 would take half a minute to compile.
         return min(2, self.target.gemm_tokens) if self.exact else self.target.gemm_tokens
 
@@ -92,8 +92,8 @@ class Design:
 
 
 def batch_sizes(config: EngineConfig, design: Design) -> list[int]:
-    """For one token of each sequence: code for fewer of them has less work, and all registers serve up to as many. For
-    drafts: what a chunk has code for, too."""
+    """The values of `Design.batches`. For sequences: powers of two within the registers, since code for fewer tokens
+    does less work. For drafts: as many tokens as a chunk multiplies at once."""
     sizes = {min(size, design.most_tokens) for size in (2, 4, 8, 16) if size < 2 * config.sequences}
     return sorted(sizes | ({design.most_tokens} if config.drafts else set()))
 

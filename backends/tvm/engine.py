@@ -69,8 +69,8 @@ class NativeEngine:
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None,
         *, timed: bool = False, main: NativeEngine | None = None,
     ) -> None:  # fmt: skip
-        """timed: compiled with timestamps, whose counters are `times` (`cpu/timing.py`). main: of a layer for
-        multi-token prediction, the engine of its model, whose embedding and head it reads."""
+        """timed: compile with timestamps, which are written to `times` (`cpu/timing.py`). main: for a layer for
+        multi-token prediction, the main model's engine, whose embedding and head it shares."""
         self.spec, self.config, self._file = spec, config, file
         self._layout = layout = make_layout(file, spec, halve=True)
         design = replace(Design.here(layout, config), timed=timed)
@@ -91,7 +91,7 @@ class NativeEngine:
         shape = layout.shape
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         name = f"{ENGINE.NAME} {source_hash('kv', 'cpu/kernels', 'cpu/phases')}"
-        if config.reads:  # rows of answers are not those of `full`
+        if config.reads:  # rows of answers differ from those of policy `full`
             name += f" {config.reads}"
         key = state_key(name, file, spec, config.kv_dtype)
         network = layout.network
@@ -206,21 +206,21 @@ class NativeEngine:
         self._sequences[0].observe(queries, votes=votes)
 
     def choose_rows(self, *, on: bool) -> None:
-        """See ChoosingEngine: in the first sequence."""
+        """See ChoosingEngine. Changes sequence 0 alone."""
         self._sequences[0].choose_rows(on=on)
 
     @property
     def normals(self) -> FloatArray:
         """Normals of the keys' Householder reflections (kv/householder.py), float32 [heads of all layers, head]; zeros
-        without. A smaller head than the largest has the first values."""
+        for KV dtypes without. Heads smaller than the largest use the first values."""
         return self._normals
 
     def set_lora(self, lora: Lora | None) -> None:
-        """See AdaptedEngine: those of all sequences."""
+        """See AdaptedEngine. Changes all sequences."""
         self._adapt(self._sequences, lora)
 
     def _adapt(self, sequences: Sequence[NativeSequence], lora: Lora | None) -> None:
-        """These sequences have no adapters should packing fail."""
+        """Change the adapters of these sequences. They have none if packing fails."""
         check_lora(lora, self.config)
         if self._workers is None:
             raise EngineError("the engine is closed")
@@ -234,13 +234,13 @@ class NativeEngine:
 
     @property
     def experts(self) -> ExpertCounts | None:
-        """Of an engine that holds some of the experts at a time; None once it is closed."""
+        """Counters of an engine that holds only some experts in memory; None for others, and once it is closed."""
         return self._experts.counts if self._experts else None
 
     @property
     def expert_trace(self) -> AnyArray:
-        """The choices of the last tokens that ran one by one, [tokens, layers with experts, choices]; recorded where
-        `experts` are counted."""
+        """The experts that the last single-token passes chose, int16 [tokens, layers with experts, choices]; empty
+        unless `experts` are counted."""
         return self._experts.trace if self._experts else np.zeros((0, 0, 0), np.int16)
 
     @property
@@ -279,7 +279,7 @@ class NativeEngine:
 
     def give(self, states: FloatArray) -> None:
         """See MTPEngine."""
-        if len(states) > len(self._given):  # none, where no layer takes any, and once the engine is closed
+        if len(states) > len(self._given):  # no room if no layer reads states, and once the engine is closed
             raise EngineError(f"{len(states)} states are given, and there is room for {len(self._given)}")
         self._given[: len(states), : self.spec.hidden] = states
 
@@ -313,7 +313,7 @@ class NativeEngine:
         kv, count = sequence.kv, tokens.size
         check_positions(self.spec, kv.next_position + count)
         self._begin(tokens, sequence.adapters)
-        for each in self._sequences:  # what is kept of drafts is that of the last pass
+        for each in self._sequences:  # inputs of drafts are kept for the last pass alone
             if each.kv.state:
                 each.kv.state.settle()
         sequence.prepare(count)
@@ -327,7 +327,7 @@ class NativeEngine:
         return found
 
     def _apply(self, number: int, count: int) -> None:
-        """Change the fixed state of a sequence by the first of the tokens that were verified last."""
+        """Add the first `count` tokens of the last verification to a sequence's fixed state."""
         if self._workers is None:
             raise EngineError("the engine is closed")
         self._workers.run(kind=Job.APPLY, count=count, sequence=number, drafts=Job.APPLIED)
@@ -364,7 +364,7 @@ class NativeEngine:
         self, sequence: NativeSequence, tokens: IntArray, wanted: int, then: Callable[[], None] = lambda: None
     ) -> FloatArray:
         """Run tokens of one sequence, at most a chunk. Returns the last `wanted` rows of logits. then: called
-        before rows count, so that an interruption leaves none."""
+        before the new rows are recorded, so that an interruption leaves none."""
         kv, count = sequence.kv, tokens.size
         self._begin(tokens, sequence.adapters)
         check_positions(self.spec, kv.next_position + count)
@@ -423,8 +423,8 @@ class NativeEngine:
         self, positions: IntArray, observed: IntArray, angle: int, sequences: Sequence[tuple[NativeSequence, int]],
         drafts: int = 0,
     ) -> FloatArray:  # fmt: skip
-        """Run the tokens that were begun, each as if it ran alone. angle: the row of angles of the first. sequences:
-        that get rows, and how many. Returns their logits."""
+        """Run the tokens of `_begin`, each as if it ran alone. angle: the row of the first token's angles. sequences:
+        each with the number of its new rows. Returns the tokens' logits."""
         count = positions.size
         numbers = np.repeat([each.number for each, _ in sequences], [rows for _, rows in sequences])
         self._tokens[count : 4 * count] = np.concatenate([positions, observed, numbers])
@@ -459,7 +459,7 @@ class NativeEngine:
             self._experts.check()
 
     def _end(self) -> None:
-        """Rows have been appended."""
+        """Raise a deferred KeyboardInterrupt, after the pass's rows were recorded."""
         if self._experts:
             self._experts.interrupt()
 
@@ -467,7 +467,7 @@ class NativeEngine:
         return self._logits.reshape(-1, self._padded_vocab)[:count, : self.spec.vocab]
 
     def _look_up(self, tokens: IntArray) -> None:
-        """The table's part of the vectors that tokens have for each layer (`PerLayerInput`)."""
+        """Write the table's share of the tokens' vectors for each layer (`PerLayerInput`)."""
         if self._token_table is None:
             return
         size, layers = self._layout.shape.layer_inputs, self.spec.layers
@@ -491,7 +491,7 @@ def _prepare(
     file: GGUFFile, layout: PackedLayout, design: Design, resident: Ranges | None, progress: LoadProgress | None, *,
     experts: bool, frugal: bool,
 ) -> tuple[Image, PackedWeights]:  # fmt: skip
-    """Compile and pack: a child process compiles while this one packs; frugal: before. experts: map these, too."""
+    """Compile in a child process while this one packs; frugal: compile first. experts: map their weights, too."""
 
     def pack(progress: LoadProgress | Callable[[float], None] | None) -> PackedWeights:
         return open_weights(file, layout, progress, resident, experts=experts)

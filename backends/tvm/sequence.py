@@ -24,7 +24,7 @@ NativeKV = HeadKV[NativeStore[HostRows]]
 
 
 class Angles:
-    """Rows of the table of rotary angles, from `first` on: those of consecutive positions, computed ahead.
+    """Rows of the table of rotary angles from `first` on, for consecutive positions, computed ahead.
 
     table: float32 [kinds of layers, rows, 2 · head].
     """
@@ -51,9 +51,9 @@ class NativeSequence:
     """The Engine, ObservedEngine, VerifyingEngine and AdaptedEngine protocols for one sequence. number: among those of
     the engine.
 
-    run: runs tokens of it, at most a chunk, and leaves as many rows of logits as wanted, [wanted, vocab]. verify: runs
-    them as if each ran alone. adapt: has sequences run other adapters. adapters: the number of those that it runs
-    (`adapters.py`). run_top: as `run`, of one token, for its largest logits.
+    run: runs tokens, at most a chunk, and returns the last rows of logits, [wanted, vocab]. verify: runs tokens as if
+    each ran alone. adapt: changes the adapters of sequences. adapters: the number of this sequence's (`adapters.py`).
+    run_top: runs one token and returns its largest logits.
     """
 
     capabilities = ENGINE.CAPABILITIES
@@ -100,7 +100,7 @@ class NativeSequence:
         return np.asarray(logits[0])
 
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
-        """See TopEngine. A token alone reads only a part of the head."""
+        """See TopEngine. A single token reads only a part of the head."""
         if self._run_top is None or tokens.size != 1:
             return largest_of(self.forward(tokens), count)
         check_generates(self.spec)
@@ -129,7 +129,7 @@ class NativeSequence:
         return self._run(self, tokens, 1) if tokens.size == 1 else self._verify(self, tokens)
 
     def close(self) -> None:
-        """The engine is closed as a whole."""
+        """Does nothing: sequences are closed with their engine."""
 
     def prepare(self, count: int, place: int = 0) -> None:
         """Announce rows of the next pass, whose `place`-th sequence this is."""

@@ -29,7 +29,7 @@ class Target:
     score_tiles: int = 1
     fetch_ahead: int = 8192  # bytes by which decode prefetches weights
     fetch_into: int = (
-        2  # the cache that they go to, as LLVM counts: 3 the first, 2 the second, 0 past them where it can
+        2  # the cache level that they go to, as LLVM counts: 3 is L1, 2 is L2, 0 bypasses both where possible
     )
     mix_registers: int = 4  # 16-lane accumulators while values are mixed
     # Tiles of 16 cache rows between two corrections of attention's running maximum: few in a step, which is bound by
@@ -41,7 +41,7 @@ class Target:
     chunk_dealt: bool = False
     # Pauses at a barrier before a thread sleeps, about 150 µs. With all cores busy, far fewer or more cost a third.
     spins: int = 10_000
-    system: str = "linux"  # linux, macos or windows: whose functions a pass calls that is not for apps
+    system: str = "linux"  # linux, macos or windows, whose functions a pass calls; passes for apps do not use it
 
     @property
     def machine(self) -> str:
@@ -101,7 +101,7 @@ TARGETS = (
 )
 
 
-# The only machine of a system that libraries are made for, and LLVM's name of both.
+# For systems with a single machine that libraries are made for: that machine, and LLVM's triple.
 _SYSTEMS = {
     "ios": ("aarch64", "aarch64-apple-ios"), "macos": ("aarch64", "aarch64-apple-ios"),
     "windows": ("x86_64", "x86_64-pc-windows-gnu"),
@@ -137,7 +137,7 @@ def choose_target(name: str | None = None) -> Target:
 
 
 def planning_target() -> Target:
-    """The target of this computer for plans, which may be for other devices: without one, the least that CPUs have."""
+    """This computer's target, for plans; they may be for other devices, so one without a target gets generic x86-64."""
     return choose_target() if _runnable() else target_named("generic", "")
 
 
@@ -154,8 +154,7 @@ def _runnable() -> list[Target]:
 
 
 def app_targets(machine: str, system: str) -> list[Target]:
-    """The targets of an app's library, best first: the machine's sets with vector instructions for dot products, or
-    nearly so.
+    """The targets of an app's library, best first: all of the machine's but generic x86-64.
 
     Each uses only its own instruction set, whatever the device's CPU, and only registers that the system leaves it: x18
     belongs to Android and to Apple's systems. LLVM's level 2 makes code that is a tenth smaller and as fast. Raises

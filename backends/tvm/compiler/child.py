@@ -6,7 +6,7 @@ TVM's compiler runs in a process of its own, which returns its memory at exit. `
 
 A frugal child compiles one unit at a time, and evicts TVM's code in between: of its 200 MiB, 140 are pages of that
 library. A freshly installed library lies in the page cache in large pieces, which are mapped whole: 80 MiB more. So it
-is read again.
+is evicted from the page cache first.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def evict_library() -> None:
         return
     for path in (Path(spec.origin).parent / "lib").glob("libtvm_*"):
         with suppress(OSError), open(path, "rb") as file:
-            os.fsync(file.fileno())  # pages that are yet to be written stay
+            os.fsync(file.fileno())  # dirty pages cannot be evicted
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 

@@ -59,7 +59,7 @@ def is_compiled(design: Design) -> bool:
 
 
 def _at_hand(design: Design) -> Design:
-    """The design, or one that can do more, if only that is compiled: a budget may have room for drafts or not."""
+    """The design, or, if only that is compiled, the same with code for drafts, which a plan's budget may exclude."""
     if design.batches or design.exported or _is_there(design):
         return design
     more = replace(design, batches=[design.most_tokens])

@@ -79,8 +79,8 @@ def exported_object(design: Design, progress: Progress | None = None, *, frugal:
 
 
 def _shared(design: Design, plainer: Design | None) -> dict[str, str]:
-    """The units whose code would equal those of a plainer pass of the library: those without int8 dot products, and a
-    step of i8mm, whose instruction takes two tokens."""
+    """Units that reuse code of a simpler target's pass in the same library: those without int8 dot products, and the
+    steps of i8mm, whose instruction needs two tokens."""
     shared = {"step_embed": design.symbol("chunk_embed")}
     if plainer is None or not _alike(design.target, plainer.target):
         return shared

@@ -15,7 +15,7 @@ from edge.records import dataclass
 from edge.types import AnyArray, IntArray
 
 TILE = 16  # rows: keys lie in tiles, so regions begin with one
-SPARE_TILES = 4  # at most that many are scored at once, so that some behind the last may be read, and not used
+SPARE_TILES = 4  # the most that are scored at once: kernels may read, but do not use, tiles after the last
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Regions:
 def make_regions(
     kinds: LayerKinds, kv_heads: int, config: EngineConfig, context: int, apart: int = 0, sequence: int = 0
 ) -> tuple[Regions, Regions]:
-    """The regions of layers whose rows a policy chooses, and before them those of rings. The parts of the sequences
-    follow each other.
+    """The regions of layers whose rows a policy chooses, and those of rings, which lie before them. The sequences lie
+    one after the other.
 
     apart: KV heads of layers with rings, if these have an arena of their own; 0: the rings lie in the same one.
     """

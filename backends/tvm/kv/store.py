@@ -75,8 +75,8 @@ OwnRows = TypeVar("OwnRows", bound=ArenaRows)
 
 
 class Arena(Generic[OwnRows]):
-    """Memory shared with compiled code: `rows`, and the first row and the number of rows of all heads of all layers,
-    int32 [layers · KV heads], which `NativeStore.prepare` fills in: for each sequence that may run in one pass.
+    """Memory shared with compiled code: `rows`, and `starts` and `lengths`, the first row and the number of rows of
+    each head, int32 [together · layers · KV heads]. `NativeStore.prepare` fills these in for the sequences of a pass.
 
     core: of a layer whose rows are here. positions, paid: each arena row's position (for sliding windows) and received
     attention (for policies); bounds: of each page, uint16 that hold float16 (pages.py). Empty unless needed.
@@ -98,7 +98,8 @@ class Arena(Generic[OwnRows]):
         self.bounds = aligned_zeros(rows.count // TILE * self.page_bytes // 2, "uint16")
 
     def follow(self, count: int) -> None:
-        """Of a pass over `count` tokens of one sequence, each as if it ran alone: each has one row more before it."""
+        """Fill in starts and lengths for `count` tokens of one sequence, each run as if alone: each sees one row more
+        than the token before."""
         starts, lengths = (each.reshape(-1, self.heads) for each in (self.starts, self.lengths))
         starts[1:count] = starts[0]
         lengths[1:count] = lengths[0] + np.arange(1, count)[:, None]
@@ -107,9 +108,9 @@ class Arena(Generic[OwnRows]):
 class NativeStore(Generic[OwnRows]):
     """The RowStore protocol over some regions of an arena.
 
-    heads: the heads with these regions, among those of all layers. windowed: their layers use positions. observes:
-    there is room for their attention. place_in_pass: of the sequence, if several run. bounded: first pages of all heads
-    that have their bounds; pages: they may get some.
+    heads: numbers of the heads with these regions, among those of all layers. windowed: their layers use positions.
+    observes: there is room for their attention. place_in_pass: the sequence's place, if several run. bounded: the
+    number of each head's first pages that have bounds. pages: whether pages may have bounds.
     """
 
     level = False
@@ -126,7 +127,7 @@ class NativeStore(Generic[OwnRows]):
         self.lengths: IntArray = np.zeros(self.heads.size, np.int32)
         self._windowed, self.bounded = windowed, 0
         self._each = self.rows.row_bytes + 4 * windowed + 4 * observes  # bytes
-        self._each += arena.page_bytes // TILE * pages  # those of other rows are never touched
+        self._each += arena.page_bytes // TILE * pages  # bounds of rings are never touched
 
     @property
     def nbytes(self) -> int:
@@ -154,11 +155,11 @@ class NativeStore(Generic[OwnRows]):
             arena.paid[rows] = 0
 
     def stepped(self, reads: int) -> None:
-        """A step of one token has run, which reads at most `reads` rows."""
+        """Record a step of one token that read at most `reads` rows."""
         self.bounded = max(self.bounded, pages_bounded(int(self.lengths.max()), reads))
 
     def _forget_bounds(self, first: int = 0) -> None:
-        """Rows from the `first` on are written: their pages have no bounds."""
+        """Invalidate the bounds of pages from row `first` on, because their rows change."""
         self.bounded = min(self.bounded, first // TILE)
 
     def move(self, moves: Sequence[AnyArray]) -> None:

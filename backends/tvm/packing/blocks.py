@@ -418,7 +418,7 @@ def _even_signs(numbers: NDArray[Any]) -> Bytes:
 
 
 def _levels(kind: str, numbers: NDArray[Any]) -> Bytes:
-    """The levels that numbers [rows, blocks, n] stand for, by their place among the table's levels."""
+    """Decode numbers [rows, blocks, n] to levels, as indices into the table's sorted levels."""
     found: Bytes = _grid(kind)[numbers].reshape(*numbers.shape[:2], -1)
     return found
 
@@ -516,8 +516,8 @@ _HIGH = IntegerBlock(
 )  # fmt: skip
 _LOW = IntegerBlock("Q8_0 low", (2, 1), _split_low, offset=-MIDDLE, before=5)
 HALVED = IntegerBlock("Q8_0 halved", (8,), _split_plain, signed=True, halves=(_HIGH, _LOW))
-"""Q8_0 in two planes, which a head is read from in two stages (`cpu/phases/estimate.py`): 8 · high + low − 128 is q.
+"""Q8_0 in two planes, for a head that is read in two stages (`cpu/phases/estimate.py`): q is 8 · high + low − 128.
 
-8 · (high − 16) + 3.5 is nearest to q without the low bits, and low − 3.5 the difference.
+Without the low bits, 8 · (high − 16) + 3.5 is the best estimate of q; low − 3.5 is the difference.
 """
 PACKINGS = BLOCKS | {HALVED.name: HALVED}

@@ -1,4 +1,4 @@
-"""Each kind of core as the native engine sees it, beside its code in `cpu/phases`. TVM is not needed."""
+"""The native engine's description of each kind of core, besides its code in `cpu/phases`. TVM is not needed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def round_up(value: int, step: int) -> int:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What scratch memory depends on. rows: tokens of a chunk or, in a step, a copy for each thread."""
+    """The sizes that determine scratch memory. rows: tokens of a chunk or, in a step, one copy for each thread."""
 
     tokens: int  # of a chunk, in whole batches
     rows: int
@@ -51,9 +51,9 @@ class Kind:
     marks: the parts of its phases that are timed (`cpu/timing.py`) in their order, norms aside, and the phase of
     `backends.base.PHASES` that each belongs to.
 
-    floats, integers: values of its scratch memory by name. Of a name that several cores have, the most counts. Two
-    names are special: "work" is the memory of one thread, "quantized" has no memory, but counts the activations that
-    are quantized at once, if they are more than the pass's widest rows.
+    floats, integers: numbers of values of its scratch arrays, by name. Cores share arrays of the same name; the largest
+    is allocated. Two names are special: "work" is the memory of one thread; "quantized" has no memory, but counts the
+    activations that are quantized at once, if they are more than the pass's widest rows.
     """
 
     groups: Callable[[Any], Groups]
@@ -91,7 +91,7 @@ def groups_of(core: Core) -> Groups:
 
 
 def state_values(core: Core) -> int:
-    """Values of the part of a fixed state that a head changes token by token; 0 where a state is but earlier inputs."""
+    """Values of one head's matrix in a recurrent core's fixed state; 0 for cores whose state is only earlier inputs."""
     if not isinstance(core, DeltaNet | Mamba):
         return 0
     return (core.fixed_values - (core.kernel - 1) * core.mixed) // core.heads
@@ -103,12 +103,12 @@ def supports(core: Core) -> str | None:
 
 
 def _width(core: Core) -> int:
-    """Of the rows that output projections read."""
+    """The padded width of the rows that output projections read."""
     return round_up(core.width, 32)
 
 
 def _attention_floats(core: Attention, sizes: Sizes) -> Counts:
-    """Beside queries and what threads need, whose sizes depend on all layers: `cpu/arguments.py`."""
+    """Without queries and the threads' memory, whose sizes depend on all layers (`cpu/arguments.py`)."""
     return {"mixed": sizes.rows * _width(core), "gates": sizes.tokens * _width(core) * core.gated}
 
 

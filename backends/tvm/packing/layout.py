@@ -18,11 +18,11 @@ from edge.model.tensors import Source, find_network, find_tensors
 from edge.records import dataclass
 
 ALIGNMENT = 64  # bytes, as the widest loads require
-SECTOR = 4096  # files are read in multiples of these where the system's page cache is passed by
+SECTOR = 4096  # bytes: reads that bypass the system's page cache are multiples of this
 TABLE = "per_layer_token_embd"  # not packed: its rows are read from the model's file
 _TILE = 16  # rows that are multiplied at once
-_MOST_PARTS = 512  # of a row of the head, for which `cpu/phases/estimate.py` bounds the rounding
-_LEAST_SHARE = 0.5  # of the bytes that a token reads: at .3 (SmolLM2) a head in one piece was as fast
+_MOST_PARTS = 512  # of a row of the head: `cpu/phases/estimate.py` bounds rounding errors for so many
+_LEAST_SHARE = 0.5  # the head's, of the bytes that a token reads: at .3 (SmolLM2) one stage was as fast
 
 _PER_HEAD = {"attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"}  # heads, each rounded up to whole tiles
 _ROTATED = _PER_HEAD - {"attn_v"}  # by RoPE; if it pairs halves of a head, rows are interleaved: pairs are neighbours
@@ -51,21 +51,21 @@ class Place:
 
 @dataclass(frozen=True)
 class ExpertPlaces:
-    """The experts of a layer, one behind the other: the matrices of one lie side by side, to be read at once."""
+    """The experts of a layer, one after the other. An expert's matrices are adjacent, so that one read gets all."""
 
     at: int  # offset of the first
     stride: int
     number: int
 
     def moves(self) -> list[int]:
-        """How far each expert lies behind the first."""
+        """Each expert's offset from the first, in bytes."""
         return [index * self.stride for index in range(self.number)]
 
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """The places of all tensors in the packed file. The experts' matrices come last, so that a mapping need not have
-    them."""
+    """The places of all tensors in the packed file. The experts' matrices come last, so that a mapping can leave them
+    out."""
 
     shape: Shape
     network: Network
@@ -74,8 +74,8 @@ class PackedLayout:
     experts: dict[int, ExpertPlaces]  # by layer
 
     def beside(self, other: PackedLayout, at: int, others_at: int) -> PackedLayout:
-        """With the places of shared tensors, which `other` has. at, others_at: how far the packed files are mapped
-        behind the address from which places are counted."""
+        """The layout with the places of shared tensors, taken from `other`. at, others_at: offsets of the two mapped
+        files from the address that places are relative to."""
         found = {}
         for name, own in self.places.items():
             place, moved = (other.places[name], others_at) if own.shared else (own, at)
@@ -110,7 +110,7 @@ class PackedLayout:
 
     @cached_property
     def experts_used(self) -> int:
-        """By a token in a layer."""
+        """Experts that a token uses in a layer."""
         return max((block.core.used for block in self.shape.blocks if isinstance(block.core, Experts)), default=0)
 
     @property
@@ -119,10 +119,9 @@ class PackedLayout:
 
 
 def _pays_in_two_stages(file: GGUFFile, spec: ModelSpec, network: Network, places: dict[str, Place]) -> bool:
-    """Whether a head is one of those that can be read in two stages, and large enough to be worth it.
+    """Whether a head can be read in two stages, and is large enough for this to be faster.
 
-    Logits that are scaled or capped may be equal where their sums are not, so that the order of equal ones would need
-    all of them.
+    Scaling or capping may map different sums to equal logits, whose order would then depend on all of them.
     """
     place = places[network.head]
     plain = not network.encoder and not network.logit_cap and network.logit_scale == 1
@@ -134,8 +133,8 @@ def _pays_in_two_stages(file: GGUFFile, spec: ModelSpec, network: Network, place
 
 @lru_cache(2)  # a start asks for it six times, and for that of a layer for multi-token prediction
 def make_layout(file: GGUFFile, spec: ModelSpec, *, halve: bool = False) -> PackedLayout:
-    """Lay out a model's weights. halve: a head that pays for it is read in two stages. Raises UnsupportedError for
-    unknown tensors, and for cores and block types without kernels."""
+    """Lay out a model's weights. halve: store the head in two planes if reading it in two stages is faster. Raises
+    UnsupportedError for unknown tensors, and for cores and block types without kernels."""
     network = find_network(spec)
     shape, tensors = Shape.of(spec), find_tensors(file, spec)
     places: dict[str, Place] = {}

@@ -35,8 +35,8 @@ ROPE_AHEAD = 64  # decode steps for which angles are computed at once
 
 
 def rope_values(tokens: int, gemm_tokens: int, head: int, sequences: int = 1) -> int:
-    """Values of one RoPE table, for a chunk of `tokens`, with the excess that its last batch may read. Of several
-    sequences each has its own rows behind these, for single tokens, which are copied behind all for a pass of several.
+    """Values of one RoPE table for a chunk of `tokens`, with the excess that its last batch may read. Several sequences
+    have rows of their own after these, for single tokens; a pass over several copies these rows to the table's end.
     """
     rows = max(tokens, ROPE_AHEAD) + gemm_tokens
     if sequences > 1:
@@ -92,7 +92,7 @@ class Shape:
         return [self.forms.index(tuple(map(self.blocks.index, layer))) for layer in _layers_of(network)]
 
     def side_by_side(self, form: tuple[int, ...]) -> list[list[int]]:
-        """The blocks of a form, those together that read the same rows."""
+        """The blocks of a form, grouped by the rows that they read."""
         found: list[list[int]] = []
         for number in form:
             if self.blocks[number].beside:
@@ -114,7 +114,7 @@ class Shape:
 
     @cached_property
     def most_matrices(self) -> int:
-        """Of a phase."""
+        """The most matrices of a phase."""
         return max(len(matrices) for block in self.blocks for matrices in groups_of(block.core).values())
 
     def code(self, number: int, unit: str) -> str:
@@ -134,17 +134,17 @@ class Shape:
 
     @cached_property
     def attention(self) -> Attention:
-        """Of layers whose rows policies choose; the same heads in all layers but those of `ringed`."""
+        """The core of layers whose rows policies choose. All layers but those of `ringed` have the same heads."""
         return min(self._attention, key=lambda core: core.window)
 
     @cached_property
     def ringed(self) -> Attention:
-        """Of layers that have rings, if any have."""
+        """The core of layers with rings, if there are any."""
         return max(self._attention, key=lambda core: core.window)
 
     @property
     def apart(self) -> bool:
-        """The rows of rings have other sizes, and so an arena of their own."""
+        """Whether rows of rings have other sizes, and so an arena of their own."""
         return _row_sizes(self.ringed) != _row_sizes(self.attention)
 
     @cached_property
@@ -158,7 +158,7 @@ class Shape:
 
     @cached_property
     def heads(self) -> int:
-        """The most of a layer, as are all sizes of heads here."""
+        """The most heads of a layer. `kv_heads`, `head` and `group` are maxima over layers, too."""
         return max(core.heads for core in self._attention)
 
     @cached_property
@@ -176,7 +176,7 @@ class Shape:
 
     @cached_property
     def attention_inputs(self) -> int:
-        """Values that the products of attention make of a token, at most."""
+        """The most values that a token's input products have in an attention layer."""
         return max((core.heads * (1 + core.gated) + 2 * core.kv_heads) * core.head_dim for core in self._attention)
 
     @property
@@ -208,7 +208,7 @@ class Shape:
 
     @property
     def channels(self) -> int:
-        """Values that the products of cores with a fixed state hand to them, at most; 0 without such cores."""
+        """The most values that a token's input products have in a core with a fixed state; 0 without such cores."""
         kinds, cores = DeltaNet | Mamba | ShortConvolution, (block.core for block in self.blocks)
         return max((core.channels for core in cores if isinstance(core, kinds)), default=0)
 
@@ -220,7 +220,7 @@ class Shape:
 
 
 def _layers_of(network: Network) -> list[tuple[Block, ...]]:
-    """The layers, of blocks as `_shape_of` has them."""
+    """The layers, as blocks reduced to their shapes by `_shape_of`."""
     shapes = {block: _shape_of(block, network) for block in dict.fromkeys(chain.from_iterable(network.layers))}
     return [tuple(shapes[block] for block in layer) for layer in network.layers]
 
