@@ -30,14 +30,14 @@ class Job:
     angle: the row of the rotary table for the first token. wanted: rows of logits.
     observed: the number of last tokens whose attention is accumulated. votes: 1 to count instead how often a row gets
     more than the average.
-    kind: BATCH and the numbers behind it are passes of one token each of several sequences (`Design.batches`). Behind
-    the `count` tokens are then as many positions, as many numbers that say whether a token is observed (0, 1, or 2 for
-    votes), and as many numbers of sequences. Token t has the t-th lengths and starts of all heads.
+    kind: BATCH and higher numbers are passes of one token each of several sequences (`Design.batches`). The `count`
+    tokens are then followed by their positions, by numbers that say whether each is observed (0, 1, or 2 for votes),
+    and by the numbers of their sequences. Token t has the t-th lengths and starts of all heads.
     disk: 1 if streamed weights come from a disk (streaming.py).
-    sequence: whose fixed state a step, a chunk or drafts change.
-    drafts: VERIFIED where a batch is of tokens of one sequence that may be forgotten: inputs of fixed states are kept,
-    and the states stay. An APPLY job, where it is APPLIED, then changes them by the first `count` of these tokens.
-    wanted: ESTIMATED where a step bounds the logits of all tokens instead. A RESCORE job then computes those of `count`
+    sequence: the sequence whose fixed state a step, a chunk or drafts change.
+    drafts: VERIFIED for a batch of tokens of one sequence that may be forgotten: inputs of fixed states are kept, and
+    the states stay. An APPLY job with APPLIED then adds the first `count` of these tokens to the states.
+    wanted: ESTIMATED if a step bounds the logits of all tokens instead. A RESCORE job then computes those of `count`
     tiles (phases/estimate.py).
     """
 
@@ -58,8 +58,8 @@ class Job:
 class Table:
     """Numbers that a compiled pass reads from an int64 array: offsets that depend on the weights or on the run.
 
-    The numbers of the layers, each of which has all slots, are followed by four for each piece of streamed weights,
-    one for each expert of every layer (how far its matrices lie from the first expert's), and reads of experts
+    The numbers of the layers, all slots for each layer, are followed by four for each piece of streamed weights, one
+    for each expert of every layer (the offset of its matrices from the first expert's), and reads of experts
     (slots.py).
     """
 
@@ -106,7 +106,7 @@ _NAMES = (
     "experts_at_once", "fetch", "reads",  # of a wave; slots.py: a function and where its reads are, 0: none
     "states",  # values of all fixed states of one sequence
     "copied",  # values of a thread's copy of a head's state, before the states
-    "pages", "bounded",  # of a step, side by side: that a head reads at most, and that have bounds (kv/pages.py)
+    "pages", "bounded",  # of a step, adjacent: the most pages that a head reads, and those with bounds (kv/pages.py)
     "page_scores", "page_list", "page_stride",  # of a KV head; of a thread; of both
     "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of tokens by threads' columns
 )  # fmt: skip
@@ -119,15 +119,15 @@ _PER_LAYER = (
     "observed",  # 1 where policies look at attention: not to the rows of rings
     "expert_moves",  # where the numbers of its experts begin
     "angles",  # where the layer's table of rotary angles begins
-    "kept_channels", "kept_steps",  # how far from the scratch of a pass the layer's rows lie that are kept for drafts
+    "kept_channels", "kept_steps",  # offsets from a pass's scratch rows to the layer's rows that are kept for drafts
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept of drafted tokens for the fixed states of all layers, until it is known which tokens stay.
+    """Inputs of drafted tokens, kept for the fixed states of all layers until it is known which tokens stay.
 
-    floats: values, after `places` of each layer's arrays. copied: values of a thread's copy of the state of a head.
+    floats: values in all. places: offsets of each layer's arrays. copied: values of a thread's copy of a head's state.
     """
 
     floats: int
@@ -177,9 +177,9 @@ def fill_table(
     layout: PackedLayout, scratch: Scratch, rope_size: int, streams: Streams | None = None, more: int = 0,
     kept: Kept | None = None, states: int = 0, *, choose: bool = False,
 ) -> list[int]:  # fmt: skip
-    """The table of one run. rope_size: values of one table of angles. streams: None if all weights stay. more: zeros
-    behind it. kept: None without drafts. states: where the fixed states begin. choose: a step
-    reads some of the pages of rows, and has their number written here."""
+    """The table of one run. rope_size: values of one table of angles. streams: None if all weights stay. more: zeros to
+    append. kept: None without drafts. states: where the fixed states begin. choose: steps select pages of rows, whose
+    number the engine writes into the table."""
     values = dict(scratch.offsets) | {"head_step": layout.shape.padded_vocab // 16, "head_parts": 1}
     if streams:
         parts = len(streams.pieces) - layout.shape.layers - 1
@@ -257,11 +257,11 @@ def make_scratch(
     shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0, lora_rank: int = 0,
     sequences: int = 1, kept: int = 0, pages: int = 0, *, estimates: bool = False,
 ) -> Scratch:  # fmt: skip
-    """Rows are the tokens of a chunk or, in a step, a copy for each thread.
+    """Lay out the scratch memory. Rows are the tokens of a chunk or, in a step, a copy for each thread.
 
     observed_rows: rows that one head may hold, in whole tiles, if attention is observed; else 0. lora_rank: padded.
-    kept: `Kept.floats`. pages: that one head may hold, if a step chooses among them; else 0. estimates: room for a head
-    in two stages.
+    kept: `Kept.floats`. pages: the most that one head may hold, if steps select pages; else 0. estimates: with memory
+    for a head in two stages.
     """
     tokens = round_up(max(chunk, sequences), target.gemm_tokens)
     rows = max(tokens, threads)

@@ -18,8 +18,8 @@ _SUFFIX = ".npy"
 
 
 def save_trace(file: GGUFFile, trace: AnyArray) -> None:
-    """Remember choices, int16 [tokens, layers with experts, choices], instead of earlier ones, unless they are few. A
-    cache folder that cannot be written keeps none."""
+    """Save choices, int16 [tokens, layers with experts, choices], in place of earlier ones, unless they are few. Errors
+    of the cache folder are ignored."""
     if len(trace) < _FEWEST:
         return
     with suppress(CacheError, OSError), cache.create("traces", _key(file), _SUFFIX, about=file.path.name) as path:
@@ -27,7 +27,7 @@ def save_trace(file: GGUFFile, trace: AnyArray) -> None:
 
 
 def read_trace(file: GGUFFile, layout: PackedLayout) -> AnyArray | None:
-    """None if the cache folder has none of this model."""
+    """The saved choices, int16 [tokens, layers with experts, choices]; None if there are none for this model."""
     rows, number = len(layout.experts), max(each.number for each in layout.experts.values())
     with suppress(CacheError, OSError, ValueError):
         if path := cache.find("traces", _key(file), _SUFFIX):
@@ -38,6 +38,6 @@ def read_trace(file: GGUFFile, layout: PackedLayout) -> AnyArray | None:
 
 
 def _key(file: GGUFFile) -> str:
-    """Of the file's name and its tensors' shapes: hashing all of it would take too long for a plan."""
+    """A hash of the file's name and its tensors' shapes; hashing the whole file would take too long for a plan."""
     shapes = [(tensor.name, tensor.shape) for tensor in file.tensors.values()]
     return hashlib.sha256(repr((file.path.name, shapes)).encode()).hexdigest()[:32]

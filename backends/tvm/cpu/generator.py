@@ -81,7 +81,7 @@ class Program:
 
 
 def build(design: Design) -> Program:
-    """Separate functions, because LLVM takes more than twice the time for one of twice the size."""
+    """Build a design's functions. Units are separate: LLVM takes more than twice the time for twice the size."""
     units: dict[str, dict[str, Any]] = {}
     for name, (unit, number) in _units(design).items():
         passes = [kind for kind in pass_kinds(design) if kind.single or name not in _OF_STEPS]
@@ -98,8 +98,8 @@ def build(design: Design) -> Program:
 
 
 def run(design: Design) -> Any:
-    """The function that every thread calls: thread 0 once per job, waking the others; these once for all jobs, or where
-    the target `returns` once per job, too."""
+    """The function that every thread calls. Thread 0 calls it once per job and wakes the others. These call it once for
+    all jobs, or once per job if the target `returns`."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         types = exported_pointers(design) if design.exported else pointers_of(design)
         pointers, thread, _ = _declare(design.symbol("run") if design.exported else "run", types)
@@ -125,7 +125,7 @@ def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
 
 
 def _then_evict(unit: Unit) -> Unit:
-    """The last unit of a layer."""
+    """Follow a layer's last unit by the eviction of its weights."""
 
     def run(b: PassBuilder, layer: Value) -> None:
         unit(b, layer)
@@ -145,7 +145,7 @@ def _unit(design: Design, kind: PassKind, name: str, unit: Unit, number: int | N
 
 
 def _unit_name(kind: PassKind, unit: str) -> str:
-    """The same for all batches where nothing is multiplied; the chunk's where a batch does nothing else."""
+    """The name of a unit's function. Batches share one for units without products, and the chunk's for equal code."""
     operation = unit.rstrip("_0123456789")
     if kind.apart and operation in _ALIKE:
         return f"batch_{unit}"
@@ -156,7 +156,7 @@ def _unit_name(kind: PassKind, unit: str) -> str:
 
 
 def _declare(symbol: str, types: dict[str, str], *of_units: str) -> tuple[dict[str, Any], Value, list[Value]]:
-    """The function being built: its name and its arguments, of which units have some more."""
+    """Declare the name and the arguments of the function being built; units have some more arguments."""
     T.func_name(symbol)
     T.func_attr({"global_symbol": symbol, "tirx.noalias": bool(of_units)})  # the job changes while `run` waits
     pointers = {name: T.arg(name, T.ptr(dtype)) for name, dtype in types.items()}
@@ -175,7 +175,7 @@ def pointers_of(design: Design) -> dict[str, str]:
 
 
 def exported_pointers(design: Design) -> dict[str, str]:
-    """Those of `run` in exported designs, all of which the C runtime calls alike."""
+    """The pointers of `run` in exported designs: the same for all, because the C runtime calls all alike."""
     found = POINTERS | memory_types(design.kv_dtype)
     return found | {f"ring_{name}": found[name] for name in RINGS} | STATES | LORA
 
@@ -192,7 +192,7 @@ def _environment(design: Design) -> Iterator[None]:
 
 
 def run_job(design: Design, threads: int) -> Any:
-    """The same for a single job, with arrays instead of pointers and TVM's own threads, to measure a remote device.
+    """As `run`, for a single job, with arrays instead of pointers and TVM's own threads, to measure a remote device.
 
     TVM must have `threads` threads, because they wait for each other.
     """
@@ -221,7 +221,7 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
     job, lines = (T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("job", "lines"))
     threads = let(job[Job.slot("threads")])
     seen, busy = Register("int32", lanes=1), Register("int32", lanes=1)
-    counted = thread * LINE + 2  # behind the words of `threads.py`
+    counted = thread * LINE + 2  # after the words of `threads.py`
     seen.value, busy.value = lines[counted] if design.target.returns else T.int32(0), T.int32(1)
     with T.While(busy.value == 1):
         with when(thread == 0):
@@ -249,12 +249,12 @@ Emit = Callable[[PassKind, str, Value, Value], None]
 
 
 def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) -> None:
-    """The units of a pass in their order: those of the blocks of each layer."""
+    """Emit the units of a job in order, layer by layer and block by block."""
     shape, slots = design.shape, Table.of(design.shape)
     table, integers = (T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("table", "integers"))
 
     def waves(kind: PassKind, layer: Value, names: Sequence[str]) -> None:
-        """Units of experts for several tokens, for some of the experts at a time."""
+        """Emit units of experts for several tokens, in waves of some of the experts."""
         with loop(i64(0), T.cast(integers[table[slots.slot("waves")]], "int64")) as wave:
             for name in names:
                 emit(kind, name, layer, wave)

@@ -78,7 +78,7 @@ def _renamed(object_file: bytes) -> bytes:
 
 
 def _unexported(object_file: bytes) -> bytes:
-    """Without what TVM tells linkers for Windows: that a DLL shall have each of the functions."""
+    """Remove TVM's directives to linkers for Windows, which would export each of the functions from a DLL."""
     return re.sub(rb"[ \0]-export:edge_\w+", lambda found: b" " * len(found[0]), object_file)
 
 

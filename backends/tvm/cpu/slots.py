@@ -1,9 +1,9 @@
-"""Experts in less memory than all of them take: slots, into which a pass reads those that its router chooses.
+"""Slots: memory for some of the experts, into which a pass reads those that its router chooses.
 
-All layers share the slots. Between the router and the experts, thread 0 calls `ExpertSlots` here, which gives each
+All layers share the slots. Between the router and the experts, thread 0 calls `ExpertSlots` here, which assigns each
 chosen expert a slot and lists those to be read; all threads then read them from the packed file
-(`phases/experts.py`), where the matrices of an expert lie side by side. Evicted are the experts that were chosen least
-often of late: counts of choices, halved every `HALF_LIFE` tokens.
+(`phases/experts.py`), where the matrices of an expert lie side by side. The experts chosen least often of late are
+evicted, by counts of choices that are halved every `HALF_LIFE` tokens.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctype
 
 
 def slot_bytes(expert: int) -> int:
-    """A slot for experts of this many bytes, which begin anywhere in a sector."""
+    """Bytes of a slot for experts of this size, which begin anywhere in a sector."""
     return round_up(expert, SECTOR) + SECTOR
 
 
 def slots_within(layout: PackedLayout, nbytes: int) -> int:
-    """The number of slots in as many bytes."""
+    """The number of slots that fit in `nbytes`, at most one for each expert."""
     return min(nbytes // _largest(layout), sum(each.number for each in layout.experts.values()))
 
 
@@ -68,18 +68,18 @@ class Slots:
         self._held = np.full(self.count, -1, np.int64)  # by slot: row · experts + expert, −1: none
 
     def age(self, tokens: int) -> None:
-        """Announce as many new tokens."""
-        grows = 2.0 ** min(tokens / HALF_LIFE, 500)  # which forgets all that was
+        """Announce new tokens, which make older choices count less."""
+        grows = 2.0 ** min(tokens / HALF_LIFE, 500)  # the limit, too, forgets all older choices
         if self._weight * grows > _LARGEST:
             self._uses[:-1] /= self._weight
             self._weight = 1.0
         self._weight *= grows
 
     def take(self, row: int, wanted: AnyArray, tokens: AnyArray | int = 1, later: AnyArray | None = None) -> AnyArray:
-        """Have these experts of a row in slots, of which there are enough. Returns those to be read: [n, 2], expert
-        and slot.
+        """Assign slots to these experts of a row; there must be enough. Returns the experts to read, int64 [n, 2]:
+        expert and slot.
 
-        tokens: that have chosen each. later: experts of the row that come next, evicted only if all others are wanted.
+        tokens: how many chose each. later: experts that the row needs next, evicted only if all others are wanted.
         """
         keys = wanted + row * self._experts
         self._uses[keys] += self._weight * tokens
@@ -123,7 +123,7 @@ class _Row:
 
 
 class ExpertSlots:
-    """The slots of an engine: their memory, the file that they are read from, and what compiled code calls."""
+    """The slots of an engine: their memory, the file that they are read from, and the callback of compiled code."""
 
     def __init__(
         self, path: Path, layout: PackedLayout, scratch: Scratch, table: AnyArray, integers: IntArray, nbytes: int,
@@ -165,18 +165,18 @@ class ExpertSlots:
 
     @property
     def trace(self) -> AnyArray:
-        """Choices of the last tokens that ran one by one, [tokens, rows, choices]."""
+        """Choices of the last single-token passes, int16 [tokens, rows, choices]."""
         first = self._tokens % _TRACE if self._tokens > _TRACE else 0
         return np.roll(self._trace, -first, axis=0)[: self._tokens]
 
     def begin(self, tokens: int) -> None:
-        """Before a pass."""
+        """Announce a pass."""
         self._slots.age(tokens)
         self.counts.steps += tokens == 1
         self._reads[0] = self._reads[2] = 0
 
     def check(self) -> None:
-        """After a pass. Raises EngineError if experts could not be read: the pass's numbers are worthless then."""
+        """Check a finished pass. Raises EngineError if experts could not be read, which invalidates its results."""
         error, self._error = self._error, None
         if error is not None or self._reads[2]:
             self._slots.clear()
@@ -194,7 +194,7 @@ class ExpertSlots:
         self._memory.close()
 
     def _fetch(self, layer: int, wave: int, single: int) -> int:
-        """Called by compiled code. An interrupt waits until the pass has ended, whose numbers are then right."""
+        """The callback of compiled code. Defers an interrupt to the end of the pass, whose results stay valid."""
         try:
             try:
                 self._fill(layer, wave, single=bool(single))
@@ -231,13 +231,13 @@ class ExpertSlots:
 
 
 def reads_size(layout: PackedLayout) -> int:
-    """Numbers that a table has behind it: how many reads, the file, failures; of each read the offset in the file,
-    the target, counted from the weights, and the bytes."""
+    """How many numbers a table ends with for reads: their count, the file, failures; and for each read the offset in
+    the file, the target, relative to the weights, and the bytes."""
     return 3 + 3 * max((each.number for each in layout.experts.values()), default=0)
 
 
 def _open(path: Path, *, direct: bool) -> io.FileIO:
-    """direct: past the system's page cache, where that cannot keep the file; if the file system can."""
+    """Open a file for reading. direct: bypass the system's page cache, if the file system supports that."""
     ways: Sequence[int] = [getattr(os, "O_DIRECT", 0), 0] if direct else [0]
     for way in ways:
         try:

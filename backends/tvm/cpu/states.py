@@ -1,4 +1,4 @@
-"""Hidden states that leave a pass: those behind its last layer, normalised as before the head."""
+"""Hidden states after the last layer of a pass, normalised as for the head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge.types import AnyArray, FloatArray
 
 
 def normed(states: FloatArray, layout: PackedLayout, weights: AnyArray) -> FloatArray:
-    """States, float32 [n, hidden], by the norm before the head. weights: the packed file, uint8."""
+    """Normalise states, float32 [n, hidden], by the norm before the head. weights: the packed file, uint8."""
     shape, floats = layout.shape, weights.view(np.float32)
 
     def vector(name: str) -> FloatArray:

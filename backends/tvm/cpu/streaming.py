@@ -1,6 +1,6 @@
 """Streamed weights: which pages of the packed file a pass evicts, and when.
 
-The system maps pages as they are read, so a pass only evicts those behind it. Evicted pages leave the process and stay
+The system maps pages as they are read, so a pass only evicts pages that it has read. These leave the process and stay
 in the system's page cache unless memory is short. (Prefetching pages was tried: Linux then reads them in small pieces,
 at half the speed.) Every layer, and the head, keeps the same share of its bytes in memory, so that reading is spread
 evenly over a pass.
@@ -29,9 +29,9 @@ _SLOT_BOOKKEEPING = 2 << 20  # bytes, with the recorded choices
 
 @dataclass(frozen=True)
 class Need:
-    """least: resident bytes of weights if as many as possible are streamed. kept: 256ths of each layer that stay,
-    without experts. streamed: bytes that a pass reads again, `of_experts` of them if the router likes all equally.
-    slots: bytes of the slots of experts; 0: all stay."""
+    """The memory of streamed weights. least: resident bytes if as many as possible are streamed. kept: 256ths of each
+    layer that stay, without experts. streamed: bytes that a pass reads again; `of_experts` of them are experts', for
+    uniform routing. slots: bytes of the slots of experts; 0: all stay."""
 
     least: int
     kept: int
@@ -68,7 +68,7 @@ def streaming_need(spec: ModelSpec, config: EngineConfig) -> Need:
 
 
 def _largest_slot(spec: ModelSpec) -> int:
-    """Of the experts of any layer, at most: rows are padded to whole tiles, and matrices to whole cache lines."""
+    """An upper bound of a slot's bytes: rows are padded to whole tiles, and matrices to whole cache lines."""
     cores = [core for core in find_network(spec).cores if isinstance(core, Experts)]
     padding = max(round_up(size, TILE) / size for core in cores for size in (core.ffn, spec.hidden))
     worst = max(growth(BLOCKS[name]) for name, _ in spec.expert_types)
@@ -116,7 +116,8 @@ def _head_group(threads: int, tile: int) -> int:
 
 
 def make_streams(layout: PackedLayout, kept: int, threads: int) -> Streams:
-    """kept: 256ths of every layer and of the head that stay. A block belongs to the piece of its last byte."""
+    """The blocks that a pass evicts. kept: 256ths of every layer and of the head that stay. A block belongs to the
+    piece of its last byte."""
     head, tables = layout.places[layout.network.head], layout.places["token_embd"]
     pieces: list[tuple[Blocks, Blocks]] = []
     for layer in range(layout.shape.layers):
@@ -170,7 +171,7 @@ def _rest(pieces: list[tuple[Blocks, Blocks]], count: int) -> list[Blocks]:
 class Disk:
     """Whether streamed pages come from a disk because memory is short: the page cache loses them, too.
 
-    The process's count of major page faults tells. Pages that we evicted ourselves cause such faults in any case, so
+    The process's count of major page faults shows it. Pages that we evicted ourselves cause such faults in any case, so
     now and then a pass leaves them in the page cache, and the next one shows whether they stayed.
     """
 
@@ -195,7 +196,7 @@ class Disk:
 
 
 def _waited_for() -> int:
-    """Pages that this process has had to wait for."""
+    """Major page faults of this process so far."""
     import resource  # of Linux, as is streaming
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -63,7 +63,7 @@ def read_counters(times: IntArray, layers: int) -> IntArray:
 
 
 class TimedEngine(Engine, Protocol):
-    """times: the counters of its threads."""
+    """An engine that is compiled with timestamps. times: the counters of its threads."""
 
     config: EngineConfig
     times: IntArray
@@ -87,7 +87,7 @@ def time_operators(
 
 
 def _operators(counted: Sequence[AnyArray], counts: Counts) -> Iterable[Operator]:
-    """In the order of a pass."""
+    """The operators of the counted passes, in the order of a pass."""
     layers = counts.spec.layers
     times = np.stack(counted).astype(np.float64)  # [passes, threads, layers + 1, marks, work or wait, ns or calls]
     spent = times[..., NANOSECONDS]
@@ -109,13 +109,13 @@ def _operators(counted: Sequence[AnyArray], counts: Counts) -> Iterable[Operator
 
 
 def is_experts(place: Place) -> bool:
-    """Whether tokens need a part of the tensor only."""
+    """Whether a token needs only a part of the tensor."""
     return "_exps." in place.source.tensor
 
 
 class Counts:
     """Bytes that each mark reads and its floating-point operations, in a pass of these pieces; counted from shapes.
-    Experts count as if the router liked them all equally."""
+    Experts are counted for uniform routing."""
 
     def __init__(self, layout: PackedLayout, spec: ModelSpec, kv_dtype: str, parts: Sequence[Piece]) -> None:
         self.spec = spec
@@ -124,14 +124,14 @@ class Counts:
         self._attention, self._kv_dtype = find_network(spec).attention, kv_dtype
 
     def marks(self, layer: int) -> Iterable[str]:
-        """Of a layer, in the order of the pass."""
+        """The marks of a layer, in the order of the pass."""
         found = []
         for block in self._layout.network.layers[layer]:
             found += [block.norm, "adapt", *kind_of(block.core).marks, block.post_norm]
         return dict.fromkeys(filter(None, found))
 
     def bytes(self, name: str, layer: int | None) -> int | None:
-        """None for parts that only move activations."""
+        """Bytes of weights and rows that a mark reads; None for marks that only move activations."""
         if name == "attend" and layer is not None:
             core = self._attention[layer]
             rows = sum(part.rows(core.window) for part in self._parts) if core else 0
@@ -145,7 +145,7 @@ class Counts:
         return round(sum(place.nbytes * (of_experts if is_experts(place) else times) for place in read)) or None
 
     def flops(self, name: str, layer: int | None) -> int | None:
-        """None for all but products and attention."""
+        """Floating-point operations of a mark; None for all but products and attention."""
         if name == "attend" and layer is not None:
             core = self._attention[layer]
             return attention_flops(core.width, core.window, self._parts) if core else None

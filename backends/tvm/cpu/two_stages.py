@@ -1,4 +1,4 @@
-"""A head in two stages, as the host sees it: which tiles may hold the largest logits. TVM is not needed.
+"""The host's part of a head in two stages: finding the tiles that may hold the largest logits. TVM is not needed.
 
 `phases/estimate.py` has both stages, and the bounds. k tiles with a lower bound of at least t hold k logits of at least
 t, so a tile whose upper bound is below the k-th largest lower bound holds none of the k largest.
@@ -13,9 +13,9 @@ from edge.backends.tvm.packing.blocks import TILE
 from edge.types import FloatArray, IntArray
 
 MOST_CANDIDATES = 64
-TILES_EACH = 4  # at least, for each of the largest logits: fewer would not exclude much
-FEW = 0.3  # of the tiles: the share of the whole head's bytes that the first stage does not read
-LONGEST = 64  # tokens whose head is read as a whole at once
+TILES_EACH = 4  # the fewest tiles of the head for each wanted logit: with fewer, bounds would exclude little
+FEW = 0.3  # most surviving tiles: as large a share as the first stage leaves unread of the whole head's bytes
+LONGEST = 64  # the most tokens in a row for which the head is read as a whole
 _BLOCK = 64  # logits of which one maximum is taken
 
 
@@ -23,8 +23,8 @@ class TwoStages:
     """Chooses tiles by their bounds, and whether bounds are worth computing.
 
     upper, lower: the largest upper and lower bounds of each tile. tiles: the list for the second stage. Counts:
-    `tokens` that went through both stages, the `tiles_read` of them in the second, and `whole` tokens, for which the
-    head was read as a whole: many tiles had been left before, or many logits were wanted.
+    `tokens` that went through both stages, the `tiles_read` for them in the second, and `whole` tokens, for which the
+    head was read as a whole, because many tiles had survived before, or many logits were wanted.
     """
 
     def __init__(self, vocab: int, upper: FloatArray, lower: FloatArray, tiles: IntArray) -> None:
@@ -45,11 +45,11 @@ class TwoStages:
 
     @property
     def bounds(self) -> tuple[FloatArray, FloatArray]:
-        """Of the last token that went through both stages: the largest lower and upper bounds of every tile."""
+        """The largest lower and upper bounds of every tile, for the last token that went through both stages."""
         return self._lower, self._upper
 
     def go_on(self) -> None:
-        """The next token goes through both stages, however many tiles were left before."""
+        """Send the next token through both stages, however many tiles survived before."""
         self._left = 0
 
     def pays(self, count: int) -> bool:

@@ -44,7 +44,7 @@ NEVER = -1e30  # the score of a row that the query must not see
 
 @dataclass(frozen=True)
 class ScoreLimits:
-    """Applied to scores before softmax: a soft cap (0: none), and a sliding window, if any layer has one.
+    """Limits of scores, applied before softmax: a soft cap (0: none), and a sliding window, if any layer has one.
 
     A query at position p sees positions above p − window. positions: int32, in the order of the cache's rows.
     """
@@ -68,9 +68,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of rows to be read: from `first` up to `last` of the cache's own, or of a list of them.
+    """The tiles of rows to read: `first` up to `last` of the cache's tiles, or of a list of them.
 
-    listed: the tile at a place of that list. Behind its end are `SPARE_TILES` more, and room for a block.
+    listed: returns the tile at an index of that list. `SPARE_TILES` more follow its end, and memory for a block.
     """
 
     first: Value
@@ -133,8 +133,8 @@ class _Block:
 
     @contextmanager
     def rows(self, ahead: Value | int) -> Iterator[tuple[Value, Value, tuple[Value, Value]]]:
-        """Each row: its place in the block, in the cache, and (tile, part) of keys `ahead` tiles behind the block's
-        first, each of which has as many parts as rows."""
+        """Yield each row: its place in the block, its place in the cache, and (tile, part) of the keys `ahead` tiles
+        later, for prefetching. A tile has as many parts as rows."""
         if self.tiles.listed is None:
             with loop(i64(0), let(T.min(self.count * 16, self.most - self.start * 16))) as row:
                 yield row, self.start * 16 + row, (self.start + ahead, row)
@@ -279,7 +279,7 @@ def _score_narrow(
     cache: Cache, queries: Buffer, rows: Sequence[Query], query_sums: Sequence[Value | None], first_row: Value,
     tiles: Tiles, start: Value, count: Value, work: Work, limits: ScoreLimits,
 ) -> None:  # fmt: skip
-    """The same for 4 rows of the cache at a time."""
+    """`_score` for 4 rows of the cache at a time."""
     with loop(i64(0), count) as index:
         tile = let(tiles.at(start + index))
         places = [let(work.scores + line * (work.block * 16) + index * 16) for line in range(len(rows))]
@@ -300,7 +300,7 @@ def _score_narrow(
 
 
 def _mix_narrow(cache: Cache, rows: int, first_row: Value, block: _Block, work: Work) -> None:
-    """The same for 8 dimensions at a time."""
+    """`_mix` for 8 dimensions at a time."""
     with loop(i64(0), i64(cache.head // 8)) as part:
         dimensions = [let(part * 8 + at) for at in (0, 4)]
         sums = [[Register(lanes=4) for _ in dimensions] for _ in range(rows)]
@@ -338,7 +338,7 @@ def merge(
 ) -> None:  # fmt: skip
     """out[at : at + head_size] = one query row, merged from the parts of `count` threads.
 
-    Thread p's part starts `part_stride` · p behind `outs`, `maxima`, `sums`; `index` is the row within a part.
+    Thread p's part starts `part_stride` · p after `outs`, `maxima`, `sums`; `index` is the row within a part.
     """
     most, weights = Register(lanes=1), Register(lanes=1)
     most.value = T.float32(NEVER)

@@ -132,7 +132,7 @@ class Cache:
             store(self.values, start + part * 16, vector)
 
     def _encode(self, scales: Buffer, row: Value, vectors: Sequence[Value]) -> list[Value]:
-        """The elements of a row; its scales are stored."""
+        """Encode a row: store its scales, and return its elements."""
         elements, numbers = row_formats.encode(self.isa, self.dtype, vectors)
         for number, value in enumerate(numbers):
             T.buffer_store(scales, value, [scale_at(row, number, len(numbers))])

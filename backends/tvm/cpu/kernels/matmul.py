@@ -51,7 +51,7 @@ class Matrix:
 
     @property
     def pieces(self) -> int:
-        """What the loop of a product counts: parts of integers, or columns of floats."""
+        """Iterations of a product's loop: parts of integers, or columns of floats."""
         return self.columns // PART if isinstance(self.block, IntegerBlock) else self.columns
 
 
@@ -87,7 +87,7 @@ def multiply(
 ) -> list[Register]:  # fmt: skip
     """16 products of tile `tile` with each of the given rows of the inputs.
 
-    target: says how weights are prefetched; None: they are not. span: of the matrix's `pieces`; None: all.
+    target: determines how weights are prefetched; None: not at all. span: of the matrix's `pieces`; None: all.
     """
     span = span or (i64(0), i64(matrix.pieces))
     sums = [Register() for _ in rows]
@@ -156,7 +156,7 @@ def sum_of_scales(
 
 
 def prefetch_part(weights: Weights, matrix: Matrix, tile: Value, part: Value, target: Target) -> None:
-    """Prefetch the quants of a part of a tile, which need not be there."""
+    """Prefetch the quants of a part of a tile, which need not exist."""
     assert isinstance(matrix.block, IntegerBlock)
     planes, _ = _tile(matrix, matrix.block, tile)
     for plane, first in _part_of(planes, part):
@@ -168,7 +168,7 @@ def _narrow(
     isa: Simd128, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, x: Quantized,
     rows: Sequence[Value], sums: list[Register], span: Span,
 ) -> None:  # fmt: skip
-    """The same in registers of 4 lanes. Each word of weights is used at once for all its fields and for all rows of x,
+    """`_integers` in registers of 4 lanes. Each word of weights is used at once for all its fields and all rows of x,
     and each word of x for all 16 rows of weights."""
     ((_, first_part),), first_scales = _tile(matrix, block, tile)
     x_words = [let(x.words_at(row)) for row in rows]
@@ -204,7 +204,7 @@ def _narrow(
 
 
 def _fields(block: IntegerBlock, group: int) -> list[list[int]]:
-    """The registers of a group, those together whose lowest bits are in the same word."""
+    """The registers of a group, grouped by the word that holds their lowest bits."""
     count, words = block.group_size // 4, block.planes[0]
     indices = range(group * count, (group + 1) * count)
     return [found for word in range(words) if (found := [index for index in indices if index % words == word])]
@@ -224,7 +224,7 @@ def _exact(
     isa: Isa, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, inputs: Inputs,
     rows: Sequence[Value], sums: list[Register], span: Span,
 ) -> None:  # fmt: skip
-    """The same product with every weight converted to a float: slow, for tests and comparisons."""
+    """`_integers` with every weight converted to a float: slow, for tests and comparisons."""
     planes, first_scales = _tile(matrix, block, tile)
     starts = [let(inputs.start + row * inputs.stride) for row in rows]
     with loop(*span) as at:
@@ -249,7 +249,7 @@ Planes = list[tuple[IntegerBlock, Value]]
 
 
 def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[Planes, Value]:
-    """Where its quants begin, and the offset of its scales in halves."""
+    """Where a tile's quants begin, and the offset of its scales in halves."""
     quants, scales = block.packed_bytes(16, matrix.columns)
     halves = let(quotient(matrix.scales + tile * scales, 2))
     if not block.banded:

@@ -1,7 +1,7 @@
-"""Which pages of the cache a query reads: Quest (arXiv:2406.10774), page by page and then the best of all.
+"""Selection of the pages of the cache that a query reads: Quest (arXiv:2406.10774).
 
-kv/pages.py says what pages and bounds are. A page's score is an upper bound of the products of its keys and any of the
-group's queries.
+kv/pages.py defines pages and bounds. A page's score is an upper bound of the products of its keys and any of the
+group's queries; the pages with the highest scores are read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def make_bounds(cache: Cache, bounds: Buffer, at: Value, first_row: Value, page:
 
 
 def _outward(values: Value, sign: int) -> Value:
-    """Float32 that are not below (sign 1) or above (−1) these when they have been rounded to float16."""
+    """Float32 values that, rounded to float16, are not below (sign 1) or above (−1) these."""
     slack = let(pure("float32x16", "llvm.fabs", values) * floats(_HALF_STEP) + floats(_HALF_LEAST))
     return let(T.max(T.min(values + floats(sign) * slack, floats(LARGEST)), floats(-LARGEST)))
 
@@ -83,7 +83,7 @@ def choose_pages(scores: Buffer, at: Value, count: Value, wanted: Value, put: Ca
     """Call put(index, page) for the `wanted` of `count` pages with the highest scores, the older on ties, in order.
 
     Scores are compared as integers of the same order. The wanted-th highest is found by bisection; mostly, far fewer
-    steps than the 32 separate the wanted pages from the others. Scores behind the last may be read, not used.
+    steps than the 32 separate the wanted pages from the others. Scores after the last may be read, but are not used.
     """
     low, high, chosen = Register("int64", lanes=1), Register("int64", lanes=1), Register("int64", lanes=1)
     low.value, high.value, chosen.value = i64(_LOWEST), i64(_HIGHEST), count  # as many are at `low` or above it

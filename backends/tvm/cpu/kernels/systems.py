@@ -1,4 +1,4 @@
-"""What compiled passes ask of the system, in LLVM IR: sleeping until a word changes, and the time.
+"""System calls of compiled passes, in LLVM IR: sleeping until a word changes, and the time.
 
 `edge_doze` returns, at the latest, when `edge_wake` is called for a word that differs from `found`; it may return
 earlier. In apps, the C runtime has both functions.

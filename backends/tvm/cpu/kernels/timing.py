@@ -1,7 +1,7 @@
 """Marks of a timed pass in compiled code: `cpu/timing.py` defines the counters and reads them.
 
-They read the system's clock (`systems.py`), without a system call. Processors' own counters are not open to programs
-everywhere (ARM64), and each kind ticks in its own unit.
+They read the system's clock (`systems.py`), without a system call. Not all CPUs let programs read their counters
+(ARM64), whose units differ as well.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """LoRA adapters, unmerged: A x of all matrices of a phase first, and B (A x) added to each tile of its products.
 
-A step divides the columns of A between the threads, each of which then adds up the parts. No barrier stands between the
-two: a thread says that its parts are there, goes on with its first product, and looks for the others' only when it
-needs A x. Batches and drafts have the same parts of each token, and add them up in a phase of its own. A chunk divides
-the tokens. The ranks are read from the table of the run, so that one compiled pass serves all adapters.
+In a step, the threads divide the columns of A, and each then sums the parts of all. There is no barrier between the
+two: a thread signals that its parts are complete, goes on with its first product, and waits for the others only when it
+needs A x. Batches and drafts compute the same parts for each token, and sum them in a phase of their own. In a chunk,
+the threads divide the tokens. Ranks are read from the table of the run, so that one compiled pass serves all adapters.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def adapt(
     b: PassBuilder, group: str, layer: Value, inputs: Inputs, names: Sequence[str] = (),
     row_of: RowOf | None = None,
 ) -> None:  # fmt: skip
-    """A x of the matrices of `group`; nothing if this layer has no adapter there.
+    """Compute A x for the matrices of `group`; nothing if this layer has no adapter there.
 
-    names: some of the group's matrices. row_of: where `inputs` have a token, in a step token 0; by default as
-    `PassBuilder.rows`.
+    names: a subset of the group's matrices. row_of: the row of `inputs` for a token, which is 0 in a step; by default
+    as `PassBuilder.rows`.
     """
     if not b.design.lora:
         return
@@ -74,7 +74,7 @@ def _part_at(b: PassBuilder, name: str, token: Value, thread: Value) -> Value:
 
 
 def _add_up_once(b: PassBuilder, name: str, arrivals: Register, done: Register) -> None:
-    """Before the thread's first use of A x."""
+    """Wait for all parts and sum them, before the thread's first use of A x."""
     with when(done.value == 0):
         wait_for_others(b.lines, b.thread, b.threads, arrivals.value)
         _add_up(b, name, i64(0), b.thread)
@@ -82,7 +82,7 @@ def _add_up_once(b: PassBuilder, name: str, arrivals: Register, done: Register) 
 
 
 def _add_up(b: PassBuilder, name: str, token: Value, row: Value) -> None:
-    """The parts of all threads, in a row."""
+    """Sum the parts of all threads into row `row`."""
     at, total = b.low_rank_at(name, row), Register()
     with loop(i64(0), quotient(b.at("lora_rank"), 16)) as tile:
         total.value = floats(0)

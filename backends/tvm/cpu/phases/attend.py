@@ -23,7 +23,7 @@ from edge.backends.tvm.packing.cores import round_up
 
 
 def attend_step(b: PassBuilder, layer: Value) -> None:
-    """The thread's share of the rows that each token sees, for all heads."""
+    """Attend to the thread's share of the rows that each token sees, for all heads."""
     core, head, source = b.attention, b.cache.head, b.rows_of(layer)
     rows, limits = b.target.score_rows, _limits(b, layer)
     with b.each_token() as token, loop(i64(0), i64(core.kv_heads)) as kv_head:
@@ -112,7 +112,7 @@ def _sink(b: PassBuilder, layer: Value, kv_head: Value, line: Value | int) -> Va
 
 
 def _sink_of_one(b: PassBuilder, layer: Value, kv_head: Value, line: int) -> Value | None:
-    """The same for the first thread alone, since the parts of all threads are merged."""
+    """The sink in the first thread, NEVER in the others, since the parts of all threads are merged."""
     sink = _sink(b, layer, kv_head, line)
     return None if sink is None else let(T.if_then_else(b.thread == 0, sink, T.float32(NEVER)))
 
@@ -123,7 +123,7 @@ def _limits(b: PassBuilder, layer: Value) -> ScoreLimits:
 
 
 def _work(b: PassBuilder, part: Value, line: Value) -> Work:
-    """part: of the memory of threads, which a batch and drafts have once for each token."""
+    """The working memory of a thread. part: its number; batches and drafts have one for each token and thread."""
     sizes = work_offsets(b.attention, b.target)
     start = let(b.at("work") + part * b.at("part_stride"))
     return Work(

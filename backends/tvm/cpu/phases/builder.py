@@ -152,7 +152,7 @@ class PassBuilder:
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """Of the block's tensors, the norm that it shares among them, or outside of layers of the norms there."""
+        """Names of the block's tensors, a shared norm included; outside of layers, names of the norms there."""
         if self._number is None:
             biases = ["token_embd_norm.bias"] + ["output_norm.bias"] * self.shape.output_norm_bias
             return frozenset(["token_embd_norm", "output_norm", *biases])
@@ -230,7 +230,7 @@ class PassBuilder:
         return Inputs(self.floats, self.at(name), stride, None if self.design.exact else self.quantized())
 
     def multiply(self, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]) -> list[Register]:
-        # A chunk is bound by arithmetic; what a step or a batch multiplies comes from memory.
+        # A chunk is bound by arithmetic, a step or a batch by memory.
         target = self.target if self.single or self.apart or len(rows) == 1 else None
         return multiply(self.isa, self.weights, matrix, tile, inputs, rows, target)
 
@@ -270,7 +270,7 @@ class PassBuilder:
     def _add_low_rank(
         self, name: str, layer: Value, tile: Value, rows: Sequence[Value], sums: Sequence[Register]
     ) -> None:
-        """Add what an adapter adds to a product, from the A x that `adapt.py` leaves."""
+        """Add an adapter's B · (A x) to a product; `adapt.py` has computed A x."""
         _, kind = low_rank_blocks(self.variants(self._place_of(name)[0]), exact=self.design.exact)
         matrix, rank = let(self.layer_at(layer, f"{name}.lora_b")), let(self.at("lora_rank"))
         with when(matrix > 0):
@@ -285,7 +285,7 @@ class PassBuilder:
                 )  # fmt: skip
 
     def low_rank_at(self, name: str, row: Value, of: str = "lora") -> Value:
-        """Where a row of `of` has A x of a matrix; a phase has `lora_rank` values for each of its matrices."""
+        """The offset of a matrix's A x in a row of `of`, which has `lora_rank` values for each matrix of a phase."""
         _, index = self._place_of(name)
         return let(self.at(of) + (row * self.shape.most_matrices + index) * self.at("lora_rank"))
 
@@ -378,14 +378,14 @@ class PassBuilder:
         return [name for group in groups for blocks in self.variants(group) for name in blocks]
 
     def layer_matrix(self, layer: Value, name: str, block: str, moved: Value = None) -> Matrix:
-        """moved: how far an expert's lies from the first expert's."""
+        """A matrix of a layer. moved: an expert's offset from the first expert, in bytes."""
         quants, scales = self.layer_at(layer, name), self.layer_at(layer, f"{name}.scales")
         if moved is not None:
             quants, scales = quants + moved, scales + moved
         return Matrix(BLOCKS[block], self.columns(name), let(quants), let(scales))
 
     def columns(self, name: str) -> int:
-        """Of a matrix of the block."""
+        """The columns of a matrix of the block."""
         return self._tensor(name).columns
 
     def _tensor(self, name: str) -> cores.Tensor:
@@ -396,7 +396,7 @@ class PassBuilder:
         return Matrix(PACKINGS[block], columns, self.at(name), self.at(f"{name}.scales"), self.shape.padded_vocab // 16)
 
     def first_row(self, layer: Value, kv_head: Value, token: Value) -> Value:
-        """The first row of the arena that a head of the token's sequence has."""
+        """The arena row where a head's region begins, in the token's sequence."""
         return let(self.cache.first_row(self._of_sequence(layer, token), kv_head))
 
     def row(self, layer: Value, kv_head: Value, token: Value) -> Value:
@@ -409,7 +409,7 @@ class PassBuilder:
         return let(T.cast(self.tokens[self.count + token], "int64") if self.apart else self.position + token)
 
     def state(self, layer: Value, token: Value) -> Value:
-        """Where a layer has the fixed state of the token's sequence."""
+        """The offset of a layer's fixed state for the token's sequence."""
         sequence = self._sequence
         if self.apart:
             of_token = T.cast(self.tokens[self.count * 3 + token], "int64")
@@ -417,7 +417,7 @@ class PassBuilder:
         return let(self.layer_at(layer, "state") + sequence * self.at("states"))
 
     def for_drafts(self, state: Value, count: int) -> Value:
-        """Where to change `count` values of a state: where they are, or in the thread's copy if that may be undone."""
+        """The offset at which to change `count` values of a state: in place, or in the thread's copy for drafts."""
         if not self.forgets:
             return state
         copy = let(self.thread * self.at("copied"))
@@ -427,7 +427,7 @@ class PassBuilder:
 
     @contextmanager
     def unless_verified(self) -> Iterator[None]:
-        """For what changes states in place."""
+        """Guard code that changes states in place: drafts under verification skip it."""
         if not self.forgets:
             yield
             return
@@ -436,18 +436,18 @@ class PassBuilder:
 
     @contextmanager
     def if_applied(self) -> Iterator[None]:
-        """In an APPLY job, of a pass that `forgets`."""
+        """Guard code for APPLY jobs, in a pass that `forgets`."""
         with when(self._drafts == Job.APPLIED):
             yield
 
     def inputs_at(self, name: str, layer: Value) -> Value:
-        """Where a core with a fixed state has its inputs, "channels" or "steps"; of drafts, the layer keeps them."""
+        """The offset of a fixed-state core's inputs, "channels" or "steps"; for drafts, of those that are kept."""
         if self.single:
             return let(self.at(name))
         return let(self.at(name) + T.min(self._drafts, i64(1)) * self.layer_at(layer, f"kept_{name}"))
 
     def _of_sequence(self, layer: Value, token: Value) -> Value:
-        """Where the layer's lengths and starts are, those of the token's sequence."""
+        """The index of the layer's lengths and starts for the token's sequence."""
         return layer + token * self.shape.layers if self.apart else layer
 
     @contextmanager
@@ -470,7 +470,7 @@ class PassBuilder:
 
     @contextmanager
     def if_observed(self, token: Value) -> Iterator[Value]:
-        """For a token whose attention is accumulated; yields whether its votes are counted instead."""
+        """Guard code for tokens whose attention is accumulated; yields whether votes are counted instead."""
         if not self.apart:
             yield self.votes
             return

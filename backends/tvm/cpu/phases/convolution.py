@@ -46,13 +46,13 @@ class Convolution:
             store(b.floats, out + part * 16, silu(mixed.value))
 
     def apply(self, name: str) -> None:
-        """Where drafts are applied, `keep_inputs` in a phase of its own."""
+        """If drafts are applied, run `keep_inputs` in a phase of its own."""
         if self.b.forgets:
             with self.b.if_applied(), self.b.phase(name, self.layer):
                 self.keep_inputs()
 
     def keep_inputs(self) -> None:
-        """The last inputs become the state, the thread's share of the channels, unless they are drafts."""
+        """Write the last inputs to the state, for the thread's share of the channels, unless they are drafts."""
         b = self.b
         with b.unless_verified(), b.tiles(self.mixed // 16) as tile, b.sequences() as (begin, stop):
             state = b.state(self.layer, begin)

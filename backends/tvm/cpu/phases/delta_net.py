@@ -142,8 +142,8 @@ class _Head:
         return decay, let(sigmoid(b.floats[row], 1))
 
     def _step(self, memory: Value, parts: Sequence[int], decay: Value, beta: Value, out: Value) -> None:
-        """What the state holds for the key, the state with the new value, and what it holds for the query; of some
-        vectors of the values."""
+        """Read the state by the key, update it with the new value, and read it by the query, for some vectors of the
+        values."""
         b, core, states = self.b, self.core, self.b.states
         found, sums = [Register() for _ in parts], [Register() for _ in parts]
         for each in (*found, *sums):

@@ -45,7 +45,7 @@ from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.packing.blocks import HALVED, MIDDLE, PART
 from edge.backends.tvm.packing.cores import round_up
 
-MOST_EXACT = 3  # blocks whose low bits are read: with 2 to 4 fewest bytes are read, in both models that were measured
+MOST_EXACT = 3  # blocks whose low bits are read: 2 to 4 minimise the bytes read, in both models that were measured
 _TILES_AHEAD = 4  # for which the low bits are prefetched: a CPU does not see their pattern by itself
 _UNDERFLOW = 2.0**-80
 _LARGEST = 2.0**90
@@ -53,7 +53,7 @@ _MOST = 3.4028234663852886e38  # of float32
 
 
 def estimate(b: PassBuilder) -> None:
-    """Of each tile, the largest upper and the largest lower bound of a logit; rows beyond the vocabulary are 0."""
+    """Store each tile's largest upper and largest lower bound of a logit; rows beyond the vocabulary are 0."""
     shape, row = b.shape, b.thread
     b.norm_row(i64(0), row, "output_norm", None)
     b.quantize_row("normed", shape.padded_hidden, row, row, [b.design.head])
@@ -101,7 +101,7 @@ def _sum_of_sizes(b: PassBuilder, at: Value) -> Value:
 
 
 def _choose_exact(b: PassBuilder, parts: int, bounds: Value, exact: int, chosen: Value) -> None:
-    """Choose the blocks with the largest bounds, which then have only their share of the rounding: it is negative until
+    """Choose the blocks with the largest bounds, and reduce these to their share of the rounding. It is negative until
     all are chosen, so that none is chosen twice unless its activations are 0."""
     share = _rounding(parts) / (MIDDLE + _rounding(parts)) * (1 + 2.0**-12)
     for number in range(exact):
@@ -121,5 +121,5 @@ def _choose_exact(b: PassBuilder, parts: int, bounds: Value, exact: int, chosen:
 
 
 def _rounding(parts: int) -> float:
-    """Of the sums of both stages, in units of B."""
+    """The rounding error allowed for the sums of both stages, in units of B."""
     return 300 * (4 * parts + 64) * 2.0**-24

@@ -1,8 +1,8 @@
 """A mixture of experts (`edge.model.cores.Experts`): router; in a chunk, choice and order; fetch; gate and up; down.
 
 Threads divide the rows of every expert, so that all have the same work whichever experts are chosen. A chunk sorts its
-tokens by expert and reads each expert once, for all tokens that have chosen it. What experts add to a token is summed
-in the order of the experts, by the thread that has the rows: it depends neither on the number of threads nor on the
+tokens by expert and reads each expert once, for all tokens that have chosen it. A token's outputs are summed in the
+order of its experts, by the thread that has the rows, so the sum depends neither on the number of threads nor on the
 other tokens.
 
 Where not all experts are in memory (`cpu/slots.py`), the last phases of a chunk run in *waves* of as many as there is
@@ -101,8 +101,8 @@ def route(b: PassBuilder, layer: Value) -> None:
 
 
 def fetch(b: PassBuilder, layer: Value) -> None:
-    """Have the experts that come next in memory. Later waves quantize their inputs again, since `narrow` has put others
-    in their place."""
+    """Bring the next experts into memory. Later waves quantize their inputs again, since `narrow` has overwritten
+    them."""
     if not b.design.streams:
         return
     function, width = let(b.at("fetch")), b.shape.padded_hidden
@@ -117,7 +117,7 @@ def fetch(b: PassBuilder, layer: Value) -> None:
 
 
 def read(b: PassBuilder, layer: Value) -> None:
-    """What `fetch` has listed: every thread reads its part of each expert."""
+    """Read the experts that `fetch` has listed: every thread reads its part of each."""
     if not b.design.streams:
         return
     reads = let(b.at("reads"))
@@ -279,8 +279,8 @@ def _sort(b: PassBuilder) -> None:
 
 
 def _divide(b: PassBuilder, starts: Value) -> None:
-    """The waves of a chunk, by the number of experts that have tokens: at `waves` how many there are, then the first
-    expert of each, then the number of all."""
+    """Divide a chunk's experts into waves, each with at most `experts_at_once` experts that have tokens. Write to
+    `waves` the number of waves, the first expert of each, and the number of experts."""
     waves, most = let(b.at("waves")), let(T.cast(b.at("experts_at_once"), "int32"))
     count, found = Register("int32", lanes=1), Register("int32", lanes=1)
     count.value, found.value = T.int32(1), T.int32(0)
@@ -307,7 +307,7 @@ class _Batch:
 
 @contextmanager
 def _served(b: PassBuilder, which: Value) -> Iterator[tuple[Value, _Batch]]:
-    """An expert and its tokens: in a step the `which`-th that the token has chosen, in a chunk that of this number."""
+    """Yield an expert and its tokens: in a step the token's `which`-th choice, in a chunk expert number `which`."""
     if b.single:
         expert = let(T.cast(b.integers[b.at("chosen") + b.thread * _core(b).used + which], "int64"))
         yield expert, _Batch([which], which, which + 1)
@@ -319,7 +319,7 @@ def _served(b: PassBuilder, which: Value) -> Iterator[tuple[Value, _Batch]]:
 
 
 def _member(b: PassBuilder, place: Value) -> tuple[Value, Value]:
-    """The token of a place of a chunk, and which of its experts it is."""
+    """The token of a place of a chunk, and the index of the expert among the token's."""
     choice, used = let(T.cast(b.integers[b.at("members") + place], "int64")), _core(b).used
     return let(quotient(choice, used)), let(remainder(choice, used))
 
@@ -349,7 +349,7 @@ def _activated(core: Experts, gate: Value, up: Value) -> Value:
 
 
 def _quantize(b: PassBuilder, layer: Value) -> tuple[Value, Inputs]:
-    """Rows of all places, of which the first is returned, too: in a step, a copy for this thread."""
+    """Quantize the rows of all places; in a step, into this thread's copy. Returns the first row, and the inputs."""
     core, width, sizes = _core(b), _width(b), b.group_sizes(b.blocks("experts_out"))
     rows, out = RoutedRows.of(core).places, replace(b.quantized(), stride=width)
     first = let(b.thread * rows) if b.single else i64(0)

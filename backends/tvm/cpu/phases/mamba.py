@@ -1,7 +1,7 @@
 """Mamba-2 (`edge.model.cores.Mamba`): a product; convolution and recurrence, head by head; gate, norm and output.
 
 The recurrence runs token by token, as in `delta_net.py`. Norms span heads, so they wait for all of them: in a step,
-each thread then makes the whole row for itself, since one row costs less than a barrier.
+each thread then computes the whole row for itself, since one row costs less than a barrier.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class _Head:
     def _step(
         self, memory: Value, parts: Sequence[int], step: Value, decay: Value, skip: Value, out: Value
     ) -> None:  # fmt: skip
-        """The state with the new values, and what it holds for C; of some vectors of the values."""
+        """Update the state with the new values, and read it by C, for some vectors of the values."""
         b, core, states = self.b, self.core, self.b.states
         values = [let(load(b.floats, self.values + part * 16)) for part in parts]
         changes, sums = [let(value * spread(step)) for value in values], [Register() for _ in parts]

@@ -1,4 +1,4 @@
-"""The pages of rows that a step reads: bounds and scores of all, and each head's list of the best."""
+"""Selection of the pages of rows that a step reads: bounds and scores of all, and each head's list of the best."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from edge.backends.tvm.kv.regions import SPARE_TILES, TILE
 
 @contextmanager
 def if_chosen(b: PassBuilder, layer: Value) -> Iterator[Value]:
-    """Where a layer does not read all pages; yields their number."""
+    """Guard code for a layer that does not read all pages; yields the number of all."""
     pages = let(quotient(b.row(b.rows_of(layer), i64(0), i64(0)) + TILE, TILE))
     with when(T.And(b.layer_at(layer, "chooses") > 0, pages > b.at("pages"))):
         yield pages
 
 
 def score_pages(b: PassBuilder, layer: Value) -> None:
-    """The thread's share of the pages of all heads; bounds that do not exist yet are made."""
+    """Score the thread's share of the pages of all heads, and compute missing bounds."""
     core, source = b.attention, b.rows_of(layer)
     with if_chosen(b, layer) as pages, b.phase("pages", layer), loop(i64(0), i64(core.kv_heads)) as kv_head:
         first_row = b.first_row(source, kv_head, i64(0))
@@ -39,7 +39,7 @@ def score_pages(b: PassBuilder, layer: Value) -> None:
 
 
 def list_pages(b: PassBuilder, layer: Value, kv_head: Value, pages: Value) -> Tiles:
-    """The thread's share of the pages that a head reads, of a list that each thread makes for itself."""
+    """The thread's share of the pages that a head reads. Each thread lists all of them for itself."""
     stride = b.at("page_stride")
     listed = let(b.at("page_list") + b.thread * stride)
 

@@ -1,4 +1,4 @@
-"""The output projection of a core, and the norms behind it."""
+"""The output projection of a core, and the norms after it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def project(
     b: PassBuilder, layer: Value, name: str, width: int, group: str, *, private: bool = False,
     first: Part | None = None, quantized: bool = False,
 ) -> None:  # fmt: skip
-    """The unit that ends a block: x += output projection · rows `name`, each `width` long, with the norms behind it.
+    """The unit that ends a block: x += output projection · rows `name`, each `width` long, with the norms after it.
 
     group: of the output's matrix, and the name of the phase. private: in a step, each thread has its own copy of the
-    row. first: what the phase does before the rows are read. quantized: the rows are, already.
+    row. first: work of the phase before it reads the rows. quantized: the rows are quantized already.
     """
     if not quantized:
         b.quantize_chunk(name, width, layer, group)
@@ -55,7 +55,7 @@ def _add(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
 
 
 def _rescaled(b: PassBuilder, layer: Value, total: Value) -> Value:
-    """Hidden states behind the block, times its value in the file if it has one."""
+    """Hidden states after the block, times the block's scale in the file if it has one."""
     if b.block.rescale is None:
         return total
     return total * spread(b.weights.floats[b.layer_at(layer, b.block.rescale)])
