@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from edge.backends.tvm.gpu.engine import GPUEngine
 
 KV_DTYPES = ("f16", "int8", "int4", "f32")
-SHOWN_BYTES = 78 << 20  # that drivers take to show their GPUs; measured with lavapipe and pocl
-# What a driver takes beside `SHOWN_BYTES` and our buffers, by the kinds of blocks and so of kernels. First runs with
-# lavapipe count always, since Mesa's cache is not ours: measured, 92 to 104 MiB with two kinds of blocks, 83 to 123
-# with three, 160 with seven (Gemma 4). With pocl up to 76 once we have its binaries.
+SHOWN_BYTES = 78 << 20  # of drivers, to list their GPUs; measured with lavapipe and pocl
+# A driver's memory besides `SHOWN_BYTES` and our buffers, by the kinds of blocks and so of kernels. Every run with
+# lavapipe counts as a first one, since Mesa's cache is not ours: measured, 92 to 104 MiB with two kinds of blocks, 83
+# to 123 with three, 160 with seven (Gemma 4). With pocl up to 76 once we have its binaries.
 _DRIVER_BYTES = 96 << 20
 _BLOCK_BYTES = 16 << 20
-# Beside these, of int4, whose kernels of attention are three times as long. Measured: a first run of SmolLM2 takes
-# 392 MiB, with f16 337.
+# More for int4, whose attention kernels are three times as long. Measured: a first run of SmolLM2 takes 392 MiB, with
+# f16 337.
 _TRANSFORM_BYTES = 48 << 20
 
 # Bytes on the host for each row of a head: its physical row and position, and scratch of the policy.
@@ -34,7 +34,7 @@ _LOOKED_AT = 24  # bytes for each value of keys that are read or rotated at once
 
 
 def kernels_bytes(kinds: int, kv_dtype: str) -> int:
-    """Of a driver, for the kernels of `kinds` kinds of blocks."""
+    """Bytes of a driver, for the kernels of `kinds` kinds of blocks."""
     from edge.backends.tvm.kv.row_formats import FORMATS
 
     return _DRIVER_BYTES + _BLOCK_BYTES * kinds + _TRANSFORM_BYTES * FORMATS[kv_dtype].transformed
@@ -83,7 +83,7 @@ class GPU(Backend):
         make_weights(file, spec, choose_adapter().limits.binding)
 
     def check_elsewhere(self, file: GGUFFile, spec: ModelSpec, system: str) -> None:
-        """The other device's GPU is not known."""
+        """Checks against WebGPU's limits, since the other device's GPU is unknown."""
         from edge.backends.tvm.gpu.hosts import PORTABLE
         from edge.backends.tvm.gpu.weights import make_weights
 
@@ -153,8 +153,8 @@ class GPU(Backend):
         return self.DRIVER_BYTES + COMPILER_BYTES
 
     def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
-        """Of TVM's compiler in its child, beside the driver that lists GPUs; then of the driver's compiler, which runs
-        in this process, beside all that the engine allocates."""
+        """The larger of two: TVM's compiler in its child, beside the driver that lists GPUs; and the driver's compiler,
+        which runs in this process, with all that the engine allocates."""
         from edge.backends.tvm.gpu.compiled import compiler_bytes, find_program
         from edge.backends.tvm.gpu.design import Design
         from edge.backends.tvm.gpu.hosts import choose_adapter, host_named
@@ -177,7 +177,7 @@ class GPU(Backend):
         return host_named(adapter.host).compiling_bytes(adapter, None) is not None
 
     def gpu_memory(self) -> GPUMemory:
-        """Of the GPU that `load` takes. Raises UnsupportedError if there is none."""
+        """The memory of the GPU that `load` uses by default. Raises UnsupportedError if there is none."""
         from edge.backends.tvm.gpu.hosts import choose_adapter, free_memory
 
         adapter = choose_adapter()
@@ -197,7 +197,7 @@ class GPU(Backend):
     def load(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None
     ) -> GPUEngine:
-        """Make the kernels unless the cache folder has them, compile them by the driver, upload the weights.
+        """Generate the kernels unless the cache folder has them, let the driver compile them, upload the weights.
 
         Raises EngineError if the driver fails or the device's memory is too small, CacheError if the cache folder
         cannot be written.

@@ -1,7 +1,8 @@
-"""LoRA adapters as the kernels read them: a buffer for each layer, with A and B of every matrix that may have one.
+"""LoRA adapters, packed for the kernels: a buffer for each layer, with A and B of every matrix that may have one.
 
-Both are float16, or float32 where the KV cache is: A as a matrix of the model, B row by row. Ranks are zero-padded to
-one number, which the kernels are compiled for; what an adapter leaves alone is zero. TVM is not needed.
+Both are float16, or float32 where the KV cache is: A in the layout of the model's matrices, B row by row. Ranks are
+zero-padded to one number, which the kernels are compiled for; matrices without an adapter have zeros. TVM is not
+needed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Adapters:
-    """The adapters that a program has room for."""
+    """The adapters that a program supports."""
 
     rank: int = 0  # padded; 0: none
     kind: str = "F16"  # block type of A and B
@@ -80,7 +81,7 @@ class Adapters:
         return frozenset((number, name) for number, layout in enumerate(weights.layers) for name in self.layer(layout))
 
     def check(self, weights: WeightsLayout, limit: int) -> None:
-        """Raise UnsupportedError if kernels cannot see a layer's adapters. limit: bytes that they see of a buffer."""
+        """Raise UnsupportedError if a layer's adapters exceed `limit`, the bytes of a buffer that kernels can read."""
         largest = max(self.buffers(weights).values(), default=0)
         if largest > limit:
             raise UnsupportedError(
@@ -104,7 +105,7 @@ def adapter_bytes(network: Network, rank: int, kv_dtype: str) -> int:
 def pack_adapters(
     lora: Lora, tensors: dict[str, Source], weights: WeightsLayout, adapters: Adapters
 ) -> Iterator[tuple[Packed, Adapted]]:
-    """Pack each layer's buffer, whole; with the matrices that the adapters change.
+    """Yield each layer's whole buffer, packed, and the matrices that the adapters change there.
 
     Raises UnsupportedError for adapters of convolutions, ModelFormatError for values that are not finite, or beyond
     float16.

@@ -13,8 +13,8 @@ from edge.errors import MissingExtraError
 _THREADS = 256
 _STEPS = 32  # loads of 16 bytes by a thread
 _GROUP = _THREADS * _STEPS * 16  # bytes that a workgroup reads, one after the other
-_BUFFER = 128 << 20  # bytes: what every driver binds
-_BUFFERS = 4  # read in turn: beyond the caches of cards
+_BUFFER = 128 << 20  # bytes, which every driver can bind
+_BUFFERS = 4  # read in turn: together larger than the caches of cards
 _LEAST = 8  # workgroups, where memory is short
 _RUNS = 8  # of which the best counts: other processes disturb the rest
 

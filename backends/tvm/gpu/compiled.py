@@ -29,7 +29,7 @@ _IMPORTED = 0.5  # share of the work that importing TVM is
 
 
 def compiler_bytes(*, adapters: bool) -> int:
-    """Of the child. adapters: the program has room for them."""
+    """Bytes of the child. adapters: the program supports LoRA adapters."""
     return COMPILER_BYTES + _FOR_ADAPTERS * adapters
 
 

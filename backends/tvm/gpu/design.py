@@ -25,12 +25,12 @@ from edge.model.tensors import find_network
 from edge.records import dataclass
 
 ANGLES_AHEAD = 64  # decode steps for which angles are computed at once
-KEYS, VALUES = 1, 2  # what is moved of a row
+KEYS, VALUES = 1, 2  # the parts of a row that a move copies
 RING = "ring_"  # before the names of buffers of an arena of rings alone
 RING_MOVE = "edge_move_ring"  # the kernel that moves its rows
 MOST_MOVED = 4096  # pairs of rows that are moved at once
 PICKS = 256  # ids that may be picked before the host reads them
-LANES = 16  # of which rows of the KV cache have whole multiples
+LANES = 16  # heads of KV rows are padded to multiples of this
 ALIGNMENT = 64  # words, between the parts of `Tables`: 256 bytes
 
 

@@ -86,7 +86,7 @@ class GPUEngine:
 
     def _warm_up(self) -> None:
         """Run every decode kernel once: some drivers compile on the first run, whose time, energy and memory belong to
-        loading. With adapters that are zero, if there is room for any. Then choose what keys are reflected by."""
+        loading. If adapters are supported, they are zero here. Then choose the normals of the keys' reflections."""
         for count in sorted({1, min(2, self.config.chunk, self._kv.free)}):
             self.forward(np.zeros(count, np.int32))
             self._kv.truncate(0)
@@ -146,7 +146,7 @@ class GPUEngine:
             self._passes[name] = self._device.record(dispatches, self._buffers)
 
     def set_lora(self, lora: Lora | None) -> None:
-        """See AdaptedEngine. Products that no adapter changes run as they do without any."""
+        """See AdaptedEngine. Products that no adapter changes run the kernels without adapters."""
         check_lora(lora, self.config)
         if self._closed:
             raise EngineError("the engine is closed")
@@ -156,7 +156,7 @@ class GPUEngine:
         self._record()
 
     def _write_adapters(self, lora: Lora) -> Adapted:
-        """Returns what they change. Packs twice, since the adapters before stay if this fails."""
+        """Upload adapters; returns the matrices that they change. Packs twice, to keep the previous ones on failure."""
         tensors, design = find_tensors(self._file, self.spec), self.design
         for _ in pack_adapters(lora, tensors, design.weights, design.adapters):
             pass
@@ -224,7 +224,7 @@ class GPUEngine:
 
     def _steps(self, count: int) -> int:
         """The number of these tokens that can run step by step in one submission."""
-        if self._network.temperature or self._token_table:  # which the host computes for each token
+        if self._network.temperature or self._token_table:  # the host computes their inputs for each token
             return 1
         most = min(count, self.design.tables.angle_rows, PICKS, self._kv.at_once(count))
         if self._network.learned_positions:
@@ -232,7 +232,7 @@ class GPUEngine:
         return max(1, most)
 
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
-        """See PickingEngine."""
+        """See TopEngine."""
         with gpu_work(self.config.threads):
             self._forward(tokens)
             self._device.run(self._passes["top"])
@@ -277,7 +277,7 @@ class GPUEngine:
         return self._passes[f"observed {name}"]
 
     def _prepare(self, tokens: IntArray, wanted: int, rows: int) -> None:
-        """Prepare a pass. rows: to be appended by it and the passes that follow it on the device."""
+        """Prepare a pass. rows: the number that this pass and those that follow on the device append."""
         if self._closed:
             raise EngineError("the engine is closed")
         check_positions(self.spec, self._kv.next_position + rows)
@@ -310,7 +310,7 @@ class GPUEngine:
         device.write(self._buffers["tokens"], 0, tokens)
 
     def _looked_up(self, table: TokenTable, tokens: IntArray) -> FloatArray:
-        """The table's part of the vectors that tokens have for each layer (`PerLayerInput`)."""
+        """The table's share of the tokens' vectors for each layer (`PerLayerInput`)."""
         size, layers = self.design.shape.layer_inputs, self.spec.layers
         found = np.zeros((tokens.size, layers, input_stride(size)), np.float32)
         for part, rows in table.read(tokens):

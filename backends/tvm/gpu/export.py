@@ -74,7 +74,7 @@ def export(
 
 
 def any_gpu(language: str) -> Adapter:
-    """One of which nothing is known but its language."""
+    """An adapter of which only the language is known, with WebGPU's limits."""
     return Adapter("", language, 0, "any", "", "", "unknown", False, None, PORTABLE, frozenset())
 
 

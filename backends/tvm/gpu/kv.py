@@ -1,7 +1,7 @@
 """KV rows in device buffers, with the interface of `tvm/kv/rows.py`.
 
-Rows that travel between host and device go through contiguous staging rows behind those of the arena, so that each
-array is read or written by a single copy.
+Rows are copied between host and device through contiguous staging rows after those of the arena, so that each array is
+read or written by a single copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge.backends.tvm.kv.regions import TILE, Move
 from edge.backends.tvm.kv.row_formats import FORMATS, decode, encode, pack_keys, unpack_keys
 from edge.types import AnyArray, FloatArray, IntArray
 
-STAGED = 1024  # rows behind those of the arena
+STAGED = 1024  # staging rows, after those of the arena
 
 
 def arena_bytes(count: int, head: int, dtype: str, *, observes: bool = False) -> dict[str, int]:
@@ -37,8 +37,8 @@ def to_memory(form: RowForm, codes: AnyArray) -> AnyArray:
 
 class DeviceRows:
     """`count` rows of all heads in device memory. changed: buffers were replaced (see `release`). observed: `paid` may
-    hold attention that `collect` has not fetched. normals: see `HostRows`; the kernels' are in `Tables`. kernel: that
-    moves rows."""
+    hold attention that `collect` has not fetched. normals: see `HostRows`; kernels read theirs from `Tables`. kernel:
+    name of the one that moves rows."""
 
     def __init__(
         self, device: Device, count: int, head: int, dtype: str, *, observes: bool = False,

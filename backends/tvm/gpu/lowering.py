@@ -68,8 +68,8 @@ def lower(built: Built, language: str) -> Kernel:
 def _adapted(source: str, language: str, built: Built) -> str:
     """Add what TVM omits. OpenCL and CUDA: read-only buffers become const, so that loads go through read-only caches.
     OpenCL and Metal: the workgroup size, which their compilers schedule for. CUDA: TVM's header includes files that
-    NVRTC lacks without CUDA's own folder. A kernel waits before all else for the one before, beside which it may be
-    launched; hence read-only caches are for weights alone (those are restricted pointers to const)."""
+    NVRTC lacks without CUDA's own folder. A kernel waits at its start for the previous one, which may still run; hence
+    only weights go through read-only caches (by restricted pointers to const)."""
     if language == "metal":
         return source.replace("kernel void", f"[[max_total_threads_per_threadgroup({built.threads})]]\nkernel void")
     if language not in ("cuda", "opencl"):
@@ -92,6 +92,6 @@ def _with_prelude(source: str, language: str) -> str:
         source = re.sub(r"\((float4|int4|uint4)\)\(", r"\1(", source)
     used = [text for name, text in PRELUDES[language].items() if re.search(rf"\b{name}\b", source)]
     head = WITHOUT_PRELUDE.search(source) if language == "metal" else None
-    if head:  # behind the includes
+    if head:  # after the includes
         return source[: head.end()] + "".join(used) + source[head.end() :]
     return "".join(used) + source

@@ -66,7 +66,7 @@ class Program:
     passes: dict[str, tuple[Dispatch, ...]]  # dispatches in order, by name of the pass
 
     def dispatches(self, name: str, changed: AbstractSet[tuple[int, str]] = frozenset()) -> tuple[Dispatch, ...]:
-        """Those of a pass with adapters that change these matrices, each a layer and a name."""
+        """The dispatches of a pass with adapters that change these matrices, each a layer and a name."""
 
         def runs(each: Dispatch) -> bool:
             found = any((each.layer, matrix) in changed for matrix in each.product)

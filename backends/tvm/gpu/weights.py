@@ -167,7 +167,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class ExpertPiece:
-    """Experts of a layer from number `first` on, one behind the other, in a buffer of their own."""
+    """Experts of a layer from number `first` on, one after the other, in a buffer of their own."""
 
     buffer: str
     first: int
@@ -367,7 +367,7 @@ def _pack_experts(
 def _pack(
     data: BinaryIO, info: TensorInfo, runs: Sequence[tuple[int, int]], buffer: str, tensor: Tensor
 ) -> Iterator[Packed]:
-    """Pack runs of rows of a tensor of the file: the first one's number, and how many."""
+    """Pack rows of a tensor of the file. runs: each a first row and a number of rows."""
     if isinstance(tensor, Vector):
         raw = _read(data, info, 0, info.nbytes).reshape(1, -1)
         values = dequantize(raw, info.type).reshape(-1, tensor.size // sum(count for _, count in runs))

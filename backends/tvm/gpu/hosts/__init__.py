@@ -15,7 +15,7 @@ from edge.errors import UnsupportedError
 from edge.records import dataclass
 from edge.types import AnyArray
 
-Buffer = Any  # as the host likes it
+Buffer = Any  # the host's own type
 Recording = Any
 
 ALIGNMENT = 256  # bytes, of slices
@@ -125,8 +125,8 @@ class Host(Protocol):
         ...
 
     def compiling_bytes(self, adapter: Adapter, kernels: Iterable[Kernel] | None) -> int | None:
-        """Bytes of the process that the driver takes to compile these kernels (None: those of any model), beyond what
-        plans count of it in every run; 0 if it takes no more. None: nobody has measured this driver."""
+        """Bytes of this process that the driver needs to compile these kernels (None: those of any model), beyond its
+        memory in every run, which plans count anyway. Returns None for drivers that were not measured."""
         ...
 
 
@@ -150,8 +150,8 @@ def what_is_missing() -> list[str]:
 
 
 def choose_adapter(text: str | None = None) -> Adapter:
-    """The adapter whose name contains this text, or whose `place` or `key` it is; default: that of `EDGE_GPU`, else the
-    first that is not a software adapter.
+    """The adapter whose name contains `text`, or whose `place` or `key` equals it. Default: that of `EDGE_GPU`, else
+    the first that is not a software adapter.
 
     Raises UnsupportedError with the adapters that exist, or with the places searched; also if `EDGE_GPU` is off.
     """
@@ -190,7 +190,7 @@ def card_of(adapter: Adapter) -> nvml.Card | None:
 
 
 def free_memory(adapter: Adapter) -> int | None:
-    """Free bytes of a card's own memory as its driver tells, or else all that it has; None if unknown."""
+    """Free bytes of a card's own memory if its driver reports them, else the size of this memory; None if unknown."""
     card = card_of(adapter)
     free = None if card is None else nvml.free_memory(card)
     return adapter.memory if free is None else free

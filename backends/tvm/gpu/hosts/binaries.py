@@ -1,4 +1,4 @@
-"""Compiled kernels in the cache folder, since compiling a model's takes a phone seconds."""
+"""Compiled kernels in the cache folder, since a phone takes seconds to compile a model's."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A recording is a CUDA graph, captured from ordinary launches once for each number of workgroups that a pass may have,
 and replayed by one call. Kernels are compiled for the device's own architecture.
 
-Since compute capability 9.0 a kernel of a graph is launched as soon as all workgroups of the one before run, and waits
-for its end (programmatic dependent launch): see `lowering.py` for the kernels' part.
+Since compute capability 9.0, a kernel of a graph is launched as soon as all workgroups of the previous kernel run, and
+waits for its end (programmatic dependent launch): see `lowering.py` for the kernels' part.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def open_device(adapter: Adapter) -> CudaDevice:
 
 
 def compiling_bytes(_adapter: Adapter, _kernels: Iterable[Kernel] | None) -> int | None:
-    """Not measured."""
+    """None: not measured."""
     return None
 
 
@@ -333,7 +333,7 @@ class CudaDevice:
             self._do("cuGraphDestroy", graph)
 
     def _launch(self, launch: _Launch, tokens: int, *, overlaps: bool = False) -> None:
-        """overlaps: it may be launched before the end of the launch before, for which it waits."""
+        """Launch a kernel. overlaps: it may start before the previous launch ends, and then waits for that itself."""
         cu, config = self._cu, self._cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY = launch.dispatch.workgroups(tokens)
         config.blockDimX, config.blockDimY = launch.threads

@@ -60,7 +60,7 @@ def open_device(adapter: Adapter) -> OpenCLDevice:
 
 
 def compiling_bytes(adapter: Adapter, kernels: Iterable[Kernel] | None) -> int | None:
-    """Of pocl: with a binary it compiles little, even if its own cache is empty."""
+    """See `Host`. With a binary, pocl compiles little, even if its own cache is empty."""
     if not adapter.driver.startswith(_POCL):
         return None
     compiler = _compiler(adapter)

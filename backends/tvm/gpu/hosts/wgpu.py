@@ -65,7 +65,7 @@ def open_device(adapter: Adapter) -> WGPUDevice:
 
 
 def compiling_bytes(adapter: Adapter, _kernels: Iterable[Kernel] | None) -> int | None:
-    """Of lavapipe, plans count the compiler in every run, whatever Mesa's own cache has kept."""
+    """See `Host`. 0 for lavapipe, whose compiler plans count in every run, whatever Mesa's own cache holds."""
     return 0 if adapter.name.startswith(_LAVAPIPE) else None
 
 
@@ -146,7 +146,7 @@ class WGPUDevice:
         self._pipelines = dict[str, _Pipeline]()
         self._buffers = set[_Buffer]()
         self._frees = self._staged = 0
-        self._held = list[tuple[Any, Any]]()  # functions that release, and what
+        self._held = list[tuple[Any, Any]]()  # release functions, and the handles that they release
         self._stage: _Buffer | None = None
         self._device = self._open(handle, number)
         self._queue = self._lib.wgpuDeviceGetQueue(self._device)

@@ -16,8 +16,8 @@ TIMEOUT = "the GPU reset, was removed, or a submit took longer than its driver a
 
 
 class Errors:
-    """Errors of a device from callbacks: why it is lost, and what this thread's calls have caused since the last look.
-    The library calls back before the failing call returns."""
+    """Errors of a device from callbacks: the reason of its loss, and errors of this thread's calls since the last
+    check. The library calls back before the failing call returns."""
 
     def __init__(self) -> None:
         self.lost = ""

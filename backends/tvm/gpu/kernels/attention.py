@@ -57,8 +57,8 @@ from edge.model.cores import Attention
 NEVER = -1e30  # the score of a row that the query must not see
 _SCORES = 1536  # float32 of shared memory for the scores of a block
 _QUERIES = 1024  # float32 of shared memory for queries
-# Rows of which a thread reads values before it mixes them, where activations are staged as well: by default on GPUs
-# with tensor cores, the only ones on which it was measured.
+# Rows whose values a thread reads before it mixes them, if activations are staged as well: by default on GPUs with
+# tensor cores, the only ones on which this was measured.
 _READ = 8
 
 
@@ -101,7 +101,7 @@ def attend(
     def body(scope: Scope) -> None:
         ready, memory = scope.shared(slots * form.stored), scope.shared(split.at_once * threads)
         scores = scope.shared(max(split.at_once * split.rows, slots * form.stored if heads else 0))
-        token = let(T.min(scope.row, to_int(scope.tables[State.COUNT]) - 1))  # the last one stands for those behind it
+        token = let(T.min(scope.row, to_int(scope.tables[State.COUNT]) - 1))  # rows beyond the end repeat the last one
         kv_head, turn = let(quotient(scope.group, split.turns)), let(remainder(scope.group, split.turns))
         first_query = let(kv_head * core.group + turn * split.at_once)
         head = let(scope.layer * tables.kv_heads + kv_head)
@@ -238,7 +238,7 @@ def attend(
                     for place, code, scale in zip(places, codes, scales, strict=True):
                         values = [let(value) for value in unpack(form, code, scale)]
                         for number, words in enumerate(out):
-                            # Behind the last row a score is none, or of a block before.
+                            # After the last row, there is no score, or one of an earlier block.
                             score = scores[T.min(place, rows - 1) + number * split.rows]
                             power = hold(select(place < rows, score, f32(0.0)))
                             power = let(power * scale[0]) if form.dtype == "int8" else power
@@ -308,7 +308,7 @@ def load_queries(
     first: Value, head: Value, factors: Buffer,
 ) -> None:  # fmt: skip
     """Load `count` query heads of a token from `first` on into shared memory, [count, form.stored], zero-padded, and
-    transform them as the KV head's rows are. head: that one, among those of all layers. factors: shared [count]."""
+    transform them like the KV head's rows. head: its number among those of all layers. factors: shared [count]."""
     slots = slots_of(core)
     with strided(scope, count * form.stored) as index:
         own, value = let(quotient(index, form.stored)), let(remainder(index, form.stored))

@@ -55,7 +55,7 @@ class Causal:
         return total.value
 
     def keep(self, scope: Scope, count: Value, groups: int) -> None:
-        """The last inputs become the state; all `groups` workgroups of a kernel divide the channels."""
+        """Write the last inputs to the state; all `groups` workgroups of a kernel divide the channels."""
         with loop(0, -(-self.mixed // (groups * scope.threads))) as turn:
             channel = let((turn * groups + scope.group) * scope.threads + scope.thread)
             with when(channel < self.mixed):
@@ -68,8 +68,8 @@ class Causal:
 
 
 def convolve(name: str, core: ShortConvolution, taps: Vector) -> Built:
-    """`mixed`, float32 [tokens, padded hidden], from the rows (B, C, z) in `channels`. A thread has one channel of all
-    tokens: its last inputs move through registers.
+    """Compute `mixed`, float32 [tokens, padded hidden], from the rows (B, C, z) in `channels`. A thread has one channel
+    of all tokens: its last inputs move through registers.
 
     Scalars: state, the layer's first value in `states`. Buffers: w1 has the taps, [hidden, kernel].
     """

@@ -1,7 +1,7 @@
 """Mixtures of experts (`edge.model.cores.Experts`): the choice, and the products of chosen experts, token by token.
 
-A token's experts are in ascending order, and what they add is summed in this order by the threads that have the rows.
-Experts of a layer lie in one or more buffers; a kernel sees one, and skips experts that are elsewhere.
+A token's experts are in ascending order, and their outputs are summed in this order by the threads that have the rows.
+Experts of a layer lie in one or more buffers; a kernel reads one, and skips experts in the others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _THREADS = 64  # that choose a token's experts
 
 def route(name: str, core: Experts, bias: Vector | None, tokens: int) -> Built:
     """Choose each token's experts, `chosen` int32 [tokens, used], by `routes`, and their shares, `shares` float32
-    [tokens, used], with the shared expert's behind them. bias: of the choice, in the buffer w1.
+    [tokens, used], followed by the shared expert's. bias: of the choice, in the buffer w1.
 
     An expert is chosen if fewer than `used` others come before it: those of larger scores, and of equal ones the first.
     """
@@ -114,7 +114,7 @@ class Mixture:
 
 
 def widen(name: str, of: Mixture, tuning: Tuning, tokens: int) -> Built:
-    """`inner`, float32 [tokens, used, padded ffn]: activation(gate · x) · up · x, of normalized rows `x`."""
+    """Compute `inner`, float32 [tokens, used, padded ffn]: activation(gate · x) · up · x, of normalized rows `x`."""
     core, columns = of.core, of.inputs[0][0].columns
     split = split_of(columns, tuning)
     teams, rows, padded = tuning.workgroup // split, tuning.rows, of.output[0].columns
@@ -187,7 +187,7 @@ def narrow(name: str, of: Mixture, tuning: Tuning, tokens: int, scale: float) ->
 
 
 class _Chosen:
-    """A token's expert. is_here: the kernel sees it. words: its weights, or another one's."""
+    """A token's expert. is_here: whether the kernel's buffer has it. words: its weights, or those of another if not."""
 
     def __init__(self, scope: Scope, of: Mixture, slot: Value) -> None:
         expert = hold(scope.chosen[scope.row * of.core.used + slot] - i32(of.first), "int32")

@@ -1,4 +1,4 @@
-"""The activations of a step's product: the hidden states of one token, with what is added to them and their norm."""
+"""The activations of a step's product: the hidden states of one token, with a pending residual and their norm."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Inputs:
     product: Product
     first: Value  # their row's start in `x`, in units of 4
     weights: Words  # of the norm
-    writes: Value  # this thread writes their sums with the residual
+    writes: Value  # whether this thread writes their sums with the residual
     residual_statistics: Statistics | None = None  # of the residual's norm
     statistics: Statistics | None = None  # of a LayerNorm
     staged: Buffer | None = None  # all of them in shared memory, normalized but for a late scale
@@ -80,8 +80,8 @@ class Inputs:
         return hold(x + (more * spread(f32(residual.scale)) if residual.scale != 1 else more), "float32x4")
 
     def stage(self, memory: Buffer, scratch: int) -> Inputs:
-        """Bring them to shared memory: the first vectors of all parts, then the second ones …, since threads side by
-        side read parts side by side. scratch: as of `bring`."""
+        """Copy the activations to shared memory: the first vectors of all parts, then the second ones …, since adjacent
+        threads read adjacent parts. scratch: as in `bring`."""
         stride = _stride(self.product)
         staged = self.scope.shared(QUADS * stride, "float32x4")
 
@@ -95,8 +95,8 @@ class Inputs:
         self, memory: Buffer, scratch: int, items: int, places: Callable[[Value], Sequence[Value]],
         put: Callable[[Value, Sequence[Value]], None],
     ) -> Inputs:  # fmt: skip
-        """Let the workgroup put all vectors, normalized but for a late scale, to shared memory, item by item. places:
-        the vectors of an item. scratch: the first of as many elements of memory as there are threads."""
+        """Copy all vectors to shared memory, normalized but for a late scale; the workgroup's threads divide the items.
+        places: the vectors of an item. put: stores them. scratch: first element of memory for one value per thread."""
         scope, norm, squares = self.scope, self.product.norm, Register(spread(f32(0.0)), "float32x4")
         with strided(scope, items) as item:
             found = []

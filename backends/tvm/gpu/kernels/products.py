@@ -63,7 +63,7 @@ class Epilogue:
     scale: float = 1.0  # of the results, bias included, before `cap`
     cap: float = 0.0
     activation: str = ""
-    inputs: int = 0  # if not 0: also multiplied by rows of `inputs` of so many values
+    inputs: int = 0  # if not 0: also multiplied by rows of the buffer `inputs`, which have this many values
     share: tuple[int, int] | None = None  # (stride, place): also multiplied by this value of the token in `shares`
 
 
@@ -132,7 +132,7 @@ class Band:
 
     scope: Scope
     product: Product
-    number: Value  # of all bands of the product; behind the last one, none of its rows is a matrix's
+    number: Value  # among all bands of the product; a band after the last one has no rows of a matrix
     starts: tuple[int, ...]  # each bundle's first band, and the end
     first: Value  # its first row in the matrix
     rows: Value  # of the matrix
@@ -140,7 +140,7 @@ class Band:
 
     @classmethod
     def of(cls, scope: Scope, product: Product, height: int, number: Value | None = None) -> Band:
-        """A band of `height` rows, that of the workgroup if no other."""
+        """A band of `height` rows. number: by default, the workgroup's."""
         number = scope.group if number is None else number
         starts, heads = _starts(product, height), [bundle[0] for bundle in product.bundles]
 
@@ -155,7 +155,7 @@ class Band:
         return cls(scope, product, number, starts, first, rows, hold(chosen([head.at for head in heads]), "int32"))
 
     def each(self) -> Iterator[Sequence[Factor]]:
-        """Iterate over bundles, each inside the condition that the band has it."""
+        """Iterate over bundles, each within a condition that the band belongs to it."""
         for number, bundle in enumerate(self.product.bundles):
             with self._only(number):
                 yield bundle
@@ -211,7 +211,7 @@ class Band:
         store(self.scope.out, at, self.scope.out[at] + value if epilogue.kind == "add" else value)
 
     def _add_low_rank(self, value: Register, factor: Factor, low: LowRank, row: Value, token: Value) -> None:
-        """value += row of B · A x, which `low` has for all matrices of the product."""
+        """value += row of B · (A x). The buffer `low` has A x for all matrices of the product."""
         factors, quads = self.product.factors, low.row_words // 4
         x_at = let((token * len(factors) + factors.index(factor)) * (low.rank // 4))
         b_at, found = let(row * quads + low.at // 4), Register(spread(f32(0.0)), "float32x4")

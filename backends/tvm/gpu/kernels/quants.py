@@ -45,7 +45,7 @@ _BF16_BITS = 7  # of a mantissa
 class Words:
     """A buffer of weights under both of its types: w4 uint32x4, w1 uint32.
 
-    column: where it is not None, of each 4 words this one alone is read, and what would be a vector is its element.
+    column: if not None, only this word of each 4 is read, and values are scalars instead of vectors.
     """
 
     w4: Buffer
@@ -106,7 +106,7 @@ def _held(value: Value) -> Value:
 
 
 def _spread(scalar: Value, value: Value) -> Value:
-    """As a vector if the value is one."""
+    """The scalar as a vector, if the value is one."""
     return spread(scalar) if is_vector(value) else scalar
 
 
@@ -131,8 +131,8 @@ def is_scaled(block: Block) -> bool:
 
 
 def read_scaled(words: Words, matrix: Matrix, row: Value, part: Value) -> tuple[list[Value], list[Value]]:
-    """The integers of a part as `read_values` returns weights, of a block that `is_scaled`, and the scales of its
-    halves, or of all."""
+    """The integers of a part, as `read_values` returns weights, and the scales of its halves, or of all. For blocks
+    that are `is_scaled`."""
     raw = _fetch(words, matrix, row, part)
     return _centered(raw, matrix, part), [each.scale for each in scales_of(raw, matrix, part)]
 

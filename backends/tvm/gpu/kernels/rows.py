@@ -111,7 +111,7 @@ def rows_before(scope: Scope, tables: Tables, head: Value) -> Value:
 
 
 def buffers_of(form: RowForm) -> dict[str, str]:
-    """Of the cache, as most kernels see them."""
+    """The cache's buffers, with the types that most kernels use."""
     return {"keys4": "uint32x4", "values": "uint32"} | ({"row_scales": form.scale_type} if form.scaled else {})
 
 

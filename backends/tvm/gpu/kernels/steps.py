@@ -125,7 +125,7 @@ def _power_of_two(count: int) -> int:
 def _multiply(
     scope: Scope, product: Product, band: Band, inputs: Inputs, memory: Buffer, split: int, tuning: Tuning
 ) -> Found:
-    """Multiply the rows of a workgroup; the sums are in memory behind a barrier."""
+    """Multiply the rows of a workgroup; the sums are in memory after a barrier."""
     words, parts, rows = Words(scope.w4, scope.w1), product.columns // PART, tuning.rows
     together = min(split, WARP) if tuning.stage else 1  # threads that add their sums without shared memory
     team, place = let(quotient(scope.thread, split)), let(remainder(scope.thread, split))

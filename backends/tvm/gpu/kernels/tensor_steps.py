@@ -1,13 +1,13 @@
 """The products of a step on NVIDIA's tensor cores, in CUDA: fewer instructions for a weight, and reads far ahead.
 
-A tensor core multiplies 16 rows of A by 8 columns of B, 16 products each. Thread 4 g + t of a warp holds what A has of
-the rows g and g + 8 in four columns of the 16. Here that is a part of its own of each row, with integers as bfloat16,
-so that a load brings 16 bytes of one row. Columns 2 t and 2 t + 1 of B have the activations of this part, their high
-and their low halves (`tensor_tiles.py`), where A has thread t's columns, and zero elsewhere. So the products of a part
-come out at the thread that has its scale.
+A tensor core multiplies 16 rows of A by 8 columns of B, 16 products each. Thread 4 g + t of a warp holds four of the 16
+columns of A, in the rows g and g + 8. Here these four are a part of its own in each row, with integers as bfloat16, so
+that a load brings 16 bytes of one row. Columns 2 t and 2 t + 1 of B have the activations of this part, their high and
+their low halves (`tensor_tiles.py`), at the places of thread t's columns in A, and zeros elsewhere. So the products of
+a part arrive at the thread that has its scale.
 
-Weights do not depend on the kernel before: the first ones are read into registers while it still runs. A workgroup
-brings activations to shared memory once, and goes through several bands of rows: while it multiplies one, it reads the
+Weights do not depend on the previous kernel: the first ones are read into registers while it still runs. A workgroup
+copies activations to shared memory once, and goes through several bands of rows: while it multiplies one, it reads the
 next.
 """
 
@@ -102,7 +102,7 @@ class Multiplication:
         return self.product.columns // PART
 
     def fetch(self) -> None:
-        """Begin to read the first weights. They are no other kernel's results."""
+        """Begin to read the first weights, which no other kernel writes."""
         band = self._band(i32(0))
         rows = self._rows(band)
         for bundle in band.each():
@@ -110,8 +110,8 @@ class Multiplication:
                 self._fetch(held, bundle, rows, self._part(i32(stage)))
 
     def run(self, inputs: Inputs, memory: Buffer, scratch: int, finish: Callable[[Band, Found], None]) -> None:
-        """Multiply by the inputs, which are brought to shared memory first (scratch: see `Inputs.bring`), and finish
-        each band. memory: two times what a band needs, if there are several."""
+        """Multiply by the inputs, which are copied to shared memory first (scratch: see `Inputs.bring`), and finish
+        each band. memory: twice a band's need, if there are several."""
         staged, inputs = self._bring(inputs, memory, scratch)
         form = self.form
         with loop(0, form.bands) as number:
@@ -156,7 +156,7 @@ class Multiplication:
         return find
 
     def _band(self, number: Value) -> Band:
-        """The number-th of this workgroup."""
+        """Band `number` of this workgroup."""
         whole = hold(self.scope.group * self.form.bands + number, "int32") if self.form.bands > 1 else self.scope.group
         return Band.of(self.scope, self.product, self.height, whole)
 
@@ -253,7 +253,7 @@ class _Held:
         self._words = [Register(u32(0), "uint32") for _ in range(words)]
 
     def fetch(self, scope: Scope, factor: Factor, row: Value, part: Value) -> None:
-        """By plain loads on purpose: ptxas moves those of read-only data (`.nc`) behind griddepcontrol.wait."""
+        """Uses plain loads on purpose: ptxas moves read-only ones (`.nc`) behind griddepcontrol.wait."""
         quads, words = places(factor.matrix, row, part)
         for register, at in zip(self._quads, quads, strict=False):
             register.fetch(scope.w4, at)

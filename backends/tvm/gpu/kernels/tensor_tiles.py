@@ -1,9 +1,9 @@
 """The products of a chunk on NVIDIA's tensor cores, in CUDA.
 
-A tensor core multiplies bfloat16 and adds float32. An activation x becomes high + low, two bfloat16 that are x to 2⁻¹⁷.
-The integers q of quantized weights are bfloat16 as they are: x · q is high · q + low · q, and scales multiply sums of
-16 or 32 products. Other weights become high + low, too, and their products high · high + high · low + low · high. (TF32
-takes the time of two of these products for an error of 2⁻¹¹, and activations overflow float16.)
+A tensor core multiplies bfloat16 and adds float32. An activation x becomes high + low, two bfloat16 whose sum is x to
+2⁻¹⁷. The integers q of quantized weights are exact in bfloat16: x · q is high · q + low · q, and scales multiply sums
+of 16 or 32 products. Other weights become high + low, too, and their products high · high + high · low + low · high.
+(TF32 takes the time of two of these products for an error of 2⁻¹¹, and activations overflow float16.)
 
 The warps of a workgroup share a part of the activations in shared memory. Each multiplies rows of its own, which it
 dequantizes straight into the registers where tensor cores expect them: thread 4 g + t of a warp has, of the rows g and

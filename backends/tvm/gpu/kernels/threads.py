@@ -220,7 +220,7 @@ def warp_sum(value: Value, threads: int) -> Value:
 
 
 def begin() -> None:
-    """In CUDA: wait for the kernel before, which may still run. Kernels that do not call it wait before all else."""
+    """In CUDA: wait for the previous kernel, which may still run. Kernels that do not call it wait at their start."""
     T.evaluate(T.call_extern("int32", "edge_begin"))
 
 
@@ -267,7 +267,7 @@ class Register:
         T.buffer_store(self._buffer, value, [0])
 
     def fetch(self, buffer: Buffer, at: Value) -> None:
-        """In CUDA: load an element that no kernel writes; the load stays at this place, before `begin` too."""
+        """In CUDA: load an element that no kernel writes; the load stays at this place, even before `begin`."""
         T.evaluate(T.call_extern("int32", "edge_fetch", T.address_of(self._buffer[0]), T.address_of(buffer[at])))
 
 
@@ -291,12 +291,12 @@ class Registers:
 
 
 def hold(value: Value, dtype: str = "float32") -> Value:
-    """Compute a value once, where TVM would inline the binding of `let`, as it does with all but loads."""
+    """Compute a value once. TVM inlines the bindings of `let`, except loads."""
     return Register(value, dtype).value
 
 
 def added(memory: Buffer, start: Value, count: int, step: int = 1) -> Value:
-    """The sum of `count` values in shared memory, each `step` behind the one before."""
+    """The sum of `count` values in shared memory, `step` elements apart."""
     start = let(start)
     return hold(fold(lambda one, other: one + other, [memory[start + at * step] for at in range(count)]))
 

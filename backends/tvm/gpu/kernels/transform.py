@@ -1,5 +1,5 @@
-"""What rows of 4 bits are stored as, and so what their queries are: a Householder reflection of keys, then a Hadamard
-transform. `kv/householder.py` and `kv/row_formats.py` say why, and have the same in NumPy."""
+"""The transformation of 4-bit rows, and so of their queries: a Householder reflection of keys, then a Hadamard
+transform. `kv/householder.py` and `kv/row_formats.py` give the reasons, and have the same in NumPy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def reflect(
 
 def hadamard(scope: Scope, form: RowForm, vectors: Buffer, count: int) -> None:
     """Multiply vectors [count, form.stored] in shared memory by H, in place, in blocks of the largest power of two that
-    divides the head. Ends with a barrier, and wants one before."""
+    divides the head. Needs a barrier before it, and ends with one."""
     block, distance, half = form.head & -form.head, 1, form.head // 2
     while distance < block:
         scale = f32(block**-0.5 if 2 * distance == block else 1.0)

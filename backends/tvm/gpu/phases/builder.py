@@ -40,8 +40,8 @@ class PassBuilder:
     """Collects the dispatches of a pass.
 
     single: it runs one token. observed: attention is accumulated. hidden: the buffer of the hidden states. residual: a
-    pending addition to them: the norm and its weights, for values in `normed`. is_normed: `normed` has the rows that
-    blocks beside each other see.
+    pending addition to them: the norm and its weights, for values in `normed`. is_normed: `normed` has the normalized
+    rows that parallel blocks share.
     """
 
     def __init__(self, design: Design, kernels: Kernels, *, single: bool = False, observed: bool = False) -> None:
@@ -54,7 +54,7 @@ class PassBuilder:
         return self.design.weights.layers[layer]
 
     def factors(self, names: Sequence[str], layer: int) -> tuple[Factor, ...]:
-        """Matrices whose results lie one behind the other."""
+        """Matrices whose results are concatenated."""
         layout = self.layout(layer)
         starts = accumulate((layout.matrix(name).rows for name in names), initial=0)
         return tuple(Factor.of(layout, name, at) for name, at in zip(names, starts, strict=False))
@@ -121,7 +121,7 @@ class PassBuilder:
         )  # fmt: skip
 
     def normalise_hidden(self, layer: int, block: Block) -> None:
-        """Fill `normed` with the block's normalized rows, for several products, in a step, too."""
+        """Fill `normed` with the block's normalized rows, for several products; in a step, too."""
         self.add_residual(layer)
         norm = Norm.of(self.layout(layer), block.norm, self.design.shape)
         assert norm
@@ -151,8 +151,8 @@ class PassBuilder:
         self, phase: str, layer: int | None, product: Product, lows: Sequence[LowRank],
         buffers: Mapping[str, str | Slice],
     ) -> None:  # fmt: skip
-        """The product with A x added by B, and before it the product A x of all its matrices, which adds a pending
-        residual in its stead."""
+        """Add the product A x for all matrices, then the product itself with B · (A x) added. The first one adds a
+        pending residual for both."""
         names, rank = tuple(low.name for low in lows), self.design.adapters.rank
         factors = tuple(Factor(low.a, at=number * rank) for number, low in enumerate(lows))
         first = replace(

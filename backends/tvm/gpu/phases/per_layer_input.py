@@ -14,7 +14,7 @@ from edge.model.layers import Block
 
 
 def make_inputs(made: PassBuilder) -> None:
-    """Add the projected embeddings to what the engine has put into `layer_inputs`."""
+    """Add the projected embeddings to the table's rows, which the engine has written to `layer_inputs`."""
     design, shape = made.design, made.design.shape
     rest, rows = design.weights.rest, shape.layers * shape.layer_inputs
     epilogue = Epilogue("store", rows, shape.hidden**-0.5)
