@@ -44,7 +44,7 @@ class EngineConfig:
     threads: int
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
     sequences: int = 1  # cpu: sequences that run at once, each with `capacity` rows (`BatchedEngine`)
-    observes: bool = False  # attention scores can be summed: cpu and onnx need room for them, llamacpp is slower
+    observes: bool = False  # attention scores can be summed: cpu and onnx need memory for them, llamacpp is slower
     per_head: bool = False  # cpu, onnx: room for the bookkeeping of rows that differ from head to head
     uneven: bool = False  # heads may keep different numbers of rows (`Capabilities.uneven`)
     pinned: int = 16  # cpu, onnx: first rows whose original keys are kept, since closing gaps rotates them repeatedly
@@ -56,7 +56,7 @@ class EngineConfig:
     adapter: str = ""  # gpu: the planned GPU and driver (`GPUMemory.adapter`); empty: the engine chooses
     frugal: bool = False  # cpu: compile in less memory, and before weights are packed, which takes longer
     resident: int = 0  # bytes of weights in memory at a time, the rest is streamed (`Footprint.least_weights`); 0: all
-    tuning: dict[str, int] = field(default_factory=dict)  # what `edge tune` chose, where it differs from the defaults
+    tuning: dict[str, int] = field(default_factory=dict)  # values of `edge tune` that differ from the defaults
     lora_rank: int = 0  # the largest rank of LoRA adapters that fits in the reserved memory; 0: no adapters
     lora_bytes: int = 0  # size of the adapters' files
     reads: int = 0  # cpu: most rows that a KV head reads for a single token, in pages that it selects; 0: all
@@ -175,8 +175,9 @@ class AdaptedEngine(Engine, Protocol):
     def set_lora(self, lora: Lora | None) -> None:
         """Apply these adapters, or none, from the next pass on. Empties the cache, whose `key` identifies them.
 
-        Raises InputError, and changes nothing, if their rank exceeds `EngineConfig.lora_rank`; ModelFormatError for
-        values that are not finite: the previous adapters stay, except on cpu, where none remain.
+        Raises InputError, and changes nothing, if their rank exceeds `EngineConfig.lora_rank`. Raises ModelFormatError
+        for values that are not finite, UnsupportedError for adapters that the engine cannot run: the previous adapters
+        then stay, except on cpu, where none remain.
         """
         ...
 

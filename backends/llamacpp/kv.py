@@ -207,8 +207,8 @@ class LlamaCppKV:
         self.next_position = int(self._positions[length - 1]) + 1 if length else 0
 
     def _rewind(self, length: int, end: KVState | None) -> None:
-        """Go back to a saved state. llama.cpp refuses to remove rows that a recurrent state is behind, so it comes
-        first."""
+        """Restore a saved recurrent state, then remove rows: llama.cpp refuses to remove rows that the state
+        includes."""
         if end is None or end.tail is None:
             raise RewindError("a recurrent state cannot go back to an earlier token: run the tokens again")
         if (end.key, end.next_position) != (self.key, int(self._positions[length - 1]) + 1):

@@ -39,7 +39,7 @@ def context_parameters(lib: Any, config: EngineConfig, capacity: int) -> Any:
     parameters.n_threads = parameters.n_threads_batch = config.threads
     parameters.type_k = parameters.type_v = _GGML_TYPE[config.kv_dtype]
     parameters.flash_attn_type = int(uses_flash(config))
-    parameters.swa_full = True  # else rows behind a window are overwritten, and no earlier row can be returned to
+    parameters.swa_full = True  # otherwise rows that left a window are overwritten, and no truncation reaches them
     parameters.no_perf = True
     parameters.offload_kqv = parameters.op_offload = False
     return parameters

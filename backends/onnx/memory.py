@@ -30,8 +30,8 @@ _BOOKKEEPING = 12 + 36
 _KEY_BYTES = 24  # for each value of a layer's keys while they are read or rotated
 
 
-# What QNN's emulator keeps, measured with onnxruntime-qnn 2.7: the plugin and its compiler, and of each of the two
-# graphs prepared copies of all weights.
+# Memory of QNN's emulator, measured with onnxruntime-qnn 2.7: the plugin and its compiler, and prepared copies of all
+# weights for each of the two graphs.
 _EMULATOR_BYTES, _EMULATED_COPIES = 176 << 20, 9
 
 

@@ -1,7 +1,7 @@
 """The oracle: a decoder in NumPy float32, written to be read.
 
 Every weight is dequantized to float32 at load, every formula stands as in the paper. It is slow and large on
-purpose; it is what the other engines are compared with.
+purpose: the other engines are compared with it.
 """
 
 from __future__ import annotations

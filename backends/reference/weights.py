@@ -18,8 +18,8 @@ UNWARNED = np.errstate(all="ignore")  # damaged weights give values that are not
 def read_weights(
     file: GGUFFile, sources: Mapping[str, Source], progress: Callable[[float], None] | None = None
 ) -> dict[str, FloatArray]:
-    """Tensors in float32, matrices [rows, columns], by the names that `find_tensors` gives them; those of experts lie
-    one behind the other."""
+    """Tensors in float32, matrices [rows, columns], by the names that `find_tensors` gives them. The matrices of
+    experts are concatenated."""
     weights: dict[str, FloatArray] = {}
     for done, (name, source) in enumerate(sources.items(), start=1):
         values = _dequantize(file, source.tensor)

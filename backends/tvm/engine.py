@@ -514,7 +514,7 @@ def _prepare(
 
     with ThreadPoolExecutor(1) as pool:
         try:
-            context = contextvars.copy_context()  # what is made there counts, too
+            context = contextvars.copy_context()  # so that accounts of made files include that thread's
             weights = pool.submit(context.run, pack, lambda part: note("packed", part))
             image = compiled(design, lambda part: note("compiled", part))
             return image, weights.result()

@@ -97,7 +97,7 @@ class Builder(Context):
     def block(self, layer: int, block: Block, residual: str, added: str) -> tuple[str, str]:
         at, last = f"blk.{layer}.", self.network.last_mixing == (layer, block)
         self.begin("norm", layer)
-        beside = added if block.beside else ""  # what the block before this one adds
+        beside = added if block.beside else ""  # the term that the previous block adds
         if not beside:
             residual, self.normed = self.add_and_norm(residual, added, at + block.norm)
         inner = self.cores[type(block.core)](self, block.core, layer, self.normed)

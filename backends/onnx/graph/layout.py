@@ -61,7 +61,7 @@ class SourceRows:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of the graph: rows of one or more tensors of the file, concatenated, or one of each in turn."""
+    """A matrix of the graph: rows of one or more tensors of the file, concatenated or alternating."""
 
     parts: tuple[SourceRows, ...]
     rows: int

@@ -52,7 +52,7 @@ POINTERS = {  # the arguments of `run`, and the types that they point to
     "starts": "int32",  # the first row of each head, likewise
 }  # fmt: skip
 STATES = {"states": "float32"}  # one more argument of models with fixed states
-RINGS = ("keys", "values", "key_scales", "value_scales", "positions")  # once more, `ring_…`, if these lie apart
+RINGS = ("keys", "values", "key_scales", "value_scales", "positions")  # again, as `ring_…`, if rings have an arena
 TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
 LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
 PAGES = {"bounds": "uint16"}  # one more argument of a pass that chooses pages: their bounds, in float16

@@ -129,8 +129,9 @@ class ExpertSlots:
         self, path: Path, layout: PackedLayout, scratch: Scratch, table: AnyArray, integers: IntArray, nbytes: int,
         weights: int,
     ) -> None:  # fmt: skip
-        """table: of a pass, which ends with room for `reads_size` numbers. nbytes: of the slots, at most. weights: the
-        address of the mapped weights. Raises EngineError if the file cannot be opened."""
+        """table: of a pass; it ends with `reads_size` numbers for reads. nbytes: of the slots, at most. weights: the
+        address of the mapped weights. Raises EngineError if the file cannot be opened, or if a token's experts do not
+        fit."""
         size, count = _largest(layout), slots_within(layout, nbytes)
         number, used = max(each.number for each in layout.experts.values()), layout.experts_used
         if count < used:

@@ -42,7 +42,7 @@ class State:
     ANGLE = 2  # row of the table of angles for the pass's first token
     POSITION = 3  # of the first token
     WANTED = 4  # last tokens whose logits are wanted
-    OBSERVED = 5  # last tokens whose attention is added up
+    OBSERVED = 5  # last tokens whose attention is accumulated
     VOTES = 6  # 1: count instead the tokens that pay a row more than the average
     PICKED = 7  # ids picked since this was uploaded
     BANNED = 8  # number of ids that argmax never picks …

@@ -21,7 +21,7 @@ ALIGNMENT = 64  # bytes, as the widest loads require
 SECTOR = 4096  # bytes: reads that bypass the system's page cache are multiples of this
 TABLE = "per_layer_token_embd"  # not packed: its rows are read from the model's file
 _TILE = 16  # rows that are multiplied at once
-_MOST_PARTS = 512  # of a row of the head: `cpu/phases/estimate.py` bounds rounding errors for so many
+_MOST_PARTS = 512  # of a row of the head: `cpu/phases/estimate.py` bounds rounding errors up to this number
 _LEAST_SHARE = 0.5  # the head's, of the bytes that a token reads: at .3 (SmolLM2) one stage was as fast
 
 _PER_HEAD = {"attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"}  # heads, each rounded up to whole tiles
@@ -131,7 +131,7 @@ def _pays_in_two_stages(file: GGUFFile, spec: ModelSpec, network: Network, place
     return plain and fits and file.tensors[place.source.tensor].nbytes >= _LEAST_SHARE * read
 
 
-@lru_cache(2)  # a start asks for it six times, and for that of a layer for multi-token prediction
+@lru_cache(2)  # of the model, six times in a start, and of its layer for multi-token prediction
 def make_layout(file: GGUFFile, spec: ModelSpec, *, halve: bool = False) -> PackedLayout:
     """Lay out a model's weights. halve: store the head in two planes if reading it in two stages is faster. Raises
     UnsupportedError for unknown tensors, and for cores and block types without kernels."""

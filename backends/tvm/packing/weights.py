@@ -49,8 +49,8 @@ def open_weights(
 ) -> PackedWeights:  # fmt: skip
     """Map the packed file; pack it first if the cache folder lacks it.
 
-    resident: ranges to bring into memory at once; None: everything. experts: map these, too. Raises EdgeError if the
-    cache folder cannot be written.
+    resident: ranges to bring into memory at once; None: everything. experts: map their matrices, too. Raises EdgeError
+    if the cache folder cannot be written.
     """
     found = fingerprint(file.path, progress and (lambda part: progress(_HASHING * part)))
 

@@ -55,7 +55,7 @@ def pass_kinds(design: Design) -> list[PassKind]:
         return [PassKind("chunk", Job.CHUNK, most)]
     batches = enumerate(design.batches, Job.BATCH)
     step, chunk = PassKind("step", Job.STEP, 1, single=True), PassKind("chunk", Job.CHUNK, most)
-    if design.exported:  # drafts of an app's only sequence: a chunk's code serves them, but for what adds up as a step
+    if design.exported:  # drafts of an app's only sequence share a chunk's code, except where they must sum like a step
         step, chunk = replace(step, attends_like="verify"), replace(chunk, drafts=True)
         like_chunk = not design.lora
         return [PassKind("verify", Job.BATCH, most, stepwise=True, drafts=True, like_chunk=like_chunk), step, chunk]
@@ -105,7 +105,7 @@ class PassBuilder:
         self.given = count  # also of a job that is no pass
         self.count = i64(1) if self.single else count
         self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
-        # In a step with adapters: makes sure that A x of a matrix is there.
+        # In a step with adapters: functions that complete A x of a matrix.
         self.add_up: dict[str, Callable[[], None]] = {}
         if design.lora:
             self.adapters = Weights(*(view("lora", dtype) for dtype in ("int32", "uint16", "int8", "float32")))

@@ -5,12 +5,12 @@ tokens by expert and reads each expert once, for all tokens that have chosen it.
 order of its experts, by the thread that has the rows, so the sum depends neither on the number of threads nor on the
 other tokens.
 
-Where not all experts are in memory (`cpu/slots.py`), the last phases of a chunk run in *waves* of as many as there is
-room for, in the order of the experts: sums stay the same to the last bit. Before each wave, and in each step, thread 0
-calls a function that gives every expert a place in memory, and the threads read those that are new.
+Where not all experts are in memory (`cpu/slots.py`), the last phases of a chunk run in *waves* of as many experts as
+fit, in their order: sums stay the same to the last bit. Before each wave, and in each step, thread 0 calls a function
+that assigns every expert a place in memory, and the threads read those that are new.
 
 Between gate, up and down, a token has a row of activations for each expert that it has chosen, whose number is called
-its *place*: in a step, 0 … used − 1; in a chunk, sorted by expert. Behind them are the places of the shared expert.
+its *place*: in a step, 0 … used − 1; in a chunk, sorted by expert. Places of the shared expert follow.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ end:
 def route(b: PassBuilder, layer: Value) -> None:
     """The router's logits, and in a chunk the choice of each token. (In a step, each thread chooses for itself.)"""
     core, norm, groups = _core(b), b.block.norm, ("router", "experts_in")
-    assert b.block.post_norm is None  # what experts add goes to the hidden states at once
+    assert b.block.post_norm is None  # experts add to the hidden states directly
     b.normalise_chunk(norm, layer, *groups)
     with b.phase("router", layer):
         inputs = b.normalised_inputs(norm, layer, *groups)
@@ -257,8 +257,8 @@ def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
 
 
 def _sort(b: PassBuilder) -> None:
-    """The choices of all tokens by expert: `members` are numbers of choices, token · used + slot, those of an expert
-    from `starts[expert]` on."""
+    """Sort the choices of all tokens by expert: `members` are numbers of choices, token · used + slot, those of an
+    expert from `starts[expert]` on."""
     core = _core(b)
     numbers, starts, members, nexts = b.integers, let(b.at("starts")), let(b.at("members")), let(b.at("ranks"))
     choices = let(b.count * core.used)

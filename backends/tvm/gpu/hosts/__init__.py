@@ -48,10 +48,10 @@ class Adapter:
     driver: str
     kind: str  # discrete, integrated, cpu or unknown
     unified: bool  # its buffers are in the process's main memory
-    memory: int | None  # bytes of its own; None: the driver does not tell
+    memory: int | None  # bytes of its own; None: not reported by the driver
     limits: Limits
     features: frozenset[str]  # f16, dot4 (products of packed bytes), mma (tensor cores), overlap (of launches), …
-    bus: str = ""  # PCI address; empty: the driver does not tell
+    bus: str = ""  # PCI address; empty: not reported by the driver
 
     @property
     def place(self) -> str:

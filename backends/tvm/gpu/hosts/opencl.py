@@ -40,7 +40,7 @@ def missing() -> str | None:
     """Why there are no adapters; None if there are."""
     try:
         import pyopencl
-    except Exception as error:  # a package whose library does not load says so in its own way
+    except Exception as error:  # each package has its own error for a library that does not load
         absent = isinstance(error, ModuleNotFoundError)
         return "pyopencl is not installed: pip install 'edge-runtime[opencl]'" if absent else f"pyopencl: {error}"
     try:
@@ -252,7 +252,7 @@ class OpenCLDevice:
             with suppress(self._cl.Error):
                 return self._cl.Program(self._context, self._context.devices, [binary]).build(_OPTIONS, cache_dir=False)
         program = self._cl.Program(self._context, source).build(_OPTIONS, cache_dir=False)  # pyopencl's own cache
-        with suppress(self._cl.Error):  # of drivers that give none
+        with suppress(self._cl.Error):  # some drivers return no binary
             keep_binary(compiler, source, program.get_info(self._cl.program_info.BINARIES)[0])
         return program
 

@@ -51,7 +51,7 @@ def missing() -> str | None:
     """Why there are no adapters; None if there are."""
     try:
         import wgpu.backends.wgpu_native  # noqa: F401
-    except Exception as error:  # a package whose library does not load says so in its own way
+    except Exception as error:  # each package has its own error for a library that does not load
         absent = isinstance(error, ModuleNotFoundError)
         return "wgpu is not installed: pip install 'edge-runtime[gpu]'" if absent else f"wgpu: {error}"
     return None if adapters() else "wgpu finds no Vulkan, Metal or Direct3D 12 driver"

@@ -41,8 +41,8 @@ Found = Callable[[Value], tuple[list[Value], Value | None]]
 
 @dataclass(frozen=True)
 class Factor:
-    """A matrix of a product. at: its first column in the results. low: its LoRA adapter, B of which is multiplied by
-    the matrix's A · x in `low`."""
+    """A matrix of a product. at: its first column in the results. low: its LoRA adapter, whose B multiplies the
+    matrix's A · x in `low`."""
 
     matrix: Matrix
     bias: Vector | None = None

@@ -57,7 +57,7 @@ _ONES = 0x3F803F80  # two bfloat16
 @dataclass(frozen=True)
 class Form:
     """The distribution of a product. split: threads that share a row. tiles: of 16 rows each, per warp. stages: parts
-    of a row that a thread reads ahead; rounds: how often for a row. bands: of a workgroup, one after the other."""
+    of a row that a thread reads ahead; rounds: how often per row. bands: of a workgroup, one after the other."""
 
     split: int
     tiles: int
@@ -67,7 +67,8 @@ class Form:
 
     @classmethod
     def of(cls, product: Product, tuning: Tuning, split: int, free: int) -> Form | None:
-        """None where tensor cores do not multiply this product. free: bytes of shared memory for activations."""
+        """The form of a product; None if tensor cores cannot multiply it. free: bytes of shared memory for
+        activations."""
         matrices = [factor.matrix for factor in product.factors]
         exact = all(isinstance(matrix.block, IntegerBlock) for matrix in matrices)
         if not tuning.ahead or tuning.rows % 2 or not exact or 16 * _vectors(product) > free:

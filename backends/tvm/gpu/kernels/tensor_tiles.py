@@ -99,7 +99,7 @@ class _Tile:
 
     @property
     def words(self) -> int:
-        """Of shared memory: two parts of activations, each with high and low halves."""
+        """Words of shared memory: two parts of activations, each with high and low halves."""
         return 4 * self.plane
 
     @property
@@ -268,8 +268,8 @@ class _Held:
 
 
 def _swizzled(token: Value, column: Value) -> Value:
-    """The first of the 4 words of a column in a token's slot, such that no two threads that read or write 8 tokens at
-    once meet at a bank."""
+    """The first of the 4 words of a column in a token's slot. Threads that read or write 8 tokens at once never access
+    the same bank."""
     return T.bitwise_xor(column, T.bitwise_and(T.shift_right(token, i32(1)), i32(3))) * 4
 
 

@@ -15,7 +15,7 @@ from edge.model.layers import Block
 
 
 def experts(made: PassBuilder, core: Experts, block: Block, layer: int) -> None:
-    assert block.post_norm is None  # what experts add goes to the hidden states at once
+    assert block.post_norm is None  # experts add to the hidden states directly
     design, layout = made.design, made.layout(layer)
     made.normalise_hidden(layer, block)
     epilogue = Epilogue("store", core.number + core.shared_has_share)
