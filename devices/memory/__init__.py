@@ -21,8 +21,8 @@ _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")  # of cgroups, versions 2
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """This process now: resident set, its peak so far (VmHWM), the parts that are private and file-backed, and what is
-    swapped out."""
+    """This process's memory now: resident set, its peak so far (VmHWM), its anonymous and file-backed parts, and
+    swapped bytes."""
 
     rss: int
     peak: int

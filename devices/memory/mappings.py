@@ -17,7 +17,7 @@ class Mapped:
 
     size: int
     resident: int
-    code: bool  # whether a mapping is executable, as those of libraries are
+    code: bool  # whether a mapping is executable, such as a library's
 
 
 def mapped_files(root: Path = Path("/")) -> dict[str, Mapped]:
