@@ -28,7 +28,7 @@ from edge.values import Rule, parse
 SCHEMA = 1
 
 _MOST_BYTES = 1 << 16  # no record of ours is longer
-_TOO_LARGE = 10**18  # figures from here on could overflow
+_TOO_LARGE = 10**18  # larger figures could overflow
 _FAR = 2.0  # a model whose hidden size is more than this times another's is tuned on its own
 
 _log = logging.getLogger("edge")
@@ -86,7 +86,7 @@ class Record:
     values: dict[str, _Setting]
     kept: str  # "tuned" or "default"
     gain: _Gain  # a quotient of times, at least 1: settings that do not beat the defaults are not kept
-    comparison: Comparison | None  # None: interrupted before it; then `gain` multiplies the races won
+    comparison: Comparison | None  # None: interrupted before it; `gain` is the product of the races won
     trials: _Whole
     seconds: _Number
     date: str
