@@ -35,7 +35,7 @@ def seen_gpus(root: Path = Path("/")) -> str:
 
 
 def resident_memory(root: Path = Path("/")) -> int | None:
-    """Resident bytes of the buffers that DRM drivers hold for this process, in all regions; None if no driver tells.
+    """Resident bytes of the buffers that DRM drivers hold for this process, in all regions; None if no driver says.
 
     Covers most integrated GPUs and the cards of AMD and Intel. The process's resident set may exclude these buffers.
     Source: the kernel's Documentation/gpu/drm-usage-stats.rst.

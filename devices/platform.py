@@ -50,7 +50,7 @@ def wait_for_end(process: int) -> None:
 
 
 def peak_of_children() -> int:
-    """The largest resident set, in bytes, of a child that has ended; 0 where the system does not tell."""
+    """The largest resident set, in bytes, of a child that has ended; 0 where the system does not say."""
     if sys.platform == "win32":
         return 0
     import resource

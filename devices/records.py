@@ -95,6 +95,7 @@ class Record:
 
 
 def user_folder() -> Path:
+    """The folder of the user's records; it need not exist."""
     chosen = os.environ.get("EDGE_TUNING") or Path(system_folder("data")) / "tuning"
     return Path(os.path.abspath(os.path.expanduser(chosen)))
 

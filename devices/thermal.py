@@ -43,14 +43,14 @@ def read_celsius(path: Path) -> float | None:
 
 
 def held_back(root: Path = _ROOT) -> float | None:
-    """The first core's present clock limit as a fraction of its highest clock; None where the system does not tell."""
+    """The first core's present clock limit as a fraction of its highest clock; None where the system does not say."""
     folder = root / "sys/devices/system/cpu/cpu0/cpufreq"
     now, most = read_whole(folder / "scaling_max_freq"), read_whole(folder / "cpuinfo_max_freq")
     return now / most if now and most and now > 0 and most > 0 else None
 
 
 def read_hertz(root: Path = _ROOT) -> float | None:
-    """The clock of the fastest core now, in Hz; None where the system does not tell."""
+    """The clock of the fastest core now, in Hz; None where the system does not say."""
     shown = map(read_whole, (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
     clocks = [kilo * 1e3 for kilo in shown if kilo is not None and kilo > 0]
     if not clocks:

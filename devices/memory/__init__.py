@@ -26,7 +26,7 @@ class MemoryUse:
 
     rss: int
     peak: int
-    anonymous: int | None  # None where the system does not tell
+    anonymous: int | None  # None where the system does not say
     file: int | None
     swap: int | None = None
 
@@ -110,7 +110,7 @@ def total_memory() -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that the system could hand out without swapping (MemAvailable); None if it does not tell."""
+    """Bytes that the system could hand out without swapping (MemAvailable); None if it does not say."""
     return _kib_fields(read_text(root / "proc/meminfo")).get("MemAvailable")
 
 

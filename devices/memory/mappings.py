@@ -21,7 +21,7 @@ class Mapped:
 
 
 def mapped_files(root: Path = Path("/")) -> dict[str, Mapped]:
-    """Mapped files by path; empty where the system does not tell. Takes milliseconds."""
+    """Mapped files by path; empty where the system does not say. Takes milliseconds."""
     found: dict[str, Mapped] = {}
     path = ""
     for line in read_text(root / "proc/self/smaps").splitlines():

@@ -43,6 +43,8 @@ def gpu_work(
 
 
 class Estimate:
+    """A meter that computes joules from CPU time, elapsed time and bytes read."""
+
     kind: MeterKind = "estimate"
     scope: Scope = "process"
 

@@ -46,6 +46,7 @@ def own_folder() -> Path:
 
 
 def profile_names() -> tuple[str, ...]:
+    """The names of all profiles, `host` first."""
     return (HOST, *sorted((_names(_FOLDER) | _names(own_folder())) - {HOST}))
 
 

@@ -78,7 +78,7 @@ class Cluster:
     cores: Count
     source: Text
     ghz: Number | None = None  # highest clock; None if unknown
-    capacity: Count | None = None  # speed of a core, as Linux tells it; None if unknown
+    capacity: Count | None = None  # speed of a core, as Linux reports it; None if unknown
     # Measured by threads on all of these cores; None if unknown.
     read_bandwidth: Number | None = None  # bytes per second
     f32_flops: Number | None = None  # operations per second, in registers

@@ -134,6 +134,7 @@ class GPUPrograms:
         return {"weights": weights, "kv": kv, "lora": lora, "scratch": scratch}
 
     def write_weights(self, out: BinaryIO, start: int) -> None:
+        """Write the weight buffers' content from byte `start` of the file, which ends with it."""
         write_weights(out, start, self.model.file, self.model.spec, self.design, self.places)
 
 

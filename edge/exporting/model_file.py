@@ -158,6 +158,7 @@ def config_section(
 
 
 def layers_section(layout: PackedLayout) -> bytes:
+    """Section LAYERS: a LAYER for each layer."""
     network = layout.network
     ringed = set(LayerKinds.of(network.windows, network.rowless).ringed)
     rows = [
@@ -216,6 +217,7 @@ def normals_section(normals: FloatArray) -> bytes:
 
 
 def strings_section(name: str, license: str, policy: str, kv_dtype: str) -> bytes:
+    """Section STRINGS: these texts in UTF-8, each with a zero byte at its end."""
     return b"".join(text.replace("\0", " ").encode() + b"\0" for text in (name, license, policy, kv_dtype))
 
 

@@ -87,7 +87,7 @@ def make_own_module(source: Path, out: Path) -> None:
 
 def initial_pages(module: bytes) -> int:
     """Initial pages of a module's memory: its data, the first thread's stack. Raises ValueError if it imports none."""
-    at = 8  # behind the magic number and the version
+    at = 8  # after the magic number and the version
     while at < len(module):
         kind, at = module[at], at + 1
         size, at = _number(module, at)

@@ -77,6 +77,7 @@ class NpuGraphs:
     compiled: bool  # to context binaries, by the provider's compiler for the chip in its options
 
     def section(self) -> bytes:
+        """Section NPU: CONFIG, then an OPTION for each of the provider's options."""
         library, options = _PLUGINS.get(self.provider.name, ("", {}))
         values = {
             "shards": self.form.shards, "options": len(options), "library": library.encode(),

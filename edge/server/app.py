@@ -108,6 +108,8 @@ def _refusing(handle: Handler, refused: Callable[[RefusedError], dict[str, Any]]
 
 
 class Endpoints:
+    """The handlers of the routes."""
+
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 

@@ -15,7 +15,7 @@ PRIORITIES: tuple[Priority, ...] = ("interactive", "tools", "background")
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages as OpenAI's protocol has them."""
+    """A conversation in the form of OpenAI's API."""
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()

@@ -123,6 +123,7 @@ class Pool:
         return Lease(entry, worker, session, lora)
 
     def release(self, lease: Lease) -> None:
+        """End a lease: the model may be evicted when it has no other."""
         lease.worker.leases -= 1
         lease.worker.used = time.monotonic()
 

@@ -65,6 +65,7 @@ def reason_of(ended: Ended | None) -> Reason:
 
 
 def reports_of(answers: Iterable[Answer]) -> list[RunReport]:
+    """The reports of the answers that have ended with one."""
     return [each.ended.report for each in answers if each.ended and each.ended.report]
 
 

@@ -86,6 +86,7 @@ class Drawn:
         return {name: value for name, value in found.items() if value is not None}
 
     def stops(self) -> tuple[str, ...]:
+        """The stop strings, without empty ones. Raises RefusedError for more than MOST_STOPS."""
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if len(stops) > MOST_STOPS:
             raise RefusedError(
@@ -145,6 +146,7 @@ class ChatBody(OpenAI):
     chat_template_kwargs: dict[str, Any] | None = said("Variables of the chat template, such as enable_thinking.")
 
     def think(self) -> Think:
+        """The thinking mode, by the template's enable_thinking, else by reasoning_effort."""
         chosen = (self.chat_template_kwargs or {}).get("enable_thinking")
         if isinstance(chosen, bool):
             return Think.parse(chosen)

@@ -57,6 +57,7 @@ def limit_of(count: int | None) -> int | None:
 
 
 def priority_of(body: ChatBody) -> Priority:
+    """The priority: background for prompts that programs send unseen, tools after a tool's result, else interactive."""
     last = body.messages[-1]
     if last.role == "user" and is_background(
         text_of(asdict(last)["content"], f"messages[{len(body.messages) - 1}].content")
