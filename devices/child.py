@@ -38,9 +38,9 @@ Say = Callable[[Message], None]
 
 _log = logging.getLogger("edge")
 
-_RESERVE = 6 << 20  # of an advised budget, for what this process does meanwhile
+_RESERVE = 6 << 20  # added to an advised budget, for what this process does meanwhile
 
-_LAST_WORDS = 200  # characters of them
+_LAST_WORDS = 200  # characters of the child's last line that are quoted
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
@@ -90,7 +90,7 @@ def run_child(
     """Run a module in a child process and return its answer to a JSON request. hear: called with every message before
     it.
 
-    takes: the child's peak memory in bytes; a warning tells of one that takes more. purpose: why a first run starts it,
+    takes: the child's peak memory in bytes; a larger one is logged as a warning. purpose: why a first run starts it,
     for messages. environment: added to ours. folder: its working folder (default: ours). timeout: seconds. The child
     imports what we import and nothing from its working folder; it leads a session of its own, since Ctrl-C is ours to
     handle, and is killed with all its children however this function ends. Raises the child's EdgeError; BudgetError if
@@ -175,7 +175,7 @@ def start(module: str, parent: int) -> None:
 
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it was gone before
+        if os.getppid() != parent:  # the parent was gone before
             os._exit(1)
     elif sys.platform == "win32":
         threading.Thread(target=_end_after, args=[parent], name="parent", daemon=True).start()
@@ -213,7 +213,7 @@ def _end_with_parent() -> None:
 
 
 def _end_after(parent: int) -> None:
-    """On Windows, where a thread that reads a pipe delays others that ask about it, such as libraries at load."""
+    """For Windows, where a thread that reads a pipe blocks others that query it, such as libraries while they load."""
     wait_for_end(parent)
     os._exit(1)
 
@@ -221,7 +221,7 @@ def _end_after(parent: int) -> None:
 def _error(message: Message) -> EdgeError:
     kind = getattr(errors, str(message["type"]), EngineError)
     error = EdgeError.__new__(kind if isinstance(kind, type) and issubclass(kind, EdgeError) else EngineError)
-    Exception.__init__(error, errors.worded(str(message["error"])))  # not every type is made of a message alone
+    Exception.__init__(error, errors.worded(str(message["error"])))  # some types' constructors take other arguments
     return error
 
 
@@ -244,6 +244,6 @@ def _end(child: subprocess.Popen[str]) -> None:
     _kill(child)
     child.wait()
     for pipe in (child.stdin, child.stdout):
-        with suppress(OSError):  # it no longer needs the rest of the request
+        with suppress(OSError):  # the child no longer needs the rest of the request
             if pipe:
                 pipe.close()

@@ -1,7 +1,7 @@
 """Cores that are worth using: one rule for runs here, for the C runtime of apps (`linux.c`) and for plans elsewhere.
 
-A pass gives each thread an equal share and waits for the slowest, so n threads do n times what the slowest of the n
-fastest cores does. Phones show it: a Snapdragon 8 Gen 2 is fastest with its five bigger cores (with 6 of its 8,
+A pass gives each thread an equal share and waits for the slowest, so the n fastest cores together run n times as fast
+as the slowest of them. Phones show it: a Snapdragon 8 Gen 2 is fastest with its five bigger cores (with 6 of its 8,
 https://github.com/omnimind-ai/OmniInfer/pull/66 decodes 30 to 40 % slower), an RK3588 with its four bigger ones
 (3.8 tok/s with all eight, 6.9 with four: https://github.com/ggml-org/llama.cpp/issues/7176).
 """
@@ -36,8 +36,8 @@ def speed_of(mhz: int) -> int:
 
 
 def physical_cores(cpus: Iterable[tuple[str, str, str]]) -> dict[str, tuple[int, int]]:
-    """Capacity and highest clock in MHz, 0 where unknown, by core. cpus: of each logical CPU its core, and capacity and
-    clock in kHz as Linux writes them."""
+    """Capacity and highest clock in MHz, 0 where unknown, by core. cpus: core, capacity and clock in kHz of each
+    logical CPU, as Linux writes them."""
     found = dict[str, tuple[int, int]]()
     for core, capacity, khz in cpus:
         found.setdefault(core, (_number(capacity), _number(khz) // 1000))
@@ -52,12 +52,12 @@ def speeds_of(cores: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def fast_cores(cores: Iterable[tuple[int, int]]) -> int:
-    """The cores worth using, of which capacity and clock in MHz are given; 0: none."""
+    """The number of cores worth using. cores: capacity and clock in MHz of each; 0: unknown."""
     return worth_using(speeds_of(cores))
 
 
 def own_fast_cores() -> int:
-    """The physical cores that this process may run on and that are worth using, of an ARM processor under Linux."""
+    """The number of physical cores worth using among those that this process may run on, for ARM under Linux."""
     cpus = []
     for cpu in sorted(os.sched_getaffinity(0)):
         path = _CPUS / f"cpu{cpu}"
@@ -97,9 +97,9 @@ def kind_name(midr: str, hybrid: str, mhz: int) -> str:
 
 
 def core_kinds(root: Path = Path("/")) -> list[CoreKind]:
-    """The kinds of cores that this process may run on, the fastest first; none where Linux does not tell. root: of
-    /sys. The rule is that of find_kinds in edge/profiling/kit/cores.c: off ARM, clocks differ between cores that are
-    alike."""
+    """The kinds of cores that this process may run on, the fastest first; none where Linux does not say. root: of
+    /sys. Follows find_kinds in edge/profiling/kit/cores.c: clocks count on ARM alone, since elsewhere they differ
+    between identical cores."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     allowed, devices = sorted(os.sched_getaffinity(0)), root / "sys/devices"

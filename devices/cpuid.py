@@ -30,7 +30,7 @@ _FLAGS = {  # by Linux's names: leaf, part, register, bit, and what the system m
 
 
 def windows_flags() -> frozenset[str]:
-    """Those of `_FLAGS` that this CPU has, and Windows can use. Raises UnsupportedError if no program may ask it."""
+    """The `_FLAGS` that this CPU and Windows support. Raises UnsupportedError if executable memory is forbidden."""
     code = Executable(_CPUID)
     cpuid = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)(code.address)
     words = (ctypes.c_uint32 * 4)()

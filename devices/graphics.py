@@ -1,4 +1,4 @@
-"""GPUs as the system shows them without loading their drivers, and the memory that those hold for this process."""
+"""GPUs as the system shows them without loading their drivers, and the memory that drivers hold for this process."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def seen_gpus(root: Path = Path("/")) -> str:
 
 
 def resident_memory(root: Path = Path("/")) -> int | None:
-    """Resident bytes of the buffers that DRM drivers hold for this process, in all regions; None if no driver tells.
+    """Resident bytes of the buffers that DRM drivers hold for this process, in all regions; None if no driver says.
 
-    Covers most integrated GPUs and the cards of AMD and Intel. The resident set may exclude them.
+    Covers most integrated GPUs and the cards of AMD and Intel. The process's resident set may exclude these buffers.
     Source: the kernel's Documentation/gpu/drm-usage-stats.rst.
     """
     clients = dict[tuple[str, str, str], int]()

@@ -25,7 +25,7 @@ _APPLE = {"asimd": "neon", "asimddp": "arm.FEAT_DotProd", "i8mm": "arm.FEAT_I8MM
 
 @dataclass(frozen=True)
 class Host:
-    """This device. Sizes are bytes; `None` or empty where the system does not tell."""
+    """This device. Sizes are bytes; `None` or empty where the system does not say."""
 
     system: str
     machine: str
@@ -97,7 +97,7 @@ def logical_cores() -> int:
 
 
 def _physical_cores() -> int | None:
-    """The number of physical cores; None if the system does not tell."""
+    """The number of physical cores; None if the system does not say."""
     cores = set()
     for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology"):
         names = read_text(path / "physical_package_id"), read_text(path / "core_id")

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-# Rows, depth and columns: both factors fit a second-level cache, and a product takes long beside the call for it.
+# Rows, depth and columns: both factors fit a second-level cache, and a product takes much longer than its call.
 _ROWS, _DEPTH, _COLUMNS = 512, 1024, 512
 _PACKAGES = ("onnxruntime", "onnx")
 _TRIALS = 5

@@ -22,7 +22,7 @@ def read_text(path: Path) -> str:
 
 
 def load_text(path: Path) -> str:
-    """As `read_text`, but raises OSError where there is nothing to read, and ValueError for what is no path."""
+    """As `read_text`, but raises OSError where there is nothing to read, and ValueError for an invalid path."""
     found = bytearray()
     with open_regular(path) as file:
         while len(found) < _MOST_BYTES and (block := file.read1(_BLOCK)):

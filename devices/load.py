@@ -23,7 +23,7 @@ class Load:
 
 
 def read_load(root: Path = Path("/")) -> Load | None:
-    """The load so far; None if the system does not tell."""
+    """The load so far; None if the system does not say."""
     name, *counts = read_text(root / "proc/stat").partition("\n")[0].split() or [""]
     ticks = [tick for tick in map(whole, counts) if tick is not None]
     if name != "cpu" or len(ticks) < 8 or not hasattr(os, "sysconf"):  # Windows has none

@@ -1,4 +1,4 @@
-"""Log lines of others that a command's own output replaces."""
+"""Suppress log lines of libraries that a command's own output replaces."""
 
 from __future__ import annotations
 

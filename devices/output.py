@@ -162,7 +162,7 @@ def _temporary(target: Path, *, folder: bool, private: bool = False) -> Iterator
         yield _claim(target, folder, private, claims)
     finally:
         for claim in claims:
-            _remove(claim.path)  # it is there only if something failed
+            _remove(claim.path)  # it exists only if something failed
             if claim.descriptor is not None:
                 os.close(claim.descriptor)
 
@@ -227,7 +227,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _remove_left(path: Path, target: Path | None) -> int:
-    """Remove an unlocked temporary file or folder; return its bytes. target: the missing folder that it was."""
+    """Remove an unlocked temporary file or folder; return its bytes. target: its old path, restored if missing."""
     with suppress(OSError), held(path) as free:
         status = os.lstat(path)
         if free and (not hasattr(os, "geteuid") or status.st_uid == os.geteuid()):

@@ -15,7 +15,7 @@ _XDG = {"cache": ".cache", "config": ".config", "data": ".local/share"}  # of Li
 
 
 def system_folder(kind: Literal["cache", "config", "data"]) -> str:
-    """The folder for edge's files of this kind, as platformdirs has it, which imports twenty modules for it."""
+    """The folder for edge's files of this kind, by platformdirs' rules. Linux does without its twenty imports."""
     home = os.environ.get("HOME", "")
     if sys.platform == "linux" and "ANDROID_DATA" not in os.environ and os.path.isabs(home):
         stated = os.environ.get(f"XDG_{kind.upper()}_HOME", "")
@@ -27,7 +27,7 @@ def system_folder(kind: Literal["cache", "config", "data"]) -> str:
 
 
 def map_file(descriptor: int, length: int = 0, *, at_once: bool = True) -> mmap.mmap:
-    """A file's first `length` bytes, or all, to be read only. at_once: resident where the system can (Linux)."""
+    """Map a file's first `length` bytes (0: all) read-only. at_once: make them resident, if the system can (Linux)."""
     if sys.platform == "win32":
         return mmap.mmap(descriptor, length, access=mmap.ACCESS_READ)
     flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if at_once else 0)
@@ -50,7 +50,7 @@ def wait_for_end(process: int) -> None:
 
 
 def peak_of_children() -> int:
-    """The largest resident set, in bytes, of a child that has ended; 0 where the system does not tell."""
+    """The largest resident set, in bytes, of a child that has ended; 0 where the system does not say."""
     if sys.platform == "win32":
         return 0
     import resource
@@ -59,7 +59,7 @@ def peak_of_children() -> int:
 
 
 def maxrss_unit() -> int:
-    """Bytes in which getrusage counts resident sets."""
+    """The unit in bytes of getrusage's ru_maxrss."""
     return 1 if sys.platform == "darwin" else 1024
 
 
@@ -74,6 +74,6 @@ def system_number(name: str) -> int:
 
 
 def prefer_fast_cores() -> None:
-    """Have macOS run this thread on fast cores, as work that a user waits for. Other systems need not be told."""
+    """Have macOS run this thread on fast cores, as work that a user waits for. Does nothing on other systems."""
     if sys.platform == "darwin":
         ctypes.CDLL(None).pthread_set_qos_class_self_np(_USER_INITIATED, 0)

@@ -26,8 +26,8 @@ def distrust(status: os.stat_result) -> str | None:
 
 
 def _is_group_of_one(status: os.stat_result) -> bool:
-    """Whether the file's group is the user's private one, as many systems create it, with a umask that lets it
-    write."""
+    """Whether the file's group is its owner's private group. Many systems create one, and let it write by their
+    umask."""
     import grp
     import pwd
 

@@ -52,10 +52,11 @@ class Ceilings:
 def measure_ceilings(
     threads: int | None = None, seconds: float = 4.0, on_progress: Progress | None = None, cpus: Sequence[int] = ()
 ) -> Ceilings:
-    """Measure for about `seconds`. threads: default: as many as engines use. on_progress: called with the fraction
-    done. cpus: on these alone (Linux).
+    """Measure for about `seconds`. threads: their number (default: as many as engines use). on_progress: called with
+    the fraction done. cpus: run on these CPUs alone (Linux).
 
-    Raises InputError for impossible times and numbers of threads, EngineError if the process fails.
+    Raises InputError for impossible times and numbers of threads, UnsupportedError if `cpus` cannot be used,
+    EngineError if the process fails.
     """
     threads = threads or usable_cores()
     if not 1 <= threads <= 1024 or not 0 < seconds <= 600:
@@ -173,7 +174,7 @@ def best_rate(threads: int, seconds: float, work: Work, on_progress: Progress) -
     for each in range(_SLICES):
         gate.wait()
         gate.wait()
-        best = max(best, sum(done) / (max(ended) - min(began)))  # as the threads saw it: this one may be woken late
+        best = max(best, sum(done) / (max(ended) - min(began)))  # by the threads' clocks: this one may wake late
         on_progress((each + 1) / _SLICES)
     for worker in workers:
         worker.join()
@@ -184,7 +185,7 @@ def _answer(request: Any, say: Say) -> object:
     if request["cpus"]:
         try:
             os.sched_setaffinity(0, request["cpus"])
-        except OSError as error:  # the system has taken them away
+        except OSError as error:  # the system has withdrawn these CPUs
             raise UnsupportedError(f"cores {request['cpus']} cannot be used alone: {error.strerror}") from None
     return asdict(_measure(request["threads"], request["seconds"], lambda part: say({"part": part})))
 

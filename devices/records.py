@@ -28,7 +28,7 @@ from edge.values import Rule, parse
 SCHEMA = 1
 
 _MOST_BYTES = 1 << 16  # no record of ours is longer
-_TOO_LARGE = 10**18  # figures from here on could overflow
+_TOO_LARGE = 10**18  # larger figures could overflow
 _FAR = 2.0  # a model whose hidden size is more than this times another's is tuned on its own
 
 _log = logging.getLogger("edge")
@@ -86,7 +86,7 @@ class Record:
     values: dict[str, _Setting]
     kept: str  # "tuned" or "default"
     gain: _Gain  # a quotient of times, at least 1: settings that do not beat the defaults are not kept
-    comparison: Comparison | None  # None: interrupted before it; then `gain` multiplies the races won
+    comparison: Comparison | None  # None: interrupted before it; `gain` is the product of the races won
     trials: _Whole
     seconds: _Number
     date: str
@@ -95,6 +95,7 @@ class Record:
 
 
 def user_folder() -> Path:
+    """The folder of the user's records; it need not exist."""
     chosen = os.environ.get("EDGE_TUNING") or Path(system_folder("data")) / "tuning"
     return Path(os.path.abspath(os.path.expanduser(chosen)))
 

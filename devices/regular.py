@@ -24,8 +24,8 @@ def read_regular(path: Path, most: int = -1) -> bytes:
 
 
 def read_bounded(path: Path, most: int, what: str, error: type[EdgeError] = InputError) -> bytes:
-    """Read all of a regular file. Raises `error` if that fails, or if the file is too long for `what`: more than `most`
-    bytes."""
+    """Read all of a regular file. Raises `error` if that fails, or if the file has more than `most` bytes, which is too
+    long for `what`."""
     try:
         data = read_regular(path, most + 1)
     except OSError as found:

@@ -20,7 +20,7 @@ class Zone:
     name: str
     path: Path
     celsius: float  # now
-    trip: float | None  # where the kernel starts to slow the device down; None if it does not say
+    trip: float | None  # where the kernel starts to throttle; None if it does not say
 
 
 def zones(root: Path = _ROOT) -> list[Zone]:
@@ -43,14 +43,14 @@ def read_celsius(path: Path) -> float | None:
 
 
 def held_back(root: Path = _ROOT) -> float | None:
-    """The first core's clock limit now as a fraction of its top clock; None where the system does not tell."""
+    """The first core's present clock limit as a fraction of its highest clock; None where the system does not say."""
     folder = root / "sys/devices/system/cpu/cpu0/cpufreq"
     now, most = read_whole(folder / "scaling_max_freq"), read_whole(folder / "cpuinfo_max_freq")
     return now / most if now and most and now > 0 and most > 0 else None
 
 
 def read_hertz(root: Path = _ROOT) -> float | None:
-    """The clock of the fastest core now, in Hz; None where the system does not tell."""
+    """The clock of the fastest core now, in Hz; None where the system does not say."""
     shown = map(read_whole, (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
     clocks = [kilo * 1e3 for kilo in shown if kilo is not None and kilo > 0]
     if not clocks:

@@ -21,12 +21,12 @@ _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")  # of cgroups, versions 2
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """This process now: resident set, its peak so far (VmHWM), the parts that are private and file-backed, and what is
-    swapped out."""
+    """This process's memory now: resident set, its peak so far (VmHWM), its anonymous and file-backed parts, and
+    swapped bytes."""
 
     rss: int
     peak: int
-    anonymous: int | None  # None where the system does not tell
+    anonymous: int | None  # None where the system does not say
     file: int | None
     swap: int | None = None
 
@@ -110,7 +110,7 @@ def total_memory() -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that the system could hand out without swapping (MemAvailable); None if it does not tell."""
+    """Bytes that the system could hand out without swapping (MemAvailable); None if it does not say."""
     return _kib_fields(read_text(root / "proc/meminfo")).get("MemAvailable")
 
 

@@ -17,11 +17,11 @@ class Mapped:
 
     size: int
     resident: int
-    code: bool  # whether a mapping is executable, as those of libraries are
+    code: bool  # whether a mapping is executable, such as a library's
 
 
 def mapped_files(root: Path = Path("/")) -> dict[str, Mapped]:
-    """Mapped files by path; empty where the system does not tell. Takes milliseconds."""
+    """Mapped files by path; empty where the system does not say. Takes milliseconds."""
     found: dict[str, Mapped] = {}
     path = ""
     for line in read_text(root / "proc/self/smaps").splitlines():

@@ -13,7 +13,7 @@ from edge.devices.memory import cgroup_folders, free_memory
 from edge.records import dataclass
 
 _SOME = re.compile(r"some avg10=(\d{1,9}(?:\.\d{1,9})?)(?:\s|$)", re.ASCII)
-_UNLIMITED = 1 << 60  # version 1 has a number for it
+_UNLIMITED = 1 << 60  # cgroup version 1 writes a larger number for no limit
 _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # beyond `high`, processes are slowed down, not killed
 
 

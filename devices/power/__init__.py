@@ -34,7 +34,7 @@ _SENSORS: dict[str, Callable[[Path], Meter]] = {
     "battery": battery.find,
     "nvml": _find_nvml,
 }
-_FOR_CPUS = [name for name in _SENSORS if name != "nvml"]  # a graphics card's joules are not those of a CPU's run
+_FOR_CPUS = [name for name in _SENSORS if name != "nvml"]  # a graphics card's joules say nothing about a run on the CPU
 
 ROOT_VARIABLE = "EDGE_SENSORS"  # a folder with the device's sys and proc: containers have them elsewhere
 
@@ -87,8 +87,8 @@ def find_meter(root: Path | None = None) -> Guarded:
 
 
 def measure_card(meter: object, card: Card) -> bool:
-    """Switch the meter to the counter of the NVIDIA card that runs the model; joules so far stay. False if the card has
-    no counter, or the meter is an app's own and continues."""
+    """Switch the meter to the counter of the NVIDIA card that runs the model; the joules so far are kept. False if the
+    card has no counter, or if the meter is an app's own, which continues."""
     from edge.devices.power import nvml
 
     if not isinstance(meter, Guarded) or meter.stated:

@@ -9,7 +9,7 @@ from edge.devices.kernel import load_text, whole
 from edge.records import dataclass
 
 MeterKind = Literal["counter", "integrated", "estimate"]
-"""counter: the device counts joules. integrated: it tells watts, summed over time. estimate: nothing is measured."""
+"""counter: the device counts joules. integrated: watts, integrated over time. estimate: nothing is measured."""
 
 Certainty = Literal["measured", "estimated"]
 
@@ -21,7 +21,7 @@ class Reading:
     """A reading of an energy meter."""
 
     joules: float  # since the meter was made
-    watts: float | None  # now; None if only later readings tell
+    watts: float | None  # now; None if only the difference of readings shows them
     source: str
     kind: MeterKind
     scope: Scope

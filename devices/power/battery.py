@@ -15,6 +15,7 @@ _MICRO = 1e-6
 
 
 def find(root: Path) -> Integrated:
+    """The meter of all batteries. Raises Unavailable if there is none, or if one is being charged or full."""
     supplies = sorted((root / "sys/class/power_supply").glob("*"))
     batteries = [path for path in supplies if read_text(path / "type") == "Battery"]
     batteries = [path for path in batteries if read_text(path / "scope") != "Device"]  # a mouse's, for example

@@ -23,7 +23,7 @@ _adding = Lock()
 
 
 def _busy() -> float:
-    """CPU seconds of this process and of the children that it waited for, and those that stand for a GPU."""
+    """CPU seconds of this process and of the children that it waited for, and those counted for a GPU."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system + _on_gpu[0]
 
@@ -32,7 +32,7 @@ def _busy() -> float:
 def gpu_work(
     cores: int, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.process_time
 ) -> Iterator[None]:
-    """A GPU works: count as if `cores` had been busy all along, less this process's CPU time, which counts anyway."""
+    """While a GPU works, count `cores` as busy all along, less this process's CPU time, which counts anyway."""
     began, before = clock(), cpu()
     try:
         yield
@@ -43,6 +43,8 @@ def gpu_work(
 
 
 class Estimate:
+    """A meter that computes joules from CPU time, elapsed time and bytes read."""
+
     kind: MeterKind = "estimate"
     scope: Scope = "process"
 

@@ -16,6 +16,7 @@ _MILLI, _MICRO = 1e-3, 1e-6
 
 
 def find(root: Path) -> Integrated:
+    """The meter of the input rail. Raises Unavailable if no monitor of it is known."""
     monitors = sorted((root / "sys/class/hwmon").glob("hwmon*"))
     rails = [
         (monitor, label.name[2:-6])

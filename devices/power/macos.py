@@ -34,6 +34,7 @@ class AppleSilicon:
 
 
 def find(_root: Path) -> AppleSilicon:
+    """The meter of this Mac. Raises Unavailable on other systems, or without the package."""
     if platform.system() != "Darwin":
         raise Unavailable("not macOS")
     try:

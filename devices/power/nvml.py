@@ -17,7 +17,7 @@ class Card:
     """An NVIDIA card as CUDA names it."""
 
     name: str
-    bus: str = ""  # PCI address; empty if the driver does not tell: the first card of that name
+    bus: str = ""  # PCI address; empty if the driver does not say: the first card of that name
 
 
 class Nvml:
@@ -47,12 +47,12 @@ class Nvml:
 
 
 def find(_root: Path, card: Card | None = None) -> Nvml:
-    """The meter of a card; None: of the first."""
+    """The meter of a card; None: of the first. Raises Unavailable without the package or such a card."""
     return Nvml(*_opened(card))
 
 
 def used_memory(card: Card) -> int | None:
-    """Bytes of the card's memory that this process holds; None if the driver does not tell."""
+    """Bytes of the card's memory that this process holds; None if the driver does not say."""
     try:
         library, handle = _opened(card)
         running = library.nvmlDeviceGetComputeRunningProcesses(handle)
@@ -63,7 +63,7 @@ def used_memory(card: Card) -> int | None:
 
 
 def free_memory(card: Card) -> int | None:
-    """Free bytes of the card's memory; None if the driver does not tell."""
+    """Free bytes of the card's memory; None if the driver does not say."""
     try:
         library, handle = _opened(card)
         return int(library.nvmlDeviceGetMemoryInfo(handle).free)

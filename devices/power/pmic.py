@@ -17,6 +17,7 @@ _SECONDS = 1.0
 
 
 def find(root: Path) -> Integrated:
+    """The meter of all rails. Raises Unavailable on other boards, without vcgencmd, or if it fails."""
     model = read_text(root / "proc/device-tree/model")
     if "Raspberry Pi 5" not in model:
         raise Unavailable("not a Raspberry Pi 5")

@@ -43,6 +43,7 @@ class Rapl:
 
 
 def find(root: Path) -> Rapl:
+    """The meter of all packages. Raises Unavailable if there is none, or if its counter cannot be read."""
     zones = [path for path in sorted((root / "sys/class/powercap").glob("intel-rapl:*")) if path.name.count(":") == 1]
     if not zones:
         raise Unavailable("no /sys/class/powercap/intel-rapl:*: not an Intel or AMD processor, or a virtual machine")

@@ -46,6 +46,7 @@ def own_folder() -> Path:
 
 
 def profile_names() -> tuple[str, ...]:
+    """The names of all profiles, `host` first."""
     return (HOST, *sorted((_names(_FOLDER) | _names(own_folder())) - {HOST}))
 
 
@@ -68,7 +69,7 @@ def find_profile(name: str) -> DeviceProfile:
 
 
 def find_model(model: str) -> DeviceProfile | None:
-    """The shipped profile of the device that calls itself so: by its device tree, or by Android's maker and model."""
+    """The shipped profile for a name in the device tree, or for Android's maker and model; None if there is none."""
     from fnmatch import fnmatchcase
 
     def names(own: str) -> bool:
@@ -115,7 +116,7 @@ def host_npus(root: Path = Path("/")) -> list[SeenNpu]:
     alike = _with_chip(chips(root)) if found else None
     if alike is None or alike.npu is None:
         return found
-    known = replace(alike.npu, note="")  # it holds for boards whose chip is not known
+    known = replace(alike.npu, note="")  # the note is for boards whose chip is unknown
     return [replace(each, npu=known) if _is_kind(each.npu, known) else each for each in found]
 
 
@@ -177,7 +178,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _read(name: str, folder: Path) -> DeviceProfile:
-    """Read a profile. Its name must be its file's, or one device would be taken for another."""
+    """Read a profile. Its name must be its file's, so that no device is taken for another. Raises InputError."""
     path = folder / f"{name}.toml"
     with suppress(OSError):  # which read_profile explains
         if folder != _FOLDER and (why := distrust(path.stat())):

@@ -12,7 +12,7 @@ from edge.devices.profiles.profile import Npu
 from edge.records import dataclass
 
 _SAYS = "the operating system"
-_ACCELERATORS = {  # by the kernel's driver, of what /sys/class/accel lists
+_ACCELERATORS = {  # devices in /sys/class/accel, by their kernel driver
     "intel_vpu": Npu("Intel", "NPU", _SAYS),
     "amdxdna": Npu("AMD", "XDNA", _SAYS),
     "qaic": Npu("Qualcomm", "Cloud AI 100", _SAYS),
@@ -27,7 +27,7 @@ _APPLE = Npu("Apple", "Neural Engine", _SAYS)
 
 @dataclass(frozen=True)
 class SeenNpu:
-    """An NPU that a kernel driver holds."""
+    """An NPU that has a kernel driver."""
 
     npu: Npu
     place: str  # device node
@@ -36,7 +36,7 @@ class SeenNpu:
 
 
 def seen_npus(root: Path = Path("/")) -> list[SeenNpu]:
-    """The NPUs that kernel drivers hold; others are missing."""
+    """The NPUs that have a kernel driver; others are not found."""
     if sys.platform == "darwin" and root == Path("/"):
         return [SeenNpu(_APPLE, "the chip", "Core ML", True)] if platform.machine() == "arm64" else []
     found = []

@@ -28,22 +28,22 @@ FIGURES = {
     "npu_int4_ops": "op/s",  # likewise, weights of 4 bits
     "npu_f16_flops": "op/s",  # likewise, inputs in float16, whatever the weights
     "npu_read_bandwidth": "B/s",  # of the NPU from main memory
-    "npu_context": "bytes",  # the most that one compiled context of the NPU may have
+    "npu_context": "bytes",  # the largest compiled context of the NPU
     "npu_watts": "W",  # of the whole device, while its NPU decodes
-    "throttle_celsius": "°C",  # from here on it slows itself down
+    "throttle_celsius": "°C",  # where the device begins to throttle
     "core_watts": "W",  # of a busy core, above idling
     "idle_watts": "W",  # of the whole device
     "dram_pj_per_byte": "pJ/byte",  # of a byte read from memory
 }
 """All that a profile may hold, with their units."""
 
-# What cores get of a bus's theoretical bandwidth, where it was not measured: an assumption. The Raspberry Pi 5, of
-# which both are known, has 0.82 for one core that only reads.
+# The assumed share of a bus's theoretical bandwidth that cores reach, where it was not measured. On the Raspberry Pi 5,
+# where both are known, one core that only reads reaches 0.82.
 BUS_SHARE = 0.6
-# Of an NPU's rate for bytes, what it does in float16, where that was not measured: an assumption, since products of
-# floats take about four times the transistors.
+# An NPU's assumed rate in float16 relative to its rate in int8, where it was not measured: products of floats take
+# about four times the transistors.
 F16_SHARE = 0.25
-# Of the speed at the beginning: a device that has less at the end of a long run throttles.
+# Of the initial speed: a device throttles if it is slower than this at the end of a long run.
 SLOWER = 0.9
 
 
@@ -78,7 +78,7 @@ class Cluster:
     cores: Count
     source: Text
     ghz: Number | None = None  # highest clock; None if unknown
-    capacity: Count | None = None  # speed of a core, as Linux tells it; None if unknown
+    capacity: Count | None = None  # speed of a core, as Linux reports it; None if unknown
     # Measured by threads on all of these cores; None if unknown.
     read_bandwidth: Number | None = None  # bytes per second
     f32_flops: Number | None = None  # operations per second, in registers
@@ -116,8 +116,9 @@ class Speed:
     contexts: tuple[Number, ...]  # rows in the cache at which answers were timed
     token_s: tuple[Number, ...]  # median seconds per token of an answer at each
     source: Text
-    # What the run took, to compare other models with: the share of the weights' bytes that are multiplied as integers,
-    # and the bytes of weights and rows, operations and those of attention, of the prompt and of a token at a context.
+    # The work of the run, for comparison with other models: the share of the weights' bytes that are multiplied as
+    # integers; for the prompt, and for a token at token_context, bytes of weights, bytes of rows, operations, and those
+    # of attention.
     integers: Annotated[float, Rule("a share from 0 to 1", lambda share: 0 <= share <= 1)] | None = None
     prompt_work: tuple[Amount, ...] = ()
     token_work: tuple[Amount, ...] = ()
@@ -166,7 +167,7 @@ class Bandwidth:
 
 
 _APPLE = ("ios", "macos")
-_ARCHS = {"AMD64": "x86_64", "arm64": "aarch64"}  # as compilers name what systems call so
+_ARCHS = {"AMD64": "x86_64", "arm64": "aarch64"}  # compilers' names of machines, by systems' names
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class DeviceProfile:
     name: Annotated[Text, Rule("letters, digits, - and . only", is_name)]
     description: Text
     machine: Text
-    models: tuple[Text, ...] = ()  # as such devices call themselves, in the device tree or to Android; * is any text
+    models: tuple[Text, ...] = ()  # names in the device tree, or Android's maker and model; * is any text
     isa: Text | None = None  # a target of the native engine; None: the machine's best, or none
     cpu: Text | None = None  # LLVM's name, for scheduling; None as for isa
     system: Text = "linux"
@@ -205,8 +206,8 @@ class DeviceProfile:
 
     @property
     def threads(self) -> int | None:
-        """The cores that a run uses by default; None if unknown. Apple's systems name the fast ones; off ARM, clocks
-        differ between cores that are alike."""
+        """The cores that a run uses by default; None if unknown. Apple's systems name the fast ones. Clocks count
+        on ARM alone: elsewhere, they differ between identical cores."""
         if self.is_apple:
             return self.clusters[0].cores if self.clusters else None
         return worth_using(self._speeds()) or None
@@ -216,7 +217,7 @@ class DeviceProfile:
         return self.system in _APPLE
 
     def _speeds(self) -> list[int]:
-        """Of all cores; 0: unknown."""
+        """The speeds of all cores; 0: unknown."""
         if self.arch != "aarch64" or not all(each.ghz or each.capacity for each in self.clusters):
             return [0] * (self.cores or 0)
         cores = [each for each in self.clusters for _ in range(each.cores)]

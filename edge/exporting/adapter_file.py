@@ -1,10 +1,10 @@
-"""LoRA adapters of exported models: a small file each, which a session reads into memory of its own.
+"""LoRA adapters of exported models: one small file each, which a session reads into its own memory.
 
-A header, the offsets of A, of its scales and of B for each matrix that may have an adapter (0, 0, 0: it has none), the
-packed matrices (backends/tvm/adapters.py), the same for the GPU of a bundle that has programs for one
-(backends/tvm/gpu/adapters.py), and the SHA-256 of all that. Section ADAPTERS of model.edge lists the CPU's matrices,
-section GPU those of a GPU. A file is for one model, whatever the plan of the bundle, as long as the bundle has room for
-its rank; on a GPU, of one with the same rank.
+A file has a header; for each matrix that may have an adapter, the offsets of A, A's scales and B (0, 0, 0: none); the
+packed matrices (backends/tvm/adapters.py); for bundles with GPU programs, the matrices packed for the GPU
+(backends/tvm/gpu/adapters.py); and the SHA-256 of all that. Section ADAPTERS of model.edge lists the CPU's matrices,
+section GPU those of a GPU. A file fits every bundle of its model with room for its rank; on a GPU, with the same rank.
+Bundles with f32 KV rows need files of their own, whose matrices are float32.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ VERSION = 2  # of the file and of the packed matrices in it
 MAGIC = b"EDGELORA"
 KINDS = ("I8", "F16", "F32")  # how B is stored, in the order of LORA_I8 …
 
-# Section ADAPTERS, then an ADAPTED for each matrix. rank: padded, as in files. lora_rank: where the table of the pass
-# has the rank. room: bytes for an adapter. layout: the hash of the matrices' sizes.
+# Section ADAPTERS, then an ADAPTED for each matrix. rank: padded, as in files. lora_rank: index of the rank in the
+# table of the pass. room: bytes for an adapter. layout: the hash of the matrices' sizes.
 ADAPTERS = c_struct(rank="<u4", count="<u4", lora_rank="<u4", reserved="<u4", room="<u8", layout="V32")
-# table: where the table of the pass has the three offsets. Bytes of A, its scales and B for each rank; of B's scales.
+# table: index of the three offsets in the table of the pass. a, a_scales, b: bytes per rank. b_scales: bytes.
 ADAPTED = c_struct(table="<u4", kind="<u4", a="<u4", a_scales="<u4", b="<u4", b_scales="<u4")
 # bytes, gpu_bytes: of the matrices, of the part for a GPU. model: SHA-256 of the model's file.
 ADAPTER = c_struct(
@@ -53,14 +53,14 @@ STRUCTS = {"adapters_config": ADAPTERS, "adapted": ADAPTED, "adapter_header": AD
 
 
 def check_rank(rank: int) -> int:
-    """Raises InputError for ranks that no adapter has."""
+    """Return the rank. Raises InputError unless it is from 0 to MAX_RANK."""
     if not 0 <= rank <= MAX_RANK:
         raise InputError(f"--lora-rank must be from 0 to {MAX_RANK}, not {rank}")
     return rank
 
 
 def adapters_section(layout: PackedLayout, rank: int, *, exact: bool) -> bytes:
-    """rank: the largest that there is room for."""
+    """Section ADAPTERS. rank: the largest to have room for. exact: matrices are float32."""
     table, rows, matrices = Table.of(layout.shape), [], list(adaptable(layout, exact=exact))
     for each in matrices:
         place = table.place(each.layer, f"{each.name}.lora_a")
@@ -78,13 +78,14 @@ def adapters_section(layout: PackedLayout, rank: int, *, exact: bool) -> bytes:
 def export_adapter(
     model: str | Path | Model, lora: str | Path, bundle: str | Path, path: str | Path, *, force: bool = False
 ) -> dict[str, Any]:
-    """Write the file of an adapter for apps and pages that `edge.export` has made with room for it (lora_rank).
+    """Write the file of an adapter for a bundle that `edge.export` has made with room for it (lora_rank).
 
-    lora: an adapter in GGUF, FILE or FILE:SCALE; several with commas between become one. bundle: the folder, or its
-    model.edge. force: replace an older file. Returns its name, rank and size.
+    lora: an adapter in GGUF, as FILE or FILE:SCALE; several, separated by commas, are combined into one. bundle: the
+    folder, or its model.edge. force: replace an older file. Returns the file's path, rank and size in bytes.
 
     Raises InputError for adapters and bundles of another model and for ranks beyond the bundle's, UnsupportedError for
-    bundles without room for adapters, and the errors of `open_model` and `open_lora`.
+    bundles without room for adapters, ModelFormatError for bundles of another version, and the errors of `open_model`
+    and `open_lora`.
     """
     check_path("path", path, "the path of a file")
     target, opened = Path(path), model if isinstance(model, Model) else open_model(model)
@@ -130,7 +131,7 @@ def _packed(model: Model, files: tuple[LoraFile, ...], room: _Room) -> tuple[byt
 
 
 def _packed_for_gpu(model: Model, lora: Lora, room: _Room) -> bytes:
-    """Whether the adapter changes each matrix, then the content of buffers."""
+    """For each matrix a byte, 1 if the adapter changes it; then the content of the buffers."""
     file, spec = model.file, model.spec
     weights = make_weights(file, spec, PORTABLE.binding)
     adapters = gpu_adapters.Adapters.of(room.rank, "f32" if room.exact else "f16")
@@ -143,20 +144,19 @@ def _packed_for_gpu(model: Model, lora: Lora, room: _Room) -> bytes:
 
 @dataclass(frozen=True)
 class _Room:
-    """The adapters that a bundle's model.edge has room for. nbytes: of the packed matrices; exact: they are float32.
-    gpu: there are programs for one, too."""
+    """The adapters that a bundle's model.edge has room for."""
 
     path: Path
     model: bytes
     layout: bytes
     rank: int
-    nbytes: int
-    exact: bool
-    gpu: bool
+    nbytes: int  # of the packed matrices
+    exact: bool  # whether the matrices are float32
+    gpu: bool  # whether there are GPU programs, too
 
 
 def _room_of(bundle: str | Path) -> _Room:
-    """Raises ModelFormatError if there is no model.edge, UnsupportedError if it has no room for adapters."""
+    """Raises ModelFormatError if there is no model.edge of this version, UnsupportedError if it has no room."""
     folder = Path(bundle)
     path = next(iter(sorted(folder.rglob(MODEL))), folder / MODEL) if folder.is_dir() else folder
     try:

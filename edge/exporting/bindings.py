@@ -1,4 +1,4 @@
-"""Write the parts that edge.h and the bindings repeat: enums and fields of structs, in each language.
+"""Write the parts that edge.h and the bindings share: enums and fields of structs, in each language.
 
 In Kotlin and Swift, a line `generated: NAME` stands for each part until a bundle is written (`copy_source`). The other
 files lie in the repository as apps and documents read them: `python -m edge.exporting.bindings` writes the parts
@@ -30,7 +30,7 @@ _LP64, _WASM = 8, 4  # bytes of a pointer
 
 
 def generated(name: str) -> str:
-    """A file of FILES or EXPORTED with its generated parts."""
+    """The text of a file of FILES or EXPORTED, with its generated parts."""
     text = (_HERE / name).read_text(encoding="utf-8")
     if write := EXPORTED.get(name):
         return _PLACE.sub(lambda match: write(match[1]), text)
@@ -240,7 +240,7 @@ def _script_enum(kind: type[IntEnum]) -> str:
 
 
 def _programs(part: str) -> str:
-    """Of structs their bytes, and fields: name, type, offset, number of values, or of bytes of a text."""
+    """Each struct's size in bytes, and its fields: name, type, offset, and number of values (of a text, of bytes)."""
     if part == "PASSES":
         return _list(map('"{}"'.format, gpu_programs.PASSES), 2)
     if part == "TOP":
@@ -287,7 +287,7 @@ EXPORTED: dict[str, Callable[[str], str]] = {
 
 
 def _about(field: Field, unset: str) -> str:
-    """unset: how the language says that the field is not given."""
+    """The description of a field. unset: the language's word for a field that is not given."""
     return " ".join(filter(None, (field.about, field.otherwise and f"{unset}: {field.otherwise}.")))
 
 
@@ -296,7 +296,7 @@ def _document(about: str, start: str, line: str, end: str = "") -> str:
 
 
 def _list(members: Iterable[str], indent: int, before: str = "") -> str:
-    """Members on lines of at most 120 characters, none of them broken."""
+    """Members in lines of at most 120 characters, which break only between members."""
     margin, whole = " " * indent, (each.replace(" ", "\0") for each in members)
     filled = textwrap.fill(
         ", ".join(whole), _WIDTH - 1, initial_indent=margin + before, subsequent_indent=margin, break_on_hyphens=False

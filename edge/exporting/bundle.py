@@ -1,6 +1,6 @@
-"""A model as a bundle for apps: the C library that runs it, model.edge, and what a platform needs besides.
+"""A model as a bundle for apps: the C library that runs it, model.edge, and the platform's own files.
 
-    edge.h, libedge.a, libedge.so   of C; Windows has edge.dll, edge.lib; Android and iOS have layouts of their own
+    edge.h, libedge.a, libedge.so   the C library; Windows has edge.dll and edge.lib; Android and iOS have other layouts
     model.edge                      weights, tokenizer, chat template and plan
     npu/                            graphs for ONNX Runtime (npu_graphs.py)
     manifest.json                   plan, versions, licences, and the hash of every file; written last
@@ -58,21 +58,20 @@ from edge.types import FloatArray
 MANIFEST = "manifest.json"
 
 Progress = Callable[[str, float], None]
-"""Called with a step in words, and the share of it that is done."""
+"""Called with the name of a step and the fraction of it that is done."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """The parts of a bundle. prompt_rows: most rows of a system prompt that stay. tables: the sections of
-    model.edge that hold texts: tokenizer, words, chat."""
+    """A planned bundle."""
 
     model: Model
     profile: DeviceProfile
     layout: PackedLayout
     plan: Plan
-    prompt_rows: int
+    prompt_rows: int  # the most rows of a system prompt that are pinned
     designs: list[Design]
-    tables: dict[Section, bytes]
+    tables: dict[Section, bytes]  # the sections that hold texts: tokenizer, words, chat
     gpu: GPUPrograms | None = None
     npu: NpuGraphs | None = None
 
@@ -139,7 +138,7 @@ def export(
         found.check()
         manifest = seal(describe(bundle, found.sha256, made))
         (made / MANIFEST).write_text(manifest_text(manifest), encoding="utf-8")
-        check_target(target, force=force)  # which may have changed
+        check_target(target, force=force)  # the folder may have changed meanwhile
     return manifest
 
 
@@ -154,7 +153,7 @@ def prepare(
         raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
     try:
         check_cores("C runtime of apps", model.spec, app_cores)
-        # In WebAssembly, arithmetic takes longer than reading: to put bits together again costs more than it saves.
+        # In WebAssembly, arithmetic takes longer than reading: joining a halved head's bits costs more than it saves.
         layout = make_layout(model.file, model.spec, halve=profile.system != "web")
         model_file.find_table(model.file, layout)
     except UnsupportedError as error:
@@ -178,14 +177,14 @@ def prepare(
 
 
 def with_gpu(bundle: Bundle, progress: Callable[[float], None] | None = None) -> Bundle:
-    """With programs for GPUs. Raises UnsupportedError for what their hosts lack, MissingExtraError without TVM."""
+    """Add GPU programs. Raises UnsupportedError for features that the GPU hosts lack, MissingExtraError without TVM."""
     config = bundle.plan.config
     languages = check_gpu(bundle.profile.system, bundle.model.spec, config)
     return replace(bundle, gpu=make_programs(bundle.model, languages, config, progress))
 
 
 def make_sections(bundle: Bundle) -> dict[Section, bytes]:
-    """All of model.edge but the weights."""
+    """All sections of model.edge except weights and the table of per-layer embeddings."""
     model, layout, plan = bundle.model, bundle.layout, bundle.plan
     config = plan.config
     sections = bundle.tables | {
@@ -213,8 +212,8 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
 
 
 def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
-    """The manifest of the files in `folder`, which follows from the inputs: no dates, no paths. sha256: of the model's
-    file."""
+    """The manifest of the files in `folder`. It has no dates and no absolute paths: equal inputs give equal manifests.
+    sha256: of the model's file."""
     plan, model = bundle.plan, bundle.model
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": hash_file(path)}
@@ -258,7 +257,7 @@ def manifest_text(manifest: dict[str, Any]) -> str:
 
 
 def seal(manifest: dict[str, Any]) -> dict[str, Any]:
-    """With the SHA-256 of the manifest's own text without it, by which a page notices damage."""
+    """Add to a page's manifest the SHA-256 of its own text, taken with that field empty, to detect damage."""
     if "web" not in manifest:
         return manifest
     blank = manifest | {"web": manifest["web"] | {"sha256": ""}}
@@ -267,7 +266,7 @@ def seal(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tuning(plan: Plan, model: Model, profile: DeviceProfile) -> Callable[[str], dict[str, int]]:
-    """The tuned settings of the device, for the instruction set that they were found with."""
+    """A function that returns the settings tuned on the device for an instruction set; empty if there are none."""
 
     def values(isa: str) -> dict[str, int]:
         if profile.name == HOST:
@@ -279,7 +278,7 @@ def _tuning(plan: Plan, model: Model, profile: DeviceProfile) -> Callable[[str],
 
 
 def _normals(bundle: Bundle) -> FloatArray:
-    """Of the reflections of keys, from a few tokens that the engine runs here."""
+    """Normals of the keys' Householder reflections, float32 [heads of all layers, head], found with a few tokens."""
     config = replace(bundle.plan.config, threads=usable_cores(), tuning={}, lora_rank=0)
     engine = NativeEngine(bundle.model.file, bundle.model.spec, config)
     try:
@@ -293,7 +292,7 @@ def _power(profile: DeviceProfile) -> Power:
 
 
 def _name(model: Model) -> str:
-    """That of the catalogue is known to users, and shorter than a file's."""
+    """The catalogue's name, if there is one: users know it, and it is shorter than a file's."""
     return packaged_name(model.path) or model.spec.name
 
 
@@ -303,7 +302,7 @@ def _license(model: Model) -> str:
 
 
 def check_target(folder: Path, *, force: bool) -> None:
-    """Raises InputError if the folder is in the way. force: a bundle may be replaced, if nothing was added to it."""
+    """Raise InputError unless the folder may be written. force: allow replacing a bundle to which nothing was added."""
     check_folder(folder, lambda each: _listed(each) is not None, force=force)
     listed = _listed(folder) or set()
     added = sorted(

@@ -8,12 +8,12 @@ import numpy as np
 
 
 def c_struct(**fields: str | tuple[str, tuple[int]]) -> np.dtype[np.void]:
-    """A struct of fields with these types; with a count, they are arrays."""
+    """A struct with these fields, in NumPy's type codes; (code, (count,)) declares an array."""
     return np.dtype(list(fields.items()), align=True)
 
 
 def filled(struct: np.dtype[np.void], values: Mapping[str, object]) -> bytes:
-    """A struct with these fields; the others, and the bytes between them, are 0."""
+    """The bytes of a struct with these values. Other fields and padding are 0."""
     row = np.zeros(1, struct)
     for name, value in values.items():
         row[name] = value

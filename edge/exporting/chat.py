@@ -1,4 +1,4 @@
-"""The section of model.edge that holds the chat template: token ids around people's texts (runtime/chat.c)."""
+"""Section CHAT of model.edge: the chat template as token ids around the texts of messages (runtime/chat.c)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.model.model import Model
 from edge.model.thinking import Think
 
 PARTS = ("first", "system", "after system", "opening", "past", "next")  # in the order of CHAT_FIRST …
-# counts: ids of each part, or ABSENT. starts: bit i: part i opens the prompt with a person's text behind it.
+# counts: ids of each part, or ABSENT. starts: bit i: no template text precedes the message after part i.
 HEADER = c_struct(counts=("<i4", (len(PARTS),)), starts="<u4", reserved="<u4")
 ABSENT = -1
 _USER, _SYSTEM = "user", "system"
@@ -37,8 +37,8 @@ def chat_section(model: Model) -> bytes:
 
 
 def exported_think(template: ChatTemplate) -> Think:
-    """The choice of `--think` that exported models answer with: without thoughts, which would be shown as a part of the
-    answer, where the template or the family knows how."""
+    """The thinking mode of exported models: off where the template or the family can turn it off, since apps would show
+    thoughts as a part of the answer."""
     if template.family is not None:
         with suppress(UnsupportedError):
             template.first_turn(_USER, None, Think(False))
@@ -47,7 +47,7 @@ def exported_think(template: ChatTemplate) -> Think:
 
 
 def _render(model: Model, template: ChatTemplate) -> tuple[Parts, set[str]]:
-    """Token ids of each part, and the parts behind which a person's text opens the prompt."""
+    """Token ids of each part, and the parts whose message follows no template text."""
     think = exported_think(template)
     first = _Rendered(model, template.first_turn(_USER, None, think), _USER)
     past = _Rendered(model, template.first_turn(_USER, None, think, answered=True), _USER)
@@ -67,7 +67,7 @@ def _render(model: Model, template: ChatTemplate) -> tuple[Parts, set[str]]:
 
 
 class _Rendered:
-    """The template's text around `texts` of people. Raises UnsupportedError if it has others or another order."""
+    """The template's own text around the messages `texts`. Raises UnsupportedError if it repeats or reorders them."""
 
     def __init__(self, model: Model, segments: list[Segment], *texts: str) -> None:
         self._model, self._around = model, [""]
@@ -81,16 +81,16 @@ class _Rendered:
 
     @property
     def begins(self) -> bool:
-        """Whether a person's text comes first."""
+        """Whether the prompt begins with the first message, without template text before it."""
         return not self._around[0]
 
     def ids(self, at: int, start: bool = False) -> list[int]:
-        """The part before text `at`, or behind the last."""
+        """Token ids of the template text before message `at`, or after the last message."""
         found: list[int] = self._model.tokenizer.encode(self._around[at], special=True, start=start).tolist()
         return found
 
     def opened(self) -> list[int]:
-        """The beginning of a prompt."""
+        """Token ids before the first message, with the BOS token if the tokenizer adds one."""
         ids, tokenizer = self.ids(0, start=True), self._model.tokenizer
         if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
             return [tokenizer.bos_id, *ids]

@@ -201,7 +201,7 @@ def _enum(name: str, members: Iterable[str]) -> str:
 
 
 def _struct(name: str, struct: np.dtype[np.void]) -> str:
-    """A struct, and that the compiler lays it out as NumPy does: `size` and offsets are those in the file."""
+    """A struct, and static assertions that the compiler gives it NumPy's size and offsets, which the file has."""
     fields: Mapping[str, Any] = struct.fields or {}
     declared = "".join(f"    {_declaration(each, kind)};\n" for each, (kind, *_) in fields.items())
     checks = [f"sizeof({name}) == {struct.itemsize}"]

@@ -1,4 +1,4 @@
-"""The enums of edge.h in every language: statuses, roles, reasons for the end of answers, levels of memory.
+"""The enums of edge.h in every language: statuses, roles, finish reasons, levels of trimming memory.
 
 `bindings.py` writes them into edge.h and the bindings.
 """
@@ -24,7 +24,7 @@ class Role(IntEnum):
 
 
 class Finish(IntEnum):
-    """Why an answer ended, in the words of `edge.run.report.StopReason`; GOING: it has not."""
+    """Why an answer ended, in the words of `edge.run.report.StopReason`; GOING: it has not ended."""
 
     GOING, EOS, STOP, LENGTH, CAPACITY, INTERRUPTED, TIME, ENERGY, POWER, THERMAL, MEMORY = range(11)
 

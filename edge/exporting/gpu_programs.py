@@ -1,8 +1,8 @@
-"""A model's GPU programs as data: kernels in source, buffers, and the dispatches of each pass.
+"""A model's GPU programs as data: kernel sources, buffers, and the dispatches of each pass.
 
-The GPU engine's generator writes them (backends/tvm/gpu), for any GPU: nothing is known of the device. `section` is a
-header, tables of structs, and the sources. Apps have it as section GPU of model.edge, which runtime/gpu/ reads, and the
-content of the buffers of weights as section GPU_WEIGHTS; pages as two files, which web/package/gpu.js reads.
+The GPU engine's generator (backends/tvm/gpu) writes them for any GPU, without knowing the device. `section` is a
+header, tables of structs, and the sources. Apps have it as section GPU of model.edge, and the content of the weight
+buffers as section GPU_WEIGHTS; runtime/gpu/ reads both. Pages have two files, which web/package/gpu.js reads.
 """
 
 from __future__ import annotations
@@ -39,66 +39,67 @@ from edge.plan.plan import Plan
 from edge.records import dataclass
 from edge.types import Progress
 
-# Of the hosts of systems: OpenCL's, webgpu.h's or a page's, and Metal's. LANGUAGES: in the order of KERNEL.source.
+# Kernel languages by host: OpenCL, webgpu.h or a page (WGSL), Metal. LANGUAGES: in the order of KERNEL.source.
 LANGUAGES = OPENCL, WGSL, METAL = ("opencl", "wgsl", "metal")
 HOSTS = dict.fromkeys(("linux", "android", "windows"), (OPENCL, WGSL)) | dict.fromkeys(("ios", "macos"), (METAL,))
 HOSTS |= {"web": (WGSL,)}
-BUFFER_ALIGNMENT = 16  # bytes, of which sizes are multiples
+BUFFER_ALIGNMENT = 16  # bytes; buffers' sizes are multiples of it
 MOST_SCALARS = 8  # of a dispatch
-HOST_BYTES = 4 << 20  # of the process beside buffers: a slice of the weights' file, and rows that travel
+HOST_BYTES = 4 << 20  # of the process besides buffers: a slice of the weights' file, and rows being copied
 DRIVER = "as measured where {} compiles; phones' drivers are not known"
 COPIED = "a copy of the weights beside the mapped file, which some drivers do not make"
 MAPPED = "that the weights count, which stay in the mapped file"
 
-NONE = 0xFFFFFFFF  # instead of the number of a buffer
-# Runs of dispatches, by their numbers. Rows are moved by keys, values or both, in the arena of all rows or of rings.
+NONE = 0xFFFFFFFF  # the number of no buffer
+# Sequences of dispatches, in the order of their numbers. A move copies keys, values or both (ROWS), in the arena of all
+# rows or of rings.
 _MOVED = ("KEYS", "VALUES", "ROWS")
 _PLAIN = ("STEP", "CHUNK", "LAST", "PICKED", "TOP")
 PASSES = (*_PLAIN, *(f"{kind}MOVE_{which}" for kind in ("", "RING_") for which in _MOVED))
-STATE = ("COUNT", "ANGLE", "POSITION", "WANTED", "BANNED", "BANS")  # of `State`, what hosts write
+STATE = ("COUNT", "ANGLE", "POSITION", "WANTED", "BANNED", "BANS")  # fields of `State` that hosts write
 
 _SINGLE = ("tables", "tokens", "logits", "layer_inputs", "found")  # buffers
 _BUFFERS = ("keys", "values", "row_scales", "pairs")  # of an arena
 _MOVES = (KEYS, VALUES, KEYS + VALUES)
 
 GPU = c_struct(
-    # Numbers of structs, and where the tables of them begin; `numbers` are uint32.
+    # The number of each kind of struct, and the offset of their table; `numbers` are uint32.
     **{
         f"{name}{what}": "<u4" for name in ("kernels", "buffers", "parts", "dispatches", "passes", "adapted", "numbers")
         for what in ("", "_at")
     },
-    # Numbers of buffers; of an arena: all rows or those without a ring, then those of rings, if they lie apart.
+    # Buffers, by number. _BUFFERS: of the arena of all rows, or without rings; then of the arena of rings, if separate.
     **dict.fromkeys(_SINGLE, "<u4"),
     **dict.fromkeys(_BUFFERS, ("<u4", (2,))),
-    # Of an arena, too: rows; values and bytes of a key; how many of the values RoPE rotates; where, in `numbers`, its
-    # heads are, by their numbers among those of all layers, and how many.
+    # For each arena, too: rows; values and bytes of a key; how many of the values RoPE rotates; the index in `numbers`
+    # of its heads, numbered across all layers, and their count.
     **dict.fromkeys(("rows", "head", "row_bytes", "rotated", "heads_at", "heads"), ("<u4", (2,))),
-    # Words in the buffer `tables`, as backends/tvm/gpu/design.py has them. normals: 0: keys are not reflected, as those
-    # of int4 are. positions: their number.
+    # Offsets in words in the buffer `tables`, from backends/tvm/gpu/design.py. normals: 0 if keys are not reflected
+    # (int4 keys are). positions: their number.
     **dict.fromkeys(("starts", "lengths", "angles", "temperatures", "normals", "positions_at", "positions"), "<u4"),
     **dict.fromkeys(("angle_rows", "pairs_rotated", "kinds"), "<u4"),
     **dict.fromkeys(("vocab", "chunk", "all_heads", "largest_head"), "<u4"),
-    input_stride="<u4",  # values from one layer's vector of a token to the next one's; 0: there are none
+    input_stride="<u4",  # values between a token's vectors for consecutive layers; 0: none
     halves="<u4",  # 1: of `rotated` values of a key, i is rotated with i + rotated / 2, not 2i with 2i + 1
     shared="<u4",  # the most bytes of workgroup memory
-    threads="<u4",  # the most of a workgroup
-    staged="<u4",  # rows behind those of an arena, for those that travel
-    most_moved="<u4",  # rows that are moved at once
-    top_at="<u4",  # bytes in `found` before the result of TOP
+    threads="<u4",  # the most threads of a workgroup
+    staged="<u4",  # rows after those of an arena, through which rows are copied
+    most_moved="<u4",  # the most rows moved at once
+    top_at="<u4",  # offset in bytes of TOP's result in `found`
 )  # fmt: skip
-KERNEL = c_struct(  # source, length: in each of LANGUAGES; length 0: not in it. written: a bit for each of its buffers
+KERNEL = c_struct(  # source, length: for each of LANGUAGES; length 0: none. written: a bit for each buffer
     name="S48", source=("<u4", (3,)), length=("<u4", (3,)), threads=("<u4", (2,)), parts="<u4", written="<u4"
 )
-BUFFER = c_struct(size="<u8", weights="<u8", loaded="<u4", reserved="<u4")  # weights: where their content is, if loaded
+BUFFER = c_struct(size="<u8", weights="<u8", loaded="<u4", reserved="<u4")  # weights: offset of its content, if loaded
 PART = c_struct(buffer="<u4", reserved="<u4", offset="<u8", size="<u8")
-# numbers: where those of the dispatch are: of its parts, then its scalars, then its matrices, of ADAPTED. per: tokens
-# of a workgroup in y, of which there are as many as that needs; 0: groups[1]. adapted: if it has matrices, it runs if
-# LoRA adapters change one of them (1), or none (0).
+# numbers: index in `numbers` of the dispatch's parts, then its scalars, then its matrices, by their numbers in ADAPTED.
+# per: tokens of a workgroup in y, which determine the number of workgroups; 0: groups[1]. adapted: a dispatch with
+# matrices runs only if LoRA adapters change one of them (1), or none (0).
 DISPATCH = c_struct(
     kernel="<u4", groups=("<u4", (2,)), per="<u4", numbers="<u4",
     **dict.fromkeys(("parts", "scalars", "matrices", "adapted"), "<u4"),
 )  # fmt: skip
-ADAPTED = c_struct(buffer="<u4", reserved="<u4", at="<u8", size="<u8")  # a matrix: its adapter's buffer, and bytes of B
+ADAPTED = c_struct(buffer="<u4", reserved="<u4", at="<u8", size="<u8")  # a matrix: its adapter's buffer; place of B
 PASS = c_struct(first="<u4", count="<u4")
 STRUCTS = {
     "gpu_config": GPU, "gpu_kernel": KERNEL, "gpu_buffer": BUFFER, "gpu_part": PART, "gpu_dispatch_config": DISPATCH,
@@ -108,22 +109,22 @@ STRUCTS = {
 
 @dataclass(frozen=True)
 class GPUPrograms:
-    """A bundle's part for GPUs. buffers: bytes by name."""
+    """The part of a bundle for GPUs."""
 
     languages: tuple[str, ...]
     model: Model
     design: Design
     section: bytes
-    places: dict[str, tuple[int, int]]
-    buffers: dict[str, int]
+    places: dict[str, tuple[int, int]]  # of the weight buffers: offset and size of their content, by name
+    buffers: dict[str, int]  # bytes by name
 
     @property
     def weight_bytes(self) -> int:
-        """Of the content of buffers of weights."""
+        """Bytes of the weight buffers' content."""
         return max(at + size for at, size in self.places.values())
 
     def bytes(self) -> dict[str, int]:
-        """Of the device, by their kind."""
+        """Bytes of the device's buffers: weights, kv, lora and scratch."""
         rows = {*_BUFFERS, *(RING + name for name in _BUFFERS)}
         adapters = self.design.adapters.buffers(self.design.weights)
         weights = sum(size for name, size in self.buffers.items() if name in self.places)
@@ -133,14 +134,15 @@ class GPUPrograms:
         return {"weights": weights, "kv": kv, "lora": lora, "scratch": scratch}
 
     def write_weights(self, out: BinaryIO, start: int) -> None:
+        """Write the weight buffers' content from byte `start` of the file, which ends with it."""
         write_weights(out, start, self.model.file, self.model.spec, self.design, self.places)
 
 
-_UNIFORM, _DISPATCHES = 256, 20  # bytes of a dispatch, and dispatches of a layer in all passes: 18 with experts
+_UNIFORM, _DISPATCHES = 256, 20  # uniform bytes of a dispatch; dispatches of a layer in all passes: 18 with experts
 
 
 def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> tuple[str, ...]:
-    """The languages of a system's hosts. Raises UnsupportedError for what their hosts lack."""
+    """The languages of a system's hosts. Raises UnsupportedError for other systems and features that hosts lack."""
     if system not in HOSTS:
         raise UnsupportedError(f"--gpu is for {', '.join(HOSTS)}, not for {system}")
     network, in_page = find_network(spec), system == "web"
@@ -158,8 +160,8 @@ def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> tuple[str, 
 
 
 def describe_gpu(gpu: GPUPrograms, plan: Plan, *, in_page: bool) -> dict[str, Any]:
-    """For the manifest. peak: of a process with one session, where GPU and CPU share memory. An app's has the rows of
-    one engine, and includes `driver`, which is assumed; a page's has the module's memory and the buffers."""
+    """The manifest's part `gpu`. peak: bytes of a process with one session, where GPU and CPU share memory: for an app,
+    with the rows of one engine and the assumed bytes of the driver; for a page, with the module and the buffers."""
     sizes, of_cpu = gpu.bytes(), plan.bytes
     buffers = {"languages": [*gpu.languages], "bytes": sizes}
     if in_page:
@@ -173,15 +175,15 @@ def describe_gpu(gpu: GPUPrograms, plan: Plan, *, in_page: bool) -> dict[str, An
 
 
 def driver_bytes(languages: tuple[str, ...], spec: ModelSpec, config: EngineConfig) -> int:
-    """Of the process, for a driver in a first run, when it compiles: pocl's for OpenCL, which contains LLVM and Clang,
-    or else lavapipe's."""
+    """Bytes of the process for the driver in a first run, when it compiles: pocl's for OpenCL, which contains LLVM and
+    Clang, otherwise lavapipe's."""
     kinds = len(Shape.of(spec, GPU_ENGINE.NAME, GPU_ENGINE.supports).blocks) + (config.lora_rank > 0)
     return kernels_bytes(kinds, config.kv_dtype) + (POCL_COMPILER_BYTES if OPENCL in languages else SHOWN_BYTES)
 
 
 def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
-    """Of the buffers that a page makes for itself (web/package/gpu.js): one by which it reads logits and the rows of a
-    pass, and the numbers of its dispatches, whose count has a bound."""
+    """Bytes of the buffers that a page makes for itself (web/package/gpu.js): one for reading logits and the rows of a
+    pass, and the uniforms of its dispatches, whose number is bounded."""
     rows = 4 * spec.vocab + _UNIFORM * _DISPATCHES * (spec.layers + 1)
     for core in filter(None, find_network(spec).attention):
         form = RowForm.of(core, config.kv_dtype)
@@ -190,7 +192,7 @@ def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
 
 
 def buffer_bytes(system: str, spec: ModelSpec, config: EngineConfig) -> int:
-    """Of the device's buffers, and of a host's own: in a page beside the module's memory. Raises as `check_gpu`."""
+    """Bytes of the device's buffers and of the host, without a page's module. Raises as `check_gpu`."""
     check_gpu(system, spec, config)
     rank = padded_rank(config.lora_rank)
     need = GPU_ENGINE.footprint(spec, replace(config, logits_rows=1, pinned=0, lora_rank=rank))
@@ -201,8 +203,8 @@ def buffer_bytes(system: str, spec: ModelSpec, config: EngineConfig) -> int:
 def make_programs(
     model: Model, languages: tuple[str, ...], config: EngineConfig, progress: Progress | None = None
 ) -> GPUPrograms:
-    """Raises UnsupportedError for models without kernels, MissingExtraError without TVM, EngineError if it fails."""
-    rank = padded_rank(config.lora_rank)  # as files have it, for the CPU
+    """Raises UnsupportedError for models without kernels, MissingExtraError without TVM, EngineError if TVM fails."""
+    rank = padded_rank(config.lora_rank)  # padded as in adapter files, for the CPU
     config = replace(config, threads=1, logits_rows=1, observes=False, tuning={}, lora_rank=rank)
     designs = [Design.of(model.file, model.spec, config, any_gpu(language)) for language in languages]
     _check_order(designs[0])
@@ -223,9 +225,11 @@ def make_programs(
 
 
 def _check_order(design: Design) -> None:
-    """Keys on the GPU and on the CPU differ in the order of their values where RoPE pairs value i with i + pairs. Their
-    int4 codes differ in that order alone only if it permutes the bits of i, since the Hadamard transform then commutes
-    with it. Raises UnsupportedError for other heads."""
+    """Raise UnsupportedError if int4 keys of the GPU and the CPU differ in more than the order of their values.
+
+    The orders differ where RoPE pairs value i with i + pairs. The int4 codes then differ in order alone only if the
+    reordering permutes the bits of i, since it then commutes with the Hadamard transform.
+    """
     if design.kv_dtype != "int4" or not design.halves or not design.pairs:
         return
     for head in (design.shape.attention.head_dim, design.shape.ringed.head_dim):
@@ -256,23 +260,23 @@ def _passes(program: Program, design: Design) -> dict[str, tuple[Dispatch, ...]]
 
 
 def matrices_in(weights: WeightsLayout, adapters: Adapters) -> list[tuple[int, str]]:
-    """The matrices of ADAPTED: layers and names."""
+    """The layer and name of each matrix of ADAPTED, in order."""
     return [(layer, name) for layer, layout in enumerate(weights.layers) for name in adapters.layer(layout)]
 
 
 @dataclass(frozen=True)
 class _Arena:
-    """Of KV rows. rotated: values of a key that RoPE pairs. heads: numbers among those of all layers."""
+    """An arena of KV rows."""
 
     prefix: str
     rows: int
     form: RowForm
-    rotated: int
-    heads: list[int]
+    rotated: int  # values of a key that RoPE rotates
+    heads: list[int]  # numbered across all layers
 
 
 def _arenas(spec: ModelSpec, design: Design, config: EngineConfig) -> tuple[list[_Arena], int]:
-    """And the number of rows that have a position; rows as kv.c lays them out."""
+    """The arenas, with rows as kv.c lays them out, and the number of rows that have a position."""
     network, shape = find_network(spec), design.shape
     kinds = LayerKinds.of(network.windows, network.rowless)
     in_ring = kinds.ring_rows(config.capacity, config.chunk)

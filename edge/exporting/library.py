@@ -2,7 +2,8 @@
 Windows as edge.dll with edge.lib.
 
 For Android no NDK is needed: the runtime calls only functions whose ABI is the same in glibc and bionic, so any Linux
-compiler for the machine does. It links against stubs of libc.so and libm.so that have these functions and no others.
+compiler for that machine will do. It links against stubs of libc.so, libm.so and libdl.so that have these functions
+and no others.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from edge.storage import cache
 from edge.types import Progress
 
 STATIC, SHARED = "libedge.a", "libedge.so"
-DLL, IMPORTS = "edge.dll", "edge.lib"  # of Windows: linkers of GNU and of Microsoft find edge.lib
+DLL, IMPORTS = "edge.dll", "edge.lib"  # Windows: both GNU's and Microsoft's linkers find edge.lib
 RUNTIME = Path(__file__).parent / "runtime"
-GPU, NPU = RUNTIME / "gpu", RUNTIME / "npu"  # of bundles with a pass for GPUs, for NPUs
+GPU, NPU = RUNTIME / "gpu", RUNTIME / "npu"  # C files of bundles that run on GPUs, on NPUs
 
-# The outside functions that a library may call on Android: their arguments and results are numbers and pointers, and
+# The external functions that a library may call on Android: their arguments and results are numbers and pointers, and
 # mean the same in glibc's headers and in bionic's. (sysconf's do not.)
 LIBC = (
     "mmap", "munmap", "madvise", "open", "close", "fcntl", "read", "write", "pread", "lseek", "getpid", "memcpy",
@@ -49,13 +50,13 @@ LIBM = tuple(
     for kind in ("", "f")
 )
 
-# Floating-point operations stay apart, as in NumPy. Tables of symbols and of frames would be of use to debuggers only.
+# No contraction to fused multiply-add, as in NumPy. Symbol and unwind tables would serve debuggers only.
 _COMPILE = (
     "-std=c11", "-Os", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-ffp-contract=off",
     "-fno-math-errno", "-fno-builtin-bcmp", "-fno-stack-protector", "-fno-asynchronous-unwind-tables",
     "-U_FORTIFY_SOURCE", "-w",
 )  # fmt: skip
-_MACHINE = {  # x18 belongs to Android; atomic operations without a library
+_MACHINE = {  # x18 is reserved on Android; atomics are inline, without a library
     "aarch64": ("-ffixed-x18", "-mno-outline-atomics"),
     "x86_64": ("-fcf-protection=none",),
 }
@@ -66,7 +67,8 @@ _LINK = (
 )  # fmt: skip
 
 
-# Without a date, and an address that follows from the path. Windows has the other libraries that it needs.
+# Reproducible: no timestamp, and a fixed base address instead of one derived from the path. Windows has all other
+# libraries.
 _LINK_DLL = (
     "-shared", "-s", "-static-libgcc", "-Wl,--gc-sections", "-Wl,--no-insert-timestamp", "-Wl,--image-base=0x180000000",
 )  # fmt: skip
@@ -74,20 +76,20 @@ _LINK_DLL = (
 _GNU_LINK = ("-Wl,-z,noseparate-code",)  # as LLVM's linker does anyway: fewer segments, and less padding between them
 
 
-_MINGW = "w64-mingw32"  # how its compilers name the system
+_MINGW = "w64-mingw32"  # the system's name in MinGW's target triples
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """compiler: of C, with what makes it choose the machine. target, version: what it says of itself."""
+    """A C compiler."""
 
-    compiler: tuple[str, ...]
-    target: str
-    version: str
+    compiler: tuple[str, ...]  # its command, with the options that select the machine
+    target: str  # the target triple that it reports, such as x86_64-linux-gnu
+    version: str  # as it reports it
 
     @property
     def bionic(self) -> bool:
-        """Whether it has Android's own C library."""
+        """Whether it links against bionic, Android's C library."""
         return "android" in self.target
 
     def compiles_for(self, machine: str, system: str) -> bool:
@@ -99,7 +101,7 @@ def find_toolchain(machine: str, system: str) -> Toolchain:
     """A C compiler for Linux or Android on x86_64 or aarch64: $CC, the NDK's, this machine's, a cross compiler, or zig;
     for Windows $CC or MinGW.
 
-    Raises UnsupportedError if none is found, with what to install, and InputError if $CC names none.
+    Raises UnsupportedError, with the package to install, if none is found, and InputError if $CC names no compiler.
     """
     if system not in ("linux", "android", "windows"):
         raise UnsupportedError(f"a library for {system} is built there, from the sources in the bundle")
@@ -124,8 +126,8 @@ def make_library(
     """Write libedge.a and libedge.so, or edge.dll and edge.lib, into the folder.
 
     tables: names and texts of C files that belong to this bundle, such as trusted.c. more: further C files, such as a
-    binding's, whose folders are searched for headers. exports: functions of theirs that the shared library has beside
-    those of edge.h.
+    binding's, whose folders are searched for headers. exports: functions of theirs that the shared library exports
+    besides those of edge.h.
     Raises UnsupportedError without a C compiler for the machine, EngineError if it or TVM's compiler fails, and
     MissingExtraError without TVM.
     """
@@ -171,7 +173,7 @@ def exported() -> list[str]:
 
 
 def archive(name: str, member: bytes, symbols: Sequence[str]) -> bytes:
-    """An archive for linkers, of one object file that defines these symbols: the format of System V, without dates."""
+    """A static library of one object file that defines these symbols, in System V's format, without timestamps."""
 
     def entry(title: str, content: bytes) -> bytes:
         header = f"{title:<16}{0:<12}{0:<6}{0:<6}{'644':<8}{len(content):<10}`\n"
@@ -202,7 +204,7 @@ def _compilers(machine: str, system: str) -> Iterator[list[str]]:
 
 
 def _named(command: str) -> list[str]:
-    """$CC in words. Raises InputError if it names no compiler."""
+    """$CC, split into arguments. Raises InputError if it names no compiler."""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -217,7 +219,7 @@ def _named(command: str) -> list[str]:
 
 
 def _ask(command: Sequence[str]) -> Toolchain | None:
-    """None if it does not answer."""
+    """Ask a compiler for its target and version; None if it does not answer."""
     try:
         target, version = (
             subprocess.run([*command, option], capture_output=True, text=True, timeout=60, check=True).stdout
@@ -242,12 +244,12 @@ def compile_sources(toolchain: Toolchain, flags: Sequence[str], sources: Sequenc
 
 
 def _join(toolchain: Toolchain, objects: Sequence[Path], out: Path) -> None:
-    """One object file of several."""
+    """Join object files into one (ld -r)."""
     run_compiler(toolchain, "-r", "-nostdlib", "-Wl,--strip-debug", *objects, "-o", out)
 
 
 def _runtime_object(toolchain: Toolchain, machine: str, more: Sequence[Path]) -> Path:
-    """All of the runtime but the tables as one object file, from the cache."""
+    """The runtime without the bundle's tables as one object file, from the cache."""
     headers = sorted({header for folder in {RUNTIME, *(path.parent for path in more)} for header in folder.glob("*.h")})
     sources = [*sorted(RUNTIME.glob("*.c")), *more]
     flags = (*_COMPILE, *_MACHINE[machine])
@@ -263,7 +265,7 @@ def _runtime_object(toolchain: Toolchain, machine: str, more: Sequence[Path]) ->
 
 
 def _stubs(toolchain: Toolchain, folder: Path) -> list[Path]:
-    """Shared libraries without code that stand for Android's while we link."""
+    """Shared libraries without code that stand in for Android's during linking."""
     made = []
     for name, functions in (("libc.so", LIBC), ("libm.so", LIBM), ("libdl.so", LIBDL)):
         source = folder / f"{name}.s"

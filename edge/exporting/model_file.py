@@ -44,7 +44,7 @@ from edge.types import FloatArray, Progress
 MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 4
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
 
-_PIECE = 4 << 20  # bytes that are copied at once
+_PIECE = 4 << 20  # bytes copied at once
 
 
 class Section(IntEnum):
@@ -61,46 +61,46 @@ _TRUSTED = (
 
 POLICIES = ("full", "streaming", "window", "h2o")  # in the order of POLICY_FULL …
 KV_DTYPES = ("f32", "f16", "int8", "int4")  # in the order of KV_F32 …
-# Types of blocks whose rows the C runtime reads from the file: in table.c, a function for each.
+# Block types whose rows the C runtime reads from the file; table.c has a function for each.
 TABLE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 
 # resident: bytes before section TABLE. hash: SHA-256 of the model's file.
 HEADER = c_struct(magic="S8", version="<u4", sections="<u4", size="<u8", resident="<u8", hash="V32")
-# crc: CRC-32, of all sections but WEIGHTS, TABLE and TOKENIZER.
+# crc: CRC-32; 0 for WEIGHTS, GPU_WEIGHTS, TABLE and TOKENIZER.
 ENTRY = c_struct(kind="<u4", crc="<u4", offset="<u8", size="<u8")
 CONFIG = c_struct(
-    # The most of a layer, head padded to 16 values; then those of the layers without and with a ring.
+    # The most of any layer, heads padded to 16 values; then those of the layers without and with a ring.
     **dict.fromkeys(("layers", "kv_heads", "heads", "hidden", "head", "vocab", "padded_vocab", "context"), "<u4"),
     **dict.fromkeys(("whole_kv_heads", "whole_head", "ring_kv_heads", "ring_head"), "<u4"),
-    layer_inputs="<u4",  # values of the vector that a token has for each layer, in section TABLE; 0: none
-    table_type="<u4",  # of TABLE_TYPES, from 1 on
-    # Of the plan. threads: at most. sinks: first rows that stay; pinned: with a system prompt, at most.
-    # drafts: tokens that are verified behind the next one, at most; 0: the bundle has no room for any.
+    layer_inputs="<u4",  # values per layer of a token's vector in section TABLE; 0: none
+    table_type="<u4",  # index in TABLE_TYPES, plus 1; 0: none
+    # From the plan. threads: the most. sinks: first rows that are never evicted; pinned: the most with a system prompt.
+    # drafts: the most tokens verified after the next one; 0: the bundle has no room for drafts.
     **dict.fromkeys(("capacity", "chunk", "threads", "evict_step", "sinks", "pinned", "drafts"), "<u4"),
     policy="<u4",  # POLICY_FULL …
     kv_dtype="<u4",  # KV_F32 …
-    # Layers without and with a ring, of those that keep rows; rows of each head of a ring. windowed: the pass reads
-    # positions.
+    # Of the layers that keep rows, those without and with a ring; rows of each head of a ring. windowed: the pass
+    # reads positions.
     **dict.fromkeys(("whole", "ringed", "ring_rows", "ring_window", "windowed"), "<u4"),
     rope_kinds="<u4",  # tables of angles
-    long_from="<u4",  # positions beyond which LongRoPE's long factors hold; 0: never
+    long_from="<u4",  # positions beyond which LongRoPE's long factors apply; 0: never
     tempered="<u4",  # 1: queries have a temperature
     temper_period="<u4",
     temper_slope="<f8",
     **dict.fromkeys(("recent", "aging"), "<f8"),  # of h2o
-    **dict.fromkeys(("temperature", "top_p", "min_p", "repeat_penalty"), "<f8"),  # the model's, else edge's own
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repeat_penalty"), "<f8"),  # the model's, else edge's defaults
     top_k="<u4",
     chat="<u4",  # 1 with a template
     **dict.fromkeys(("core_watts", "idle_watts", "joules_per_byte"), "<f8"),  # of the profile, for estimates
-    weight_bytes="<u8",  # read for a token
+    weight_bytes="<u8",  # read per token
     states="<u8",  # float32 values of the fixed states of all layers
     copied="<u8",  # float32 values of a thread's copy of a head's state, in a pass over drafts
     **dict.fromkeys(("kv_bytes", "scratch_bytes"), "<u8"),  # of the plan
     peak="<u8",  # bytes that a process with one session is planned to hold
 )
 LAYER = c_struct(window="<u4", rope="<u4", ringed="<u4", rowless="<u4")  # section LAYERS: one for each layer
-# Of scratch memory; those of the head: bounds and the list of tiles of a head in two stages.
+# Offsets in scratch memory. head_*: bounds and list of tiles of an output head in two stages.
 _OFFSETS = ("normals", "temperatures", "layer_inputs", "head_upper", "head_lower", "head_tiles")
 DESIGN = c_struct(
     isa="S16",
@@ -108,7 +108,7 @@ DESIGN = c_struct(
     **dict.fromkeys(("gemm_tokens", "tokens", "rope_size", "observed"), "<u4"),
     **dict.fromkeys(("floats", "integers"), "<u8"),  # elements of the scratch arrays
     **dict.fromkeys(_OFFSETS, "<u8"),  # where these begin in `floats`, the last one in `integers`
-    tiles="<u8",  # of a head in two stages; 0: it is read as a whole
+    tiles="<u8",  # of an output head in two stages; 0: the head is read as a whole
     **dict.fromkeys(("table", "numbers"), "<u8"),  # the table's offset in the section, and its int64 numbers
 )
 ANGLES = c_struct(pairs="<u4", reserved="<u4", magnitude="<f8")  # then float64 radians[head / 2]
@@ -122,10 +122,10 @@ def config_section(
     model: Model, layout: PackedLayout, config: EngineConfig, policy: Policy, evict_step: int, *,
     chat: bool, sampling: SamplingParams, power: Power, kv_bytes: int, scratch_bytes: int, peak: int, pinned: int = 0,
 ) -> bytes:  # fmt: skip
-    """Shape, plan and what the model recommends. chat: there is a section CHAT. pinned: rows of a system prompt that
-    stay, at most.
+    """Section CONFIG: shape, plan and recommended sampling. chat: there is a section CHAT. pinned: the most rows of a
+    system prompt that are never evicted.
 
-    Raises UnsupportedError for policies that C does not have.
+    Raises UnsupportedError for policies that the C runtime lacks.
     """
     if policy.name not in POLICIES:
         raise UnsupportedError(f"an exported model has no KV policy {policy.name}: choose {', '.join(POLICIES)}")
@@ -158,6 +158,7 @@ def config_section(
 
 
 def layers_section(layout: PackedLayout) -> bytes:
+    """Section LAYERS: a LAYER for each layer."""
     network = layout.network
     ringed = set(LayerKinds.of(network.windows, network.rowless).ringed)
     rows = [
@@ -198,7 +199,7 @@ def designs_section(layout: PackedLayout, config: EngineConfig, targets: Sequenc
 
 
 def angles_section(model: Model, layout: PackedLayout, config: EngineConfig) -> bytes:
-    """Radians per position of each kind of layers, with the short factors and, if texts may need them, the long."""
+    """Each kind of layer's radians per position: by LongRoPE's short factors, then, if they may apply, by the long."""
     head, parts = layout.shape.padded_head, []
     for long in (False, True) if _long_from(model, config) else (False,):
         rotation = find_rotation(model.file, layout.network, halves=False, head=head, long=long)
@@ -216,11 +217,12 @@ def normals_section(normals: FloatArray) -> bytes:
 
 
 def strings_section(name: str, license: str, policy: str, kv_dtype: str) -> bytes:
+    """Section STRINGS: these texts in UTF-8, each with a zero byte at its end."""
     return b"".join(text.replace("\0", " ").encode() + b"\0" for text in (name, license, policy, kv_dtype))
 
 
 def find_table(file: GGUFFile, layout: PackedLayout) -> TensorInfo | None:
-    """The table of per-layer embeddings, if there is one. Raises UnsupportedError for types that C does not read."""
+    """The table of per-layer embeddings, if there is one. Raises UnsupportedError for types that C cannot read."""
     found = file.tensors[f"{TABLE}.weight"] if layout.shape.layer_inputs else None
     if found is not None and found.type not in TABLE_TYPES:
         raise UnsupportedError(f"{found.name} is {found.type}, and apps read {', '.join(TABLE_TYPES)}")
@@ -228,8 +230,8 @@ def find_table(file: GGUFFile, layout: PackedLayout) -> TensorInfo | None:
 
 
 def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = False) -> str:
-    """trusted.c: the hash of the sections by which compiled code works, unchecked: the library takes no others. And the
-    functions that read rows of the model's table, and adapters; and that run passes on a GPU."""
+    """The text of trusted.c: the SHA-256 of the sections that compiled code uses unchecked, so that the library accepts
+    no others; and the functions that read the model's table and adapters, and run passes on a GPU or NPU."""
     (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
     adapters = "read_adapter" if Section.ADAPTERS in sections else "NULL"
@@ -291,7 +293,7 @@ def write_model(
 
 
 def _long_from(model: Model, config: EngineConfig) -> int:
-    """Positions beyond which LongRoPE's long factors hold; 0 if this cache never gets there. As `CacheRope`."""
+    """Positions beyond which LongRoPE's long factors apply; 0 if the cache never reaches them. As in `CacheRope`."""
     network = model.spec.network
     original = next((rope.original_context for rope in network.ropes if rope.has_long), 0) if network else 0
     positions = model.spec.context if config.per_head else config.capacity
@@ -303,7 +305,7 @@ def _padded(data: bytes, alignment: int) -> bytes:
 
 
 def _copy(source: Path, start: int, out: BinaryIO, place: int, count: int) -> None:
-    """Bytes of a file, a few at a time. Raises EngineError if it has become shorter."""
+    """Copy bytes of a file in pieces. Raises EngineError if the file has become shorter."""
     out.seek(place)
     with source.open("rb") as file:
         file.seek(start)

@@ -21,14 +21,14 @@ from edge.exporting.library import RUNTIME, Toolchain, compile_sources, run_comp
 from edge.storage import cache
 from edge.types import Progress
 
-PAGE = 65536  # bytes, in which WebAssembly counts memory
-MOST_PAGES = 65535  # whose size in bytes is a number of 32 bits
+PAGE = 65536  # bytes of a page of WebAssembly memory
+MOST_PAGES = 65535  # the size in bytes fits in 32 bits
 
 _SOURCES = Path(__file__).parent / "web" / "c"
-NATIVE = ("platform.c", "posix.c", "cpu.c")  # of the runtime; _SOURCES has its own platform.c
+NATIVE = ("platform.c", "posix.c", "cpu.c")  # files of the runtime for native systems; _SOURCES has its own platform.c
 
 _FEATURES = "-mcpu=generic+simd128+atomics+bulk_memory+nontrapping_fptoint+sign_ext"
-# WASI for its headers alone. Floating-point operations stay apart, as in NumPy.
+# WASI only for its headers. No contraction to fused multiply-add, as in NumPy.
 _COMPILE = (
     "-target", "wasm32-wasi", _FEATURES, "-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno",
     "-fno-builtin-bcmp", "-fno-sanitize=all", "-w",
@@ -41,10 +41,10 @@ _LINK = (
 
 
 def find_zig() -> Toolchain:
-    """Raises MissingExtraError without zig, which has a C compiler and a linker for WebAssembly."""
+    """Zig, which has a C compiler and a linker for WebAssembly. Raises MissingExtraError if it is not installed."""
     command = (sys.executable, "-m", "ziglang")
     try:
-        # Its first start reads 150 MB, which takes a busy disk long.
+        # Its first start reads 150 MB, which takes long on a busy disk.
         version = subprocess.run([*command, "version"], capture_output=True, text=True, timeout=600, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         raise MissingExtraError("ziglang", "web") from None
@@ -71,7 +71,7 @@ def make_modules(
                 sources[-1].write_text(text, encoding="utf-8")
             out = folder / f"edge-{design.target.name}.wasm"
             run_compiler(zig, *_LINK, *runtime, *compile_sources(zig, _COMPILE, sources, work), compiled, "-o", out)
-            out.chmod(0o644)  # the linker takes it for a program
+            out.chmod(0o644)  # the linker makes it executable
             made.append(out)
     return made
 
@@ -86,8 +86,8 @@ def make_own_module(source: Path, out: Path) -> None:
 
 
 def initial_pages(module: bytes) -> int:
-    """Pages of memory that a module must have from the start: its data, and the first thread's stack."""
-    at = 8  # behind the magic number and the version
+    """Initial pages of a module's memory: its data, the first thread's stack. Raises ValueError if it imports none."""
+    at = 8  # after the magic number and the version
     while at < len(module):
         kind, at = module[at], at + 1
         size, at = _number(module, at)
@@ -124,7 +124,7 @@ def _number(module: bytes, at: int) -> tuple[int, int]:
 
 
 def _runtime_objects(zig: Toolchain) -> list[Path]:
-    """All of the runtime but the tables as object files, from the cache."""
+    """The runtime without the bundle's tables as object files, from the cache."""
     sources = [each for each in sorted(RUNTIME.glob("*.c")) if each.name not in NATIVE] + sorted(_SOURCES.glob("*.c"))
     digest = hashlib.sha256(repr((zig.version, _COMPILE, constants_header())).encode())
     for path in (*sorted(RUNTIME.glob("*.h")), *sorted(_SOURCES.glob("*.h")), *sources):

@@ -3,10 +3,10 @@
     npu.S.0.onnx, npu.S.1.onnx   the graphs of shard S: of a chunk of tokens, and of one
     npu.S.bin                    the shard's context binary, where the vendor's compiler made one: the graphs name it
     embed.onnx                   the embeddings of tokens, which ONNX Runtime looks up on the CPU
-    npu.data                     the weights; beside contexts, which have theirs, those of the embeddings alone
+    npu.data                     the weights; only the embeddings' beside context binaries, which contain the others
 
-The graphs are those of backends/onnx/graph/static.py; runtime/npu/ runs them. Their rows are in tiles of 16, as the
-runtime has them.
+The graphs are those of backends/onnx/graph/static.py; runtime/npu/ runs them. Their KV rows are in tiles of 16,
+as in the runtime.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from edge.types import Progress
 
 FOLDER, WEIGHTS, EMBEDDINGS = "npu", "npu.data", "embed.onnx"
 SYSTEMS = ("linux", "android")  # where the runtime loads ONNX Runtime
-CONFIG = c_struct(  # the sizes of the graphs are known from the plan
-    shards="<u4",  # as of StaticForm
-    options="<u4",  # that the provider takes
-    provider="S64",  # ONNX Runtime's name; empty: its own, which is the CPU
-    library="S64",  # with the provider, a plugin
+CONFIG = c_struct(  # the plan determines the graphs' sizes
+    shards="<u4",  # as in StaticForm
+    options="<u4",  # number of the provider's options
+    provider="S64",  # execution provider, by ONNX Runtime's name; empty: its CPU provider
+    library="S64",  # plugin that contains the provider
 )
-OPTION = c_struct(name="S32", value="S32")  # behind CONFIG
+OPTION = c_struct(name="S32", value="S32")  # follow CONFIG
 STRUCTS = {"npu_config": CONFIG, "npu_option": OPTION}
 
-# What an app brings for a provider, by its name for --provider: the library, and the options beside the chip's.
+# By --provider's name of a provider: the plugin library that an app ships, and the options besides the chip's.
 _PLUGINS = {
     "qnn": (
         "libonnxruntime_providers_qnn.so",
@@ -68,15 +68,16 @@ _RUNTIME = "ONNX Runtime's own memory as measured with version 1.31 on x86-64; a
 
 @dataclass(frozen=True)
 class NpuGraphs:
-    """A bundle's part for NPUs. compiled: as context binaries, by the provider's compiler for its options' chip."""
+    """The part of a bundle for NPUs."""
 
     model: Model
     layout: Layout
     form: StaticForm
     provider: Provider
-    compiled: bool
+    compiled: bool  # to context binaries, by the provider's compiler for the chip in its options
 
     def section(self) -> bytes:
+        """Section NPU: CONFIG, then an OPTION for each of the provider's options."""
         library, options = _PLUGINS.get(self.provider.name, ("", {}))
         values = {
             "shards": self.form.shards, "options": len(options), "library": library.encode(),
@@ -86,7 +87,7 @@ class NpuGraphs:
         return filled(CONFIG, values) + b"".join(filled(OPTION, pair) for pair in pairs)
 
     def write(self, folder: Path, progress: Progress | None = None) -> None:
-        """Make the folder beside model.edge. Raises EngineError if the vendor's compiler refuses a graph, and
+        """Write the folder `npu` beside model.edge. Raises EngineError if the vendor's compiler refuses a graph, and
         ModelFormatError for weights that are not finite."""
         target, spec, network = folder / FOLDER, self.model.spec, find_network(self.model.spec)
         target.mkdir()
@@ -102,7 +103,7 @@ class NpuGraphs:
         if contexts:
             names = self.layout.matrices["token_embd"].form.arrays(1, self.model.spec.hidden)
             used = [f"token_embd.{name}" for name in names] + ["position_embd"] * network.learned_positions
-            os.truncate(target / WEIGHTS, max(_end(self.layout, name) for name in used))  # they are the first
+            os.truncate(target / WEIGHTS, max(_end(self.layout, name) for name in used))  # the embeddings come first
 
     def _graph(self, part: Part, shard: int, graph: int, contexts: Contexts | None) -> bytes:
         spec, network = self.model.spec, find_network(self.model.spec)
@@ -115,7 +116,7 @@ class NpuGraphs:
 
 
 def check_npu(profile: DeviceProfile, spec: ModelSpec, config: EngineConfig) -> None:
-    """Raises UnsupportedError for what the runtime's pass on NPUs lacks, or static graphs cannot express."""
+    """Raise UnsupportedError for features that the runtime lacks on NPUs, or that static graphs cannot express."""
     if profile.system not in SYSTEMS:
         raise UnsupportedError(f"--npu is for {', '.join(SYSTEMS)}, not for {profile.system}")
     check_static(spec)
@@ -149,7 +150,7 @@ def plan_graphs(model: Model, profile: DeviceProfile, config: EngineConfig) -> N
 
 
 def describe_npu(graphs: NpuGraphs, plan: Plan) -> dict[str, Any]:
-    """For the manifest. peak: of a process with one session, whose NPU shares its memory; estimated."""
+    """The manifest's part `npu`. peak: estimated bytes of a process with one session, whose NPU shares its memory."""
     form, of_cpu = graphs.form, plan.bytes
     config = replace(
         plan.config, capacity=form.rows, chunk=form.chunk, threads=1, logits_rows=1, tuning={}, drafts=0,

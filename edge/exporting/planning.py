@@ -1,4 +1,4 @@
-"""The plan of a bundle: the native engine's, in a process without Python."""
+"""Plans of bundles: the native engine in a process without Python."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from edge.plan.device import MODULE_MOST, RUNTIME_BYTES, limits_of
 from edge.plan.kv_losses import Losses, find_losses
 from edge.plan.plan import Plan, make_plan
 
-# Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room; and what the
-# sampler has for each token of the vocabulary.
+# Bytes of a WebAssembly module, whose memory counts whether it is used or not: stacks and the tokenizer's buffers; and
+# the sampler's bytes for each token of the vocabulary.
 MODULE_BYTES, _SAMPLER_BYTES = 10 << 20, 12
 
-_TABLES, _TABLES_BYTES = 33, 64 << 10  # of a token of the vocabulary; measured: 23 of SmolLM2, 33 of Gemma 3; the rest
+_TABLES, _TABLES_BYTES = 33, 64 << 10  # measured bytes per token of the vocabulary (SmolLM2 23, Gemma 3 33); the rest
 
-APP_SYSTEMS = ("web", "android", "ios")  # on which no Python runs: models are exported
+APP_SYSTEMS = ("web", "android", "ios")  # systems without Python: models are exported
 
-SNAPSHOTS = 3  # of a recurrent state: from the end of the system's text, and from before the last two turns
+SNAPSHOTS = 3  # of a recurrent state: after the system prompt, and before each of the last two turns
 
-_PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
+_PROMPT_ROWS = 256  # the most pinned: in f16, a key's float32 copy takes as much as its row
 
 
 def plan_bundle(
     profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int = 0, *, gpu: bool = False,
     losses: Losses | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan for a device. tables: bytes of model.edge besides the weights. lora_rank: of the largest adapter that
-    sessions have room for. gpu: with programs for one, whose buffers are within the limit, too, and not in the plan's
-    bytes; what its driver takes is not planned. losses: measured of the model, see `resolve`.
+    """Plan a bundle. tables: bytes of model.edge besides the weights. lora_rank: of the largest adapter that sessions
+    have room for. gpu: the bundle has GPU programs; their buffers count against the limit, but are not in the plan's
+    bytes, and the driver's memory is not planned. losses: of KV dtypes, measured on the model; see `resolve`.
 
-    Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
+    Raises BudgetError if nothing fits, UnsupportedError for features that the C runtime lacks, and InputError.
     """
     try:
         return _plan_bundle(profile, spec, options, tables, lora_rank, gpu, losses)
@@ -61,10 +61,10 @@ def plan_bundle(
 
 
 def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: Options) -> Plan | None:
-    """As `plan_bundle` plans for a page or a phone, of a model whose tokenizer has no tables yet: they are estimated.
+    """Plan for a page or a phone as `plan_bundle` does, but estimate the tokenizer's tables, which do not exist yet.
 
-    None for systems that run models without an export, and for options and models of other engines on a phone.
-    Raises what `plan_bundle` raises; for pages also UnsupportedError and InputError for what no export can have.
+    None for systems that run models without an export; on phones, also for options and models of other engines.
+    Raises the errors of `plan_bundle`; for pages also UnsupportedError and InputError for what cannot be exported.
     """
     if profile.system not in APP_SYSTEMS:
         return None
@@ -98,7 +98,7 @@ def _plan_bundle(
 
 
 def _most_drafts(profile: DeviceProfile) -> int:
-    """Of the instruction set that verifies the most at once; 0 for a machine that has no library."""
+    """The most drafts that any instruction set of the device verifies at once; 0 for a machine without a library."""
     try:
         targets = app_targets(profile.arch, profile.system)
     except UnsupportedError:
@@ -111,7 +111,7 @@ def _own_bytes(profile: DeviceProfile, spec: ModelSpec) -> int:
 
 
 def prompt_rows(options: Options, sinks: int, capacity: int) -> int:
-    """Most rows of a system prompt that are pinned: 0 by a policy without sinks, and where --keep says which are."""
+    """The most rows of a system prompt to pin; 0 for policies without sinks, and if --keep states the pinned rows."""
     if options.keep is not None or not sinks:
         return 0
     return max(0, min(_PROMPT_ROWS, (capacity - least_rows(0)) // 2))
@@ -139,21 +139,21 @@ def check_options(options: Options) -> None:
 
 
 def check_settings(options: Options) -> None:
-    """As `check_options`, of options without the limits that an app states for each answer."""
+    """As `check_options`, but ignore the limits that an app states for each answer."""
     check_options(replace(options, time=None, energy=None, power=None, max_temp=None))
 
 
 def check_engine(options: Options) -> None:
-    """Raises InputError for another engine than a bundle has."""
+    """Raise InputError for an engine other than that of bundles."""
     if options.backend not in (AUTO, CPU.NAME):
         raise InputError(f"--backend={options.backend}: edge export compiles with the {CPU.NAME} engine")
 
 
 class _Bundled(CPU):
-    """The native engine, but for what it takes. The weights are mapped, and never streamed: on other devices the system
-    pages them as it likes. Room is kept for the keys of a system prompt, and for snapshots of a recurrent state."""
+    """The native engine with a bundle's footprint, which includes the keys of a system prompt and snapshots of a
+    recurrent state. Weights are mapped and never streamed: on other devices, the system pages them as it likes."""
 
-    MOST_SNAPSHOTS = 0  # counted here: they have the recurrent state alone
+    MOST_SNAPSHOTS = 0  # counted in `_on_cpu`: they hold the recurrent state alone
 
     def __init__(self, options: Options, lora_rank: int, drafts: int, gpu: str | None) -> None:
         """gpu: the system whose GPU the bundle has programs for."""
@@ -167,7 +167,8 @@ class _Bundled(CPU):
         return replace(need, scratch=need.scratch + self.outside(spec, config))
 
     def outside(self, spec: ModelSpec, config: EngineConfig) -> int:
-        """That a GPU takes beside the CPU's bytes; in an app beyond them, whose process has one engine at a time."""
+        """Bytes that a GPU needs in addition to the CPU's. In an app, whose process has one engine at a time, only the
+        excess over the CPU's."""
         if self._gpu is None:
             return 0
         need = self._on_cpu(spec, config)

@@ -24,9 +24,9 @@ def write_platform(
     designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, gpu: bool = False,
     npu: bool = False,
 ) -> Path:  # fmt: skip
-    """Write the files of a system. Returns the folder, in `folder`, where model.edge belongs.
+    """Write the files of a system. Returns the folder for model.edge, within `folder`.
 
-    trusted: trusted.c. gpu, npu: the library has the pass of these. tell: is called with the share that is done.
+    trusted: the text of trusted.c. gpu, npu: include the code for these. tell: called with the fraction done.
     Raises EngineError if a compiler fails, MissingExtraError without TVM, UnsupportedError without a C compiler.
     """
     if system == "web":
@@ -49,7 +49,7 @@ def _write_c(designs: Sequence[Design], tables: dict[str, str], folder: Path, te
 def _write_windows(
     designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]
 ) -> Path:
-    """edge.h, the DLL and its import library beside the example of C."""
+    """edge.h, the DLL and its import library beside an example in C."""
     make_library(designs, folder, designs[0].target.machine, "windows", tables=tables, more=more, progress=tell)
     for path in (_RUNTIME / "edge.h", _HERE / "c" / "example.c", _HERE / "windows"):
         _copy(path, folder)
@@ -83,7 +83,7 @@ def _write_android(
 
 
 def _write_apple(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]) -> Path:
-    """A Swift package, in which Xcode compiles the runtime and assembles the passes: so they fit any of its SDKs."""
+    """A Swift package, whose runtime Xcode compiles and whose passes it assembles, so that they fit any of its SDKs."""
     _copy(_HERE / "swift", folder)
     sources = folder / "Sources" / "CEdge"
     for path in filter(Path.is_file, [*_RUNTIME.iterdir(), *more]):

@@ -1,4 +1,4 @@
-"""A site on this machine: its files over HTTP, with the headers that threads of a page need."""
+"""Serve a site's files over HTTP on this machine, with the headers that a page needs for threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADERS = {  # https://web.dev/articles/coop-coep: without them a page has one t
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",  # a page asks each time, and mostly hears that nothing has changed
+    "Cache-Control": "no-cache",  # a page revalidates each time, and mostly gets 304
 }
 TYPES = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
@@ -46,7 +46,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is nothing to report."""
+        """Print no traceback: as a rule, the client went away."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -62,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def log_message(self, *_: object) -> None:
-        """Nothing: a page is dozens of requests."""
+        """Log nothing: a page makes dozens of requests."""
 
     def _answer(self, *, with_body: bool) -> None:
         path = find_file(self.server.root, self.path)
@@ -122,12 +122,12 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**headers, **self.server.headers}.items():
             self.send_header(name, value)
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
-            self.send_header("Connection", "close")  # what follows is no request, but this one's content
+            self.send_header("Connection", "close")  # this request's body follows, unread
         self.end_headers()
 
 
 def find_file(root: Path, target: str) -> Path | None:
-    """The file of a request's target, which lies in `root`; None if there is none, or only a folder."""
+    """The file in `root` that a request's target names; None if there is none, it is hidden, or it lies outside."""
     try:
         path = unquote(urlsplit(target).path, errors="strict")
     except (ValueError, UnicodeDecodeError):
@@ -159,9 +159,9 @@ def find_range(header: str, size: int) -> range | None:
 
 @contextmanager
 def serving(folder: Path, host: str = HOST, port: int = PORT, *, isolated: bool = True) -> Iterator[_Server]:
-    """A server of a site's folder; its `serve_forever` has yet to be called. port 0: any that is free.
+    """Yield a server of a site's folder that does not run yet: call its `serve_forever`. port 0: any free one.
 
-    isolated: with the headers that give a page threads. Raises InputError if the folder holds no site, or the port is
+    isolated: send the headers that give a page threads. Raises InputError if the folder holds no site, or the port is
     taken.
     """
     if not (folder / "manifest.json").is_file() or not (folder / "index.html").is_file():
@@ -170,7 +170,7 @@ def serving(folder: Path, host: str = HOST, port: int = PORT, *, isolated: bool 
         raise InputError(f"--port {port}: choose a number from 0 to 65535")
     try:
         server = _Server((host, port), folder, isolated=isolated)
-    except (OSError, UnicodeError) as error:  # of a name that none can have
+    except (OSError, UnicodeError) as error:  # UnicodeError: an impossible host name
         why = getattr(error, "strerror", None) or error
         raise InputError(f"{host}:{port} cannot be used ({why}): choose another --host or --port") from None
     with server:

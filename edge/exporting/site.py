@@ -1,7 +1,7 @@
 """A bundle for web pages: a static folder with a chat page, a JavaScript package, and WebAssembly modules.
 
 index.html page.js page.css sw.js …   the page
-chat/                                 its conversation, which the page of `edge serve` has as well
+chat/                                 its conversation, shared with the page of `edge serve`
 edge/                                 the package, and a module for each instruction set
 model.edge                            weights, tokenizer, chat template and plan
 model.gpu                             with --gpu: the weights as a GPU reads them; its programs are edge/gpu.bin
@@ -58,7 +58,7 @@ def write_gpu(programs: GPUPrograms, folder: Path) -> None:
 
 
 def describe_gpu_files(programs: GPUPrograms, folder: Path, plan: Plan) -> dict[str, Any]:
-    """Part `gpu` of `describe_site`: its files, with hashes as there, and bytes of all buffers."""
+    """Part `gpu` of `describe_site`: both files, SHA-256 of the weights' pieces, and the bytes of all buffers."""
     path = folder / _GPU_WEIGHTS
     return {
         "programs": _PROGRAMS, "weights": _GPU_WEIGHTS, "bytes": path.stat().st_size, "piece": PIECE,
@@ -68,9 +68,9 @@ def describe_gpu_files(programs: GPUPrograms, folder: Path, plan: Plan) -> dict[
 
 
 def describe_site(folder: Path, model: Path, isas: Sequence[str], plan: Plan) -> dict[str, Any]:
-    """The manifest as the package reads it: the model's file, its bytes, how many the engine has in memory, and
-    SHA-256 of its pieces of `piece` bytes; the module of each instruction set, the best first; the engine's memory
-    in pages of 64 KiB; and room for the hash of the manifest's own text (`seal`).
+    """The manifest's part `web`, which the package reads: the model's file, its bytes, how many of them the engine
+    keeps in memory (`resident`), and SHA-256 of its pieces of `piece` bytes; the module of each instruction set, the
+    best first; the engine's memory in pages of 64 KiB; and an empty hash of the manifest's own text, for `seal`.
     """
     modules = {isa: f"{_PACKAGE}/{_MODULE.format(isa)}" for isa in isas}
     with model.open("rb") as file:

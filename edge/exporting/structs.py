@@ -1,6 +1,6 @@
 """The structs of edge.h that every language repeats: options, readings, figures. Each field is defined once, here.
 
-How tokens are drawn comes from the fields of `edge.sampling.SamplingParams`, with their ranges and help.
+The sampling options come from the fields of `edge.sampling.SamplingParams`, with their ranges and help.
 `bindings.py` writes the fields into edge.h and the bindings.
 """
 
@@ -18,7 +18,7 @@ from edge.sampling import RECOMMENDED, SamplingParams
 
 Kind = Literal["uint32", "int32", "uint64", "int64", "double", "flag", "seed", "text", "texts"]
 MOST_STOPS, LONGEST_STOP = 16, 128  # stop strings of an answer; bytes of one
-LARGEST = 1e18  # a quantity; comparisons with it refuse infinity and NaN
+LARGEST = 1e18  # bound of quantities; comparing with it rejects infinity and NaN
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class Field:
     name: str
     """In C and Python; other languages write it in camel case."""
     kind: Kind
-    """flag: a uint32 that is 0 or 1. seed: a uint64 of which every value counts, after a uint32 that says if it is
-    given. text: ends with a zero byte. texts: an array of them, and their number."""
+    """flag: a uint32 that is 0 or 1. seed: a uint32 that says whether it is given, then a uint64 of any value.
+    text: a zero-terminated string. texts: an array of these, then its length."""
     about: str = ""
     otherwise: str = ""
-    """The value where the field is not given, in words."""
+    """The value of a field that is not given, in words."""
     unset: int = 0
-    """The number that stands for that in C."""
+    """The number that means "not given" in C."""
     low: float = -math.inf
     high: float = math.inf
     without: tuple[str, ...] = ()
-    """Languages that lack it: swift, web; types: no option of an answer in a page."""
+    """Languages that lack the field: kotlin, swift, web; types: TypeScript's declarations lack it."""
 
     @property
     def checked(self) -> bool:
@@ -46,7 +46,7 @@ class Field:
 
     @property
     def range(self) -> str:
-        """The numbers that C takes, in words."""
+        """The range that C accepts, in words."""
         if self.high == LARGEST:
             return "more than 0, or 0 for no limit"
         recommended = ", or less than 0 for the model's own" if self.unset < 0 else ""
@@ -215,10 +215,10 @@ def layout(struct: list[Field], pointer: int) -> tuple[dict[str, int], int]:
 
 
 def range_tables() -> str:
-    """Macros in C: how tokens are drawn, as X(type, name), or Y(type, name) where models recommend nothing; and the
+    """C macros: the sampling options, as X(type, name), or as Y(type, name) where models recommend nothing; and the
     ranges of options, as X(name, low, high, own, words).
 
-    own: whether less than 0 stands for what the model recommends.
+    own: whether a value below 0 means the model's recommendation.
     """
     types = {"int32": "uint32_t", "double": "double"}
     names = {each.name for each in fields(SamplingParams)}

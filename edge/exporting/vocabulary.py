@@ -35,9 +35,9 @@ STRUCTS = {"tokenizer_config": CONFIG, "character": CHARACTER, "special_token": 
 
 
 def tokenizer_sections(tokenizer: Tokenizer) -> tuple[bytes, bytes]:
-    """Sections TOKENIZER and WORDS; the latter is empty but for byte-level vocabularies.
+    """Sections TOKENIZER and WORDS; the latter is empty except for byte-level vocabularies.
 
-    Raises UnsupportedError for what the C runtime cannot do.
+    Raises UnsupportedError for tokenizers that the C runtime cannot run.
     """
     if tokenizer.composes:
         raise UnsupportedError(f"a tokenizer that composes characters ({NORMALIZER} is NFC) cannot be exported")
@@ -85,7 +85,7 @@ def _tokens(tokenizer: Tokenizer) -> bytes:
 
 
 def _merges(tokenizer: Tokenizer) -> tuple[AnyArray, AnyArray]:
-    """Where the merges of each left token begin, and the merges, each in a number."""
+    """The index of each left token's first merge, and the merges, uint64: right token, rank, merged token."""
     firsts, table = tokenizer.vocabulary.merge_table()
     right, rank, merged = table.astype(np.uint64).T
     if tokenizer.size > 1 << TOKEN_BITS or len(table) > 1 << RANK_BITS:
@@ -117,7 +117,7 @@ def _plain(tokenizer: Tokenizer) -> list[int]:
 
 
 def _slots(tokenizer: Tokenizer, pieces: list[bytes]) -> tuple[AnyArray, int]:
-    """A hash table, with linear probing, of tokens that words become without merging, and its longest probe."""
+    """A hash table, with linear probing, of tokens that words become without merging, and its most probes."""
     if tokenizer.kind == "gemma4":
         chosen = [token for token in _plain(tokenizer) if re.fullmatch(r"\n+", tokenizer.text(token))]
     elif tokenizer.whole_words:
@@ -139,7 +139,7 @@ def _slots(tokenizer: Tokenizer, pieces: list[bytes]) -> tuple[AnyArray, int]:
 
 
 def _specials(tokenizer: Tokenizer) -> tuple[AnyArray, AnyArray, bytes]:
-    """Tokens that match whole, SPECIAL [n]; the first for each first byte; and their texts."""
+    """Tokens that match as a whole, SPECIAL [n]; the first of them for each first byte, [257]; and their texts."""
     found = sorted((text.encode(), token, control) for text, (token, control) in tokenizer.special_tokens().items())
     rows, texts = [], b""
     for text, token, control in found:

@@ -1,11 +1,11 @@
-"""The rules of a pre-tokenizer as tables for `runtime/words.c`: classes of characters, and per expression an automaton.
+"""The rules of a pre-tokenizer as tables for `runtime/words.c`: classes of characters, and an automaton per expression.
 
-An expression becomes Thompson's automaton, whose threads are kept in the order in which a backtracking matcher would
-try them; a state of the table is such a list of threads. What stands behind a match of a thread is never tried, so the
-table finds the matcher's own match in one pass (Cox, "Regular Expression Matching: the Virtual Machine Approach").
-Whether a match ends is decided with the next character in hand, which is all that `(?!\\S)` asks for.
+An expression becomes Thompson's automaton. A state of its table is a list of threads, in the order in which a
+backtracking matcher would try them. Threads after one that matches are dropped, so the table finds the backtracking
+matcher's match in one pass (Cox, "Regular Expression Matching: the Virtual Machine Approach"). The table decides with
+the next character in hand whether a match ends; `(?!\\S)` needs no more.
 
-The `tokenizers` library says which characters a property has, so both agree on the version of Unicode.
+The `tokenizers` library decides which characters have a property, so both agree on the version of Unicode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONFIG = c_struct(block_count="<u4", class_count="<u4", splits="<u4", states=("<
 ENDS, _MOST_STATES, _MOST_CLASSES = 0x8000, 0x8000, 255
 _SURROGATES = range(0xD800, 0xE000)  # no text contains them
 
-Set = np.ndarray[Any, np.dtype[np.bool_]]  # [CODE_POINTS]: which characters
+Set = np.ndarray[Any, np.dtype[np.bool_]]  # [CODE_POINTS]: which characters it has
 
 
 # Expressions, as trees. `sets` are indices into the parser's list of sets.
@@ -45,7 +45,7 @@ class One:
 
 @dataclass(frozen=True)
 class NotNext:
-    """The next character, if there is one, is not of the set."""
+    """A negative lookahead: the next character, if there is one, is not of the set."""
 
     set: int
 
@@ -64,7 +64,7 @@ class Either:
 
 @dataclass(frozen=True)
 class Repeat:
-    """As often as possible."""
+    """A greedy repetition."""
 
     part: Node
     least: int
@@ -75,7 +75,7 @@ Node = One | NotNext | Then | Either | Repeat
 
 
 def words_section(rule: PreTokenizer) -> bytes:
-    """Section WORDS of model.edge. Raises UnsupportedError for expressions that cannot be such tables."""
+    """Section WORDS of model.edge. Raises UnsupportedError for expressions that tables cannot express."""
     parser = _Parser()
     trees = [parser.parse(split) for split in rule.splits]
     if len(trees) > MOST_SPLITS:
@@ -90,7 +90,7 @@ def words_section(rule: PreTokenizer) -> bytes:
 
 
 class _Parser:
-    """The syntax that pre-tokenizers use, of Oniguruma's."""
+    """Parses the part of Oniguruma's syntax that pre-tokenizers use."""
 
     def __init__(self) -> None:
         self._sets: dict[bytes, int] = {}
@@ -111,7 +111,7 @@ class _Parser:
         return UnsupportedError(f"the pre-tokenizer's expression cannot be exported from {rest!r} on")
 
     def _next(self, *wanted: str) -> str | None:
-        """The one of these texts that comes next, which it reads; None if none does."""
+        """Read the one of these texts that comes next; None if none does."""
         found = next((each for each in wanted if self._text.startswith(each, self._at)), None)
         self._at += len(found or "")
         return found
@@ -201,7 +201,7 @@ class _Parser:
         return first
 
     def _code_point(self, at: int) -> int:
-        """Of the character that is written at a place."""
+        """The code point of the character whose pattern begins at `at` and ends here."""
         text = self._text[at : self._at]
         if escaped := re.fullmatch(r"\\x\{([0-9A-Fa-f]+)\}", text):
             return int(escaped[1], 16)
@@ -226,8 +226,8 @@ class _Parser:
 
 @lru_cache(maxsize=64)
 def _property(name: str) -> Set:
-    """The characters with a Unicode property, such as `Lu`, or `s` for white space, as the `tokenizers` library knows
-    them. Planes 4 to 13, and those of private use, are alike throughout."""
+    """The characters with a Unicode property, such as `Lu`, or `s` for white space, by the `tokenizers` library.
+    Only a few code points stand for those from U+34000 to plane 13, and those of private use: these are alike."""
     pattern = r"\s" if name == "s" else rf"\p{{{name}}}"
     found = np.ones(CODE_POINTS, bool)
     for start, end, asked in ((0, 0x34000, 0x34000), (0x34000, 0xE0000, 0x34010), (0xE0000, 0xF0000, 0xE1000),
@@ -246,7 +246,7 @@ def _property(name: str) -> Set:
 
 @lru_cache(maxsize=256)
 def _same_letter(point: int) -> list[int]:
-    """Characters that are equal to an ASCII one if case is ignored."""
+    """The characters that equal an ASCII character if case is ignored."""
     folded = chr(point).casefold()
     if point >= 0x80:
         raise UnsupportedError(f"an expression that ignores the case of {chr(point)!r} cannot be exported")
@@ -254,8 +254,8 @@ def _same_letter(point: int) -> list[int]:
 
 
 def _classes(sets: Sequence[Set]) -> tuple[bytes, bytes, Set]:
-    """Characters that no set tells apart are of one class: which block of classes each BLOCK code points have (uint16),
-    the classes of these blocks (uint8), and which classes a set has, [classes, sets]."""
+    """Group characters that no set tells apart into classes. Returns the block of each BLOCK code points (uint16), the
+    classes of each distinct block (uint8), and whether a set has a class, bool [classes, sets]."""
     if len(sets) > 64:
         raise UnsupportedError(f"a pre-tokenizer with {len(sets)} sets of characters cannot be exported")
     within = np.zeros(CODE_POINTS, np.uint64)
@@ -270,19 +270,19 @@ def _classes(sets: Sequence[Set]) -> tuple[bytes, bytes, Set]:
     return np.array(index_of, "<u2").tobytes(), classes.astype(np.uint8).tobytes(), of_sets.astype(bool)
 
 
-# Automata. A thread is an index into a list of these:
+# Automata. A thread is an index into a program, a list of these steps:
 
 
 @dataclass
 class _Fork:
-    """Goes on at each of these, the first before the others."""
+    """Continues at each of these steps, the first with priority."""
 
     ways: list[int]
 
 
 @dataclass(frozen=True)
 class _Read:
-    """Reads a character of a set; with `ahead` it only looks that the next one is not of the set."""
+    """Reads a character of a set; with `ahead`, only checks that the next character is not of the set."""
 
     set: int
     after: int
@@ -293,13 +293,13 @@ _Step = _Fork | _Read | None  # None: a match
 
 
 def _automaton(tree: Node, members: Set) -> np.ndarray[Any, np.dtype[np.uint16]]:
-    """Moves by state and class of the next character, uint16 [states, classes + 1]; the last class is the end."""
+    """Next states by state and class of the next character, uint16 [states, classes + 1]; the last class: the end."""
     program: list[_Step] = [None]
     start = _settled(program, [_compile(program, tree, 0)])
     states: dict[tuple[int, ...], int] = {(): 0, start: 1}
     moves: list[list[int]] = []
     waiting = [(), start]
-    for threads in waiting:  # which grows
+    for threads in waiting:  # grows in the loop
         row = []
         for kind in range(members.shape[0] + 1):
             reached, ends = _advance(program, threads, members[kind] if kind < members.shape[0] else None)
@@ -316,7 +316,7 @@ def _automaton(tree: Node, members: Set) -> np.ndarray[Any, np.dtype[np.uint16]]
 
 
 def _compile(program: list[_Step], node: Node, after: int) -> int:
-    """Add the steps of a tree that go on at `after`; the index of the first one."""
+    """Add the steps of a tree, which continue at `after`; return the index of the first one."""
     if isinstance(node, Then):
         return reduce(lambda at, part: _compile(program, part, at), reversed(node.parts), after)
     if isinstance(node, Repeat):
@@ -341,7 +341,7 @@ def _compile(program: list[_Step], node: Node, after: int) -> int:
 
 
 def _settled(program: list[_Step], threads: Iterable[int]) -> tuple[int, ...]:
-    """Threads that read, look ahead or match, each once, in their order; none behind a match."""
+    """The threads that read, look ahead or match, without duplicates, by priority; none after a match."""
     found: list[int] = []
     for thread, step in _reached(program, threads, lambda _: False):
         found.append(thread)
@@ -351,8 +351,8 @@ def _settled(program: list[_Step], threads: Iterable[int]) -> tuple[int, ...]:
 
 
 def _advance(program: list[_Step], threads: Sequence[int], having: Set | None) -> tuple[tuple[int, ...], bool]:
-    """The threads after a character, whose class `having` tells by sets (None: the text ends), and whether a match ends
-    before it."""
+    """The threads after the next character, and whether a match ends before it. having: whether each set has the
+    character, bool [sets]; None: the text ends."""
     found: list[int] = []
     for _, step in _reached(program, threads, lambda step: having is None or not having[step.set]):
         if step is None:
@@ -365,8 +365,8 @@ def _advance(program: list[_Step], threads: Sequence[int], having: Set | None) -
 def _reached(
     program: list[_Step], threads: Iterable[int], passes: Callable[[_Read], bool]
 ) -> Iterator[tuple[int, _Read | None]]:
-    """Threads with their steps, each once, in their order: behind forks, and behind steps that look ahead and that
-    `passes` lets through."""
+    """The threads that `threads` reach through forks and through lookaheads that `passes` accepts, with their steps,
+    without duplicates, by priority."""
     seen = set()
     waiting = list(threads)[::-1]
     while waiting:

@@ -1,4 +1,4 @@
-"""The application: its routes, from bodies to responses."""
+"""The server's application: its routes, from request bodies to responses."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def make_app(hub: Hub) -> ASGIApp:
 
 
 def _refusing(handle: Handler, refused: Callable[[RefusedError], dict[str, Any]]) -> Handler:
-    """A handler whose refusals and engine errors have the form of a protocol."""
+    """A handler that answers refusals and edge's errors in the form of a protocol."""
 
     async def handle_or_refuse(request: Request) -> Response:
         try:
@@ -108,11 +108,13 @@ def _refusing(handle: Handler, refused: Callable[[RefusedError], dict[str, Any]]
 
 
 class Endpoints:
+    """The handlers of the routes."""
+
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
     def about(self, respond: Callable[[Request], Response]) -> Handler:
-        """A handler of what is answered at once."""
+        """A handler that answers at once, without loading a model."""
 
         async def handle(request: Request) -> Response:
             return respond(request)
@@ -132,7 +134,7 @@ class Endpoints:
         ))  # fmt: skip
 
     def with_model(self, kind: type[T], work: Callable[[T, Any], dict[str, Any]]) -> Handler:
-        """A handler of what needs a loaded model, but no generation."""
+        """A handler that needs a loaded model, but generates nothing."""
 
         async def handle(request: Request) -> Response:
             async with self._body(request) as data:
@@ -231,13 +233,13 @@ class Endpoints:
             return Json(ollama.show(entry))
 
     def _name(self, model: str | None) -> str:
-        """Raises RefusedError for an unknown model."""
+        """The model's name as requested; by default, the first model's. Raises RefusedError for an unknown model."""
         entry, _ = self._hub.pool.find(model)
         return model or entry.name
 
     @asynccontextmanager
     async def _session(self, model: str | None) -> AsyncIterator[Session]:
-        """The session of a model, which stays loaded meanwhile."""
+        """Yield the session of a model, which stays loaded within the block."""
         lease = await self._hub.lease(model)
         try:
             yield lease.session
@@ -246,7 +248,7 @@ class Endpoints:
 
     @asynccontextmanager
     async def _body(self, request: Request, *, lenient: bool = False) -> AsyncIterator[Any]:
-        """The JSON of a request, whose memory is claimed meanwhile."""
+        """Yield the JSON of a request, whose memory is claimed within the block."""
         check_type(request, lenient=lenient)
         body = await read_body(request, self._hub.settings.most_body)
         with self._hub.pool.ledger.claim("bodies", EXPANDED * len(body)):
@@ -263,7 +265,7 @@ class Endpoints:
         media_type: str = "text/event-stream",
         quiet: bytes = b": waiting\n\n",
     ) -> Response:
-        """Generate, and write events as they come or all together. make: makes the protocol's writer."""
+        """Generate, and send the events as they come or as one response. make: creates the protocol's writer."""
         answering = await until_gone(request.receive, self._hub.ask(asked, work=work))
         try:
             writer = make(answering.lease)

@@ -15,12 +15,12 @@ PRIORITIES: tuple[Priority, ...] = ("interactive", "tools", "background")
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages as OpenAI's protocol has them."""
+    """A conversation in the form of OpenAI's API."""
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: Any = None
-    parallel: bool = True  # whether several calls may follow each other
+    parallel: bool = True  # whether an answer may have several tool calls
     variables: dict[str, Any] = field(default_factory=dict)  # of the template
 
 
@@ -30,20 +30,19 @@ Text = str | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: a prompt, and how it is to be answered. Fields of `sampling` are those of SamplingParams; omitted ones
-    are the model's. None elsewhere: the server's default."""
+    """A request: a prompt, and how to answer it. None: the server's default."""
 
     model: str
     prompt: Chat | Text
     choices: int = 1
     max_tokens: int | None = None
-    sampling: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)  # fields of SamplingParams; omitted ones are the model's
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     think: Think = Think()
-    logprobs: int | None = None  # alternatives of each token
+    logprobs: int | None = None  # number of alternatives for each token; None: no logprobs
     grammar: Grammar | None = None
     time: float | None = None  # seconds
     energy: float | None = None  # joules
     priority: Priority = "interactive"
-    tenant: str = ""  # whose earlier prompts may be reused
+    tenant: str = ""  # requests of one tenant may reuse rows of each other's prompts

@@ -1,4 +1,4 @@
-"""A limit of time."""
+"""A time limit for asynchronous code."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from edge.server.refusal import RefusedError
 from edge.tools.parser import Event as CallEvent
 from edge.types import FloatArray
 
-MOST_WAITING = 1 << 20  # characters that a client has not fetched, and
-_EACH = 64  # more for each event
+MOST_WAITING = 1 << 20  # most characters that wait for a client; each event counts as
+_EACH = 64  # characters more
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Likely:
-    """A token of an answer, and how likely it was; its text follows."""
+    """A token of an answer and its log-probability; the token's text follows."""
 
     choice: int
     token: TokenLogprob
@@ -37,7 +37,7 @@ class Likely:
 
 @dataclass(frozen=True)
 class Call:
-    """A part of a tool's call: its beginning, a piece of its arguments, its end, or that it was cut."""
+    """A part of a tool call: its beginning, a piece of its arguments, its end, or its truncation."""
 
     choice: int
     event: CallEvent
@@ -45,8 +45,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Scored:
-    """The tokens of a prompt, how likely each was, and the likeliest in its place; None for the first. The last of them
-    are `generated`."""
+    """The tokens of a prompt, their log-probabilities, and the likeliest alternatives; None for the first token. The
+    last `generated` tokens follow the prompt."""
 
     choice: int
     tokens: tuple[int, ...]
@@ -77,7 +77,7 @@ Event = Piece | Likely | Call | Scored | Embedded | Ended
 
 
 class Flow:
-    """Events of one request, in order, from any thread to the event loop that made it."""
+    """A queue of one request's events, from any thread to the event loop in which it was created."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -89,8 +89,8 @@ class Flow:
         self._on_close: list[Callable[[], None]] = []
 
     def put(self, event: Event | Exception) -> None:
-        """Pass on an event; an exception ends the request. A client that does not read what it asked for is given
-        up."""
+        """Queue an event, or an exception, which ends the request. A client that leaves more than MOST_WAITING unread
+        is refused."""
         size = _size(event)
         with self._lock:
             if self.closed:
@@ -105,7 +105,7 @@ class Flow:
             self.closed = True
 
     async def get(self) -> Event:
-        """The next event. Raises what was put in its place."""
+        """The next event. Raises an exception that was queued in its place."""
         while True:
             with self._lock:
                 event = self._next()
@@ -119,7 +119,7 @@ class Flow:
                 return event
 
     def _next(self) -> Event | Exception | None:
-        """The first event; pieces of one text together."""
+        """Take the first event, with the pieces of the same text that follow it; None if there is none."""
         if not self._events:
             return None
         first = self._events.popleft()
@@ -134,11 +134,11 @@ class Flow:
         return first if len(texts) == 1 else Piece(first.choice, "".join(texts), first.thought)
 
     def on_close(self, action: Callable[[], None]) -> None:
-        """Carry this out when nothing more is wanted."""
+        """Call `action` when the flow is closed."""
         self._on_close.append(action)
 
     def close(self) -> None:
-        """Nothing more is wanted: end what still runs."""
+        """Drop waiting and later events, and call the actions of `on_close`."""
         with self._lock:
             self.closed = True
             self._events.clear()

@@ -1,4 +1,4 @@
-"""Who may ask: names of hosts, origins of web pages, and keys, before a request is read."""
+"""Access control before a request is read: by host name, origin of the web page, and API key."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from edge.server.http import refuse
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
 
-_OPEN = ("/health", "/v1/health", "/")  # what says nothing about the server needs no key
+_OPEN = ("/health", "/v1/health", "/")  # paths that reveal nothing about the server need no key
 _ALLOWED = "Authorization, Content-Type, X-Api-Key, Edge-Energy, Edge-Time"
 
 _log = logging.getLogger("edge.server")
 
 
 class Guard:
-    """Passes on requests that may be answered. `scope["tenant"]` says by which key."""
+    """Passes on permitted requests only. `scope["tenant"]` is the tenant, see `_check_key`."""
 
     def __init__(self, app: ASGIApp, settings: Settings, public: Iterable[str] = ()) -> None:
         self._app, self._settings = app, settings
@@ -65,17 +65,17 @@ class Guard:
             return
         try:
             await self._app(scope, receive, answer)
-        except Exception as error:  # after its response: messages of errors may quote the request
+        except Exception as error:  # raised after the response; its message may quote the request
             _log.error("a request failed: %s", where(error))
 
     def _check_host(self, host: str) -> None:
-        """On loopback, only names of this machine: a page whose name resolves to it now would otherwise be of the
-        server's own origin (DNS rebinding)."""
+        """On loopback, accept only names of this machine: otherwise, a page whose name now resolves to this machine
+        would have the server's own origin (DNS rebinding)."""
         if self._settings.loopback and not _is_local(_host_name(host), self._settings.host):
             raise RefusedError(403, f"Host: {host[:80]!r} is no name of this machine", code="host")
 
     def _check_origin(self, origin: str | None, host: str) -> None:
-        """Pages of other origins ask only if they were allowed to (--cors)."""
+        """Refuse pages of other origins, unless --cors allows them."""
         if origin is not None and not self._is_allowed(origin) and urlsplit(origin).netloc != host:
             raise RefusedError(
                 403, f"pages of {origin[:80]} may not ask: --cors {origin[:80]} would let them", code="origin"
@@ -85,7 +85,8 @@ class Guard:
         return origin is not None and (origin in self._origins or "*" in self._origins)
 
     def _check_key(self, headers: Headers) -> str:
-        """Whose rows may be reused: the number of the key, which is compared in constant time. Raises RefusedError."""
+        """The tenant, whose rows may be reused: the key's number, or empty if all requests share rows. Compares keys in
+        constant time. Raises RefusedError."""
         if not self._keys:
             return ""
         scheme, _, given = headers.get("authorization", "").partition(" ")

@@ -1,4 +1,4 @@
-"""HTTP: bodies in, JSON and streams of events out, and the end of a request whose client went away."""
+"""HTTP: reads bodies, writes JSON and streams of events, and cancels requests whose client has gone away."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from edge.server.refusal import RefusedError, refusal_of
 from edge.values import parse
 
 MOST_VALUES = 1 << 18  # values in a body: each takes many times its text in memory
-DEEPEST = 64  # of lists and tables within each other
-EXPANDED = 6  # bytes of memory for each byte of a body, about, while it is read
-BODY_S = 30.0  # a client that has not sent its request by then is given up
-STALLED_S = 60.0  # without one byte of the answer read
-QUIET_S = 10.0  # after which a stream without text says that it is alive
+DEEPEST = 64  # nesting of lists and objects
+EXPANDED = 6  # approximate bytes of memory per byte of a body that is being read
+BODY_S = 30.0  # seconds within which a client must have sent its request
+STALLED_S = 60.0  # seconds for which a client may leave a part of the answer unread
+QUIET_S = 10.0  # seconds without text after which a stream sends a keep-alive
 
 T = TypeVar("T")
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Raises RefusedError for bodies that are too long, or too slow."""
+    """Read a body. Raises RefusedError if it has more than `most` bytes, or takes longer than BODY_S."""
     stated = request.headers.get("content-length", "0")
     if stated.isascii() and stated.isdigit() and int(stated[:15]) > most:
         raise RefusedError(413, f"the request has {stated[:15]} bytes, {most} are the most", code="too_large")
@@ -46,8 +46,8 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def check_type(request: Request, *, lenient: bool) -> None:
-    """Refuse bodies that are not JSON by their type: web pages can send other types to any server unasked. lenient:
-    no type is one, and that of curl's -d."""
+    """Refuse bodies whose type is not JSON: web pages can send other types to any server without a preflight request.
+    lenient: accept a missing type, and that of curl's -d."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json" or (lenient and kind in ("", "application/x-www-form-urlencoded")):
         return
@@ -55,7 +55,7 @@ def check_type(request: Request, *, lenient: bool) -> None:
 
 
 def decode(body: bytes) -> Any:
-    """JSON. Raises RefusedError."""
+    """Parse JSON. Raises RefusedError if it is invalid, has too many values, or is nested too deep."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise RefusedError(413, f"the request has more than {MOST_VALUES} values", code="too_large")
     try:
@@ -91,7 +91,7 @@ def _too_deep(value: Any) -> bool:
 
 
 def parse_body(kind: type[T], data: Any) -> T:
-    """The fields of a body, checked. Raises RefusedError, which names the field."""
+    """The checked fields of a body. Raises RefusedError, which names the wrong field."""
     if not isinstance(data, dict):
         raise RefusedError(400, "the request must be a JSON object", code="json")
     try:
@@ -132,8 +132,8 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 
 async def until_gone(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled if the client goes away: raises ClientGoneError then, and closes the
-    result if there was one nevertheless."""
+    """Return the result of `work`. If the client goes away, cancel `work`, close a result that comes nevertheless, and
+    raise ClientGoneError."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))
     try:
@@ -160,7 +160,7 @@ async def _gone(receive: Receive) -> None:
 
 
 class Stream(Response):
-    """Parts as they come. A client that goes away, or does not read, ends them. quiet: is sent while none comes."""
+    """Sends parts as they come, until the client goes away or stops reading. quiet: sent while no part comes."""
 
     def __init__(
         self, parts: AsyncIterator[bytes], media_type: str, quiet: bytes = b"", end: Callable[[], None] = lambda: None

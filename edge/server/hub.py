@@ -1,4 +1,4 @@
-"""From the internal form of a request to jobs of a model's worker, and their events."""
+"""Turns requests in internal form into jobs of a model's worker, and yields their events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge.server.prompts import make_request
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
 
-_SOON_S = 5.0  # after which a stream begins, whether or not there is text
+_SOON_S = 5.0  # after which a stream begins, even without text
 
 
 class Hub:
@@ -36,7 +36,7 @@ class Hub:
         self.pool = make_pool(self._count)
 
     def _count(self, job: Job, result: RunReport | Exception) -> None:
-        """In a worker's thread: the figures of one answer."""
+        """Add the figures of one answer. Runs in a worker's thread."""
         if isinstance(result, RunReport):
             self.counts["prompt_tokens"] += result.tokens.ran
             self.counts["reused_tokens"] += result.tokens.reused
@@ -52,7 +52,7 @@ class Hub:
         return sum(worker.queued for worker in self.pool.workers.values())
 
     async def lease(self, model: str | None) -> Lease:
-        """A loaded model. Raises RefusedError."""
+        """Lease a model, loading it if necessary. Raises RefusedError and the errors of `Pool.acquire`."""
         if self.draining:
             raise RefusedError(503, "the server is shutting down", code="draining", retry=5)
         return await self.pool.acquire(model)
@@ -60,7 +60,7 @@ class Hub:
     async def ask(
         self, wanted: Sequence[Asked], *, work: Callable[[Asked, Session, Job], None] | None = None
     ) -> Answering:
-        """Begin to answer requests to one model. Their choices are numbered on. work: is done instead of answering.
+        """Begin to answer requests to one model. Choices are numbered across requests. work: replaces generating.
 
         Raises RefusedError if the queue is full.
         """
@@ -86,7 +86,7 @@ class Hub:
 
 
 class Answering:
-    """The events of one request. `close` ends what still runs; it must be called."""
+    """The events of one request. `close` cancels unfinished jobs and returns the model; it must be called."""
 
     def __init__(self, flow: Flow, lease: Lease, hub: Hub) -> None:
         self.flow, self.lease, self.expected, self._hub = flow, lease, 0, hub
@@ -94,7 +94,7 @@ class Answering:
         self._closed = False
 
     def expire_after(self, seconds: float) -> None:
-        """Refuse the request if nothing was heard of it by then."""
+        """Refuse the request unless it begins to run within `seconds`."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def _expire(self) -> None:
@@ -102,7 +102,7 @@ class Answering:
             self.flow.put(self._hub.pool.full(self.lease.entry.name))
 
     async def first(self) -> Event | None:
-        """The first event, so that a request that is refused has its status; None if that takes long."""
+        """The first event, so that a refusal sets the response's status; None if there is none within _SOON_S."""
         try:
             async with Deadline(_SOON_S):
                 return await self.flow.get()
@@ -110,7 +110,7 @@ class Answering:
             return None
 
     async def events(self, first: Event | None = None) -> AsyncIterator[Event]:
-        """Until the last answer has ended. Raises what went wrong. first: an event that was taken before."""
+        """Yield events until the last answer has ended. Raises a job's error. first: the event that `first` took."""
         left = self.expected
         while left:
             event = first or await self.flow.get()

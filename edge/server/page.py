@@ -1,5 +1,5 @@
-"""The chat page: its own files and those that it shares with exported pages, with a policy that lets it load nothing
-from elsewhere and make no markup of text."""
+"""The chat page: its own files, and those that it shares with exported pages. Its content security policy forbids
+loading anything from elsewhere, and making markup of text."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ async def serve(request: Request) -> Response:
 
 
 def find(target: str) -> Path | None:
-    """The file of a request's target."""
+    """The file that a request's target names; None if there is none."""
     return find_file(CHAT.parent if target.startswith(f"/{CHAT.name}/") else FOLDER, target)
 
 
 def names() -> list[str]:
-    """Paths of the files."""
+    """The URL paths of the page's files."""
     shared = [f"/{CHAT.name}/{path.name}" for path in sorted(CHAT.iterdir())]
     return ["/", *(f"/{path.name}" for path in sorted(FOLDER.iterdir())), *shared]

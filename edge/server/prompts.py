@@ -1,4 +1,4 @@
-"""From a request to the prompt that a session runs; and how likely the tokens of a prompt are."""
+"""Turns requests into prompts for a session, and scores the tokens of prompts."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _TITLES = re.compile(r"### Task:\s*(?:Generate|Suggest) ")
 
 
 def settle_prefix(system: str) -> str:
-    """A system prompt whose first lines are the same in each request: Claude Code's billing line is left out, Home
-    Assistant's time goes behind all that does not change."""
+    """Make the beginning of a system prompt the same in each request: drop Claude Code's billing line, and move Home
+    Assistant's time to the end."""
     system = _BILLING.sub("", system)
     clock = _CLOCK.search(system)
     return system if clock is None else f"{_CLOCK.sub('', system, count=1).rstrip()}\n{clock[0].strip()}"
 
 
 def is_background(text: str) -> bool:
-    """Whether a program asks unseen, such as Open WebUI for titles and tags of a chat."""
+    """Whether a program sends this text in the background, as Open WebUI does for titles and tags of a chat."""
     return _TITLES.match(text) is not None
 
 
 def text_of(content: Any, where: str) -> str:
-    """A message's text. Raises RefusedError for other parts."""
+    """The text of a message's content. Raises RefusedError for parts that are not text."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -60,7 +60,7 @@ def text_of(content: Any, where: str) -> str:
 
 
 def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Request:
-    """What a session is asked. Raises InputError, UnsupportedError, RefusedError."""
+    """The request to a session. Raises InputError, UnsupportedError, RefusedError."""
     model = session.model
     check_generates(model.spec)
     think = asked.think
@@ -71,7 +71,7 @@ def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Reque
         chosen["seed"] = (chosen["seed"] + choice) % 2**64
     prompt = prompt_of(model, asked.prompt, think)
     job.tokens = prompt.first(None)
-    prompt.read()  # notes that it has ended
+    prompt.read()  # sets `ended`: all blocks have been read
     _check_ids(job.tokens, model)
     room = session.engine.kv.capacity
     if job.tokens.size >= room and not session.may_evict:
@@ -89,7 +89,7 @@ def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Reque
 
 
 def prompt_of(model: Model, asked: Chat | str | Sequence[int], think: Think) -> Prompt:
-    """The tokens of a chat, a text or token ids."""
+    """The prompt of a chat, a text or token ids."""
     if isinstance(asked, Chat):
         return _chat_prompt(model, asked, think)
     if isinstance(asked, str):
@@ -118,8 +118,8 @@ def _chat_prompt(model: Model, chat: Chat, think: Think) -> Prompt:
 
 
 def score(asked: Asked, session: Session, job: Job) -> None:
-    """How likely each token of a prompt is after those before it, with the likeliest in its place; and the likeliest
-    token that follows, if one is to be generated."""
+    """Report each token's log-probability after those before it, with the likeliest alternatives; and the likeliest
+    next token, if one is to be generated. Raises InputError if the prompt does not fit."""
     tokens = prompt_of(session.model, asked.prompt, asked.think).first(None)
     _check_ids(tokens, session.model)
     kv, top = session.engine.kv, max(1, asked.logprobs or 0)

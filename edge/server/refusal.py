@@ -1,4 +1,4 @@
-"""RefusedError requests: a status and one line of JSON, in the form that OpenAI's clients read."""
+"""Refused requests: a status and one line of JSON, in the form that OpenAI's clients read."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class RefusedError(Exception):
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
     def body(self) -> dict[str, Any]:
-        """As OpenAI's API has errors."""
+        """The error in the form of OpenAI's API."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 def refusal_of(error: Exception) -> RefusedError:
-    """The refusal that an error amounts to. Errors that are not the caller's have no details."""
+    """The refusal that reports an error. Internal errors and those of engines are reported without details."""
     if isinstance(error, RefusedError):
         return error
     message = " ".join(str(error).split())

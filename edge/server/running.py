@@ -1,4 +1,4 @@
-"""Runs the server until a signal ends it: requests that are being answered are finished first."""
+"""Runs the server until a signal ends it: running requests are finished first, within the time of --drain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge.server.models.pool import Pool
 from edge.server.settings import Settings
 
 _KEEP_ALIVE_S = 75
-_HEADERS_S = 15.0  # after which a connection must have sent the head of its request
+_HEADERS_S = 15.0  # within which a connection must send the head of its request
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _LONGEST_HEAD = 32 << 10  # bytes
 
@@ -72,7 +72,7 @@ async def _serve(hub: Hub, listener: socket.socket, ready: Callable[[str], None]
 
 
 class _Server(uvicorn.Server):
-    """Refuses new requests from the moment at which it is to end."""
+    """Refuses new requests once its shutdown has begun."""
 
     def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
         super().__init__(config)
@@ -84,7 +84,7 @@ class _Server(uvicorn.Server):
 
 
 def _limited(most: int) -> type[H11Protocol]:
-    """Connections of which there are `most` at a time, and that send the head of a request soon."""
+    """Connections, `most` at a time, that are closed unless they send the head of a request within _HEADERS_S."""
 
     class Limited(H11Protocol):
         _late: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""Settings of a server, each defined once: a field here, from which flags and the environment's variables are made."""
+"""Settings of a server. Each is defined once, as a field here, which makes its flag and environment variable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.records import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server listens to, and its limits."""
+    """The address, access rules and limits of a server."""
 
     host: str = option(
         "127.0.0.1", "--host", group=SERVER,
@@ -58,7 +58,7 @@ class Settings:
 
     @classmethod
     def parse(cls, **values: object) -> Settings:
-        """Settings as people write them. Raises InputError."""
+        """Settings from values as users write them. Raises InputError."""
         for name, flag in flags_of(cls).items():
             value = values.get(name)
             if flag.parse and value is not None:

@@ -1,1 +1,1 @@
-"""Models that are loaded, within one budget: who has them, and what their threads run."""
+"""Loaded models within one memory budget: their leases, their threads, and the jobs of these."""

@@ -19,21 +19,21 @@ from edge.run.session import Session
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a driver tells of a generation: pieces of its text and of its thoughts, tokens' likelihood, parts of calls,
-    and last its report, or what went wrong. wanted: whether a client still waits for it."""
+    """A driver's callbacks for one generation: pieces of text and of thoughts, log-probabilities, parts of tool calls,
+    and at the end the report or the error."""
 
     piece: Callable[[str], None]
     thought: Callable[[str], None]
     logprob: OnLogprob
     call: OnCall
     end: Callable[[RunReport | Exception], None]
-    wanted: Callable[[], bool]
+    wanted: Callable[[], bool]  # whether a client still waits for the answer
 
 
 class Driver(Protocol):
     """Runs the generations of one loaded model. All methods belong to the thread that loaded it."""
 
-    preempts: bool  # a generation of a lower class gives way
+    preempts: bool  # a generation of lower priority gives way
     adapts: bool  # generations may have different adapters; else all have the session's
 
     @property
@@ -44,20 +44,20 @@ class Driver(Protocol):
     def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str, lora: Loras) -> Any:
         """Begin a generation; returns its ticket. Rows of earlier prompts are reused within a tenant.
 
-        Raises InputError and the like for what cannot run.
+        Raises InputError and other EdgeErrors for requests that cannot run.
         """
         ...
 
     def cancel(self, ticket: Any) -> None:
-        """End a generation; nothing if it has ended."""
+        """End a generation; do nothing if it has ended."""
         ...
 
     def step(self) -> bool:
-        """One pass. False: nothing was left to do."""
+        """Run one pass. False: there was nothing to run."""
         ...
 
     def close(self) -> None:
-        """Give the session back. Nothing runs."""
+        """Give the session back. Call it only while no generation runs."""
         ...
 
 
@@ -103,7 +103,7 @@ class OneAtATime:
         self._session = session
         self._pieces: Pieces | None = None
         self._hooks: Hooks | None = None
-        self._tenant = ""  # of the rows
+        self._tenant = ""  # of the session's rows
 
     @property
     def free(self) -> int:

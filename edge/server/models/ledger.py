@@ -1,4 +1,4 @@
-"""The memory of the server's process in bytes: what models take by their plans, and what requests claim."""
+"""The memory of the server's process in bytes: models by their plans, and the claims of requests."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from edge.plan.plan import PlanBytes
 from edge.records import dataclass
 from edge.server.refusal import RefusedError
 
-_SHARE = 16  # one part in this many of a budget is the server's own
+_SHARE = 16  # the server's own part of a budget is 1 / _SHARE
 _LEAST, _MOST = 16 << 20, 64 << 20
 
 
 @dataclass
 class Ledger:
-    """budget: of the process; None: none was stated. base: bytes of the process before the first model."""
+    """An account of the process's memory."""
 
-    budget: int | None
-    base: int = field(default_factory=lambda: memory_use().rss)
+    budget: int | None  # of the process; None: none was stated
+    base: int = field(default_factory=lambda: memory_use().rss)  # before the first model
     models: dict[str, PlanBytes] = field(default_factory=dict)  # by their plans
-    taken: dict[str, int] = field(default_factory=dict)  # by model: what it adds to the process
+    taken: dict[str, int] = field(default_factory=dict)  # by model: bytes that it adds to the process
     prompts: dict[str, int] = field(default_factory=dict)  # by model: most bytes of earlier prompts' rows
     claims: Counter[str] = field(default_factory=Counter)  # by kind: requests' bodies, answers on their way
 
@@ -34,15 +34,15 @@ class Ledger:
 
     @property
     def to_come(self) -> int:
-        """Bytes that the process does not hold yet, but by these figures will, at most."""
+        """The most bytes that the process will take in addition to its present ones, by these figures."""
         return max(0, self.base + sum(self.taken.values()) - memory_use().rss) + self.reserve
 
     def enter(self, name: str, counted: PlanBytes, before: int, prompts: int) -> None:
-        """A model was loaded. before: bytes of the process before that."""
+        """Record a loaded model. before: bytes of the process before the load. prompts: as in `self.prompts`."""
         self.models[name], self.taken[name], self.prompts[name] = counted, max(0, counted.total - before), prompts
 
     def leave(self, name: str) -> None:
-        """A model was unloaded."""
+        """Remove an unloaded model."""
         for figures in (self.models, self.taken, self.prompts):
             figures.pop(name, None)
 
@@ -62,7 +62,7 @@ class Ledger:
             self.claims[kind] -= count
 
     def figures(self) -> dict[str, int]:
-        """By what takes it; `budget` and `resident` beside it."""
+        """Bytes by use; also `resident`, `peak` and `budget` (0: none)."""
         plans = self.models.values()
         found = {
             "weights": sum(each.weights + each.lora for each in plans),

@@ -1,4 +1,4 @@
-"""The models of a server: loaded when they are first asked for, evicted when another needs their memory."""
+"""The models of a server: loaded by the first request, evicted when another model needs their memory."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from edge.server.models.worker import Job, Turns, Worker
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
 
-SCORED_AT_ONCE = 8  # tokens of a prompt whose probabilities are asked for: rows of logits that exist at once
-_USEFUL_ROWS, _SCRATCH = 2048, 32 << 20  # of a model that has not been loaded yet
+SCORED_AT_ONCE = 8  # tokens of a prompt scored in one pass, each with a row of logits
+_USEFUL_ROWS, _SCRATCH = 2048, 32 << 20  # assumed rows, and scratch bytes, of a model that is not loaded yet
 _PROMPTS = 64 << 20  # bytes for rows of earlier prompts, without a budget
 
 
@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Lease:
-    """A loaded model that is not evicted meanwhile."""
+    """A loaded model, which is not evicted until the lease is released."""
 
     entry: Entry
     worker: Worker
@@ -58,14 +58,14 @@ class Lease:
 
 
 class Pool:
-    """Raises InputError and the like for models that cannot be opened."""
+    """The models that a server offers. Raises InputError and other EdgeErrors for models that cannot be opened."""
 
     def __init__(
         self, models: Sequence[str], options: Options, settings: Settings, ledger: Ledger | None = None,
         on_end: Callable[[Job, RunReport | Exception], None] = lambda job, result: None,
     ) -> None:  # fmt: skip
         self.options, self.settings, self._on_end = options, settings, on_end
-        self._lora = options.lora or ()  # that all models run with, but by the name of another adapter
+        self._lora = options.lora or ()  # adapters of all models, unless a request names others
         self.entries = {entry.name: entry for entry in map(_entry, models)}
         if len(self.entries) < len(models):
             raise InputError("two of the models have the same name")
@@ -83,7 +83,7 @@ class Pool:
         """The model that a request names, and its adapters. Raises RefusedError."""
         if name is None or name == "":
             return next(iter(self.entries.values())), self._lora
-        name = name.removesuffix(":latest")  # of programs that know Ollama
+        name = name.removesuffix(":latest")  # Ollama's clients append it
         for entry in self.entries.values():
             for known in (entry.name, *entry.aliases):
                 if name == known:
@@ -96,13 +96,13 @@ class Pool:
         )
 
     def names(self) -> Iterator[str]:
-        """All names of models, adapters behind the model that they belong to."""
+        """The names of all models, each followed by those of its adapters."""
         for entry in self.entries.values():
             yield entry.name
             yield from (f"{entry.name}:{adapter}" for adapter in entry.adapters)
 
     async def acquire(self, name: str | None) -> Lease:
-        """A loaded model; `release` gives it back. Raises RefusedError, and BudgetError for one that never fits."""
+        """Lease a model, loading it if necessary. Raises RefusedError, and BudgetError for a model that never fits."""
         entry, lora = self.find(name)
         worker = self.workers.get(entry.name)
         if worker is not None and worker.failed:
@@ -123,6 +123,7 @@ class Pool:
         return Lease(entry, worker, session, lora)
 
     def release(self, lease: Lease) -> None:
+        """End a lease: the model may be evicted when it has no other."""
         lease.worker.leases -= 1
         lease.worker.used = time.monotonic()
 
@@ -141,7 +142,7 @@ class Pool:
             await self._evict(name)
 
     def _coming(self, entry: Entry) -> asyncio.Task[Worker]:
-        """The load of a model, which goes on if the request that began it is given up."""
+        """The task that loads a model. It continues if the request that began it is cancelled."""
         task = self._tasks.get(entry.name)
         if task is None:
             task = self._tasks[entry.name] = asyncio.create_task(self._loaded(entry))
@@ -153,7 +154,7 @@ class Pool:
             return self.workers.get(entry.name) or await self._load(entry)
 
     async def _load(self, entry: Entry) -> Worker:
-        """Load a model, and evict the least recently used idle ones until it fits."""
+        """Load a model, evicting the least recently used idle models until it fits."""
         while True:
             worker = Worker(
                 entry.name, lambda: self._open(entry), self._turns, self.shares[entry.name], on_end=self._on_end,
@@ -171,7 +172,7 @@ class Pool:
                 return worker
 
     async def _make_room(self) -> None:
-        """Evict one idle model; waits until one is idle."""
+        """Evict the least recently used idle model; wait until one is idle."""
         while self.workers:
             idle = [worker for worker in self.workers.values() if worker.idle]
             if idle:
@@ -187,7 +188,7 @@ class Pool:
         release_free_memory()
 
     def _open(self, entry: Entry) -> Session:
-        """In the worker's thread."""
+        """Open the session of a model. Runs in the worker's thread."""
         options, memory = self.options, self.options.memory
         prompts = self.settings.prompt_memory or (_PROMPTS if memory is None else memory // 16)
         prompts = prompts if self.settings.shares else 0
@@ -218,13 +219,13 @@ class Pool:
         return session
 
     def _least(self, entry: Entry) -> int:
-        """Bytes that a model needs to be of use, about: the plans of others leave them free, if they can."""
+        """Approximate bytes that a model needs to be useful. Other models' plans leave them free, if they can."""
         spec, options = entry.spec, self.options
         rows = min(spec.context, options.max_kv_size or _USEFUL_ROWS)
         return spec.weight_bytes + options.sequences * (2 * rows * spec.kv_values_per_row + spec.state_bytes) + _SCRATCH
 
     def _add_adapters(self, stated: Sequence[str]) -> None:
-        """Raises InputError."""
+        """Add the adapters of --adapter to their models. Raises InputError."""
         for each in stated:
             name, _, file = each.partition("=")
             base, _, adapter = name.rpartition("/")

@@ -28,14 +28,14 @@ from edge.server.models.driver import Driver, Hooks, make_driver
 from edge.server.refusal import RefusedError
 from edge.types import IntArray
 
-_REMEMBERED = 8  # prompts, to say where a new one diverged
+_REMEMBERED = 8  # recent prompts, to find where a new one diverges
 
 _log = logging.getLogger("edge")
 
 
 class Turns:
-    """Lets the threads of several models compute one after the other, in the order in which they ask: engines use all
-    cores, and two at once would wait for each other. energy: is divided by the time of these turns."""
+    """Lets the threads of several models compute in turn, first come, first served: each engine uses all cores, so two
+    at once would wait for each other. energy: divides joules by the time of these turns."""
 
     def __init__(self, energy: Ledger) -> None:
         self._energy, self._changed = energy, threading.Condition()
@@ -43,7 +43,7 @@ class Turns:
 
     @contextmanager
     def turn(self, share: Share) -> Iterator[None]:
-        """Wait for a turn, whose joules are those of a share."""
+        """Wait for a turn. Its joules count for `share`."""
         with self._changed:
             mine, self._next = self._next, self._next + 1
             self._changed.wait_for(lambda: self._serving == mine)
@@ -59,21 +59,20 @@ class Turns:
 
 @dataclass(eq=False)
 class Job:
-    """One answer. make: its request, with the session's model. work: instead of a
-    request, something that needs the session alone."""
+    """One answer, or other work with a session."""
 
     flow: Flow
     choice: int
     priority: int
     lora: Loras
-    make: Callable[[Job, Session], Request] | None = None
-    work: Callable[[Session, Job], None] | None = None
+    make: Callable[[Job, Session], Request] | None = None  # makes the request, when the model is loaded
+    work: Callable[[Session, Job], None] | None = None  # instead of a request: needs the session to itself
     tenant: str = ""
     arrived: float = field(default_factory=time.perf_counter)
     prefix: dict[str, Any] | None = None
     tokens: IntArray | None = None  # of the prompt
     ticket: Any = None
-    began_badly: bool = False  # with its adapter, which cannot be had
+    began_badly: bool = False  # its adapter could not be set, or its work failed
 
     @property
     def cancelled(self) -> bool:
@@ -81,8 +80,8 @@ class Job:
 
 
 class Worker:
-    """load: loads the session, in the worker's thread. `opened` has it, or why it could not be loaded. share: of the
-    joules, the model's. lora: what the session then runs with."""
+    """A thread for one model. load: loads the session, in the worker's thread. `opened` gets the session, or the load's
+    error. share: the model's share of the joules. lora: the adapters that the session is loaded with."""
 
     def __init__(
         self, name: str, load: Callable[[], Session], turns: Turns, share: Share,
@@ -97,7 +96,7 @@ class Worker:
         self._closing = False
         self._recent: dict[str, deque[IntArray]] = {}
         self.used = time.monotonic()  # when a request last began or ended
-        self.seconds = 1.0  # that a request takes, about
+        self.seconds = 1.0  # that a request takes, approximately
         self.leases = 0  # requests that are about to submit jobs, or wait for their events
         self._lora = lora
         self._thread = threading.Thread(target=self._run, name=f"edge serve {name}", daemon=True)
@@ -122,7 +121,7 @@ class Worker:
         return len(self._running)
 
     def submit(self, job: Job) -> None:
-        """Run a job when its turn comes. Raises RefusedError if the model is being unloaded."""
+        """Queue a job, by priority, then by arrival. Raises RefusedError if the model is being unloaded."""
         with self._lock:
             if self._closing:
                 raise RefusedError(503, f"the model {self.name} is being unloaded", retry=1)
@@ -131,14 +130,14 @@ class Worker:
             self._lock.notify()
 
     def has_begun(self, flow: Flow) -> bool:
-        """Whether none of a request's jobs waits for the first of them."""
+        """Whether a job of the request runs, or none of its jobs waits any more."""
         with self._lock:
             return any(job.flow is flow for job in self._running) or all(
                 job.flow is not flow for _, _, job in self._waiting
             )
 
     def wake(self) -> None:
-        """A job was cancelled."""
+        """Drop cancelled jobs from the queue, and interrupt the session if all running jobs are cancelled."""
         session = self.opened.result() if self.opened.done() and not self.opened.exception() else None
         with self._lock:
             self._waiting = [each for each in self._waiting if not each[2].cancelled]
@@ -148,7 +147,7 @@ class Worker:
             self._lock.notify()
 
     def close(self) -> None:
-        """End the thread and free the model. Jobs that wait or run are refused."""
+        """End the thread and free the model. Waiting jobs are refused, running jobs cancelled."""
         with self._lock:
             self._closing = True
             for _, _, job in self._waiting:
@@ -221,11 +220,11 @@ class Worker:
             return taken
 
     def _is_alone(self, job: Job, driver: Driver) -> bool:
-        """Whether nothing else may run when a job begins."""
+        """Whether a job may begin only while no other runs."""
         return job.work is not None or (job.lora != self._lora and not driver.adapts)
 
     def _work(self, session: Session, job: Job) -> None:
-        """Do what needs the session alone: another adapter, and a job's work."""
+        """Do the part of a job that needs the session to itself: change the adapter, and run the job's `work`."""
         try:
             if job.lora != self._lora:
                 session.set_lora(job.lora)
@@ -269,7 +268,7 @@ class Worker:
         job.flow.put(Ended(job.choice, result, job.prefix) if isinstance(result, RunReport) else result)
 
     def _compared(self, job: Job, report: RunReport) -> dict[str, Any]:
-        """The reused part of a prompt, and where it diverged from the earlier prompt that is most like it."""
+        """The reused tokens of a prompt, and where it diverged from the most similar earlier prompt."""
         found: dict[str, Any] = {"reused": report.tokens.reused, "diverged_at": None}
         if job.tokens is None:
             return found

@@ -1,1 +1,1 @@
-"""What programs speak: bodies of requests to one form (`Asked`), and events to responses."""
+"""The protocols of clients: each turns bodies of requests into one form (`Asked`), and events into responses."""

@@ -15,7 +15,7 @@ Reason = Literal["stop", "length", "tool_calls"]
 
 @dataclass
 class Answer:
-    """One choice, as far as it has come."""
+    """One choice, gathered so far."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ def gather(answers: dict[int, Answer], event: Event) -> None:
 
 
 def reason_of(ended: Ended | None) -> Reason:
-    """Why an answer ended, as OpenAI's API has it: a spent budget is `length`; `usage.edge.stop_reason` tells more."""
+    """Why an answer ended, in OpenAI's words: a spent budget is `length`; `usage.edge.stop_reason` tells more."""
     if ended is None or ended.report is None:
         return "stop"
     if ended.report.stop_reason not in ("eos", "stop", "tool_calls"):
@@ -65,11 +65,12 @@ def reason_of(ended: Ended | None) -> Reason:
 
 
 def reports_of(answers: Iterable[Answer]) -> list[RunReport]:
+    """The reports of the answers that have ended with one."""
     return [each.ended.report for each in answers if each.ended and each.ended.report]
 
 
 def usage_of(answers: Iterable[Answer]) -> dict[str, Any]:
-    """Tokens as OpenAI's API counts them: the prompt once, however many choices it has; and what they cost."""
+    """Tokens as OpenAI's API counts them, the prompt once for all choices; and their cost, in `edge`."""
     answers = list(answers)
     reports = reports_of(answers)
     prompt = max((each.tokens.prompt for each in reports), default=0)
@@ -110,7 +111,7 @@ def _edge(answers: list[Answer], reports: list[RunReport]) -> dict[str, Any]:
 
 
 def timings_of(answers: Iterable[Answer]) -> dict[str, Any] | None:
-    """As llama-server has them."""
+    """The last answer's timings in llama-server's form; None without a report."""
     reports = reports_of(answers)
     if not reports:
         return None

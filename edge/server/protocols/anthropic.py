@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's API has them (Claude Code)."""
+"""POST /v1/messages and /v1/messages/count_tokens of Anthropic's API, which Claude Code uses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MessagesBody:
 
 
 def translate(body: MessagesBody, headers: Any, tenant: str) -> Asked:
-    """Raises RefusedError."""
+    """The request in internal form. Raises RefusedError."""
     if not body.messages:
         raise RefusedError(400, "messages is empty", param="messages", code="invalid_value")
     system = text_of(body.system, "system")
@@ -106,7 +106,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:
 
 
 def _choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
-    """tool_choice in OpenAI's form, and whether several calls may follow each other."""
+    """tool_choice in OpenAI's form, and whether an answer may have several calls."""
     if choice is None:
         return None, True
     kind, parallel = choice.get("type"), not choice.get("disable_parallel_tool_use")
@@ -125,7 +125,7 @@ def _think(thinking: dict[str, Any] | None) -> Think:
 
 
 def refused(error: RefusedError) -> dict[str, Any]:
-    """Errors as this API has them."""
+    """An error in the form of this API."""
     return {"type": "error", "error": {"type": error.type, "message": error.message}}
 
 
@@ -140,7 +140,7 @@ class Writer:
         self._began = False
 
     def chunks(self, found: Event) -> list[bytes]:
-        """The events that an event makes."""
+        """The server-sent events for an event of the answer."""
         gather(self._answers, found)
         sent: list[bytes] = []
         if not self._began:
@@ -180,7 +180,7 @@ class Writer:
         return [event(refused(error), "error")]
 
     def whole(self, events: list[Event]) -> dict[str, Any]:
-        """The response that is no stream."""
+        """The response to a request without streaming."""
         for each in events:
             gather(self._answers, each)
         answer = self._answers[0]

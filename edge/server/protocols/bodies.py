@@ -1,6 +1,6 @@
-"""Fields of requests, each defined once: what is checked, and what /openapi.json says of it, come from here.
+"""Fields of requests. Each is defined once, for the check of requests and for /openapi.json.
 
-Fields that a protocol has and these lack are ignored, as the protocols' own servers do with later ones.
+Other fields are ignored, as the protocols' own servers ignore later ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TokenId = Annotated[int, whole(0, (1 << 31) - 1)]
 
 @dataclass(frozen=True)
 class Budget:
-    """What one answer may spend. Fields of `edge` in a request."""
+    """The budgets of one answer: field `edge` of a request."""
 
     energy: str | float | None = said("Joules, such as 30J: the answer ends before more is spent.")
     time: str | float | None = said("Seconds, such as 20s: the answer ends then, the wait for its turn included.")
@@ -46,7 +46,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """How tokens are drawn, and limits that all protocols have. Names of SamplingParams are those of edge."""
+    """Sampling, and limits that all protocols have. The fields of SamplingParams have edge's names."""
 
     model: str | None = said("A name of /v1/models; the first model without it.")
     temperature: float | None = None
@@ -70,7 +70,7 @@ class Drawn:
     ignore_eos: bool | None = said("Never end the turn; go on.")
 
     def sampling(self) -> dict[str, Any]:
-        """The stated fields of SamplingParams. Raises RefusedError for impossible ones."""
+        """The stated fields of SamplingParams. Raises RefusedError for impossible values."""
         found: dict[str, Any] = {name: getattr(self, name, None) for name in flags_of(SamplingParams)}
         found = {name: value for name, value in found.items() if value is not None}
         if (seed := found.get("seed")) is not None:
@@ -86,6 +86,7 @@ class Drawn:
         return {name: value for name, value in found.items() if value is not None}
 
     def stops(self) -> tuple[str, ...]:
+        """The stop strings, without empty ones. Raises RefusedError for more than MOST_STOPS."""
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if len(stops) > MOST_STOPS:
             raise RefusedError(
@@ -145,6 +146,7 @@ class ChatBody(OpenAI):
     chat_template_kwargs: dict[str, Any] | None = said("Variables of the chat template, such as enable_thinking.")
 
     def think(self) -> Think:
+        """The thinking mode, by the template's enable_thinking, else by reasoning_effort."""
         chosen = (self.chat_template_kwargs or {}).get("enable_thinking")
         if isinstance(chosen, bool):
             return Think.parse(chosen)
@@ -204,15 +206,15 @@ def grammar_of(form: dict[str, Any] | None) -> Grammar | None:
 
 
 def think_of(effort: str | None) -> Think:
-    """The mode of thinking of an effort."""
+    """The thinking mode for a reasoning effort."""
     if effort in ("none", "minimal"):
         return Think.parse(False)
     return Think.parse(effort) if effort in EFFORTS else Think()
 
 
 def limits_of(budget: Budget | None, headers: Any) -> dict[str, Any]:
-    """`time` and `energy` of a request, from its body, else from the headers Edge-Time and Edge-Energy. Raises
-    RefusedError."""
+    """`time` (seconds) and `energy` (joules) of a request, from its body, else from the headers Edge-Time and
+    Edge-Energy. Raises RefusedError."""
     found: dict[str, Any] = {}
     for name, parse in (("time", parse_seconds), ("energy", parse_joules)):
         value = getattr(budget, name, None)

@@ -22,7 +22,7 @@ DONE = event(b"[DONE]")
 
 
 def translate(body: ChatBody, headers: Any, tenant: str) -> Asked:
-    """Raises RefusedError."""
+    """The request in internal form. Raises RefusedError."""
     if not body.messages:
         raise RefusedError(400, "messages is empty", param="messages", code="invalid_value")
     if body.top_logprobs and not body.logprobs:
@@ -50,13 +50,14 @@ def translate(body: ChatBody, headers: Any, tenant: str) -> Asked:
 
 
 def limit_of(count: int | None) -> int | None:
-    """Most tokens of an answer; None for -1 and none. Raises RefusedError for 0."""
+    """The most tokens of an answer; None (no limit) for -1 and None. Raises RefusedError for 0."""
     if count == 0:
         raise RefusedError(400, "max_tokens must be at least 1", param="max_tokens", code="invalid_value")
     return None if count in (None, -1) else count
 
 
 def priority_of(body: ChatBody) -> Priority:
+    """The priority: background for prompts that programs send unseen, tools after a tool's result, else interactive."""
     last = body.messages[-1]
     if last.role == "user" and is_background(
         text_of(asdict(last)["content"], f"messages[{len(body.messages) - 1}].content")
@@ -75,7 +76,7 @@ class Writer:
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": model}
 
     def chunks(self, found: Event) -> list[bytes]:
-        """The chunks that an event makes."""
+        """The chunks for an event of the answer."""
         first = found.choice not in self._answers
         gather(self._answers, found)
         sent = [self._chunk(found.choice, {"role": "assistant", "content": ""})] if first else []
@@ -109,7 +110,7 @@ class Writer:
         return [event(error.body()), DONE]
 
     def whole(self, events: list[Event]) -> dict[str, Any]:
-        """The response that is no stream."""
+        """The response to a request without streaming."""
         for each in events:
             gather(self._answers, each)
         answers = dict(sorted(self._answers.items())).items()
@@ -130,7 +131,7 @@ class Writer:
         }
 
     def _likely(self, tokens: list[TokenLogprob]) -> dict[str, Any] | None:
-        """How likely tokens were, as OpenAI's API says it; None for no tokens."""
+        """Log-probabilities of tokens in OpenAI's form; None without tokens, or if the request wants none."""
         if not (self._logprobs and tokens):
             return None
         content = [

@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts and token ids without a chat template, and how likely their tokens are."""
+"""POST /v1/completions: texts and token ids without a chat template, and their tokens' log-probabilities."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def translate(body: CompletionBody, headers: Any, tenant: str) -> list[Asked]:
 
 
 def prompts_of(body: CompletionBody) -> list[Text]:
-    """Each prompt. Raises RefusedError for empty ones."""
+    """The prompts of a body. Raises RefusedError for empty ones."""
     prompt: Any = body.prompt
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         prompt = [prompt]
@@ -60,7 +60,7 @@ def prompts_of(body: CompletionBody) -> list[Text]:
 
 
 def scores(body: CompletionBody) -> bool:
-    """Whether one pass over the prompt answers the request: it tells how likely each token is, the next one too."""
+    """Whether a pass over the prompt answers the request: it scores the prompt's tokens, and finds the next one."""
     return (
         bool(body.echo)
         and (body.logprobs is not None or body.max_tokens == 0)
@@ -76,14 +76,14 @@ class Writer:
         self._body, self._tokenizer = body, tokenizer
         self._prompts = prompts_of(body)
         self._answers: dict[int, Answer] = {}
-        self._sent: Counter[int] = Counter()  # by choice: tokens whose likelihood was sent,
+        self._sent: Counter[int] = Counter()  # by choice: tokens whose log-probabilities were sent,
         self._offsets: Counter[int] = Counter()  # and the characters of their texts
         self._head = {
             "id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": model,
         }  # fmt: skip
 
     def chunks(self, found: Event) -> list[bytes]:
-        """The chunks that an event makes."""
+        """The chunks for an event of the answer."""
         first = found.choice not in self._answers
         gather(self._answers, found)
         answer = self._answers[found.choice]
@@ -113,7 +113,7 @@ class Writer:
         return [event(error.body()), DONE]
 
     def whole(self, events: list[Event]) -> dict[str, Any]:
-        """The response that is no stream."""
+        """The response to a request without streaming."""
         for each in events:
             gather(self._answers, each)
         choices = []
@@ -134,8 +134,8 @@ class Writer:
         return self._tokenizer.decode(scored.tokens[len(scored.tokens) - scored.generated :])
 
     def _logprobs(self, index: int) -> dict[str, Any] | None:
-        """As OpenAI's older API has them: tokens since the last call, their logarithms, and the likeliest in their
-        places."""
+        """Tokens since the last call with their log-probabilities and likeliest alternatives, in the form of OpenAI's
+        older API; None if the request wants none."""
         if self._body.logprobs is None:
             return None
         answer = self._answers[index]

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: vectors of texts and token ids, from the states of a model that also answers."""
+"""POST /v1/embeddings: vectors of texts and token ids, from the hidden states of a model that also generates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def translate(body: EmbeddingsBody, tenant: str) -> list[Asked]:
 
 
 def embed(asked: Asked, session: Session, job: Job) -> None:
-    """In the worker's thread."""
+    """Embed a text. Runs in the worker's thread. Raises RefusedError for impossible token ids."""
     assert isinstance(asked.prompt, str | tuple)
     if isinstance(asked.prompt, str):
         tokens = session.model.encode_text(asked.prompt)
@@ -67,7 +67,7 @@ class Writer:
         self._model, self._body = model, body
 
     def whole(self, events: list[Event]) -> dict[str, Any]:
-        """Raises RefusedError for other dimensions than the model has."""
+        """The response. Raises RefusedError if the request wants other dimensions than the model's."""
         found = sorted((each for each in events if isinstance(each, Embedded)), key=lambda each: each.choice)
         size = found[0].values.size
         if self._body.dimensions not in (None, size):

@@ -18,7 +18,7 @@ class Range(Rule):
 
 
 def whole(low: int, high: int) -> Range:
-    """The rule of a whole number."""
+    """The rule for a whole number from `low` to `high`."""
     return Range(f"a whole number from {low} to {high}", lambda value: low <= value <= high, low, high)
 
 

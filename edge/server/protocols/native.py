@@ -1,4 +1,4 @@
-"""Endpoints about the server and its models, as llama-server has them: models, properties, health, metrics, tokens."""
+"""Endpoints about the server and its models, like llama-server's: models, properties, health, metrics, tokens."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def _model(hub: Hub, entry: Entry, name: str, adapter: tuple[LoraFile, ...] = ()
 
 
 def session_of(hub: Hub, entry: Entry) -> Session | None:
-    """Of a model that is loaded."""
+    """The session of a model; None if the model is not loaded."""
     worker = hub.pool.workers.get(entry.name)
     return worker.opened.result() if worker is not None else None
 
 
 def props(hub: Hub, entry: Entry) -> dict[str, Any]:
-    """GET /props: of the model, as llama-server has them, and the budgets and the memory of the process."""
+    """GET /props: the model's properties in llama-server's form, and the budgets and the memory of the process."""
     session, options = session_of(hub, entry), hub.pool.options
     n_ctx = session.plan.config.capacity if session else entry.spec.context
     params = {name: getattr(SamplingParams(), name) for name in flags_of(SamplingParams)}
@@ -133,7 +133,7 @@ def metrics(hub: Hub) -> Response:
 
 
 def tokenize(body: TokenizeBody, session: Session) -> dict[str, Any]:
-    """POST /tokenize: as llama-server has it, or with `prompt` as vLLM has it."""
+    """POST /tokenize in llama-server's form, or, with `prompt`, in vLLM's."""
     tokenizer = session.model.tokenizer
     text, begins = body.content, body.add_special
     if text is None:
@@ -149,7 +149,7 @@ def tokenize(body: TokenizeBody, session: Session) -> dict[str, Any]:
 
 
 def tokenizer_info(session: Session) -> dict[str, Any]:
-    """GET /tokenizer_info: as vLLM has it. lm-eval asks for it."""
+    """GET /tokenizer_info in vLLM's form. lm-eval requests it."""
     tokenizer, template = session.model.tokenizer, session.model.file.metadata.get("tokenizer.chat_template")
 
     def text(token: int | None) -> str | None:

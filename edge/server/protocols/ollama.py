@@ -26,7 +26,7 @@ _NAMES = ("temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "p
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """Fields of both."""
+    """Fields of both bodies."""
 
     model: str | None = said("A name of /v1/models; the first model without it.")
     stream: bool | None = said("Send the answer in pieces, a line of JSON each (default: yes).")
@@ -62,7 +62,7 @@ class ApiShowBody:
 
 
 def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) -> Asked:
-    """Raises RefusedError."""
+    """The request in internal form. Raises RefusedError."""
     options = body.options or {}
     stop, limit = options.get("stop"), options.get("num_predict")
     if not (
@@ -117,19 +117,19 @@ def _call(call: Any, identifier: str) -> dict[str, Any]:
 
 
 def refused(error: RefusedError) -> dict[str, Any]:
-    """Errors as this API has them."""
+    """An error in the form of this API."""
     return {"error": error.message}
 
 
 class Writer:
-    """Writes one response, whole or in lines. chats: of /api/chat."""
+    """Writes one response, whole or in lines. chats: the request is of /api/chat."""
 
     def __init__(self, model: str, *, chats: bool) -> None:
         self._model, self._chats = model, chats
         self._answers: dict[int, Answer] = {0: Answer()}
 
     def chunks(self, found: Event) -> list[bytes]:
-        """The line that an event makes."""
+        """The line for an event of the answer, if there is one."""
         gather(self._answers, found)
         if isinstance(found, Piece):
             return [dumps(self._line("" if found.thought else found.text, found.text if found.thought else "")) + b"\n"]
@@ -138,7 +138,7 @@ class Writer:
         return []
 
     def last(self) -> list[bytes]:
-        """The end of a stream: its last line was one."""
+        """The end of a stream: nothing, since `chunks` has sent the last line."""
         return []
 
     def failed(self, error: RefusedError) -> list[bytes]:
@@ -146,7 +146,7 @@ class Writer:
         return [dumps(refused(error)) + b"\n"]
 
     def whole(self, events: list[Event]) -> dict[str, Any]:
-        """The response that is no stream."""
+        """The response to a request without streaming."""
         for each in events:
             gather(self._answers, each)
         return self._end(self._answers[0].text, self._answers[0].thought)

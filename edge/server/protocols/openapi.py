@@ -1,4 +1,4 @@
-"""GET /openapi.json: the server's endpoints, from the same fields by which requests are checked."""
+"""GET /openapi.json: the server's endpoints, from the fields that also check requests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _REFUSALS = {
 
 @cache
 def describe() -> dict[str, Any]:
-    """The description, by OpenAPI 3.1."""
+    """The description of the server, in OpenAPI 3.1."""
     schemas: dict[str, Any] = {"Error": _ERROR}
     paths: dict[str, Any] = {}
     for path, kind in BODIES.items():
@@ -113,7 +113,7 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": _schema(arguments[1], schemas)}
     name = kind.__name__  # of a dataclass
     if name not in schemas:
-        schemas[name] = {}  # of itself, inside
+        schemas[name] = {}  # a placeholder: the type may refer to itself
         schemas[name] = _object(kind, schemas)
     return {"$ref": f"#/components/schemas/{name}"}
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses without state, as Codex uses it: each request has the whole conversation, and none is stored."""
+"""POST /v1/responses without state, as Codex uses it: each request has the whole conversation; nothing is stored."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ResponsesBody:
 
 
 def translate(body: ResponsesBody, headers: Any, tenant: str) -> Asked:
-    """Raises RefusedError."""
+    """The request in internal form. Raises RefusedError."""
     if body.previous_response_id:
         message = "previous_response_id: this server stores nothing: send the whole conversation as input"
         raise RefusedError(400, message, param="previous_response_id", code="unsupported")
@@ -74,7 +74,7 @@ def translate(body: ResponsesBody, headers: Any, tenant: str) -> Asked:
 
 
 def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
-    """Add an item of a conversation in the form of a chat's message."""
+    """Add an item of a conversation as a chat message. Raises RefusedError for unknown kinds of items."""
     kind = item.get("type", "message")
     if kind == "message":
         role, text = item.get("role"), text_of(item.get("content"), f"{where}.content")
@@ -98,7 +98,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
 
 
 def _merged(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """System messages at the beginning are one: templates know one."""
+    """Merge the system messages at the beginning into one: chat templates take only one."""
     count = next((n for n, each in enumerate(messages) if each["role"] != "system"), len(messages))
     if count < 2:
         return tuple(messages)
@@ -120,7 +120,7 @@ class Writer:
         self._sequence = 0
 
     def chunks(self, found: Event) -> list[bytes]:
-        """The events that an event makes."""
+        """The server-sent events for an event of the answer."""
         gather(self._answers, found)
         sent = [] if self._sequence else [self._event("response.created", response=self._response("in_progress"))]
         kind = self._open
@@ -150,7 +150,7 @@ class Writer:
         return [self._event(f"response.{response['status']}", response=response)]
 
     def whole(self, events: list[Event]) -> dict[str, Any]:
-        """The response that is no stream."""
+        """The response to a request without streaming."""
         for each in events:
             self.chunks(each)
         return self._finished()
@@ -197,7 +197,7 @@ class Writer:
         else:
             item["arguments"] = text
             sent.append(self._event("response.function_call_arguments.done", **self._place(), arguments=text))
-        if cut:  # programs take what is there for a call
+        if cut:  # clients would take the truncated item for a call
             self._items.pop()
             return []
         return [*sent, self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)]
