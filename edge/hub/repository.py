@@ -25,8 +25,8 @@ class RemoteFile:
 
     path: str
     size: int  # bytes
-    hash: str  # SHA-256 of its content; for small files git's SHA-1 of a blob; of several files a key of all theirs
-    parts: tuple[RemoteFile, ...] = ()  # the files of a model that is split, which this one is joined from
+    hash: str  # SHA-256 of its content; for small files git's SHA-1 of a blob; for a joined file a key of its parts
+    parts: tuple[RemoteFile, ...] = ()  # of a model that is split into several files
 
 
 @dataclass(frozen=True)

@@ -143,8 +143,8 @@ def search(
 def compare(
     measure: Measure, usual: Values, best: Values, on_pair: Callable[[int], None] = lambda pair: None
 ) -> Comparison:
-    """Race the final values, alternating best, usual, usual, best …: quotients of the usual values' time / the
-    best's."""
+    """Race the final values, alternating best, usual, usual, best …, and compare the time of the usual values / that of
+    the best."""
     ratios = []
     for pair in range(COMPARED):
         on_pair(pair)
