@@ -132,7 +132,7 @@ def _write_manifest(file: GGUFFile, layout: Layout, compiled: Compiled | None, t
         "settings": {
             "method": layout.method.name or None,
             "kv_dtypes": list(KV_TYPES),
-            "scores": list(KV_TYPES),  # kinds of rows for which some graph shows queries
+            "scores": list(KV_TYPES),  # kinds of rows for which some graph outputs queries
         },
         "files": {name: {"bytes": size, "sha256": hash_file(target / name)} for name, size in sizes.items()},
         "tensors": [[info.name, types.get(info.name, info.type), list(info.shape)] for info in tensors],
