@@ -1,7 +1,7 @@
 """Qwen3.5's text models: delta nets in most layers, attention with an output gate in the others; also with experts.
 
 Norms are stored as weight − 1, except that of the delta net. Value head h of a checkpoint uses key head h div n, where
-n value heads share one; in GGUF it is h mod the number of key heads, so that value heads are in another order.
+n value heads share one. In GGUF it is h mod the number of key heads, so value heads have another order there.
 """
 
 from __future__ import annotations
