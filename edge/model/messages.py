@@ -287,7 +287,7 @@ class Marked:
         return (name if name in _WORDS else mark(numbers[name])[1:]) in rendered
 
     def fill(self, rendered: str) -> list[Segment]:
-        """The segments of a prompt. Raises InputError if the template repeats texts too often, or made up a mark."""
+        """The segments of a prompt. Raises InputError if the template repeats texts too often, or makes up a mark."""
         segments: list[Segment] = []
         at, size = 0, 0
         for found in MARK.finditer(rendered):
