@@ -131,7 +131,7 @@ class SamplingParams:
         return self
 
 
-# What the makers of a model recommend in its GGUF file, under `general.sampling.`, by the names that llama.cpp reads.
+# Fields that the makers of a model recommend in its GGUF file, and their keys under `general.sampling.` in llama.cpp.
 RECOMMENDED = {
     "temperature": "temp",
     "top_k": "top_k",

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from reprlib import repr as brief  # what a file claims may be megabytes long, a message may not
+from reprlib import repr as brief  # a file's names may be megabytes long, a message may not
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -108,7 +108,7 @@ class _Cursor:
         return self._start + self._at
 
     def take(self, count: int) -> int:
-        """Make `count` bytes available and step over them; return their index in `self.buffer`."""
+        """Make `count` bytes available and step over them; return their index in `self._buffer`."""
         end = self.offset + count
         if end > self._size:
             raise ModelFormatError(f"the file is truncated: its header continues past the end ({self._size} bytes)")

@@ -69,7 +69,7 @@ def write_gguf(
             out.write(_header(fields, tensors))
             done, total, arrays = 0, max(1, sum(each.nbytes for each in tensors)), iter(data)
             for tensor in tensors:
-                _write_tensor(out, tensor, next(arrays, _NOTHING))  # no name keeps it while the next one is made
+                _write_tensor(out, tensor, next(arrays, _NOTHING))  # no variable keeps it while the next one is made
                 done += tensor.nbytes
                 if progress:
                     progress(done / total)

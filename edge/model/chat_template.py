@@ -52,7 +52,7 @@ _MODES: dict[str, dict[str, Any]] = {
     **{effort: dict.fromkeys(_SWITCHES, True) | {"reasoning_effort": effort} for effort in EFFORTS},
 }
 
-_FORMS = 1  # raise it when the forms of a template change, by this module or those it renders with: they are cached
+_FORMS = 1  # version of cached forms: increment it when this module, or one that it renders with, changes them
 
 Forms = dict[str, dict[str, str]]
 """By mode and conversation (`on/first`): {"text": …} or {"error": …}."""
@@ -74,7 +74,7 @@ class ChatTemplate:
         self._renderer = Renderer(source, bos, eos)
         self._words = frozenset(re.findall(r"\w+", source))
         self._guises = {*source}.isdisjoint(GUISES)
-        # What the template cannot write: "tools", "calls", "results"; several calls of one message ("parallel").
+        # Things that the template cannot write: "tools", "calls", "results"; several calls in a message ("parallel").
         self._lacks = frozenset(() if "tools" in self._words else ("tools", "calls", "results"))
         if "tool_calls[0]" in source and not re.search(r"\bin\s+\w+\.tool_calls", source):
             self._lacks |= {"parallel"}

@@ -24,7 +24,7 @@ _NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine m
 # size of the state is known for all but RWKV.
 _RECURRENT = ("ssm_", "shortconv", "time_mix")
 _EXPERTS = "_exps"
-_TABLES = ("per_layer_token_embd.weight",)  # Gemma 4's, which is most of its small models
+_TABLES = ("per_layer_token_embd.weight",)  # Gemma 4's, the largest part of its small models
 ENCODERS = ("bert", "nomic-bert")  # architectures of encoders, whose attention sees whole texts
 _MOST_DIMENSIONS, _MOST_SECTIONS = 4, 4
 

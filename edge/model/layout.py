@@ -40,8 +40,8 @@ def list_tensors(bare: GGUFFile) -> list[Listed]:
 
 
 def network_of(bare: GGUFFile) -> tuple[ModelSpec, Network | None]:
-    """The spec and network of a file whose header is known, the shape of its token embedding, and the names of other
-    tensors. Raises ModelFormatError, UnsupportedError."""
+    """The spec and network of a file, which has a complete header, the shape of the token embedding, and the names of
+    the other tensors. Raises ModelFormatError, UnsupportedError."""
     header = Header(bare, bare.metadata["general.architecture"])
     spec = read_fallback(header)
     return spec, find_network(header, replace(spec, ffn=figure(header, "feed_forward_length", "ffn", 0)))

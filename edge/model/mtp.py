@@ -1,8 +1,9 @@
 """Layers for multi-token prediction (MTP, GGUF's `nextn`), which follow a model's own: DeepSeek-V3, arXiv:2412.19437.
 
 From the hidden state of a token and the token after it, such a layer predicts one more token, as a draft: the model's
-own next token does not depend on it. `block_count` includes these layers. Like llama.cpp, engines run only the layers
-before them. Files made from other files keep them where possible.
+own next token does not depend on it. `block_count` includes these layers. Like llama.cpp, engines run the model with
+the layers before them; some also draft with the first of them (`Backend.runs_mtp`). Files made from other files keep
+them where possible.
 
 `mtp_file` makes the first of them a model of one layer, with `NextToken` before its attention. It shares embedding and
 head with the whole model.

@@ -33,7 +33,7 @@ TOO_MUCH = "it takes too much memory or time"
 
 # A mark stands for a text of a user. It has nine characters, the length that Mistral's templates require of the
 # identifier of a call, all of them from a plane of Unicode that is for private use.
-# Its first character says how the text is written: as it is, or escaped as in JSON, in ASCII, or by Python.
+# Its first character says how the text is written: as it is, or escaped as in JSON, as in ASCII JSON, or as by `repr`.
 RAW, JSON, JSON_ASCII, REPR, _END = "\U0010ff00", "\U0010ff01", "\U0010ff02", "\U0010ff03", "\U0010ff04"
 _DIGITS = "\U0010ff10\U0010ff11\U0010ff12\U0010ff13\U0010ff14\U0010ff15\U0010ff16\U0010ff17\U0010ff18\U0010ff19"
 MARK = re.compile(f"([{RAW}-{REPR}])([{_DIGITS}]{{7}}){_END}")
@@ -188,7 +188,7 @@ class Renderer:
         self._process = 0  # the process that started the child
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, **names: Any) -> Answer:
-        """{"text": …} or {"error": …}."""
+        """Render up to the beginning of the answer: {"text": …} or {"error": …}."""
         request = {"messages": messages, "tools": tools, "names": names}
         with self._lock:
             if not hasattr(os, "fork"):  # there is no way to limit a process either

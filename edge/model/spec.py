@@ -42,7 +42,7 @@ class ModelSpec:
     layer_windows: tuple[int, ...] = ()  # [layers], where there is no network: positions that a token sees, 0: all
     recurrent: bool = False  # some state sums up all tokens and cannot be rolled back by a token
     state_bytes: int = 0  # size of that state in float32, for any number of tokens
-    experts: int = 0  # of each layer that has them, of which `experts_used` run for a token
+    experts: int = 0  # in each layer that has them; `experts_used` of them run for a token
     experts_used: int = 0
     expert_parameters: int = 0  # of all experts together
     expert_bytes: int = 0

@@ -210,7 +210,7 @@ def open_vocabulary(file: GGUFFile, kind: str) -> Vocabulary:
     try:
         path = cache.find_or_make("tokenizers", digest.hexdigest()[:32], ".voc", write, f"tokens of {file.path.name}")
         with open_private(path) as mapped:
-            return Vocabulary(map_file(mapped.fileno()))  # resident now, where the plan counts it
+            return Vocabulary(map_file(mapped.fileno()))  # resident now, so that the plan counts it
     except (CacheError, OSError):  # the cache folder cannot be written: this process keeps tables of its own
         return Vocabulary(b"".join(_make_tables(file, kind)))
 

@@ -40,7 +40,7 @@ class WordPiece:
     end_ids = suppressed = frozenset[int]()
 
     def __init__(self, file: GGUFFile) -> None:
-        """Raises ModelFormatError for a vocabulary without the tokens that BERT needs."""
+        """Read the vocabulary. Raises ModelFormatError if it lacks tokens that BERT needs."""
         self._texts, self._control = _read_tokens(file)
         self.size = len(self._texts)
         if self.size != file.tensors["token_embd.weight"].shape[1]:

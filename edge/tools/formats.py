@@ -16,7 +16,7 @@ Body = Literal["json", "tags", "call", "python", "named", "header"]
 class ToolFormat:
     """How a family writes calls.
 
-    body: what stands between the marks: a JSON object with a name and arguments ("json"), a tag for the function and
+    body: the text between the marks: a JSON object with a name and arguments ("json"), a tag for the function and
     each parameter ("tags"), `call:NAME{key:value}` ("call"), a list of Python calls ("python"), the name and a JSON
     object ("named"), or a JSON object after a header with the name ("header").
     """

@@ -46,7 +46,7 @@ def _encoder(header: Header, spec: ModelSpec, rope: Rope, dense: Dense, position
 
 
 def _count_types(header: Header) -> int:
-    """Rows of the table of token types; 0 without one. The header states them while a converter lacks its shape."""
+    """Rows of the table of token types; 0 without one. While a converter lacks its shape, the header's count."""
     table = header.file.tensors.get("token_types.weight")
     if table is None:
         return 0
