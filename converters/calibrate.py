@@ -77,7 +77,8 @@ def check_texts(paths: Sequence[Path]) -> None:
 
 
 def calibration_tokens(tokenizer: TokenizerLike, paths: Sequence[Path], count: int) -> IntArray:
-    """int32 [at most count]: the beginnings of all texts, with the same number of tokens from each that is long enough.
+    """Tokens of the beginnings of all texts, int32 [at most count]: as many from each text as from the others, unless
+    it is too short.
 
     Raises InputError if a text cannot be read or is empty.
     """

@@ -32,7 +32,7 @@ def pull_checkpoint(
 ) -> Path:
     """Download a repository's checkpoint, convert it to a GGUF file in edge's cache folder, and return its path.
 
-    kind: the type of its matrices, of PLAIN. Memory holds one tensor at a time. progress, notice: as of
+    kind: the type of its matrices, one of PLAIN. Memory holds one tensor at a time. progress, notice: as in
     `edge.pulling.pull`. Raises DownloadError, CacheError, InputError, ModelFormatError, UnsupportedError.
     """
     if kind.upper() not in PLAIN:

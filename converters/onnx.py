@@ -3,7 +3,7 @@
 model.onnx, model.KV.onnx, model[.KV].observed.onnx    graphs, see graph/builder.py; KV is the type of the KV rows
 model.onnx.data                                        weights, which they share
 npu.N.bin                                              context binaries, with --npu (npu.py)
-metadata.gguf, tokenizer.json, edge.json               see model_folder.py
+metadata.gguf, tokenizer.json, edge.json               see edge/formats/onnx_folder.py
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def write_onnx(
     if npu:
         plan_form(file, spec, npu)
     share = _COMPILED_SHARE if npu else 1.0
-    utf8_path(folder)  # ONNX Runtime and the checker need one
+    utf8_path(folder)  # ONNX Runtime and the checker need a path in UTF-8
     with new_folder(folder) as target:
         weights_share = _WEIGHTS_SHARE * share
         write_weights(file, layout, target / WEIGHTS, progress and (lambda part: progress(part * weights_share)))

@@ -53,7 +53,7 @@ Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "best"]
 METHODS: tuple[Method, ...] = get_args(Method)
 CALIBRATED = METHODS[2:]
 _FOLDING = ("awq", "best")
-_FOLDED = 2048  # tokens, or more, that factors are searched on
+_FOLDED = 2048  # tokens, or more, on which factors are searched
 _SLAB = 4096  # rows of a head that are rounded at once
 NF4 = "NF4"
 
@@ -92,7 +92,7 @@ class Report:
 
 def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> dict[str, str]:
     """Choose the type of every tensor: F16 where rows are not whole blocks of the type in the settings. Layers for
-    multi-token prediction, which no engine runs, are always rounded plainly.
+    multi-token prediction, which calibration does not run, are always rounded plainly.
 
     Raises UnsupportedError for unknown types and architectures, InputError for other bad settings.
     """
@@ -183,7 +183,7 @@ def mix_types(
 
     least = mixed.least_bytes(file, spec, kinds, outside=outside)
     smallest = size_beside(least) + sum(least.values())
-    if nbytes is not None and nbytes < smallest:  # said before minutes of measuring
+    if nbytes is not None and nbytes < smallest:  # refused before minutes of measuring
         fits = f"--target-size={-(-smallest // 2**20)}MiB"
         raise InputError(f"the smallest types make a file of {smallest:,} bytes: use {fits} or more")
     found = mixed.measure(file, spec, calibration, kinds, progress, outside=outside)

@@ -91,7 +91,7 @@ class _FunctionBuilder(Context):
         return [mask_name(window) for window in sorted(set(self.network.windows))]
 
     def _grouped(self, mask: Value) -> Value:
-        """The mask for all queries that share a KV head: group by group, each with all tokens."""
+        """The mask, repeated for each query head that shares a KV head."""
         return mb.concat(values=[mask] * self.group, axis=2) if self.group > 1 else mask
 
     def block(self, layer: int, block: Block, residual: Value) -> Value:

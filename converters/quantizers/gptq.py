@@ -17,7 +17,7 @@ from edge.converters.quantizers.rtn import FEW, fit_scales
 from edge.formats.blocks import BLOCK, Grid, QuantizedMatrix, inverse
 from edge.types import AnyArray, FloatArray
 
-_DAMPING, _PER_TOKEN = 0.3, 8.0  # the share of H's diagonal that is added to it: at least this; this · columns / tokens
+_DAMPING, _PER_TOKEN = 0.3, 8.0  # share of H's diagonal that is added to it: max(first, second · columns / tokens)
 _LEAST = 1e-4  # of the diagonal's mean, also added, for inputs that are always zero
 
 

@@ -71,7 +71,7 @@ def _others(config: Config, sizes: Sizes) -> dict[str, Field]:
 
 
 def value_order(config: Config) -> AnyArray:
-    """The checkpoint's number of every value head in GGUF's order, [heads]."""
+    """The checkpoint's index of each value head, in GGUF's order, [heads]."""
     keys, values = config.count(_KEY_HEADS, "heads", 16), config.count(_VALUE_HEADS, "heads", 32)
     if values % keys:
         raise ModelFormatError(f"{config.path}: {values} value heads cannot share {keys} key heads")

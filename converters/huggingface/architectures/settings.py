@@ -82,7 +82,7 @@ def header_fields(settings: Iterable[Setting], config: Config) -> dict[str, Fiel
 
 
 def described(settings: Iterable[Setting], header: Header, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a config.json. known: some of them. Raises UnsupportedError if the header lacks one."""
+    """The settings of a config.json. known: those known already. Raises UnsupportedError if the header lacks one."""
     said = dict(known)
     for setting in settings:
         if not setting.written or setting.theirs in known:
