@@ -61,7 +61,7 @@ def pull_checkpoint(
 
 
 def _files(repository: Repository) -> list[RemoteFile]:
-    """The files of the checkpoint, config.json first, weights last. Raises UnsupportedError if it has no weights."""
+    """The checkpoint's files, config.json first, weights last. Raises UnsupportedError without weights or config."""
     by_path = {file.path: file for file in repository.files}
     texts = [by_path[path] for path in _TEXTS if path in by_path]
     weights = [file for path, file in sorted(by_path.items()) if path.endswith(".safetensors") and "/" not in path]

@@ -152,5 +152,5 @@ def _delete(self: Any, name: str) -> None:
 
 
 def _is_frozen(instance: Any, name: str) -> bool:
-    """Whether an attribute is frozen: all of a dataclass, and the fields of subclasses that are not dataclasses."""
+    """Whether an attribute is frozen: all are in a dataclass, but only the fields are in its plain subclasses."""
     return name in instance.__dataclass_fields__ or "__dataclass_fields__" in vars(type(instance))

@@ -22,7 +22,7 @@ class Tensor:
     """A matrix [rows, columns] or, with 0 columns, a vector of `rows` values.
 
     name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`. experts: the number of experts, each with a
-    matrix or vector of this shape; 0: a single one. bits: what quantizers give it: more than usual, or all, where
+    matrix or vector of this shape; 0: a single one. bits: those that quantizers keep: more than usual, or all, where
     rounding does harm out of proportion to the tensor's bytes. stored: the shape of a vector that has several
     dimensions in files, in ggml's order.
     """
@@ -173,8 +173,8 @@ class Dense:
 class Experts:
     """A mixture of experts: feed-forward networks, of which a router chooses `used` for each token. No state.
 
-    With logits r = `ffn_gate_inp` · x, the experts with the largest scores are chosen, the first among equals. A
-    score is the logit or, for a sigmoid router, sigmoid(r) plus `exp_probs_b`, which affects the choice only. Shares
+    With logits r = `ffn_gate_inp` · x, the experts with the largest scores are chosen; ties go to the first. A score
+    is the logit or, for a sigmoid router, sigmoid(r) plus `exp_probs_b`, which affects the choice only. Shares
     are e^r or sigmoid(r), divided by their sum over the chosen and multiplied by `scale`. (A softmax of all logits that
     is normalised again over the chosen is the softmax of their logits.)
 

@@ -148,7 +148,7 @@ class ToolParser:
             self._events.append(TextPiece(core))
 
     def _try(self, mark: str) -> Chars:
-        """Read calls after their mark; if they are none, emit the text."""
+        """Read calls after their mark; if they are none, read the characters again as text."""
         self._scan.raw = [mark]
         before = self.calls
         try:
@@ -345,7 +345,7 @@ class ToolParser:
         self._end()
 
     def _tag_value(self, schema: Any) -> Chars:
-        """Read a value up to `</parameter>`: text where the schema wants a string, else JSON if it is valid."""
+        """Read a value up to `</parameter>`: text where the schema wants a string; else JSON, a literal, or text."""
         if self._scan.next == "\n":
             yield from self._scan.take()
         is_text = not isinstance(schema, Mapping) or schema.get("type", "string") == "string"
