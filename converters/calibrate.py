@@ -30,7 +30,7 @@ from edge.types import FloatArray, IntArray, Progress
 OWN_TEXT = Path(__file__).with_name("calibration.txt")  # written for edge; read by default
 TOKENS = 16384  # by default
 SEQUENCE = 512  # tokens that see each other
-LEAST = 128  # tokens, below which statistics say nothing
+LEAST = 128  # tokens; statistics of fewer say nothing
 _CHARACTERS_PER_TOKEN = 16  # more than any text has: the rest is not tokenized
 _SLICE = 4096  # rows that are multiplied at once
 
@@ -43,7 +43,7 @@ class Routed:
 
     @cached_property
     def whole(self) -> FloatArray:
-        """Of all experts, in which a token counts as often as experts are chosen."""
+        """The rows of all experts. A token is in them once for each expert that it chose."""
         return np.concatenate(self.parts)
 
     def of(self, expert: int) -> FloatArray:
@@ -77,7 +77,8 @@ def check_texts(paths: Sequence[Path]) -> None:
 
 
 def calibration_tokens(tokenizer: TokenizerLike, paths: Sequence[Path], count: int) -> IntArray:
-    """int32 [at most count]: the beginnings of all texts, with the same number of tokens from each that is long enough.
+    """Tokens of the beginnings of all texts, int32 [at most count]: as many from each text as from the others, unless
+    it is too short.
 
     Raises InputError if a text cannot be read or is empty.
     """
@@ -130,9 +131,9 @@ def collect(
 def column_importance(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, progress: Progress | None = None
 ) -> dict[str, FloatArray]:
-    """llama.cpp's importance matrix: mean x² of each column's input, by the names of the file's tensors. The columns of
-    experts lie one behind those of another. Layers that are not run (`edge/model/mtp.py`) have columns of equal
-    importance.
+    """llama.cpp's importance matrix: mean x² of each column's input, float32 [columns], by the names of the file's
+    tensors; for experts, one expert's columns after another's. Layers that are not run (`edge/model/mtp.py`) have
+    columns of equal importance.
 
     Raises the errors of `collect`.
     """
@@ -145,7 +146,7 @@ def column_importance(
 
 
 def any_importance(tensors: Mapping[str, TensorInfo]) -> dict[str, FloatArray]:
-    """An importance matrix of these tensors of a file in which all columns count alike."""
+    """An importance matrix of a file's tensors in which all columns have the same importance."""
     return {info.name: np.ones(info.elements // info.shape[1], np.float32)
             for info in tensors.values() if len(info.shape) > 1}  # fmt: skip
 
@@ -158,7 +159,7 @@ def stages(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], ...]:
 
 
 def _groups(core: Core) -> tuple[tuple[str, ...], ...]:
-    if isinstance(core, Experts):  # those that tokens choose, then the shared one
+    if isinstance(core, Experts):  # the experts that tokens choose, then the shared one
         return core.inputs[:2], core.inputs[2:], core.outputs[:1], core.outputs[1:]
     return core.inputs, (core.output,)
 
@@ -211,9 +212,9 @@ def check_walk(spec: ModelSpec) -> None:
 class Walk:
     """A layer-by-layer pass of token sequences, int32 [n, length], through a model.
 
-    hidden: hidden states, float32 [n · length, hidden]. weights: those that the pass multiplies by, by the names of
-    `find_tensors`; a layer's may be changed until the next item of `layer` is requested. read: an alternative reader of
-    weights.
+    hidden: hidden states, float32 [n · length, hidden]. weights: the weights that the pass uses, by the names of
+    `find_tensors`; callers may change those of a layer until they request the next item of `layer`. read: an
+    alternative reader of weights.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class Walk:
         self._file, self._spec, self._read_weights = file, spec, read
         self._sources = find_tensors(file, spec)
         count, self._length = tokens.shape
-        self._layer = -1  # whose weights are in memory
+        self._layer = -1  # the layer whose weights are in memory
         self.weights = self._read("")
         self._engine = ReferenceEngine(file, spec, EngineConfig(self._length, self._length, "f32", 1), self.weights)
         positions = np.arange(self._length, dtype=np.int32)
@@ -235,7 +236,7 @@ class Walk:
 
     def layer(self, layer: int) -> Iterator[tuple[tuple[str, ...], Inputs]]:
         """Iterate over the stages of a layer: names of matrices that share inputs, and the inputs [tokens, columns].
-        Matrices of experts lie one below the other.
+        The rows of one expert's matrix follow those of another's.
 
         Must be exhausted: only then does `hidden` hold the states after the layer. Weights are read once if the same
         layer is run again. Raises ModelFormatError if states are not finite.
@@ -272,7 +273,7 @@ class Walk:
         return self._checked(self._engine.norm(self.hidden, "output_norm"), "output_norm")
 
     def logits_of(self, final: FloatArray) -> FloatArray:
-        """Logits of some rows that `finish` returned."""
+        """Logits, float32 [n, vocab], for rows of the head's input, [n, hidden], from `finish`."""
         return self._engine.logits(final)
 
     def logits(self, tokens: slice) -> FloatArray:
@@ -282,7 +283,7 @@ class Walk:
     def _experts(
         self, core: Experts, at: At, names: Iterator[tuple[str, ...]], x: FloatArray
     ) -> Generator[tuple[tuple[str, ...], Inputs], None, FloatArray]:
-        """The stages of a mixture. Returns what it adds to the hidden states."""
+        """The stages of a mixture. Returns its output, which is added to the hidden states."""
         engine = self._engine
         chosen, shares = choose(engine, core, at, x)
         places = [np.nonzero(chosen == expert) for expert in range(core.number)]

@@ -54,12 +54,12 @@ from edge.types import IntArray, Progress
 FORMATS = ("gguf", "onnx", "coreml", "hf")
 # Types that blocks of ONNX Runtime and Core ML hold without rounding again.
 _IN_BLOCKS = tuple(kind for kind, grid in GRIDS.items() if grid.uniform and grid.bits in (4, 8))
-_HELD = 8  # of the calibration text, so much is kept to measure what pruning did
+_HELD = 8  # the last eighth of the calibration text is held out, to measure the effect of pruning
 
 _OURS = {"onnx": is_model_folder, "coreml": is_coreml_folder, "hf": hf.is_ours}
 
 Steps = Callable[[str], Progress]
-"""Takes the name of a step, returns a function that takes the share that is done."""
+"""Takes the name of a step, and returns a function that takes the fraction that is done."""
 
 Tokens = Callable[[TokenizerLike], IntArray]
 """Makes the calibration text's tokens, int32 [n], with the model's own tokenizer."""
@@ -80,11 +80,11 @@ class Conversion:
     lora: tuple[LoraFile, ...] = ()  # adapters to merge first
     npu: NpuTarget | None = None  # also compile the ONNX folder for a device's NPU
     sizes: Sizes = USUAL  # of the Core ML program
-    evaluates: bool = False  # compare what was quantized with what it was made of
+    evaluates: bool = False  # compare the quantized model with its source
 
     @property
     def keeps_blocks(self) -> bool:
-        """Whether matrices quantized in the checkpoint stay so."""
+        """Whether matrices that are quantized in the checkpoint keep their blocks."""
         return self.settings is None and self.pruning is None and not self.lora and self.to != "hf"
 
     @property
@@ -112,8 +112,8 @@ class Report:
     )  # around pruning, on held-out calibration text (measured)
     mixture: Mixture | None = None
     quantized: Quantized | None = None
-    evaluated: Evaluated | None = None  # what quantizing lost
-    unevaluated: str = ""  # why that is not known
+    evaluated: Evaluated | None = None  # the loss of quantizing
+    unevaluated: str = ""  # why the loss is unknown
     rounded: list[str] = field(default_factory=list)  # block types rounded to 8 bits, since the format lacks their grid
     compiled: Compiled | None = None  # the context binaries
 
@@ -142,7 +142,7 @@ def find_source(source: str | Path) -> Path:
     return found
 
 
-@np.errstate(all="ignore")  # of damaged or huge weights: what is not finite is refused in one line where it is written
+@np.errstate(all="ignore")  # damaged or huge weights: writers refuse values that are not finite, in one line
 def convert(
     source: str | Path,
     target: Path,

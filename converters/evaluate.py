@@ -25,7 +25,7 @@ _AT_ONCE = 32  # rows of logits
 
 @dataclass(frozen=True)
 class Evaluated:
-    """How far a model's predictions are from its source's, and the time that finding it took."""
+    """The distance of a model's predictions from its source's, and the time of measuring it."""
 
     divergence: Divergence
     seconds: float
@@ -45,7 +45,7 @@ def evaluate(source: GGUFFile, made: GGUFFile, progress: Progress | None = None)
         return lambda part: progress(first + part / 2) if progress else None
 
     walk, final = _run(source, tokens, half(0))
-    starts = range(0, tokens.size - 1, _AT_ONCE)  # of both: sums in products of other shapes differ in their last bits
+    starts = range(0, tokens.size - 1, _AT_ONCE)  # for both: products of other shapes differ in their last bits
     expected = [walk.logits_of(final[at : at + _AT_ONCE]) for at in starts]
     del walk
     walk, final = _run(made, tokens, half(0.5))

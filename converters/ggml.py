@@ -31,7 +31,7 @@ FTYPES = FILE_TYPES | {
 }  # fmt: skip
 NEED_IMPORTANCE = ("IQ1", "IQ2", "IQ3_XXS", "IQ3_XS", "Q2_K_S")  # beginnings of names
 TRAINED = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0")  # two or three values: for models that were trained with such weights
-HAVE_NO_CHOICE = (*FLOATS, "Q8_0", *TRAINED)  # types that round in one way, whatever counts more
+HAVE_NO_CHOICE = (*FLOATS, "Q8_0", *TRAINED)  # types that round in one way, whatever the importance
 _SLAB = 64 << 20  # bytes of rows that llama.cpp holds at once
 
 
@@ -75,8 +75,8 @@ def quantize_file(
     dry_run: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> list[Planned]:
-    """Write `file` in a type of FTYPES, atomically: plain types by edge itself, others, and all with an importance
-    matrix, by llama.cpp. Arguments, result and errors as for `quantize_with_llamacpp` and `write_plain`."""
+    """Write `file` in a type of FTYPES, atomically. edge itself rounds to plain types; llama.cpp rounds to others, and
+    by an importance matrix. Arguments, result and errors as for `quantize_with_llamacpp` and `write_plain`."""
     if kind not in PLAIN or importance:
         return quantize_with_llamacpp(
             file.path, target, kind, pure=pure, threads=threads, dry_run=dry_run, importance=importance,
@@ -104,8 +104,8 @@ def quantize_with_llamacpp(
     """Write `source` as llama-quantize does, atomically. Returns the tensors, in the file's order.
 
     ftype: a name of FTYPES. pure: all matrices in its main type, without a mixture. embedding, head: block types for
-    these two (a tied head is the embedding). importance: by tensor name, float32 [columns], of experts one
-    behind the other. dry_run: write nothing.
+    these two (a tied head is the embedding). importance: float32 [columns] by tensor name; for experts, one expert's
+    columns after another's. dry_run: write nothing.
     Raises InputError for a type or a file that cannot be written, EngineError with llama.cpp's reason,
     MissingExtraError.
     """

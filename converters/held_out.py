@@ -1,5 +1,5 @@
-"""A thousand tokens of prose, code, lists and other languages, by which edge judges what it made. Nothing learns from
-them: calibration reads other texts."""
+"""A thousand tokens of prose, code, lists and other languages, on which edge evaluates the models that it makes. They
+are held out: calibration reads other texts."""
 
 TEXT = """Grandmother's clock had stopped on the night of the flood, and none of her sons dared to wind it again. \
 When Marta inherited the house she opened the case, found a nest of dry mud among the wheels, and laughed until her \

@@ -30,9 +30,9 @@ _TEXTS = (
 def pull_checkpoint(
     name: str, kind: str, *, progress: OnBytes = lambda done, total: None, notice: Notice = lambda line: None
 ) -> Path:
-    """Download a repository's checkpoint, and return the path of the GGUF file in edge's cache folder that it becomes.
+    """Download a repository's checkpoint, convert it to a GGUF file in edge's cache folder, and return its path.
 
-    kind: the type of its matrices, of PLAIN. Memory holds one tensor at a time. progress, notice: as of
+    kind: the type of its matrices, one of PLAIN. Memory holds one tensor at a time. progress, notice: as in
     `edge.pulling.pull`. Raises DownloadError, CacheError, InputError, ModelFormatError, UnsupportedError.
     """
     if kind.upper() not in PLAIN:
@@ -61,7 +61,7 @@ def pull_checkpoint(
 
 
 def _files(repository: Repository) -> list[RemoteFile]:
-    """Those of the checkpoint, config.json first, weights last. Raises UnsupportedError."""
+    """The checkpoint's files, config.json first, weights last. Raises UnsupportedError without weights or config."""
     by_path = {file.path: file for file in repository.files}
     texts = [by_path[path] for path in _TEXTS if path in by_path]
     weights = [file for path, file in sorted(by_path.items()) if path.endswith(".safetensors") and "/" not in path]

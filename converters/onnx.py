@@ -3,7 +3,7 @@
 model.onnx, model.KV.onnx, model[.KV].observed.onnx    graphs, see graph/builder.py; KV is the type of the KV rows
 model.onnx.data                                        weights, which they share
 npu.N.bin                                              context binaries, with --npu (npu.py)
-metadata.gguf, tokenizer.json, edge.json               see model_folder.py
+metadata.gguf, tokenizer.json, edge.json               see edge/formats/onnx_folder.py
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def write_onnx(
     if npu:
         plan_form(file, spec, npu)
     share = _COMPILED_SHARE if npu else 1.0
-    utf8_path(folder)  # ONNX Runtime and the checker need one
+    utf8_path(folder)  # ONNX Runtime and the checker need a path in UTF-8
     with new_folder(folder) as target:
         weights_share = _WEIGHTS_SHARE * share
         write_weights(file, layout, target / WEIGHTS, progress and (lambda part: progress(part * weights_share)))
@@ -132,7 +132,7 @@ def _write_manifest(file: GGUFFile, layout: Layout, compiled: Compiled | None, t
         "settings": {
             "method": layout.method.name or None,
             "kv_dtypes": list(KV_TYPES),
-            "scores": list(KV_TYPES),  # kinds of rows for which some graph shows queries
+            "scores": list(KV_TYPES),  # kinds of rows for which some graph outputs queries
         },
         "files": {name: {"bytes": size, "sha256": hash_file(target / name)} for name, size in sizes.items()},
         "tensors": [[info.name, types.get(info.name, info.type), list(info.shape)] for info in tensors],

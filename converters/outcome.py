@@ -50,7 +50,7 @@ def is_trained_q4_0(file: GGUFFile) -> bool:
 
 
 def trained_notes(file: GGUFFile, planned: Sequence[Planned], group_size: int = BLOCK) -> list[str]:
-    """A line on weights that quantization-aware training has left on Q4_0's steps, and are rounded."""
+    """A line if quantization-aware training has left the weights on Q4_0's steps, and they become a quantized type."""
     kinds = {each.type for each in planned if each.name.startswith("blk.") and len(each.shape) > 1}
     if kinds <= set(FLOATS) or not is_trained_q4_0(file):
         return []

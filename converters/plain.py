@@ -24,8 +24,8 @@ _VERSION = 2  # of ggml's block formats
 
 
 def plan_plain(file: GGUFFile, kind: str, *, pure: bool = False) -> list[Planned]:
-    """The tensors that `write_plain` writes. pure: also round the head and matrices that want more bits than others,
-    which otherwise keep at least 8. Raises the errors of `read_spec`."""
+    """The tensors that `write_plain` writes. pure: round also the head, and matrices that need more bits than others,
+    to `kind` instead of Q8_0. Raises the errors of `read_spec`."""
     head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
     bits = bits_of(file, read_spec(file))
     planned = []
@@ -65,7 +65,7 @@ def fields_as(file: GGUFFile, kind: str) -> dict[str, Field]:
 
 
 def _is_matrix(info: TensorInfo) -> bool:
-    """Whether llama.cpp counts the tensor as a matrix, or as those of experts: no norms, no learned positions."""
+    """Whether llama.cpp counts the tensor as a matrix, or as matrices of experts: no norms, no learned positions."""
     stem, _, kind = info.name.rpartition(".")
     return len(info.shape) > 1 and kind == "weight" and not stem.endswith("_norm") and stem != "position_embd"
 

@@ -133,7 +133,7 @@ def plan_pruning(file: GGUFFile, spec: ModelSpec, pruning: Pruning) -> tuple[dic
 
 def _fields(file: GGUFFile, spec: ModelSpec, layers: int, ffn: int) -> dict[str, Field]:
     fields: dict[str, Field] = {key: value for key, value in fields_of(file).items() if key != "general.size_label"}
-    fields.pop(f"{spec.architecture}.{NEXTN_LAYERS}", None)  # such layers go with those that are pruned
+    fields.pop(f"{spec.architecture}.{NEXTN_LAYERS}", None)  # pruning removes such layers, too
     fields[f"{spec.architecture}.block_count"] = np.uint32(layers)
     fields[f"{spec.architecture}.feed_forward_length"] = np.uint32(ffn)
     return fields

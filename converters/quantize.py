@@ -53,7 +53,7 @@ Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "best"]
 METHODS: tuple[Method, ...] = get_args(Method)
 CALIBRATED = METHODS[2:]
 _FOLDING = ("awq", "best")
-_FOLDED = 2048  # tokens, or more, that factors are searched on
+_FOLDED = 2048  # tokens, or more, on which factors are searched
 _SLAB = 4096  # rows of a head that are rounded at once
 NF4 = "NF4"
 
@@ -70,7 +70,7 @@ class Settings:
     type: str = "Q4_0"
     method: Method = "best"
     embedding: str = "Q8_0"  # type of token_embd, and of a table of per-layer embeddings
-    output: str = "Q8_0"  # type of an untied output head, and of matrices that want more bits than others
+    output: str = "Q8_0"  # type of an untied output head, and of matrices that need more bits than others
     group_size: int = BLOCK  # values that share a scale, 32 or a multiple
     act_order: bool = True
     types: Mapping[str, str] = field(default_factory=dict)  # exceptions, by tensor of the file
@@ -92,7 +92,7 @@ class Report:
 
 def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> dict[str, str]:
     """Choose the type of every tensor: F16 where rows are not whole blocks of the type in the settings. Layers for
-    multi-token prediction, which no engine runs, are always rounded plainly.
+    multi-token prediction, which calibration does not run, are always rounded plainly.
 
     Raises UnsupportedError for unknown types and architectures, InputError for other bad settings.
     """
@@ -170,7 +170,7 @@ def mix_types(
     outside: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Settings, Mixture]:
-    """Settings with a type for each matrix, for a file of at most `nbytes`, or for at most a loss of `kl`.
+    """Settings with a type for each matrix, for a file of at most `nbytes`, or for a loss of at most `kl`, in nats.
 
     kinds: the types to choose from; the first is measured. outside: choose those of the embedding and the head, too.
     Raises InputError if that is impossible.
@@ -183,7 +183,7 @@ def mix_types(
 
     least = mixed.least_bytes(file, spec, kinds, outside=outside)
     smallest = size_beside(least) + sum(least.values())
-    if nbytes is not None and nbytes < smallest:  # said before minutes of measuring
+    if nbytes is not None and nbytes < smallest:  # refused before minutes of measuring
         fits = f"--target-size={-(-smallest // 2**20)}MiB"
         raise InputError(f"the smallest types make a file of {smallest:,} bytes: use {fits} or more")
     found = mixed.measure(file, spec, calibration, kinds, progress, outside=outside)
@@ -196,11 +196,11 @@ def fold_layer(
     folds: Folds, exact: Walk, layer: int, inputs: Mapping[tuple[str, ...], Inputs], spec: ModelSpec,
     kinds: Mapping[str, str], group_size: int = BLOCK,
 ) -> None:  # fmt: skip
-    """Add AWQ's factors for a layer's stages whose matrices have a grid or are floats, but for weights of
-    quantization-aware training, which factors would move.
+    """Add AWQ's factors for a layer's stages whose matrices have a grid or are floats, except for weights of
+    quantization-aware training, which factors would move off their steps.
 
     exact: a walk that has just run this layer, with these inputs of its stages. kinds: the types of matrices, by the
-    names of `find_tensors`. A stage of which a mixture gave a matrix a K-quant is left as it is: what folds gain is
+    names of `find_tensors`. A stage with a matrix that a mixture made a K-quant gets no factors, since their gain is
     searched on grids.
     """
     at = f"blk.{layer}."
@@ -223,9 +223,9 @@ def fold_layer(
 
 
 class _Maker:
-    """Produces the bytes of tensors in `order`: first the matrices of layers, then the head, or the table that serves
-    as one, by the inputs that rounded layers give it, then vectors, which may contain folded factors, and plainly
-    rounded tensors outside of layers.
+    """Produces the bytes of tensors in `order`. First come the matrices of layers, then the head, or the table that
+    serves as one, rounded for its inputs from the rounded layers. Last come vectors, which may contain folded factors,
+    and plainly rounded tensors outside of layers.
 
     tokens: int32 [sequences, length] to calibrate on, or None.
     """
@@ -289,7 +289,7 @@ class _Maker:
             for names, inputs in walk.layer(layer):
                 aim = aims.pop(names, None)
                 if isinstance(inputs, Routed):
-                    # Errors of earlier matrices send tokens to other experts, so that nothing compensates for them.
+                    # Errors of earlier matrices send tokens to other experts, so nothing can compensate for them.
                     self.few, self.experts = self.few + inputs.few, self.experts + len(inputs.parts)
                     yield names, walk.weights, [_Inputs(inputs.of(each), settings) for each in range(len(inputs.parts))]
                     continue
@@ -303,8 +303,8 @@ class _Maker:
     def _round(
         self, names: Sequence[str], weights: Mapping[str, FloatArray], inputs: list[_Inputs]
     ) -> dict[str, tuple[AnyArray, FloatArray]]:
-        """Round matrices that share inputs, those of experts or slabs of rows one after the other: their bytes, uint8
-        [rows, bytes], and the values that they encode. Takes inputs out of the list, since their statistics are large.
+        """Round matrices that share inputs, one expert or slab of rows after the other. Returns their bytes, uint8
+        [rows, bytes], and the values that these encode. Removes inputs from the list, since their statistics are large.
         """
         parts = [np.array_split(weights[name], max(1, len(inputs))) for name in names]
         made: list[list[tuple[AnyArray, FloatArray]]] = [[] for _ in names]
@@ -343,8 +343,8 @@ class _Maker:
 
     @property
     def _rounds_head(self) -> bool:
-        """Whether the head is rounded by importance, whichever method rounds the layers: a table that serves as one is
-        also read row by row, where no column can make good for another."""
+        """Whether the head is rounded by importance, whichever method rounds the layers. A table that serves as the
+        head is also read row by row, where no column can compensate for another."""
         if self._tokens is None:
             return False
         info = self._file.tensors[self._sources[self._head].tensor]
@@ -381,12 +381,12 @@ class _Maker:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The inputs of matrices that share them, and what follows from them, computed once."""
+    """Inputs that several matrices share, and quantities derived from them, each computed once."""
 
     rows: FloatArray  # [tokens, columns]
     settings: Settings
-    wanted: FloatArray | None = None  # the exact model's, for compensating for earlier errors
-    factors: FloatArray | None = None  # AWQ's, by which `wanted` was not divided yet
+    wanted: FloatArray | None = None  # the exact model's inputs, for compensating for earlier errors
+    factors: FloatArray | None = None  # AWQ's, by which `wanted` is yet to be divided
 
     @cached_property
     def square(self) -> FloatArray:
@@ -394,7 +394,7 @@ class _Inputs:
 
     @cached_property
     def diagonal_blocks(self) -> AnyArray:
-        """Of XᵀX, undamped: for rounding that compensates for no error of another block."""
+        """The diagonal blocks of XᵀX, undamped, for rounding that compensates for no error of another block."""
         return diagonal_blocks(gram(self.rows))
 
     @cached_property
@@ -417,7 +417,7 @@ class _Inputs:
 def _quantized(weight: FloatArray, grid: Grid, settings: Settings, inputs: _Inputs | None) -> QuantizedMatrix:
     group_size = settings.group_size
     if inputs is None or settings.method not in CALIBRATED:
-        plain = (1.0,) if grid.uniform else SHRINKS  # as ggml, which searches for IQ4_NL alone
+        plain = (1.0,) if grid.uniform else SHRINKS  # like ggml, which searches scales for IQ4_NL only
         if settings.method == "hqq":
             return hqq(weight, grid, group_size)
         return nearest(weight, grid, _ones(weight), group_size, plain)

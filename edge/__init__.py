@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # what type checkers take for true; to import typing takes ten times as long as the rest
+TYPE_CHECKING = False  # type checkers take it for true; importing typing takes ten times as long as the rest
 if TYPE_CHECKING:
     from typing import Any
 

@@ -17,7 +17,7 @@ _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _BYTES |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
-_FEWEST_BARE = 1 << 16  # of a smaller number without a unit, MiB were meant: no cache or process has so few bytes
+_FEWEST_BARE = 1 << 16  # a smaller number without a unit is meant in MiB: no cache or process has so few bytes
 
 _JOULES = {"j": 1.0, "mj": 1e-3, "kj": 1e3, "wh": 3600.0, "mwh": 3.6, "MJ": 1e6, "MWh": 3.6e9}
 _WATTS = {"w": 1.0, "mw": 1e-3, "MW": 1e6}

@@ -1,8 +1,8 @@
 """Error types: every failure that a user can cause has one, with a one-line message that says what to do.
 
-Messages are written with flags, and a value that is a word behind `=`: `use --kv-policy=streaming`. They are reworded
-for the caller: a program reads `use kv_policy="streaming"`, a terminal `use --kv-policy streaming`. Arguments after a
-command's name, as in `edge run --raw`, stay.
+Messages in the source name flags, with `=` before a value that is a word: `use --kv-policy=streaming`. They are
+reworded for the caller: a program reads `use kv_policy="streaming"`, a terminal `use --kv-policy streaming`. Arguments
+after a command's name, as in `edge run --raw`, stay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 _ECHOED = 200  # characters of foreign text that a message quotes
 _MOST = 2000  # of any message
-# Patterns that few runs need are compiled where they are used: `re` keeps them.
+# Patterns that few runs need are compiled where they are used: `re` caches them.
 _LONG = rf"(?<!\w)'[^']{{{_ECHOED},}}'(?!\w)|(?<!\w)\"[^\"]{{{_ECHOED},}}\"(?!\w)|\S{{{_ECHOED + 1},}}"
 
 
@@ -32,8 +32,8 @@ _language: Language = "keywords"
 
 @contextmanager
 def speaking(language: Language) -> Iterator[None]:
-    """Word errors created within this block, by any thread, for programs or for the command line, or leave them
-    unworded for a process that words them."""
+    """Word the errors that any thread creates within this block for programs ("keywords") or for the command line
+    ("flags"). "any" leaves them as they are, for another process to word."""
     global _language
     before, _language = _language, language
     try:

@@ -66,7 +66,7 @@ class EngineUse:
     engine: str
     kv_bytes: dict[str, int]  # of one token's row, by KV dtype
     reason: str | None  # why the engine does not run the model; None: it does
-    window_bytes: dict[str, int] = field(default_factory=dict)  # of all rings, in addition
+    window_bytes: dict[str, int] = field(default_factory=dict)  # of all rings, in addition to rows
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Inspection:
     adapter: AdapterInfo | None = None  # for a LoRA adapter, which is no model
     thinks: bool = False  # has marks of thoughts (`--think`)
     npu: NpuUse | None = None  # of the device asked about
-    mtp_layers: int = 0  # for multi-token prediction, behind those of `spec`
+    mtp_layers: int = 0  # for multi-token prediction, after those of `spec`
     mtp_bytes: int = 0
-    mtp_engines: tuple[str, ...] = ()  # that draft with the first of them; others leave them out
+    mtp_engines: tuple[str, ...] = ()  # engines that draft with the first of them; others leave them out
 
 
 def inspect_model(
@@ -114,7 +114,7 @@ def inspect_model(
     """Read a model's header, with all checks. sha256: hash whole files, which takes a second per GB or two.
 
     model: as in `open_model`, or a Hugging Face folder, which is shown as the GGUF file that edge convert would write.
-    device: its name in `edge devices list`; whether its NPU runs the model.
+    device: a name in `edge devices list`, to learn whether its NPU runs the model.
     Raises InputError, ModelFormatError, UnsupportedError. GGUF files of architectures that edge does not run can be
     inspected, too.
     """

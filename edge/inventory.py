@@ -1,6 +1,6 @@
 """The models on this device, in installed packages, the Hub's cache folder, and edge's own; and their removal.
 
-Only headers are read; their summaries are remembered in the cache folder under the state of the file.
+Only headers are read. Their summaries stay in the cache folder, keyed by the state of the file.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Removed:
 
 
 def find(name: str) -> LocalModel:
-    """The model that `models` lists under a name or a path, or the only local one of a repository named as for `edge
-    run`: `qwen3:0.6b`, USER/REPO. Raises InputError."""
+    """The model that `models` lists under a name or a path, or the only local model of a repository named as for `edge
+    run`: `qwen3:0.6b`, USER/REPO. Raises InputError if there is none, or several."""
     found = models()
     for each in found:
         if each.name.lower() == name.lower() or (each.path is not None and str(each.path) == name):
@@ -174,7 +174,7 @@ def _name(cached: CachedFile) -> str:
 
 
 def _summary(path: Path, size: int | None = None) -> Summary:
-    """The summary, remembered or read from the header. size: bytes of a model whose first part `path` is."""
+    """The summary, from the cache or the header. size: bytes of the whole model, if `path` is its first part."""
     depends = (FileState.of(path.stat()), edge_version(), _installed_engines())
     key = hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
     made: list[Summary] = []

@@ -32,8 +32,8 @@ class Compared:
 class Divergence:
     """The divergence of a model from a reference, over `tokens` predictions.
 
-    kl_*: nats. top1: share of predictions whose likeliest token is the reference's. ratio: of the perplexities, delta:
-    their difference; both with the errors of paired samples. Standard errors treat tokens as independent.
+    kl_*: nats. top1: share of predictions whose likeliest token is the reference's. ratio, delta: ratio and difference
+    of the perplexities, both with the errors of paired samples. Standard errors treat tokens as independent.
     """
 
     tokens: int
@@ -41,7 +41,7 @@ class Divergence:
     kl_stderr: float
     kl_median: float
     kl_p99: float
-    kl_p999: float  # of fewer than 1,000 tokens, between the two largest
+    kl_p999: float  # for fewer than 1,000 tokens, between the two largest
     kl_max: float
     top1: float
     top1_stderr: float

@@ -30,7 +30,7 @@ from edge.plan.device import TOKENIZER_BYTES, plan_for
 from edge.plan.plan import Plan
 from edge.storage import cache
 
-_TRIED = 4  # headers that are read at most, of several MB each
+_TRIED = 4  # the most headers that are read, of several MB each
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,9 @@ def _candidates(repository: Repository, reference: Reference) -> list[RemoteFile
 def _choose(repository: Repository, candidates: Sequence[RemoteFile], options: Options, device: str) -> Offer:
     """The first file whose plan fits with all weights in memory; else the smallest that fits at all.
 
-    A file that does not fit tells the bytes needed beside weights, by which further ones are skipped without reading
-    their headers. Raises the BudgetError that asks for the least, or the first file's error if no engine runs any.
+    A file that does not fit shows how many bytes are needed besides weights. Further files that are too large are then
+    skipped without reading their headers. Raises the BudgetError that asks for the least memory, or the first file's
+    error if no engine runs any.
     """
     profile = find_profile(device)
     errors: list[EdgeError] = []

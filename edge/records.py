@@ -18,7 +18,7 @@ _PARAMS = [each.__dataclass_params__ for each in _SHAPES]  # by frozen
 
 
 def _dataclass(cls: type[Any] | None = None, /, *, frozen: bool = False, eq: bool = True, kw_only: bool = False) -> Any:
-    """`dataclasses.dataclass`, and the same classes, defined faster.
+    """A replacement for `dataclasses.dataclass` that defines the same classes faster.
 
     Fields may have a default, a `default_factory` or `kw_only`; none is an `InitVar`.
     Raises TypeError for other settings of `field`.
@@ -74,7 +74,7 @@ def _collect(cls: Any, kw_only: bool) -> dict[str, Any]:
 
 
 def _check_order(found: Iterable[Any]) -> None:
-    """Raises TypeError for a field without a default that follows one with a default by position."""
+    """Raise TypeError for a positional field without a default that follows one with a default."""
     before = ""
     for field in found:
         if field.kw_only:
@@ -152,5 +152,5 @@ def _delete(self: Any, name: str) -> None:
 
 
 def _is_frozen(instance: Any, name: str) -> bool:
-    """Plain subclasses may add attributes."""
+    """Whether an attribute is frozen: all are in a dataclass, but only the fields are in its plain subclasses."""
     return name in instance.__dataclass_fields__ or "__dataclass_fields__" in vars(type(instance))

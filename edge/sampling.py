@@ -113,7 +113,7 @@ class SamplingParams:
             if (name == "seed" and value is None) or name == "logit_bias":
                 continue
             is_number, is_whole = isinstance(value, Real), isinstance(value, Integral)
-            if not is_number or not flag.low <= value <= flag.high:  # which NaN is not
+            if not is_number or not flag.low <= value <= flag.high:  # NaN is never within bounds
                 wanted = f"from {flag.low} to {flag.high}" if math.isfinite(flag.high) else f"{flag.low} or more"
                 raise InputError(f"{flag.name} must be {wanted}, not {value!r:.40}")
             if name in WHOLE and not is_whole:
@@ -131,7 +131,7 @@ class SamplingParams:
         return self
 
 
-# What the makers of a model recommend in its GGUF file, under `general.sampling.`, by the names that llama.cpp reads.
+# Fields that the makers of a model recommend in its GGUF file, and their keys under `general.sampling.` in llama.cpp.
 RECOMMENDED = {
     "temperature": "temp",
     "top_k": "top_k",
@@ -144,7 +144,7 @@ RECOMMENDED = {
 def choose_sampling(metadata: Mapping[str, Any], **chosen: Any) -> SamplingParams:
     """The chosen fields; those omitted or None as the model's file recommends, else our defaults.
 
-    Raises InputError for choices out of range, ModelFormatError for such recommendations.
+    Raises InputError for choices out of range, ModelFormatError for recommendations out of range.
     """
     chosen = {name: value for name, value in chosen.items() if value is not None}
     recommended: dict[str, Any] = {}

@@ -1,9 +1,9 @@
 """The Core ML program of a model: two functions of fixed sizes over the same weights.
 
 `chunk` runs n tokens and `step` runs one, beside a KV cache of C rows that the caller owns. Inputs, float16:
-  x             [1, n, hidden]: embeddings of the tokens; of a prompt that does not fill the chunk, behind padding
+  x             [1, n, hidden]: embeddings of the tokens; a prompt that does not fill the chunk follows padding
   cos, sin      [1, n, head / 2]: RoPE of the tokens' positions; of a model with two kinds of RoPE, cos_1 and sin_1, too
-  mask          [1, 1, n, C + n]: 0 for what a token sees, first cached rows and then the chunk, else HIDDEN
+  mask          [1, 1, n, C + n]: 0 for rows that a token sees, else HIDDEN; cached rows first, then the chunk's
   mask_W        [1, 1, n, C + n]: the same for layers with a sliding window of W
   temperatures  [1, n, 1]: factors of the queries, for models that have `Network.temperature`
   past_key_N, past_value_N  [1, KV heads, C, head]: layer N's rows in any order, with rotated keys
@@ -91,7 +91,7 @@ class _FunctionBuilder(Context):
         return [mask_name(window) for window in sorted(set(self.network.windows))]
 
     def _grouped(self, mask: Value) -> Value:
-        """The mask for all queries that share a KV head: group by group, each with all tokens."""
+        """The mask, repeated for each query head that shares a KV head."""
         return mb.concat(values=[mask] * self.group, axis=2) if self.group > 1 else mask
 
     def block(self, layer: int, block: Block, residual: Value) -> Value:

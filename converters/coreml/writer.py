@@ -2,7 +2,7 @@
 
 model.mlpackage                 the program (see program.py); Xcode compiles it, and so does `MLModel.compileModel`
 embeddings.bin                  rows of `x`, already scaled, to be mapped into memory; see `embedding_bits`
-positions.bin                   float16 [context, hidden], of models with learned positions: to be added to them
+positions.bin                   float16 [context, hidden], of models with learned positions: to be added to the rows
 metadata.gguf, tokenizer.json   as beside a model in ONNX
 coreml.json                     for the app that owns the cache: sizes, windows, the frequencies of RoPE; and
                                 the names and hashes of all files

@@ -27,7 +27,7 @@ from edge.types import AnyArray
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _ROOTS = r"(?:base_model\.)?(?:model\.)*(?:transformer\.|language_model\.(?:model\.)?)?"
 _NAME = re.compile(rf"{_ROOTS}((?:layers|h)\.\d+\..+)\.lora_([AB])(?:\.default)?\.weight")
-# Settings under which B A is not all that is added, or not to matrices alone.
+# The values of settings under which an adapter adds B A and nothing else, and to matrices only.
 _PLAIN = {
     "use_dora": (False,), "modules_to_save": ([],), "rank_pattern": ({},), "alpha_pattern": ({},), "bias": ("none",),
     "lora_bias": (False,), "layer_replication": (), "alora_invocation_tokens": ([],), "trainable_token_indices": (),

@@ -67,7 +67,7 @@ def _check_merges(
     """Check that every way to split a plain piece is a merge.
 
     The exception is the first piece that training made: its score is 0, which the usual converter takes for a missing
-    one. Here it keeps that score, the best one, as in the original vocabulary.
+    score. Here it keeps this score, the best of all, as in the original vocabulary.
     """
     first = min((ids[text] for text in made), default=0)
     for text, index in plain.items():

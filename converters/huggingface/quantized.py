@@ -116,22 +116,22 @@ class Packed:
 
 @dataclass(frozen=True)
 class Mxfp4:
-    """Experts in MXFP4 (OCP Microscaling Formats 1.0): a byte has two neighbouring codes, a scale counts for 32.
+    """Experts in MXFP4 (OCP Microscaling Formats 1.0): a byte holds two adjacent codes, and 32 codes share a scale.
 
-    Read as the same values in bfloat16, [experts, rows, columns]. GGUF's blocks have the scale and the codes of the
-    first half in lower, of the second half in upper nibbles.
+    Read as the same values in bfloat16, [experts, rows, columns]. GGUF's blocks hold the scale, then the codes of the
+    first half in low nibbles, and of the second half in high nibbles.
     """
 
     blocks: CheckpointTensor  # uint8 [experts, rows, columns / 32, 16]
     scales: CheckpointTensor  # uint8 [experts, rows, columns / 32], exponents with a bias of 127
     name: str
-    rows: slice  # of all, to take
+    rows: slice  # the rows to take
 
     dtype, block_type = "BF16", "MXFP4"
 
     @classmethod
     def of(cls, blocks: CheckpointTensor, scales: CheckpointTensor) -> Mxfp4:
-        """Raises ModelFormatError if they do not fit each other."""
+        """All rows of a pair of tensors. Raises ModelFormatError if they do not fit each other."""
         fits = blocks.shape == (*scales.shape, _BLOCK // 2) and len(scales.shape) == 3
         if not fits or (blocks.dtype, scales.dtype) != ("U8", "U8"):
             raise ModelFormatError(f"{blocks.path}: {blocks.name} is no matrix in MXFP4")
@@ -173,7 +173,7 @@ def find_packed(tensors: dict[str, Stored], config: Config) -> dict[str, Packed]
     if settings is None:
         return {}
     method, bits = settings.get("quant_method"), settings.get("bits", 4)
-    if method == "mxfp4":  # of experts, which are read with their layers
+    if method == "mxfp4":  # only experts are, which are read with their layers
         return {}
     if method not in ("awq", "gptq"):
         raise UnsupportedError(

@@ -147,7 +147,7 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, 
     whole = read_config(folder)
     architecture, config = of_config(whole)
     for part in (whole, config):
-        if part.values.get("is_causal", True) is not True:  # null is a no as well
+        if part.values.get("is_causal", True) is not True:  # null means false, too
             raise UnsupportedError(f"{part.path}: is_causal is not true: the model cannot generate text")
     fields, sizes, rope = read_header(architecture, config)
     factors = rope_tensors(rope, sizes) if rope else {}
@@ -206,13 +206,13 @@ def read_header(architecture: Architecture, config: Config) -> tuple[dict[str, F
 
 
 def _prefixed(architecture: Architecture, fields: Mapping[str, Field]) -> dict[str, Field]:
-    """By the architecture's name, but for fields of the tokenizer."""
+    """The fields with the architecture's prefix, except those of the tokenizer."""
     named = {key: key if key.startswith("tokenizer.") else f"{architecture.name}.{key}" for key in fields}
     return {named[key]: value for key, value in fields.items()}
 
 
 def _names(architecture: Architecture, sizes: Sizes, root: str, tensors: Tensors) -> dict[str, str]:
-    """The names of all tensors that the architecture has a name for, by GGUF's."""
+    """The names of the checkpoint's tensors that the architecture knows, by GGUF's names."""
     modules = [f"{stem}.{suffix}" for stem in architecture.names for suffix in ("weight", "bias")]
     found = {}
     for name in [*modules, *architecture.parameters]:
@@ -234,7 +234,7 @@ def _expected(
 ) -> dict[str, tuple[tuple[int, ...], Tensor]]:
     """The tensors of the header's network, in the order of a pass: shapes in ggml's order, and descriptions.
 
-    names: of the tensors that there are. Raises ModelFormatError, UnsupportedError.
+    names: GGUF's names of the existing tensors. Raises ModelFormatError, UnsupportedError.
     """
     shape = tuple(int(np.max(fields[key])) for key in ("embedding_length", "vocab_size"))
     header: dict[str, Field] = {"general.architecture": architecture.name} | _prefixed(architecture, fields)
@@ -283,7 +283,7 @@ def _is_tied(architecture: Architecture, config: Config, *, has_head: bool) -> b
 
 
 def _check_head(config: Config, head: str | None, embedding: str, tensors: Tensors) -> None:
-    """Check that a head in the file, which is said to be the embedding, is. Raises ModelFormatError."""
+    """Check that a stored head equals the embedding, as config.json claims. Raises ModelFormatError."""
     if head is None:
         return
     one, other = tensors[head], tensors[embedding]

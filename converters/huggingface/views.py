@@ -1,6 +1,6 @@
-"""Tensors of a checkpoint that are made from its own: parts of one that holds several, stacks of experts, others order.
+"""Views of a checkpoint's tensors: parts of a fused tensor, stacks of experts, other orders of rows.
 
-Nothing is read before a view is.
+A view reads its sources when it is read itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class View:
 
 @dataclass(frozen=True)
 class Stack:
-    """Tensors of equal shape and type, one behind the other."""
+    """Tensors of equal shape and type, stacked along a new first axis."""
 
     parts: Sequence[CheckpointTensor]
     name: str
@@ -70,7 +70,7 @@ class Stack:
 
 
 def split(tensors: Tensors, _config: Config, fused: Mapping[str, tuple[str, ...]], axis: int = 0) -> Tensors:
-    """The tensors, with those of modules in `fused` replaced by their parts, equal shares of the rows.
+    """Replace the tensors of modules in `fused` by their parts, which are equal shares along an axis.
 
     fused: names of parts by the module name's suffix. A tensor without equal shares stays as it is.
     """
@@ -88,10 +88,10 @@ def split(tensors: Tensors, _config: Config, fused: Mapping[str, tuple[str, ...]
 
 
 def stack_experts(tensors: Tensors) -> Tensors:
-    """The tensors, with those of experts one behind the other under one name: `experts.*.up_proj.weight`.
+    """Replace the tensors of experts by stacks, each under one name: `experts.*.up_proj.weight`.
 
-    Checkpoints have a tensor for each expert, or stacks: `experts.down_proj`, and `experts.gate_up_proj`, the gate's
-    rows in front. Raises ModelFormatError if experts are missing or differ in shape.
+    Checkpoints have a tensor for each expert, or stacks: `experts.down_proj`, and `experts.gate_up_proj`, with the
+    gate's rows first. Raises ModelFormatError if experts are missing or differ in shape.
     """
     found: Tensors = {}
     groups: dict[str, dict[int, CheckpointTensor]] = {}
@@ -119,7 +119,7 @@ def stack_experts(tensors: Tensors) -> Tensors:
 
 
 def without_middle(tensor: CheckpointTensor) -> CheckpointTensor:
-    """The kernels of a convolution of each channel, [channels, width], stored as [channels, 1, width]."""
+    """View the kernels of a depthwise convolution, stored as [channels, 1, width], as [channels, width]."""
     if len(tensor.shape) != 3 or tensor.shape[1] != 1:
         return tensor
     channels, _, width = tensor.shape
@@ -145,7 +145,7 @@ class _Floats(View):
 
 
 def reordered(tensor: CheckpointTensor, order: AnyArray, axis: int = 0) -> CheckpointTensor:
-    """With rows, or columns, in another order. A tensor of another size stays as it is."""
+    """The tensor with its rows, or columns, in another order. A tensor of another size stays as it is."""
     if len(tensor.shape) <= axis or tensor.shape[axis] != len(order):
         return tensor
     return View(tensor, tensor.name, tensor.shape, lambda array: np.take(array, order, axis))

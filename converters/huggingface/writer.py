@@ -62,7 +62,7 @@ def write_folder(
     progress: Callable[[float], None] | None = None,
     type: str = "F32",
 ) -> None:
-    """Write the folder atomically, after reading it back. type: of matrices that are quantized in the file.
+    """Write the folder atomically, after reading it back. type: the float type for matrices quantized in the file.
 
     Raises InputError if the folder is in the way or cannot be written, UnsupportedError for models that Hugging Face's
     configurations cannot describe.

@@ -24,16 +24,16 @@ from edge.model.tensors import Source
 from edge.types import FloatArray
 
 _STEPS = 10  # of α, from 0 to 1
-_ROWS = 256  # of matrices that share inputs, at least, that factors are searched on
-_LEAST = 1e-4  # mean |x|, below which a channel counts as this
+_ROWS = 256  # rows, at least, of matrices that share inputs, on which factors are searched
+_LEAST = 1e-4  # of mean |x|; a channel with a smaller mean counts as having this one
 
 
 @dataclass
 class Folds:
     """AWQ's factors by the names of `find_tensors`, float32."""
 
-    columns: dict[str, FloatArray] = field(default_factory=dict)  # multiplied
-    rows: dict[str, FloatArray] = field(default_factory=dict)  # divided; vectors too
+    columns: dict[str, FloatArray] = field(default_factory=dict)  # multiply the columns of matrices
+    rows: dict[str, FloatArray] = field(default_factory=dict)  # divide the rows of matrices, and vectors
 
     def read(self, file: GGUFFile, sources: Mapping[str, Source]) -> dict[str, FloatArray]:
         """Read weights like `read_weights`, with the factors applied."""
@@ -82,7 +82,7 @@ def find_factors(
     names: Sequence[str], weights: Sequence[FloatArray], mean: FloatArray, hessian: FloatArray, spec: ModelSpec,
     grids: Sequence[Grid], group_size: int = BLOCK,
 ) -> FloatArray:  # fmt: skip
-    """Find s, float32 [columns], for matrices that share inputs with this mean |x| and XᵀX. grids: of each."""
+    """Find s, float32 [columns], for matrices that share inputs with this mean |x| and XᵀX. grids: one a matrix."""
     size = np.maximum(mean, _LEAST).astype(np.float64)
     if names[0].endswith("attn_output"):
         groups = size.reshape(spec.kv_heads, -1, spec.head_dim)

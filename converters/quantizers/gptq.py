@@ -1,10 +1,10 @@
 """GPTQ (arXiv:2210.17323): round one column after the other, and let the remaining columns compensate for each error.
 
-Here as LDLQ, which gives the same (QuIP, arXiv:2307.13304): with H = XᵀX = (U + I) D (U + I)ᵀ, U strictly upper, each
-column is rounded to the nearest of w + e·U, where e are the errors of the columns before it. That takes no inverse, and
-reads earlier errors once a block. A block's scales are fitted when the block is reached, to weights that compensate for
-earlier errors. The cost of an error in the block, after later columns have compensated for it, is the block's own
-(U + I) D (U + I)ᵀ.
+Implemented as LDLQ, which gives the same result (QuIP, arXiv:2307.13304): with H = XᵀX = (U + I) D (U + I)ᵀ, U strictly
+upper, each column is rounded to the nearest of w + e·U, where e are the errors of the columns before it. That takes no
+inverse, and reads earlier errors once a block. A block's scales are fitted when the block is reached, to weights that
+compensate for earlier errors. The cost of an error in the block, after later columns have compensated for it, is the
+block's own (U + I) D (U + I)ᵀ.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from edge.converters.quantizers.rtn import FEW, fit_scales
 from edge.formats.blocks import BLOCK, Grid, QuantizedMatrix, inverse
 from edge.types import AnyArray, FloatArray
 
-_DAMPING, _PER_TOKEN = 0.3, 8.0  # the least share of H's diagonal that is added to it; times columns / tokens
-_LEAST = 1e-4  # of its mean, for inputs that are always zero
+_DAMPING, _PER_TOKEN = 0.3, 8.0  # share of H's diagonal that is added to it: max(first, second · columns / tokens)
+_LEAST = 1e-4  # of the diagonal's mean, also added, for inputs that are always zero
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def prepare(hessian: FloatArray, *, act_order: bool = True, group_size: int = BL
 def gptq(weight: FloatArray, inputs: Prepared, grid: Grid) -> QuantizedMatrix:
     """Quantize weight, float32 [rows, columns]."""
     order, factor, group_size = inputs.order, inputs.factor, inputs.group_size
-    passed = np.ascontiguousarray((factor / np.diag(factor)).T)  # on to a column (row) by the errors before it
+    passed = np.ascontiguousarray((factor / np.diag(factor)).T)  # row i: shares of earlier errors that column i gets
     exact = np.ascontiguousarray(weight[:, order].T)  # [columns, rows]: a column is contiguous
     levels, errors = np.empty_like(exact), np.empty_like(exact)
     blocks = len(order) // BLOCK
@@ -72,8 +72,8 @@ def gptq(weight: FloatArray, inputs: Prepared, grid: Grid) -> QuantizedMatrix:
 
 
 def shift(hessian: FloatArray, crossed: FloatArray) -> FloatArray:
-    """S, float32 [columns, columns]: W·S brings outputs on the rounded model's inputs nearest to the exact model's
-    outputs (GPTAQ, arXiv:2504.02692).
+    """S, float32 [columns, columns]: with weights W·S, the outputs for the rounded model's inputs are closest to the
+    exact model's outputs (GPTAQ, arXiv:2504.02692).
 
     hessian: `damped`, of the rounded model's inputs X; crossed: Xᵀ(Y − X) with the exact model's Y.
     """
@@ -83,11 +83,11 @@ def shift(hessian: FloatArray, crossed: FloatArray) -> FloatArray:
 
 
 def damped(hessian: FloatArray, tokens: int) -> FloatArray:
-    """XᵀX of a number of tokens with a larger diagonal, against overfitting to the calibration text. That also keeps
-    the condition number small enough for float32.
+    """XᵀX of this many tokens with a larger diagonal, against overfitting to the calibration text. That also keeps the
+    condition number small enough for float32.
 
     The paper adds a share of the mean diagonal. A share of each input's own value damps small and large inputs alike,
-    and generalizes better to other texts; so does a larger share for matrices with more columns, of which the same
+    and generalizes better to other texts. So does a larger share for matrices with more columns, about which the same
     tokens say less. Inputs that are always zero count as small ones.
     """
     diagonal = np.diag(hessian)
@@ -103,7 +103,7 @@ def _round_block(
 ) -> None:  # fmt: skip
     """Round a block's columns, [BLOCK, rows], to `levels`, and write their errors.
 
-    wanted: with the errors of earlier blocks; passed: within the block.
+    wanted: the columns plus the errors of earlier blocks. passed: the shares of errors passed on within the block.
     """
     inverses = inverse(scales)
     for at in range(BLOCK):

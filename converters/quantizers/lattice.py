@@ -24,7 +24,7 @@ _MOST = 0.99  # of a matrix's blocks
 
 @np.errstate(all="ignore")  # of weights that no step can hold
 def find_codes(weight: FloatArray) -> Codes:
-    """Q4_0 codes of float32 [rows, columns], and which blocks they hold but for bf16's rounding, bool [rows, blocks].
+    """Q4_0 codes of float32 [rows, columns], and the blocks that they hold up to bf16's rounding, bool [rows, blocks].
 
     The other blocks' codes and scales mean nothing. Steps are the best for the codes by least squares.
     """
@@ -50,8 +50,8 @@ def find_codes(weight: FloatArray) -> Codes:
 
 
 def trained_codes(weight: FloatArray) -> Codes | None:
-    """The codes of float32 [rows, columns] that are weights of Q4_0: nearly all blocks but zeros hold them as they are.
-    None for other weights."""
+    """The codes of float32 [rows, columns] if these are weights of Q4_0: nearly all blocks that are not zeros hold them
+    as they are. None for other weights."""
     if weight.shape[1] % BLOCK:
         return None
     codes, full = find_codes(weight), weight.reshape(len(weight), -1, BLOCK).any(axis=-1)
@@ -63,7 +63,8 @@ def is_trained(weight: FloatArray) -> bool:
 
 
 def _integers(values: FloatArray, step: FloatArray) -> AnyArray:
-    """bool [rows]: rows that are multiples of their step that Q4_0 has codes for, within the error. step: [rows, 1]."""
+    """bool [rows]: whether a row's values are, up to rounding, multiples of its step that have codes in Q4_0. step:
+    [rows, 1]."""
     multiples = values / step
     nearest = np.rint(multiples)
     close = np.abs(multiples - nearest) <= 2.1 * _ROUNDING * np.abs(nearest)  # the extreme value's, too

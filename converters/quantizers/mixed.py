@@ -1,9 +1,10 @@
 """Mixed types: more bits for the tensors where rounding hurts most, for a file of a given size or quality.
 
 The cost of a layer is measured: the KL divergence of the model's predictions when this layer alone is rounded to the
-first of the types. Its tensors share it by how far each of them alone moves the layer's output. The cost of other types
-is taken to be proportional to the squared error of the tensor's outputs, and costs to add up. A greedy search starts
-from the smallest types and takes the step that saves most KL per byte.
+first of the types. It is divided among the layer's tensors in proportion to how far each of them alone moves the
+layer's output. The cost of other types is assumed to be proportional to the squared error of the tensor's outputs, and
+costs are assumed to add up. A greedy search starts from the smallest types and takes the step that saves most KL per
+byte.
 
 Predictions are measured on pieces from the whole calibration text, so that no part of it decides alone. Memory holds
 the embedding twice in float32, a layer twice, and the hidden states of the pieces for every layer.
@@ -37,10 +38,10 @@ from edge.types import AnyArray, FloatArray, IntArray, Progress
 TYPES = tuple(sorted(GRIDS))  # the smallest first
 _AROUND = ("token_embd", "output")  # outside of layers
 _PIECE = 128  # tokens that see each other
-_PIECES = 4  # of the calibration text, that KL is measured on
+_PIECES = 4  # of the calibration text, on which KL is measured
 _SLICE = 32  # tokens whose logits are in memory
 _TOGETHER = 8  # models that are run through a layer at once
-_ROWS = 128  # of a matrix, at least, that types are compared on
+_ROWS = 128  # rows of a matrix, at least, on which types are compared
 _SLAB = 4096  # rows of an embedding that are rounded at once
 _SHRINKS = (1.0, 0.9, 0.8)  # enough to compare types
 
@@ -79,15 +80,16 @@ def measure(
 ) -> list[Stage]:
     """The cost of each type in each tensor within layers; outside: in the embedding and the head, too.
 
-    Tensors whose rows are not whole blocks of the first type are left out, and those that want more bits than others.
-    tokens: int32 [n]. types: the first is measured, the others are estimated. Raises InputError for too few tokens.
+    Tensors whose rows are not whole blocks of the first type are left out, as are tensors that need more bits than
+    others. tokens: int32 [n]. types: the first is measured, the others are estimated. Raises InputError for too few
+    tokens.
     """
     pieces = _pieces(tokens)
     walk, head = Walk(file, spec, pieces), find_network(spec).head
     choices = _choices(file, spec, types, outside=outside)
     around = [name for name in _AROUND if f"{name}.weight" in choices]
     layers: list[list[_Rounded]] = []
-    states: list[FloatArray] = []  # hidden states of models that have one of these layers rounded
+    states: list[FloatArray] = []  # hidden states of models in which one of these layers is rounded
     for layer in range(spec.layers):
         before, tensors = walk.hidden, _round_layer(walk, file, spec, layer, choices)
         after = walk.hidden
@@ -125,13 +127,13 @@ def measure(
 
 
 def least_bytes(file: GGUFFile, spec: ModelSpec, types: Sequence[str], *, outside: bool) -> dict[str, int]:
-    """The bytes of each tensor that `measure` finds a stage for, in its smallest type."""
+    """The bytes, in its smallest type, of each tensor for which `measure` finds a stage."""
     choices = _choices(file, spec, types, outside=outside).items()
     return {name: min(blocks.nbytes(kind, file.tensors[name].elements) for kind in kinds) for name, kinds in choices}
 
 
 def allocate(stages: Sequence[Stage], *, nbytes: int | None = None, kl: float | None = None) -> Mixture:
-    """Choose types for at most `nbytes` bytes, or for at most a loss of `kl` in as few bytes as possible.
+    """Choose types for at most `nbytes` bytes, or for a loss of at most `kl`, in nats, with as few bytes as possible.
 
     Raises InputError if that is impossible.
     """
@@ -169,8 +171,8 @@ def _pieces(tokens: IntArray) -> IntArray:
 
 
 def _choices(file: GGUFFile, spec: ModelSpec, types: Sequence[str], *, outside: bool) -> dict[str, list[str]]:
-    """By tensor, the types whose blocks divide its rows; without those that the first does not fit, or that want more
-    bits."""
+    """By tensor, the types whose blocks divide its rows; without tensors that the first type does not fit, or that need
+    more bits."""
     sources, bits = find_tensors(file, spec), bits_of(file, spec)
     within = [sources[name].tensor for layer in range(spec.layers) for stage in stages(spec, layer) for name in stage]
     names = [name for name in within if bits.get(name, "usual") == "usual"]
@@ -184,7 +186,7 @@ def _choices(file: GGUFFile, spec: ModelSpec, types: Sequence[str], *, outside: 
 
 
 def _stage(file: GGUFFile, tensor: str, cost: float, error: Mapping[str, float]) -> Stage:
-    """cost: of the first type of `error`."""
+    """A stage of one tensor. cost: of the first type of `error`."""
     nbytes = {kind: blocks.nbytes(kind, prod(file.tensors[tensor].shape)) for kind in error}
     least = next(iter(error.values())) or 1.0
     return Stage((tensor,), nbytes, {kind: cost * each / least for kind, each in error.items()})
@@ -216,7 +218,7 @@ def _round_layer(
 
 
 def _run(walk: Walk, layer: int, hidden: FloatArray, weights: Mapping[str, FloatArray]) -> FloatArray:
-    """Hidden states behind a layer that has some other weights."""
+    """Hidden states after a layer in which `weights` replace some of its own."""
     walk.hidden, exact = hidden, FloatArrays()
     for names, _ in walk.layer(layer):
         exact |= {name: walk.weights[name] for name in names if name in weights}
@@ -240,7 +242,7 @@ def _finish(walk: Walk, hidden: FloatArray) -> FloatArray:
 
 
 def _errors(weight: FloatArray, kinds: Sequence[str], hessian: FloatArray | None) -> dict[str, float]:
-    """The squared error of the outputs of some rows, by type; of the rows themselves without inputs."""
+    """The squared error of some rows' outputs, by type; without a hessian, of the rows themselves."""
     rows = weight[:: max(1, len(weight) // _ROWS)]
     rounded = {kind: _nearest(rows, kind, _cost(hessian)) for kind in kinds}
     if hessian is None:
@@ -253,7 +255,7 @@ def _cost(hessian: FloatArray | None) -> AnyArray | None:
 
 
 def _nearest(weight: FloatArray, kind: str, cost: AnyArray | None) -> FloatArray:
-    """The weights as rounded to a type, where columns count as `cost` says, or all the same."""
+    """The weights after rounding to a type. cost: the weight of errors in each column; None: the same in all."""
     if cost is None:
         return blocks.dequantize(quantize(weight, kind), kind)
     if kind in K_QUANTS:

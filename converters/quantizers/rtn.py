@@ -17,7 +17,7 @@ from edge.formats.blocks import BLOCK, TYPE_IDS, Grid, QuantizedMatrix, find_gri
 from edge.types import AnyArray, FloatArray
 
 SHRINKS = tuple(np.linspace(1.1, 0.6, 21, dtype=np.float32))  # shares of the range that fits all values
-FEW = SHRINKS[::2]  # where each block's loss is dear: least squares find the rest
+FEW = SHRINKS[::2]  # where a block's loss is expensive to compute: least squares refine the result
 Pair = tuple[FloatArray, FloatArray | None]
 
 
@@ -25,7 +25,7 @@ def quantize(values: FloatArray, kind: str, codes: lattice.Codes | None = None) 
     """Round float32 [rows, n] to the nearest values of a block type: uint8 [rows, bytes of n values]. Raises
     UnsupportedError, and MissingExtraError for K-quants without llama.cpp.
 
-    Blocks that Q4_0 can hold as they are keep their codes (`lattice`). codes: those, if they are known.
+    Blocks that Q4_0 can hold as they are keep their codes (`lattice`). codes: these codes, if they are known.
     """
     if kind == "IQ4_NL":  # the one plain type that gguf does not round to
         return nearest(values, find_grid(kind), np.ones(values.shape[1])).data
@@ -93,7 +93,7 @@ def _error(blocks: FloatArray, grid: Grid, scales: Pair) -> FloatArray:
 
 
 def _least_squares(blocks: FloatArray, grid: Grid, best: Pair, cost: AnyArray, group_size: int) -> Pair:
-    """The best scales for the codes that these scales give, which keep their zero points."""
+    """The best scales for the codes that the scales in `best` give; zero points stay."""
     scales, minima = best
     inverses = inverse(scales)
     steps = grid.nearest(blocks, inverses[..., None], None if minima is None else minima[..., None])

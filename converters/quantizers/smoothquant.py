@@ -2,8 +2,8 @@
 
 Channel i of the inputs is divided by s_i = max|x_i|^α / max|w_i|^(1 − α), and column i of the weights multiplied by it:
 nothing else changes. The division is folded into the producer of the inputs: the norm before attention and
-feed-forward; the rows of `ffn_up` for `ffn_down`, where a gate is multiplied; the rows of `attn_v` for `attn_output`,
-with one factor for all query heads of a group.
+feed-forward; the rows of `ffn_up` for `ffn_down`, in networks with a gate; the rows of `attn_v` for `attn_output`, with
+one factor for all query heads of a group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import FloatArray
 
 ALPHA = 0.5  # the paper's
-_SLICE = 1 << 20  # weights that are looked at at once
+_SLICE = 1 << 20  # weights read at a time
 
 
 @dataclass(frozen=True)

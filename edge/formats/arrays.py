@@ -9,9 +9,9 @@ import numpy as np
 
 
 def read_array(file: BufferedReader, dtype: Any, count: int) -> np.ndarray[Any, Any]:
-    """Read [count] numbers of `dtype` from where the file stands, or as many as it has. Raises OSError.
+    """Read numbers of `dtype` from the file's current position, [count], or fewer where it ends. Raises OSError.
 
-    np.fromfile would lose a Ctrl-C that comes while it looks whether it was given a path.
+    np.fromfile would swallow a Ctrl-C that arrives while it checks whether its argument is a path.
     """
     data = np.empty(count, dtype)
     return data[: file.readinto(data.view(np.uint8).data) // data.itemsize]

@@ -85,7 +85,7 @@ def dequantize(data: AnyArray, kind: str) -> FloatArray:
         raise UnsupportedError(f"{kind} weights cannot be read: quantize the model to another type") from None
 
 
-_OF_FEW_BITS: dict[str, FloatArray] = {  # levels by code, behind a float16 scale; gguf 0.19 does not read them
+_OF_FEW_BITS: dict[str, FloatArray] = {  # levels by code, after a float16 scale; gguf 0.19 does not read them
     "Q1_0": np.array([-1, 1], np.float32),
     "Q2_0": np.array([-1, 0, 1, 2], np.float32),
 }
@@ -120,7 +120,7 @@ class Grid:
         return _look_up(_NEAREST_IQ4_NL, values * inverse(scales))
 
     def nearest(self, values: FloatArray, inverses: FloatArray, minima: FloatArray | None = None) -> FloatArray:
-        """The nearest levels, float32, where the scales have these inverses."""
+        """The nearest levels, float32, for values in blocks with these `inverses` of scales."""
         x = np.asarray((values if minima is None else values - minima) * inverses)
         if not self.uniform:
             return np.asarray(_look_up(_NEAREST_LEVELS, x))
@@ -136,12 +136,12 @@ class Grid:
 
 
 def inverse(scales: FloatArray) -> FloatArray:
-    """1 / scales, and 0 of blocks of zeros."""
+    """1 / scales, and 0 where a scale is 0, as in blocks of zeros."""
     return np.asarray(np.divide(np.float32(1), scales, out=np.zeros_like(scales, np.float32), where=scales != 0))
 
 
 def _look_up(table: AnyArray, x: FloatArray) -> AnyArray:
-    """The entries of a table by half levels."""
+    """The entries for x of a table that is indexed by half levels."""
     return np.asarray(table.take((x + x + np.float32(_PLACES)).astype(np.intp), mode="clip"))
 
 
@@ -209,7 +209,7 @@ class Unpacked:
 
 @np.errstate(all="ignore")
 def unpack(raw: AnyArray, kind: str) -> Unpacked:
-    """Unpack rows, uint8 [rows, row bytes], of a type of GRIDS, of Q4_K or MXFP4."""
+    """Unpack rows, uint8 [rows, row bytes], of a type in GRIDS, Q4_K or MXFP4. Raises UnsupportedError."""
     if kind == "Q4_K":
         return _unpack_q4_k(raw)
     if kind == "MXFP4":
@@ -253,7 +253,7 @@ def half(values: FloatArray) -> FloatArray:
 
 @np.errstate(over="ignore", invalid="ignore")
 def zero_scale(scales: FloatArray, levels: int) -> FloatArray:
-    """The nearest scales all of whose multiples up to `levels` are float16 values, so that −scale · zero is exact."""
+    """The nearest scales whose multiples up to `levels` are all float16 values, so that −scale · zero is exact."""
     fraction, exponent = np.frexp(scales)
     kept = np.float32(1 << 11 - (levels - 1).bit_length())
     return half(np.ldexp(np.rint(fraction * kept) / kept, exponent).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Detection of Core ML folders, which apps run and edge only writes (edge/converters/coreml/writer.py)."""
+"""Detection of Core ML folders, which apps run and edge only writes (converters/coreml/writer.py)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from reprlib import repr as brief  # what a file claims may be megabytes long, a message may not
+from reprlib import repr as brief  # a file's names may be megabytes long, a message may not
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -38,7 +38,7 @@ MAX_NAME = 63  # bytes of a tensor name that ggml can hold
 MIN_ALIGNMENT, MAX_ALIGNMENT = 32, 1 << 20  # ggml aborts on mapped tensors that are aligned to less
 _WINDOW = 1 << 20  # bytes read from disk at a time
 _GUESSED = 1 << 16  # bytes of strings whose lengths are found at once: more would not stay in the processor's cache
-_WALKED = 512  # strings after a wrong guess, which takes about as long
+_WALKED = 512  # strings read one by one after a wrong guess, which takes about as long
 
 _STRING, _ARRAY = 8, 9
 _SCALARS: dict[int, struct.Struct] = {
@@ -77,13 +77,13 @@ class TensorInfo:
 
     @property
     def rows(self) -> int:
-        """Of a matrix, or of all matrices of a tensor with more dimensions; of a vector, its values."""
+        """Rows of a matrix, or of all matrices of a tensor with more dimensions; for a vector, its values."""
         return self.elements // self.shape[0] if len(self.shape) > 1 else self.elements
 
 
 @dataclass(frozen=True)
 class ArrayRef:
-    """A header array that was checked but left on disk. Read it with `GGUFFile.array`."""
+    """A header array that was checked but left on disk. Read it with `GGUFFile.numbers` or `GGUFFile.strings`."""
 
     type_id: int
     count: int
@@ -108,7 +108,7 @@ class _Cursor:
         return self._start + self._at
 
     def take(self, count: int) -> int:
-        """Make `count` bytes available and step over them; return their index in `self.buffer`."""
+        """Make `count` bytes available and step over them; return their index in `self._buffer`."""
         end = self.offset + count
         if end > self._size:
             raise ModelFormatError(f"the file is truncated: its header continues past the end ({self._size} bytes)")
@@ -164,8 +164,9 @@ class _Cursor:
     def skip_strings(self, count: int, what: str) -> None:
         """Step over `count` strings without keeping them. Raises ModelFormatError.
 
-        The places of lengths from 1 to 255 are guessed for many strings at once: a byte before seven zeros. They are
-        right as far as each string ends at the next one's length. Where the first is not, strings are walked.
+        Guesses the positions of many lengths at once: a length from 1 to 255 is a byte before seven zeros. Guesses are
+        right as long as each string ends at the next length. Where the first guess is wrong, strings are read one by
+        one.
         """
         while count:
             data = np.frombuffer(self._buffer, np.uint8)[self._at : self._at + _GUESSED]
@@ -184,7 +185,7 @@ class _Cursor:
     def spans(self, count: int, limit: int, what: str) -> Iterator[tuple[bytes, int, int]]:
         """Iterate over `count` strings, each as a buffer, its start and its end there. Raises ModelFormatError.
 
-        Vocabularies hold a hundred thousand; strings that lie entirely in the window are found without a call.
+        Vocabularies hold a hundred thousand, so strings that lie entirely in the window are found without a call.
         """
         length_at = _SCALARS[10].unpack_from
         while count:
@@ -207,7 +208,7 @@ class _Cursor:
 
 
 def _likely_lengths(data: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """Indexes of bytes that are not zero before seven that are."""
+    """Indexes of non-zero bytes before seven zero bytes."""
     zero = data == 0
     two = zero[:-1] & zero[1:]
     four = two[:-2] & two[2:]
@@ -226,7 +227,7 @@ class GGUFFile:
     tensors: dict[str, TensorInfo]
     data_offset: int
     spans: dict[str, tuple[int, int]]  # where a key's type and value lie in the file
-    folder: Path | None = None  # of an ONNX model, which holds the weights instead
+    folder: Path | None = None  # the folder of an ONNX model, which holds the weights instead
     compiled: Compiled | None = None  # the context binaries of that folder
 
     def count(self, key: str) -> int:
@@ -236,7 +237,7 @@ class GGUFFile:
     def strings(self, key: str) -> list[str]:
         """The strings of an array of strings. Raises ModelFormatError if it is not one."""
         pieces = list(self.raw_strings(key))
-        # Decoded together, a hundred thousand take a third of the time; a zero byte within one tells on itself.
+        # Decoded together, a hundred thousand take a third of the time. A zero byte within one changes their number.
         texts = b"\0".join(pieces).decode("utf-8", errors="replace").split("\0")
         return texts if len(texts) == len(pieces) else [piece.decode("utf-8", errors="replace") for piece in pieces]
 
@@ -290,8 +291,8 @@ class GGUFFile:
 def read_gguf(path: str | Path, size: int | None = None, *, part: bool = False) -> GGUFFile:
     """Read and check the header of a GGUF file (versions 2 and 3, little-endian, one file).
 
-    size: bytes of the whole file if `path` holds only its beginning; weights cannot be read from it. part: of a model
-    split into several files, too (`gguf_parts.py`).
+    size: bytes of the whole file if `path` holds only its beginning; weights cannot be read from it. part: also accept
+    a part of a model split into several files (`gguf_parts.py`).
     Raises ModelFormatError with one line that names the fault, UnsupportedError for valid files that edge does not read
     (big-endian, split into several files, unknown tensor types).
     """
@@ -313,7 +314,7 @@ def read_gguf(path: str | Path, size: int | None = None, *, part: bool = False) 
 
 @contextmanager
 def at_full_size(file: GGUFFile) -> Iterator[Path]:
-    """The file's path; if only its beginning is here, a sparse copy of full size, for readers that check sizes.
+    """The file's path or, if only its beginning is on disk, a sparse copy of full size, for readers that check sizes.
 
     Raises InputError if the copy cannot be written.
     """

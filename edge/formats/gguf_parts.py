@@ -18,7 +18,7 @@ _KEYS = "split."  # of fields that number parts
 
 
 def names_of_parts(name: str) -> list[str]:
-    """The names of all parts of a model, from that of one of them; empty if it is none."""
+    """The names of all parts of a model, given the name of one; empty if it is not the name of a part."""
     found = PART.search(name)
     if not found or not 0 < int(found[1]) <= int(found[2]) <= _MOST:
         return []
@@ -27,12 +27,12 @@ def names_of_parts(name: str) -> list[str]:
 
 
 def whole_name(name: str) -> str:
-    """The name of a model whose parts have such names."""
+    """The name of the whole model, given the name of a part."""
     return PART.sub(".gguf", name)
 
 
 def find_parts(path: Path) -> list[Path]:
-    """The parts of a model, from one of them; empty if it is no part. Raises InputError if some are missing."""
+    """The parts of a model, given one of them; empty if it is not a part. Raises InputError if some are missing."""
     parts = [path.with_name(name) for name in names_of_parts(path.name)]
     if missing := next((each for each in parts if not each.is_file()), None):
         raise InputError(f"{path} is one of {len(parts)} parts of a model: {missing.name} is missing beside it")
@@ -40,7 +40,7 @@ def find_parts(path: Path) -> list[Path]:
 
 
 def joined_header(headers: Sequence[GGUFFile]) -> GGUFFile:
-    """The header of the whole model, of which no weights can be read. Raises ModelFormatError if parts do not fit."""
+    """The header of the whole model, not its weights. Raises ModelFormatError if the parts do not fit each other."""
     first, count = headers[0], len(headers)
     stated = [(each.metadata.get("split.no"), each.metadata.get("split.count")) for each in headers]
     if stated != [(number, count) for number in range(count)]:

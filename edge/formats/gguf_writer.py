@@ -21,7 +21,7 @@ from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.types import AnyArray
 
 Field = bytes | bool | str | np.generic | AnyArray | list[str]
-"""A value of the header. NumPy says which type numbers have; bytes are a type and a value as another file has them."""
+"""A header value. A number's NumPy dtype determines its type; bytes are an encoded type and value of another file."""
 
 _MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
 _NOTHING = np.zeros(0, np.uint8)
@@ -69,7 +69,7 @@ def write_gguf(
             out.write(_header(fields, tensors))
             done, total, arrays = 0, max(1, sum(each.nbytes for each in tensors)), iter(data)
             for tensor in tensors:
-                _write_tensor(out, tensor, next(arrays, _NOTHING))  # nothing holds it while the next one is made
+                _write_tensor(out, tensor, next(arrays, _NOTHING))  # no variable keeps it while the next one is made
                 done += tensor.nbytes
                 if progress:
                     progress(done / total)

@@ -26,7 +26,7 @@ def read_list(path: Path) -> list[Any]:
 
 
 def read_given(path: Path, what: str) -> Any:
-    """Read a JSON file of a user's, which errors call `what`. Raises InputError."""
+    """Read a user's JSON file, which errors call `what`. Raises InputError."""
     try:
         if not path.is_file():
             raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")

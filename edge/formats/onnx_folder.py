@@ -26,11 +26,11 @@ from edge.values import parse
 
 FORMAT = 1
 MANIFEST, METADATA, WEIGHTS = "edge.json", "metadata.gguf", "model.onnx.data"
-FORM_TYPES = {"NF4": (64, 36), "INT8": (1, 1)}  # types that GGUF does not have: values in a block, its bytes
-FACTORS = "rope_"  # begins the names of the tensors that metadata.gguf has: they say how RoPE is scaled
+FORM_TYPES = {"NF4": (64, 36), "INT8": (1, 1)}  # types that GGUF does not have: values and bytes of a block
+FACTORS = "rope_"  # prefix of the names of metadata.gguf's tensors, which scale RoPE
 
-# Of edge.json. A tensor takes a hundred bytes and five commas, an outlier ten and one. Commas and brackets bound what
-# Python makes of it: an empty list takes two bytes here and sixty there.
+# Limits of edge.json. A tensor takes a hundred bytes and five commas, an outlier ten bytes and one comma. Commas and
+# brackets bound the size of the parsed objects: an empty list takes two bytes in JSON and sixty in Python.
 _MOST_BYTES, _MOST_COMMAS, _MOST_BRACKETS, _MOST_FILES = 4 << 20, 1 << 18, 1 << 16, 64
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _TENSOR = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
@@ -118,14 +118,14 @@ def read_folder(folder: Path) -> GGUFFile:
 
 
 def content_hash(file: GGUFFile) -> str:
-    """The SHA-256 of a model by all of its files, hexadecimal. Raises InputError, ModelFormatError."""
+    """The SHA-256 over the hashes of all of a model's files, hexadecimal. Raises InputError, ModelFormatError."""
     folder = file.folder
     files = [file.path] if folder is None else [folder / name for name in sorted(read_manifest(folder).files)]
     return hashlib.sha256("".join(fingerprint(path).sha256 for path in files).encode()).hexdigest()
 
 
 class _DamagedError(ValueError):
-    """Why edge.json is not valid."""
+    """States why edge.json is not valid."""
 
 
 def _read(path: Path) -> bytes:

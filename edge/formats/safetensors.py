@@ -153,7 +153,7 @@ def write_safetensors(
         out.write(struct.pack("<Q", len(text)) + text)
         done, arrays = 0, iter(data)
         for tensor in tensors:
-            _write_tensor(out, tensor, next(arrays))  # nothing holds it while the next one is made
+            _write_tensor(out, tensor, next(arrays))  # no variable keeps it while the next one is made
             done += tensor.nbytes
             if progress:
                 progress(done / at)

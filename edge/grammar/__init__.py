@@ -1,2 +1,2 @@
-"""Grammars that answers keep to: what users pass (`grammar.py`), and what says which tokens may follow
-(`matcher.py`, over llguidance)."""
+"""Grammars of answers: as users pass them (`grammar.py`), and the tokens that they allow next (`matcher.py`, over
+llguidance)."""

@@ -14,19 +14,19 @@ from edge.records import dataclass
 KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
 """Fields of a Grammar, and their names in messages."""
 MOST_TEXT = 1 << 20  # characters of a grammar
-MOST_ALIKE = 12  # patterns that one text must match at once: their product of states doubles with each, unlimited
+MOST_ALIKE = 12  # patterns that one text must match at once: each doubles the states of their product, without limit
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """The form of an answer, from its first token to its last; exactly one of the fields. Thoughts before the answer
+    """The form of an answer, from its first token to its last; exactly one field is set. Thoughts before the answer
     are free.
 
     json_schema: a JSON schema, as a dict or as JSON text; properties come in the order of the schema. regex: a regular
     expression in Rust's syntax, which the whole answer matches. lark: a grammar in llguidance's variant of Lark, whose
     `start` the answer matches.
 
-    Raises InputError for anything else. Whether it makes sense shows when an answer begins, or by
+    Raises InputError for anything else. The grammar itself is checked when an answer begins, or by
     `edge.check_grammar`.
     """
 
@@ -54,12 +54,12 @@ class Grammar:
 
     @property
     def name(self) -> str:
-        """Of its kind, in messages."""
+        """The name of its kind, in messages."""
         return next(name for kind, name in KINDS.items() if getattr(self, kind) is not None)
 
 
 def read_grammar(*, json_schema: Path | None, lark: Path | None, regex: str | None) -> Grammar | None:
-    """A grammar from a file or a text; None from nothing. Raises InputError."""
+    """Read a grammar from a file, or from a regular expression; None if none is given. Raises InputError."""
     if (json_schema, lark, regex) == (None, None, None):
         return None
     files = {"json_schema": json_schema, "lark": lark}
@@ -85,12 +85,12 @@ _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//.*')
 
 
 def _alike(lark: str) -> int:
-    """An upper bound of the operands that `&` joins."""
+    """An upper bound on the number of operands that `&` joins."""
     return 1 + _LITERAL.sub("", lark).count("&")
 
 
 def _most_alike(schema: str) -> int:
-    """An upper bound of the patterns that allOf joins."""
+    """An upper bound on the number of patterns that allOf joins."""
     read, most, referred = json.loads(schema), 0, schema.count('"pattern"')
 
     def count(part: object) -> int:
@@ -110,7 +110,7 @@ def _most_alike(schema: str) -> int:
 
 
 def _schema_text(schema: object) -> str:
-    """A schema as JSON text. Raises InputError for what is no JSON object."""
+    """A schema as JSON text. Raises InputError if it is not a JSON object."""
     try:
         read = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(dict(read), ensure_ascii=False, allow_nan=False) if isinstance(read, Mapping) else None

@@ -17,26 +17,26 @@ from edge.types import FloatArray
 # States of a lexer take 1 to 2 KiB each, and stay; real schemas make some hundreds.
 _MOST_LEXER_STATES = 20_000
 _BUILDING, _STEP, _ITEMS = 1_000_000, 200_000, 50_000  # llguidance's defaults: 20 ms, 15 ms, and 2.5 ms of work
-_ECHOED = 300  # characters of its messages
+_ECHOED = 300  # characters of llguidance's messages that errors repeat
 
 # Blanks between the parts of a JSON text: a model that writes nothing else would never end its answer.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
 
-# What is least of a logit and its bound is the logit, or −∞; a row for each byte of a mask, a bound for each bit.
+# The minimum of a logit and its bound is the logit, or −∞. A row for each value of a mask's byte, a bound for each bit.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _BOUNDS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))
 
 
 def check_grammar(grammar: Grammar, model: Model) -> None:
-    """Try a grammar with a model's vocabulary, whose tables a model keeps from then on: after a check, plans count
-    their memory. Raises InputError for a grammar that makes no sense, MissingExtraError."""
+    """Compile a grammar for a model's vocabulary. The model keeps the vocabulary's tables, so plans made after a check
+    count their memory. Raises InputError for an invalid grammar, MissingExtraError without llguidance."""
     Matcher(grammar, model.tokenizer)
 
 
 class Matcher:
     """The state of one answer in its grammar. Its memory is bounded by the limits above and by the answer's length.
 
-    Raises InputError for a grammar that makes no sense or asks for too much work, MissingExtraError without llguidance.
+    Raises InputError for a grammar that is invalid or takes too much work, MissingExtraError without llguidance.
     """
 
     def __init__(self, grammar: Grammar, tokenizer: TokenizerLike) -> None:
@@ -54,8 +54,8 @@ class Matcher:
         self._free = False  # no text is forced here
 
     def mask(self, logits: FloatArray) -> None:
-        """Put −∞ in place of the logits, float32 [vocab], of tokens that the grammar does not allow next: the end of a
-        turn, too, unless the answer may end here.
+        """Set the logits, float32 [vocab], of tokens that the grammar does not allow next to −∞. These include the end
+        of a turn, unless the answer may end here.
 
         Raises UnsupportedError if the grammar exceeds its limits of work.
         """
@@ -64,20 +64,20 @@ class Matcher:
         np.minimum(logits, _BOUNDS.take(self._bits, axis=0).reshape(-1)[: logits.size], out=logits)
 
     def allows(self, token: int) -> bool:
-        """Whether `mask` is known to allow a token, in a tenth of its time. False may also mean that only a mask can
-        tell: at the end of an answer, and where text is forced, which a mask wants as the tokenizer writes it.
+        """Whether `mask` certainly allows a token, in a tenth of its time. False may also mean that only a mask can
+        tell: at the end of an answer, and where text is forced, of which a mask allows only the tokenizer's own tokens.
         """
         return self._free and self._matcher.validate_tokens([token]) == 1
 
     def accept(self, token: int) -> None:
-        """The answer goes on with a token that `mask` or `allows` allowed."""
+        """Continue the answer with a token that `mask` or `allows` allowed. Raises UnsupportedError as `mask` does."""
         self._free = False
         self._matcher.consume_token(token)
         self._check()
 
     def forced(self) -> list[int]:
-        """Tokens that follow in any case, accepted by this call: those of the text that the grammar forces, as the
-        tokenizer writes it, up to where its last token may depend on what follows."""
+        """Accept and return the tokens of text that the grammar forces, as the tokenizer writes it. They end where a
+        token may depend on later text."""
         tokens = list[int]()
         while found := self._matcher.compute_ff_tokens():
             self._matcher.consume_tokens(found)
@@ -114,12 +114,12 @@ def _definition(grammar: Grammar) -> str:
 
 
 class _Encoder:
-    """The tokenizer as llguidance asks for it, which must not keep it alive."""
+    """A tokenizer in the form that llguidance expects, with a weak reference: llguidance must not keep it alive."""
 
     def __init__(self, tokenizer: TokenizerLike) -> None:
         special = {token for token, control in tokenizer.special_tokens().values() if control}
         special |= {token for text, (token, _) in tokenizer.special_tokens().items() if MARK.fullmatch(text)}
-        ends = sorted(tokenizer.end_ids) or [tokenizer.size]  # behind all others: no logit is its
+        ends = sorted(tokenizer.end_ids) or [tokenizer.size]  # after all others, where it has no logit
         self.ends, self.eos_token_id, self.bos_token_id = ends, ends[0], tokenizer.bos_id
         self.special_token_ids = sorted(special)
         self.tokens: Sequence[bytes] = [
@@ -130,7 +130,7 @@ class _Encoder:
 
     def __call__(self, text: bytes | str) -> list[int]:
         tokenizer = self._tokenizer()
-        assert tokenizer is not None  # who matches has it
+        assert tokenizer is not None  # the matcher's caller holds it
         text = text if isinstance(text, str) else text.decode(errors="replace")
         tokens: list[int] = tokenizer.encode(text, start=False).tolist()
         return tokens
@@ -140,14 +140,14 @@ _made: WeakKeyDictionary[TokenizerLike, Any] = WeakKeyDictionary()  # llguidance
 
 
 def _words(tokenizer: TokenizerLike) -> Any:
-    """The vocabulary as llguidance has it, made once for a model: some tenths of a second."""
+    """The vocabulary in llguidance's form, made once per tokenizer, which takes some tenths of a second."""
     if (found := _made.get(tokenizer)) is not None:
         return found
     library, encoder = _library(), _Encoder(tokenizer)
     wrapper = library.TokenizerWrapper(encoder)
     size = max(tokenizer.size, encoder.ends[-1] + 1)
     made = library.LLTokenizer(wrapper, n_vocab=size, eos_token=encoder.ends, slices=library.LLTokenizer.json_slices())
-    wrapper.tokens = encoder.tokens = ()  # it has a trie of its own
+    wrapper.tokens = encoder.tokens = ()  # llguidance has a trie of its own
     _made[tokenizer] = made
     return made
 

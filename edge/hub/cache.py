@@ -1,7 +1,7 @@
 """The Hub's cache folder, as huggingface_hub lays it out and other tools read it.
 
 models--USER--REPO/blobs/HASH                    contents, by the hash that the Hub lists
-                  /refs/main                     the commit that a branch had when it was asked
+                  /refs/main                     the commit of a branch when the Hub was last asked
                   /snapshots/COMMIT/PATH         links to ../../blobs/HASH
 .locks/models--USER--REPO/HASH.lock              held while a blob is written
 """
@@ -94,7 +94,7 @@ def link(repository: Repository, file: RemoteFile) -> Path:
     with _beside(pointer) as temporary:
         try:
             os.symlink(os.path.relpath(blob, pointer.parent), temporary)
-        except OSError:  # Windows allows links to administrators
+        except OSError:  # Windows allows links to administrators only
             try:
                 os.link(blob, temporary)
             except OSError:
@@ -109,7 +109,8 @@ def link(repository: Repository, file: RemoteFile) -> Path:
 
 @contextmanager
 def locked(repository: Repository, file: RemoteFile, waiting: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a blob, shared with huggingface_hub. waiting: called once with another process that holds it.
+    """Hold the lock of a blob, shared with huggingface_hub. waiting: called once if another process holds it, with its
+    id.
 
     Raises CacheError, OSError.
     """

@@ -18,10 +18,10 @@ from edge.hub.http import CutError, RefusedError, blocks, opened, patiently
 from edge.hub.repository import RemoteFile, Repository, explained
 from edge.hub.settings import hub_cache
 
-OnBytes = Callable[[int, int], None]  # bytes that are here, bytes of the file
-Notice = Callable[[str], None]  # a line for the person
+OnBytes = Callable[[int, int], None]  # bytes downloaded, bytes of the file
+Notice = Callable[[str], None]  # a line for the user
 
-_BLOCK = 1 << 20  # bytes read at a time of a part
+_BLOCK = 1 << 20  # bytes of a part that are read at a time
 _SPARE = 16 << 20  # bytes that a download leaves free on the disk
 _SHA256_DIGITS = 64
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -35,7 +35,7 @@ def download(
     progress: OnBytes = lambda done, total: None,
     notice: Notice = lambda line: None,
 ) -> Path:
-    """Download a file, or continue an interrupted download; return its path in its snapshot. A file that is there is
+    """Download a file, or continue an interrupted download; return its path in its snapshot. An existing file is
     kept.
 
     An interruption leaves a part that the next call continues. A file whose hash differs from the Hub's is deleted.
@@ -61,7 +61,7 @@ def download(
 def download_each(
     repository: Repository, files: Sequence[RemoteFile], *, progress: OnBytes, notice: Notice
 ) -> Iterator[Path]:
-    """Download files one by one, as `download` does. progress: of all of them together."""
+    """Download files one by one, as `download` does. progress: counts the bytes of all files together."""
     total, before = sum(file.size for file in files), 0
     for file in files:
         yield download(repository, file, progress=partial(_report, progress, before, total), notice=notice)
@@ -73,7 +73,7 @@ def _report(progress: OnBytes, before: int, total: int, done: int, _of_file: int
 
 
 def is_here(path: Path, file: RemoteFile) -> bool:
-    """Whether a file of that size exists; edge and huggingface_hub move only complete ones there."""
+    """Whether a file of that size exists; edge and huggingface_hub move only complete files there."""
     return path.is_file() and path.stat().st_size == file.size
 
 
@@ -98,7 +98,7 @@ def read_bytes(repository: Repository, file: RemoteFile, start: int, stop: int, 
 
 
 def _fetch(repository: Repository, file: RemoteFile, blob: Path, progress: OnBytes, notice: Notice) -> None:
-    """Fill `blob` by way of `blob`.incomplete. Raises as `download`, OSError, RefusedError."""
+    """Download to `blob`.incomplete, then rename it to `blob`. Raises as `download`, OSError, RefusedError."""
     path = blob.with_name(f"{blob.name}.incomplete")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     with os.fdopen(descriptor, "r+b") as out:

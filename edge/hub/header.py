@@ -14,7 +14,7 @@ from edge.hub.download import read_bytes
 from edge.hub.repository import RemoteFile, Repository
 from edge.storage import cache
 
-_FIRST = 4 << 20  # bytes; doubled until the header is there. Large vocabularies make 6 to 16 MiB
+_FIRST = 4 << 20  # bytes; doubled until the header is complete. Large vocabularies take 6 to 16 MiB
 _FACTORS, _MOST_FACTORS = "rope_", 1 << 16  # tensors that belong to the architecture, and their bytes
 
 
@@ -34,7 +34,7 @@ def read_header(repository: Repository, file: RemoteFile) -> GGUFFile:
             "headers", file.hash, ".gguf", lambda target: _write(repository, file, target), about=name
         )
         header = read_gguf(path, file.size, part=PART.search(file.path) is not None)
-    except (ModelFormatError, UnsupportedError) as error:  # it names a file of the cache
+    except (ModelFormatError, UnsupportedError) as error:  # its message names a file of the cache
         raise type(error)(f"{name}: {str(error).partition('.gguf: ')[2] or error}") from None
     at, tensors = header.data_offset, dict(header.tensors)
     for info in _factors(header):

@@ -35,7 +35,7 @@ _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next"?')
 
 
 class CutError(Exception):
-    """A failure that may pass. wait: seconds that the server asks for. reached: whether the server has answered."""
+    """A transient failure. wait: seconds that the server asks for. reached: whether the server has answered."""
 
     def __init__(self, why: str, wait: float = 0.0, *, reached: bool = True) -> None:
         super().__init__(why)

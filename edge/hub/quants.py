@@ -39,7 +39,7 @@ def runnable(path: str) -> bool:
 
 
 def with_joined(files: Sequence[RemoteFile]) -> list[RemoteFile]:
-    """Files that are models, and models of several files, as one each."""
+    """The files that are whole models, and one joined file for each model in several parts."""
     found, by_path = [file for file in files if runnable(file.path)], {file.path: file for file in files}
     for file in files:
         folder, _, name = file.path.rpartition("/")

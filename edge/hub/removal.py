@@ -22,7 +22,7 @@ def remove_cached(path: Path) -> tuple[tuple[Path, ...], int]:
     with explained(), _unlocked(repository, blob):
         size = blob.stat().st_size
         path.unlink()
-        removed, freed = [path], size if blob == path else 0  # no link: a system without them
+        removed, freed = [path], size if blob == path else 0  # equal on a system without links
         if blob != path and blob.parent == (repository / "blobs").resolve() and not _is_linked(blob, snapshots):
             blob.unlink()
             removed, freed = [path, blob], size

@@ -25,8 +25,8 @@ class RemoteFile:
 
     path: str
     size: int  # bytes
-    hash: str  # SHA-256 of its content; for small files git's SHA-1 of a blob; of several files a key of all theirs
-    parts: tuple[RemoteFile, ...] = ()  # the files of a model that is split, which this one is joined from
+    hash: str  # SHA-256 of its content; for small files git's SHA-1 of a blob; for a joined file a key of its parts
+    parts: tuple[RemoteFile, ...] = ()  # of a model that is split into several files
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def explained(repository: str, revision: str = "main", near: Sequence[str] = ())
             raise DownloadError(f"{repository} is gated: accept its terms at {page}, and {todo}") from None
         if error.code == "RevisionNotFound":
             raise InputError(f"{repository} has no revision {revision!r}: see {page}") from None
-        if error.status in (401, 404):  # the Hub answers 401 for what may be private
+        if error.status in (401, 404):  # the Hub answers 401 for repositories that may be private
             known = f" (did you mean {' or '.join(near)}?)" if near else ""
             rejected = "or HF_TOKEN is not valid" if token_for(page) else "or it is private and needs HF_TOKEN"
             raise InputError(

@@ -86,7 +86,7 @@ def installed_parts(name: str) -> list[Path]:
 
 
 def packaged_name(path: Path) -> str | None:
-    """The name of the packaged model with this file; joined parts lie in the cache folder."""
+    """The name of the packaged model whose file this is, installed or joined in the cache folder; None for others."""
     for name, packaged in PACKAGED.items():
         if packaged.sha256 in path.name if packaged.sha256 else path in installed_parts(name):
             return name
@@ -94,7 +94,7 @@ def packaged_name(path: Path) -> str | None:
 
 
 def hub_reference(name: str) -> Reference | None:
-    """The Hub model of a name: a short name of the table, with an optional `:QUANT`, or USER/REPO.
+    """The Hub model of a name: a short name of models.toml, with an optional `:QUANT`, or USER/REPO.
 
     None for other names. Raises InputError for malformed names of the Hub.
     """

@@ -3,8 +3,8 @@
 A template comes from the model file, so it is untrusted code. The turns of a chat are rendered once, when the model is
 opened: by minijinja (Jinja2's language without Python, limited by fuel), in a forked child with limited memory. It
 never sees the user's text: it renders placeholders, which are replaced afterwards. Special tokens are recognized only
-in the template's own text, so a user who types `<|im_end|>` does not end a turn. Conversations from messages, with
-tools, are rendered when they come, by a child that stays (`rendering.py`), in the same way.
+in the template's own text, so a user who types `<|im_end|>` does not end a turn. Conversations given as messages, with
+tools, are rendered on demand in the same way, by a long-lived child (`rendering.py`).
 
 Templates of thinking models are rendered for each mode that they may support: thinking on, off, or with an effort.
 """
@@ -40,10 +40,10 @@ _CONVERSATIONS: dict[str, list[dict[str, str]]] = {
     "system": [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}],
     "next": _EXCHANGE,
 }
-# A reply with thoughts, by the names that templates have for them: whether they stay when the conversation goes on.
+# A reply with thoughts, under each name that templates use: shows whether they stay when the conversation goes on.
 _THOUGHTFUL = _REPLY | dict.fromkeys(THOUGHT_NAMES, _THOUGHTS)
 
-# What templates call the choice. Modes whose names a template does not contain are not rendered.
+# Template variables that choose a mode. Modes whose variables a template does not contain are not rendered.
 _SWITCHES = ("enable_thinking", "thinking")
 _MODES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -52,7 +52,7 @@ _MODES: dict[str, dict[str, Any]] = {
     **{effort: dict.fromkeys(_SWITCHES, True) | {"reasoning_effort": effort} for effort in EFFORTS},
 }
 
-_FORMS = 1  # raise it when the forms of a template change, by this module or those it renders with: they are cached
+_FORMS = 1  # version of cached forms: increment it when this module, or one that it renders with, changes them
 
 Forms = dict[str, dict[str, str]]
 """By mode and conversation (`on/first`): {"text": …} or {"error": …}."""
@@ -74,11 +74,11 @@ class ChatTemplate:
         self._renderer = Renderer(source, bos, eos)
         self._words = frozenset(re.findall(r"\w+", source))
         self._guises = {*source}.isdisjoint(GUISES)
-        # What the template cannot write: "tools", "calls", "results"; several calls of one message ("parallel").
+        # Things that the template cannot write: "tools", "calls", "results"; several calls in a message ("parallel").
         self._lacks = frozenset(() if "tools" in self._words else ("tools", "calls", "results"))
         if "tool_calls[0]" in source and not re.search(r"\bin\s+\w+\.tool_calls", source):
             self._lacks |= {"parallel"}
-        # Gemma 4's first template has results in the message of their calls, and no role for them.
+        # Gemma 4's first template expects results within the message of their calls, and has no role for them.
         self._results_within = "tool_responses" in self._words and not re.search(r"[=!]=\s*['\"]tool['\"]", source)
 
     def first_turn(
@@ -126,9 +126,9 @@ class ChatTemplate:
     ) -> tuple[list[Segment], bool]:
         """The prompt of a whole conversation, and whether the answer begins inside a thought.
 
-        messages, tools: as OpenAI's protocol has them. variables: of the template, such as `enable_thinking`, beyond
-        those of `think`. Raises InputError for messages that the template refuses or whose text it drops,
-        UnsupportedError for a mode of thinking that the model lacks.
+        messages, tools: as in OpenAI's protocol. variables: template variables such as `enable_thinking`, beyond those
+        of `think`. Raises InputError for messages that the template refuses or whose text it drops, UnsupportedError
+        for a mode of thinking that the model lacks.
         """
         if think.chosen:
             self._form("first", think)  # refuses a choice that the model lacks
@@ -196,8 +196,8 @@ class ChatTemplate:
         return lacks
 
     def _opened(self, segments: list[Segment], think: Think, *, calls: bool) -> tuple[list[Segment], bool]:
-        """The prompt with the opening that `think` wants, and whether an answer begins in thoughts. calls: it may call
-        tools, so that its first header stays open: an answer without thoughts would have one that names no tool."""
+        """The prompt with the opening for `think`, and whether the answer begins inside a thought. calls: the answer
+        may call tools, so its first header stays open: the header that skips thoughts names no tool."""
         opening = str(segments[-1].text) if segments and segments[-1].trusted else ""
         if think.enabled is False and not (calls and self.family is not None and self.family.headed):
             opening, before = self._closed(opening), opening
@@ -210,7 +210,7 @@ class ChatTemplate:
     def _with_opening(self, rendered: str, think: Think, answered: bool) -> str:
         before, mark, opening = rendered.rpartition(_USER)
         if not mark:
-            return rendered  # it drops the user's text, which is said elsewhere
+            return rendered  # it drops the user's text: `_fill` raises the error
         if answered:
             _, mark, rest = self._form("next", think).partition(_EARLIER)
             past, reply, _ = rest.partition(_ASSISTANT)
@@ -282,7 +282,7 @@ def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spelled_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The tools as a part of the system prompt."""
+    """The messages, with the tools described in the system prompt."""
     from edge.tools import common_form
 
     system = messages[0] if messages[0].role == "system" else None
@@ -297,7 +297,7 @@ def _spelled_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) 
 
 
 def _spelled_calls(message: Message) -> Message:
-    """Calls as text behind the assistant's answer."""
+    """The message with its calls as text after the assistant's answer."""
     from edge.tools import common_form
 
     if not message.calls:
@@ -314,7 +314,7 @@ def _spelled_calls(message: Message) -> Message:
 
 
 def _spelled_results(messages: list[Message]) -> list[Message]:
-    """Results of tools as texts of the user, those of one turn together."""
+    """The messages with results of tools as messages of the user, consecutive results in one."""
     from edge.tools import common_form
 
     found: list[Message] = []
@@ -352,7 +352,7 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
 
 
 def _with_responses(messages: list[Message]) -> list[Message]:
-    """Results of tools within the message that called them, and the answer that followed them."""
+    """Move results of tools, and the answer that follows them, into the message with their calls."""
     found: list[Message] = []
     for message in messages:
         last = found[-1] if found else None
@@ -368,7 +368,7 @@ def _with_responses(messages: list[Message]) -> list[Message]:
 
 
 def _known_forms(source: str, bos: str, eos: str, thinks: bool) -> Forms:
-    """The rendered forms, from the cache folder if they were rendered before, without a child."""
+    """The rendered forms. Forms that were rendered before come from the cache folder, without a child."""
     depends = (source, bos, eos, thinks, version_of("minijinja"), edge_version(), _FORMS)
     key = hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
     with suppress(CacheError, OSError, ValueError):
@@ -376,7 +376,7 @@ def _known_forms(source: str, bos: str, eos: str, thinks: bool) -> Forms:
             known: Forms = json.loads(path.read_bytes())
             return known
     forms = _in_child(source, bos, eos, thinks)
-    if "strftime_now" not in source and "text" in forms["default/first"]:  # no date, nor a limit that was reached
+    if "strftime_now" not in source and "text" in forms["default/first"]:  # contains no date, and kept to the limits
         with suppress(CacheError, OSError), cache.create("templates", key, ".json", about="chat template") as target:
             target.write_text(json.dumps(forms))
     return forms

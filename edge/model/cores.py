@@ -1,6 +1,6 @@
 """The cores of blocks, such as attention, with their tensors and the size of their states.
 
-A core sees normalised rows x. Its last matrix, `output`, multiplies what it returns (see `layers.py`).
+A core reads normalised rows x. Its last matrix, `output`, multiplies the core's result (see `layers.py`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ Activation = Literal["silu", "gelu", "gelu_erf", "relu2"]
 Router = Literal["softmax", "sigmoid"]
 Bits = Literal["usual", "more", "all"]
 
-EXACT = ("ssm_conv1d", "shortconv.conv")  # matrices that stay in float32, in models without a description, too
+EXACT = ("ssm_conv1d", "shortconv.conv")  # matrices that stay in float32, even in models without a `Network`
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A matrix [rows, columns] or, with 0 columns, a vector of `rows` values.
 
-    name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`. experts: their number, where each has a matrix
-    or vector of this shape; 0: one. bits: those that quantizers give it, more than usual or all of them where rounding
-    does harm out of proportion to its bytes. stored: the shape of a vector that has several dimensions in files, in
-    ggml's order.
+    name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`. experts: the number of experts, each with a
+    matrix or vector of this shape; 0: a single one. bits: those that quantizers keep: more than usual, or all, where
+    rounding does harm out of proportion to the tensor's bytes. stored: the shape of a vector that has several
+    dimensions in files, in ggml's order.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Rope:
     dim is 0 where nothing is rotated. halves: value i pairs with value i + dim / 2, not with its neighbour.
 
     scaling: linear divides positions by `factor`; yarn (arXiv:2309.00071) does so for long wavelengths only; longrope
-    (arXiv:2402.13753) divides by factors from the file, and has others for long texts. Factors named `rope_freqs`
-    (llama3) apply with every scaling. magnitude: a factor of all cosines and sines.
+    (arXiv:2402.13753) divides by factors from the file, with a second set for long texts. Factors named `rope_freqs`
+    (llama3) apply with every scaling. magnitude: multiplies all cosines and sines.
 
-    Of yarn: pairs that rotate more than `beta_fast` times in the original context keep their frequency, those that
-    rotate less than `beta_slow` times are stretched. log_multiplier: by how much its own magnitude is divided again
-    (DeepSeek's `mscale_all_dim`).
+    yarn: pairs that rotate more than `beta_fast` times in the original context keep their frequency, and pairs that
+    rotate less than `beta_slow` times are stretched. log_multiplier: yarn's own magnitude is divided by the magnitude
+    for this multiplier (DeepSeek's `mscale_all_dim`).
     """
 
     dim: int
@@ -76,7 +76,7 @@ UNROTATED = Rope(dim=0, base=1.0)  # of layers whose keys have no position (NoPE
 class Temperature:
     """A query at position p is multiplied by 1 + slope · log(1 + ⌊p / period⌋), as in Llama 4.
 
-    p is the position that `KVCache.positions` shows, which decreases when gaps before it are closed. Keys have no
+    p is the position in `KVCache.positions`, which decreases when gaps before it are closed. Keys have no
     temperature, so rows of the cache stay as they are when their positions change.
     """
 
@@ -86,10 +86,10 @@ class Temperature:
 
 @dataclass(frozen=True)
 class Attention:
-    """Softmax attention. State: a row of keys and values for each token, those of the last `window` if there is one.
+    """Softmax attention. State: a row of keys and values for each token, or for each of the last `window` tokens.
 
-    `attn_q`, `attn_k`, `attn_v` make heads of the normalised rows; a group of query heads shares a KV head. With
-    `rows_of`, there are queries only: they read the rows of an earlier layer, whose KV heads have the same sizes.
+    `attn_q`, `attn_k`, `attn_v` project the normalised rows to heads; a group of query heads shares a KV head. With
+    `rows_of`, the layer has queries only, which read the rows of an earlier layer with KV heads of the same sizes.
     """
 
     heads: int
@@ -173,18 +173,18 @@ class Dense:
 class Experts:
     """A mixture of experts: feed-forward networks, of which a router chooses `used` for each token. No state.
 
-    With logits r = `ffn_gate_inp` · x, the chosen experts are those of the largest scores, of equal ones the first. A
-    score is the logit or, for a sigmoid router, sigmoid(r) plus `exp_probs_b`, which counts for the choice only. Shares
+    With logits r = `ffn_gate_inp` · x, the experts with the largest scores are chosen; ties go to the first. A score
+    is the logit or, for a sigmoid router, sigmoid(r) plus `exp_probs_b`, which affects the choice only. Shares
     are e^r or sigmoid(r), divided by their sum over the chosen and multiplied by `scale`. (A softmax of all logits that
     is normalised again over the chosen is the softmax of their logits.)
 
         y = Σ share_e · down_e(activation(gate_e · x) ⊙ up_e · x)
 
-    With a `clamp`, g = gate_e · x is at most that, u = up_e · x from −clamp to clamp, and activation(g) ⊙ u becomes
+    With a `clamp`, g = gate_e · x is limited to at most `clamp`, u = up_e · x to ±clamp, and activation(g) ⊙ u becomes
     g · sigmoid(1.702 g) ⊙ (u + 1). biases: of the router and of all experts.
 
-    A shared expert serves every token: its output is multiplied by sigmoid(`ffn_gate_inp_shexp` · x), if that is
-    `shared_gated`, and added.
+    A shared expert runs for every token. Its output, multiplied by sigmoid(`ffn_gate_inp_shexp` · x) if it is
+    `shared_gated`, is added.
     """
 
     number: int
@@ -193,7 +193,7 @@ class Experts:
     router: Router = "softmax"
     choice_bias: bool = False  # there is an `exp_probs_b`
     scale: float = 1.0
-    shared: int = 0  # values between gate and up, and down, of the shared expert; 0: there is none
+    shared: int = 0  # the `ffn` of the shared expert; 0: there is none
     activation: Activation = "silu"
     clamp: float = 0.0  # 0: none
     biases: bool = False
@@ -208,12 +208,12 @@ class Experts:
 
     @property
     def routers(self) -> tuple[str, ...]:
-        """The choice of experts, and the weight of each."""
+        """The matrices that choose and weigh the experts, and the gate of the shared expert."""
         return ("ffn_gate_inp", *(("ffn_gate_inp_shexp",) if self.shared_has_share else ()))
 
     @property
     def shared_has_share(self) -> bool:
-        """Whether the router states by how much the shared expert's output is multiplied."""
+        """Whether a gate scales the shared expert's output."""
         return self.shared > 0 and self.shared_gated
 
     @property
@@ -222,7 +222,7 @@ class Experts:
 
     @property
     def width(self) -> int:
-        """Values that an expert hands to its output projection, at most."""
+        """The largest input width of an expert's output projection."""
         return max(self.ffn, self.shared)
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
@@ -284,7 +284,7 @@ class DeltaNet:
 
     @property
     def convolved(self) -> int:
-        """Values of a token behind the convolution: its channels, and two gates of each head."""
+        """Values of a token after the convolution: its channels, and two gates of each head."""
         return self.mixed + 2 * self.heads
 
     @property
@@ -295,7 +295,7 @@ class DeltaNet:
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         yield Tensor("attn_qkv", self.mixed, hidden)
         yield Tensor("attn_gate", self.width, hidden)
-        yield Tensor("ssm_beta", self.heads, hidden, bits="all")  # errors in what is forgotten add up over a text
+        yield Tensor("ssm_beta", self.heads, hidden, bits="all")  # errors of the gates accumulate over a text
         yield Tensor("ssm_alpha", self.heads, hidden, bits="all")
         yield Tensor("ssm_conv1d", self.mixed, self.kernel)
         yield Tensor("ssm_dt.bias", self.heads)
@@ -309,12 +309,12 @@ class Mamba:
     """Mamba-2 (arXiv:2405.21060). State: the last inputs of its convolution, and a matrix for each head.
 
     `ssm_in` · x gives z, u and dt. A causal convolution over u with a bias, c = SiLU(b + Σ_j w_j · u_{t−j}), gives
-    values x of `heads`, and B and C of `groups`, each of which serves heads / groups heads that follow each other. For
-    each token and head, with Δ = softplus(dt + `ssm_dt.bias`), and a = `ssm_a`, which is negative:
+    values x of `heads`, and B and C of `groups`, each of which serves heads / groups consecutive heads. For each token
+    and head, with Δ = softplus(dt + `ssm_dt.bias`), and a = `ssm_a`, which is negative:
 
         S ← e^(a·Δ) · S + B ⊗ Δx;  y = Sᵀ C + `ssm_d` · x
 
-    The output is y · SiLU(z), or if it is `normed` the RMSNorm of that in each group, times `ssm_norm`.
+    The output is y · SiLU(z) or, if `normed`, its RMSNorm within each group, times `ssm_norm`.
     """
 
     heads: int
@@ -344,7 +344,7 @@ class Mamba:
 
     @property
     def convolved(self) -> int:
-        """Values of a token behind the convolution: its channels, and two factors of each head."""
+        """Values of a token after the convolution: its channels, and two factors of each head."""
         return self.mixed + 2 * self.heads
 
     @property
@@ -401,7 +401,7 @@ class ShortConvolution:
 class PerLayerInput:
     """A gate on the vector that a token has for this layer (Gemma 3n): gelu(`inp_gate` · x) ⊙ p.
 
-    The vectors p of all layers are made before the first one, from the token t and its embedding x₀:
+    The vectors p of all layers are computed before the first layer, from the token t and its embedding x₀:
 
         p_l = (√size · T[t]_l + RMSNorm(W · x₀ / √hidden)_l) / √2
 
@@ -427,7 +427,7 @@ class PerLayerInput:
 @dataclass(frozen=True)
 class NextToken:
     """The input of a layer for multi-token prediction (MTP; DeepSeek-V3, arXiv:2412.19437, section 2.2): the embedding
-    e of a token, and the hidden state h behind the token before it, both normalised:
+    e of a token, and the hidden state h of the token before it, both normalised:
 
         `nextn.eh_proj` · [RMSNorm(e), RMSNorm(h)]
 

@@ -1,4 +1,4 @@
-"""The header of a small model that drafts the tokens of another, which must have the same ones."""
+"""The header of a draft model, which must have the same vocabulary as the model it drafts for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_draft(model: str | Path) -> DraftFile:
 
 
 def check_draft(draft: DraftFile, file: GGUFFile) -> None:
-    """Raise InputError unless a model's file has the same tokens."""
+    """Raise InputError unless the draft model and a model's file have the same vocabulary."""
     if not _same_tokens(draft.file, file):
         raise InputError(
             f"--draft {draft.file.path}: its tokens are not those of {file.path.name}: choose another model"
@@ -39,5 +39,5 @@ def check_draft(draft: DraftFile, file: GGUFFile) -> None:
 
 
 def _same_tokens(one: GGUFFile, other: GGUFFile) -> bool:
-    """By the bytes of the lists."""
+    """Whether the bytes of both token lists are equal."""
     return one.spans.keys() & other.spans.keys() >= {_TOKENS} and one.field_bytes(_TOKENS) == other.field_bytes(_TOKENS)

@@ -1,7 +1,7 @@
-"""ModelSpec of models that only llama.cpp runs: mixtures of experts, hybrids, layers of several kinds.
+"""ModelSpec of models that `reader.py` does not check in full: mixtures of experts, hybrids, layers of several kinds.
 
-Figures are counted from tensors, so that most new architectures need nothing here. Since not all causes of aborts in
-llama.cpp are known, it first loads the header in a child process (`backends/llamacpp/trial.py`), and the plan then uses
+Figures are counted from tensors, so most new architectures need nothing here. Not all causes of aborts in llama.cpp are
+known, so llama.cpp first loads the header in a child process (`backends/llamacpp/trial.py`), and the plan then uses
 llama.cpp's own figures.
 """
 
@@ -20,11 +20,11 @@ from edge.model.spec import ModelSpec
 
 _NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine multiplies by these
 
-# Beginnings of the names of tensors that a layer with a recurrent state has: Mamba and DeltaNet, short convolutions,
-# RWKV. Its size is known of the first two.
+# Prefixes of the names of tensors in layers with a recurrent state: Mamba and DeltaNet, short convolutions, RWKV. The
+# size of the state is known for all but RWKV.
 _RECURRENT = ("ssm_", "shortconv", "time_mix")
 _EXPERTS = "_exps"
-_TABLES = ("per_layer_token_embd.weight",)  # Gemma 4's, which is most of its small models
+_TABLES = ("per_layer_token_embd.weight",)  # Gemma 4's, the largest part of its small models
 ENCODERS = ("bert", "nomic-bert")  # architectures of encoders, whose attention sees whole texts
 _MOST_DIMENSIONS, _MOST_SECTIONS = 4, 4
 
@@ -38,8 +38,8 @@ def is_dense(header: Header) -> bool:
 def read_fallback(header: Header) -> ModelSpec:
     """Read the spec of any model that llama.cpp may run.
 
-    Raises ModelFormatError if figures are missing, impossible or contradict the tensors; UnsupportedError if the
-    model does not generate text.
+    Raises ModelFormatError if figures are missing, impossible or contradict the tensors; UnsupportedError for an
+    encoder that edge does not run, or a tensor of too many dimensions.
     """
     file, (hidden, layers) = header.file, read_sizes(header)
     check_types(file, _MOST_DIMENSIONS)
@@ -76,7 +76,7 @@ def read_fallback(header: Header) -> ModelSpec:
 
 def read_sizes(header: Header) -> tuple[int, int]:
     """Values of a hidden state, and layers. Raises ModelFormatError if they are missing, impossible or contradict the
-    embedding; UnsupportedError if the model does not generate text."""
+    embedding; UnsupportedError for an encoder that edge does not run."""
     file = header.file
     for key, value in file.metadata.items():
         if key.startswith(f"{header.architecture}.") and isinstance(value, float) and not math.isfinite(value):
@@ -95,7 +95,7 @@ def read_sizes(header: Header) -> tuple[int, int]:
 
 
 def make_spec(header: Header, **own: Any) -> ModelSpec:
-    """The spec of a checked header. own: the fields that are read in one way for dense models, counted for others."""
+    """The spec of a checked header. own: the fields that dense models state, and that are counted for others."""
     file = header.file
     hidden, vocab = file.tensors["token_embd.weight"].shape
     layer_norm_eps = header.positive("attention.layer_norm_epsilon", 1e-5, below=1.0)
@@ -160,8 +160,8 @@ def check_types(file: GGUFFile, most_dimensions: int) -> None:
 
 
 def _check_rope(header: Header, head_dim: int) -> int:
-    """The number of rotated values per head. llama.cpp checks them only when it runs: it aborts if heads, or those of
-    layers with a window, have fewer."""
+    """The number of rotated values per head. Raises ModelFormatError if heads, or the heads of layers with a window,
+    have fewer values: llama.cpp would abort only when it runs."""
     rope_dim = figure(header, "rope.dimension_count", "head_dim", head_dim)
     windowed = figure(header, "rope.dimension_count_swa", "head_dim", rope_dim)
     sizes = (rope_dim, head_dim), (windowed, figure(header, "attention.key_length_swa", "head_dim", head_dim))
@@ -189,7 +189,8 @@ def _names(file: GGUFFile, layers: int) -> list[set[str]]:
 
 
 def per_layer(header: Header, key: str, kind: str, layers: int, default: int) -> list[int]:
-    """A number that is one for all layers or one per layer, possibly 0; [layers]. Raises ModelFormatError."""
+    """A header field with one number for all layers or one per layer, each possibly 0; [layers]. Raises
+    ModelFormatError."""
     file, name = header.file, f"{header.architecture}.{key}"
     value = file.metadata.get(name)
     if not isinstance(value, ArrayRef):
@@ -203,7 +204,7 @@ def per_layer(header: Header, key: str, kind: str, layers: int, default: int) ->
 
 
 def figure(header: Header, key: str, kind: str, default: int) -> int:
-    """A number that may be 0, which architectures write for absent parts; the largest of several."""
+    """A number that may be 0, which architectures write for absent parts; of a list, the largest."""
     value = header.file.metadata.get(f"{header.architecture}.{key}")
     if isinstance(value, ArrayRef):
         return max(per_layer(header, key, kind, value.count, default), default=default)
@@ -215,7 +216,7 @@ def figure(header: Header, key: str, kind: str, default: int) -> int:
 def _row_values(
     file: GGUFFile, kv_heads: list[int], head_dim: int, layers: int, recurrent: list[bool]
 ) -> tuple[int, ...]:
-    """KV values per row, from the widths of the key and value matrices; DeltaNet's fused matrix makes none."""
+    """KV values per row, [layers], by the widths of the key and value matrices; DeltaNet's fused matrix adds none."""
 
     def width(layer: int, name: str) -> int:
         tensor = file.tensors.get(f"blk.{layer}.{name}.weight")
@@ -231,7 +232,8 @@ def _row_values(
 
 
 def _windows(header: Header, window: int, layers: int) -> tuple[int, ...]:
-    """Windows by the header's flags per layer; without flags unknown, and all rows count as visible."""
+    """Windows by the header's flags per layer, [layers]; 0 (all rows are visible) without flags, since the layers with
+    a window are then unknown."""
     name = f"{header.architecture}.attention.sliding_window_pattern"
     if not isinstance(pattern := header.file.metadata.get(name), ArrayRef) or pattern.count < layers:
         return (0,) * layers

@@ -36,11 +36,11 @@ class KnownModel:
     parameters: int  # as the publisher states them
     source: str
     architecture: str
-    figures: dict[str, Any]  # of the header of its GGUF file
+    figures: dict[str, Any]  # header fields of its GGUF file
     tokenizer: str = "gpt2"
     pre: str = "default"  # the kind of pre-tokenizer
     untied: bool = False  # whether the output head is a matrix of its own
-    factors: tuple[str, ...] = ()  # names of RoPE's
+    factors: tuple[str, ...] = ()  # names of RoPE factor tensors
     types: tuple[str, ...] = field(default=MIXTURES)  # mixtures of its files
 
     @property
@@ -54,7 +54,7 @@ class KnownModel:
 
     @property
     def stated(self) -> list[Planned]:
-        """The tensors that no header implies; their sizes matter for the embedding only."""
+        """The tensors that no header implies. Only the embedding has its real shape."""
         embedding = self.figures["embedding_length"], self.figures["vocab_size"]
         shapes: dict[str, tuple[int, ...]] = {"token_embd": embedding}
         shapes |= dict.fromkeys((*self.factors, "output") if self.untied else self.factors, (1,))
@@ -71,7 +71,8 @@ def known_models() -> dict[str, KnownModel]:
 
 
 def outline_model(model: KnownModel, mixture: str, path: Path, *, loadable: bool = False) -> GGUFFile:
-    """A file for planning: the header of the model's GGUF file in a mixture, and holes for tensors, without vocabulary.
+    """Write a sparse file for planning: the header of the model's GGUF file in a mixture, without the vocabulary, and
+    holes for tensors.
 
     loadable: mark the vocabulary as absent, which llama.cpp requires, instead of naming the tokenizer.
     """

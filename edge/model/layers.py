@@ -4,8 +4,9 @@ A block adds to the hidden states x, [tokens, hidden]:
 
     x += scale · post_norm(output(core(norm(x))))
 
-`norm` and `post_norm` are norms of rows, `output` is the core's last matrix. Some blocks then multiply x by a value of
-the file, or normalise it (`sum_norm`). A layer is a tuple of blocks, run one after the other, or side by side.
+`norm` and `post_norm` are norms of rows, `output` is the core's last matrix. Some blocks then multiply x by a scalar of
+the file (`rescale`), or normalise it (`sum_norm`). A layer is a tuple of blocks, run one after the other, or side by
+side.
 
 An encoder's attention is bidirectional: a token sees its whole text, which runs in one pass. It has no output head; its
 hidden states are pooled to the text's embedding.
@@ -41,11 +42,11 @@ Pooling = Literal["mean", "cls", "last"]
 
 @dataclass(frozen=True)
 class Block:
-    """See above. norm, post_norm, rescale, sum_norm: tensors of the layer, or none.
+    """A core with its norms (see above). norm, post_norm, rescale, sum_norm: tensors of the layer, or none.
 
-    norm: "" where the core sees hidden states as they are. rescale: one value, by which the sum is multiplied.
-    sum_norm: of the sum, which it replaces; it has a bias. beside: the core sees the normalised rows that the core of
-    the block before it has seen, of the same norm. replaces: nothing is added; the product becomes the hidden states.
+    norm: "" passes the hidden states to the core unchanged. rescale: a scalar that multiplies the sum. sum_norm: a norm
+    with a bias, whose result replaces the sum. beside: the core reads the same normalised rows as the core of the block
+    before it. replaces: the product replaces the hidden states instead of being added to them.
     """
 
     norm: str
@@ -79,8 +80,8 @@ Layer = tuple[Block, ...]
 
 @dataclass(frozen=True)
 class Network:
-    """The whole pass: the embedding of a token, times `embedding_scale`, through the layers, and by a last norm and the
-    output head to logits, times `logit_scale`, capped as scores are. That of an encoder ends with its layers."""
+    """The whole pass: token embeddings times `embedding_scale`, the layers, a last norm, and the output head. Logits
+    are multiplied by `logit_scale`, and capped like attention scores. An encoder's pass ends with its layers."""
 
     hidden: int
     vocab: int
@@ -97,11 +98,11 @@ class Network:
     logit_cap: float = 0.0
     token_types: int = 0  # rows of a table, the first of which is added to all embeddings
     embedding_norm: bool = False  # embeddings are normalised by `token_embd_norm`, which has a bias
-    pooling: Pooling = "mean"  # by which the states of a text become its embedding
+    pooling: Pooling = "mean"  # how the hidden states of a text are reduced to its embedding
 
     @cached_property
     def encoder(self) -> bool:
-        """Whether tokens see those behind them, so that it embeds texts and continues none."""
+        """Whether attention is bidirectional: the network embeds texts, and cannot continue them."""
         return any(core is not None and not core.causal for core in self.attention)
 
     @property
@@ -115,22 +116,22 @@ class Network:
 
     @cached_property
     def layer_inputs(self) -> int:
-        """Values of the vector that a token has for each layer (`PerLayerInput`); 0 for none."""
+        """Size of the vector that a token has for each layer (`PerLayerInput`); 0 for none."""
         return next((core.size for core in self.cores if isinstance(core, PerLayerInput)), 0)
 
     @cached_property
     def cores(self) -> tuple[Core, ...]:
-        """In the order of the pass."""
+        """All cores, in the order of the pass."""
         return tuple(block.core for layer in self.layers for block in layer)
 
     @cached_property
     def attention(self) -> tuple[Attention | None, ...]:
-        """Of each layer."""
+        """The attention of each layer, [layers]; None in a layer without."""
         return tuple(next(_of_kind(layer, Attention), None) for layer in self.layers)
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
-        """The different ones, those of layers that see all tokens first; empty with learned positions."""
+        """The distinct ropes, those of full-attention layers first; empty with learned positions."""
         if self.learned_positions:
             return ()
         attention = sorted(filter(None, self.attention), key=lambda core: (core.window > 0, core.rope.dim == 0))
@@ -138,7 +139,7 @@ class Network:
 
     @cached_property
     def halves(self) -> bool:
-        """How RoPE pairs values, the same in all layers."""
+        """Whether RoPE pairs halves (see `Rope`), the same in all layers."""
         return any(rope.halves for rope in self.ropes)
 
     def rope_of(self, layer: int) -> int:
@@ -158,15 +159,15 @@ class Network:
 
     @cached_property
     def temperature(self) -> Temperature | None:
-        """Of queries, in all layers that have one."""
+        """The temperature of queries, the same in all layers that have one."""
         return next((core.temperature for core in self.attention if core and core.temperature), None)
 
     @cached_property
     def last_mixing(self) -> tuple[int, Block]:
-        """The last block in which tokens see others, and its layer: what is behind it can leave out tokens whose
-        logits are not wanted."""
+        """The layer and the block of the last core that mixes tokens. Blocks after it can skip tokens whose logits are
+        not wanted."""
         blocks = ((layer, block) for layer, blocks in enumerate(self.layers) for block in blocks)
-        own = Dense | Experts | PerLayerInput | NextToken  # in which a token sees itself alone
+        own = Dense | Experts | PerLayerInput | NextToken  # these do not mix tokens
         return [(layer, block) for layer, block in blocks if not isinstance(block.core, own)][-1]
 
     @cached_property
@@ -176,7 +177,7 @@ class Network:
 
     @property
     def rowless(self) -> tuple[int, ...]:
-        """Layers that keep no rows."""
+        """Indexes of layers that add no rows to the cache."""
         return tuple(layer for layer, values in enumerate(self.row_values) if not values)
 
     @cached_property

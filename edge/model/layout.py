@@ -1,4 +1,4 @@
-"""The tensors of a file that is not here: names and shapes, as its header and its architecture's network imply them.
+"""The tensors of an absent file: names and shapes, derived from its header and its architecture's network.
 
 `edge models --fits` plans models from published figures. The header's keys are those of GGUF, and the tensors those
 that llama.cpp's converter writes.
@@ -26,9 +26,9 @@ Listed = tuple[str, tuple[int, ...]]
 def list_tensors(bare: GGUFFile) -> list[Listed]:
     """All tensors of a model, layer by layer.
 
-    bare: a file with the whole header, and of the tensors only those that no header implies: the token embedding, and
-    by their names an output head of its own and factors of RoPE. Raises UnsupportedError for architectures without a
-    network, ModelFormatError if a figure is missing or impossible.
+    bare: a file with the whole header, and only the tensors that no header implies: the token embedding, an untied
+    output head, and RoPE factors; of the last two, only the names count. Raises UnsupportedError for architectures
+    without a network, ModelFormatError if a figure is missing or impossible.
     """
     architecture = bare.metadata["general.architecture"]
     usual = USUAL.get(architecture, ())
@@ -40,17 +40,17 @@ def list_tensors(bare: GGUFFile) -> list[Listed]:
 
 
 def network_of(bare: GGUFFile) -> tuple[ModelSpec, Network | None]:
-    """The spec and network of a file whose header is known, the shape of its token embedding, and the names of other
-    tensors. Raises ModelFormatError, UnsupportedError."""
+    """The spec and network of a file, which has a complete header, the shape of the token embedding, and the names of
+    the other tensors. Raises ModelFormatError, UnsupportedError."""
     header = Header(bare, bare.metadata["general.architecture"])
     spec = read_fallback(header)
     return spec, find_network(header, replace(spec, ffn=figure(header, "feed_forward_length", "ffn", 0)))
 
 
 def stored_tensors(network: Network, first: Set[str]) -> Iterator[tuple[str, tuple[int, ...], Tensor]]:
-    """The network's tensors as files hold them, some in one matrix, row behind row: name, shape, and description.
+    """The network's tensors as files store them, some fused row after row: name, shape, and description.
 
-    first: names of tensors in a first layer, by which it is known what is fused.
+    first: names of the first layer's tensors, which show which matrices are fused.
     """
     fused = {
         part: name
@@ -76,6 +76,6 @@ def _rows(found: tuple[tuple[int, ...], Tensor]) -> int:
 
 
 def _with_first_layer(bare: GGUFFile, names: tuple[str, ...]) -> GGUFFile:
-    """With tensors of the first layer, which show architectures what a header does not say."""
+    """Add tensors of the first layer, from which architectures infer facts that no header states."""
     shown = (f"blk.0.{name}" for name in names)
     return replace(bare, tensors=bare.tensors | {name: TensorInfo(name, (1,), "F32", 0, 0, 4) for name in shown})

@@ -69,7 +69,7 @@ class Adapter:
 
     @cached_property
     def sha256(self) -> str:
-        """The file's hash, for which all of it is read."""
+        """The file's SHA-256, for which the whole file is read."""
         return fingerprint(self.file.path).sha256
 
     def factor(self, pair: Pair) -> float:
@@ -166,19 +166,19 @@ class Lora:
 
     @cached_property
     def key(self) -> str:
-        """A key of the adapters, by all of their files, and their scales."""
+        """A key of the adapters, made from the hashes of their files and their scales."""
         parts = [f"{adapter.sha256} {scale!r}" for adapter, scale in zip(self.adapters, self.scales, strict=True)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
     def changes(self, source: Source) -> bool:
-        """Whether an adapter changes the tensor of a matrix that `find_tensors` found."""
+        """Whether an adapter changes the tensor of this source (from `find_tensors`)."""
         return any(source.tensor in adapter.pairs for adapter in self.adapters)
 
     def matrices(self, source: Source) -> tuple[FloatArray, FloatArray]:
         """The change of a matrix, with all factors in B: A float32 [ranks, columns], B float32 [rows, ranks].
 
-        source: a matrix that some adapter changes; for a part of a fused one, B has its rows. Raises ModelFormatError,
-        also for products that are not finite.
+        source: a matrix that some adapter changes; for a part of a fused matrix, B has the rows of that part. Raises
+        ModelFormatError, also if factors make B's values infinite.
         """
         lows, highs = [], []
         for adapter, scale in zip(self.adapters, self.scales, strict=True):

@@ -14,7 +14,7 @@ MAX_SCALE = 1e6
 
 @dataclass(frozen=True)
 class LoraFile:
-    """An adapter file, and the factor of its change."""
+    """An adapter file, and the factor that scales its change."""
 
     path: Path
     scale: float = 1.0

@@ -1,9 +1,10 @@
 """Messages of a conversation and tools, in the form of OpenAI's protocol: checked, and with marks for their texts.
 
-A template is rendered with marks in the place of all texts that users or models wrote (`edge/model/rendering.py`):
-contents, names, descriptions, arguments. Only the words of JSON Schema stay, since templates test them. Equal texts
-have equal marks, and marks sort as the texts do. In the rendered text, contents of messages are segments of their own,
-as in prompts of a single turn; other texts are encoded together with the template's text around them, as in training.
+A template sees a mark in place of every text that users or models wrote (`edge/model/rendering.py`): contents, names,
+descriptions, arguments. Only the words of JSON Schema stay, since templates test them. Apart from contents, equal texts
+of the tools share a mark, as do equal texts of the messages, and marks sort as the texts do. In the rendered text,
+contents of messages are segments of their own, as in prompts of a single turn. Other texts are encoded together with
+the template's text around them, as in training.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
 _DEEPEST = 64  # of nested JSON
 _MOST_TEXTS = 1_000_000
 _GROWTH = 16  # templates repeat texts no more often than this, on average
-_LONGEST_BLANKS = 64  # at the ends of a text, which stand beside its mark
+_LONGEST_BLANKS = 64  # at a text's ends that stand beside its mark; longer runs are part of the marked text
 _DISGUISE = str.maketrans(BLANKS, GUISES)
 
 # Words of JSON Schema and of the protocol, which templates test and look up.
@@ -43,8 +44,8 @@ _WORDS = frozenset(
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a prompt. `trusted` text is the template's own: its special tokens are recognized. embedded: text of
-    others that stands within the template's, as names of tools do, and is encoded together with it."""
+    """A part of a prompt. `trusted` text is the template's own: its special tokens are recognized. embedded: untrusted
+    text within the template's, such as the name of a tool, which is encoded together with it."""
 
     text: str | Iterable[str]
     trusted: bool
@@ -56,7 +57,7 @@ Text = str | tuple[Segment, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """arguments: a JSON object as text, or what a model wrote in its place."""
+    """A call of a tool. arguments: a JSON object as text, or the text that a model wrote instead of one."""
 
     id: str
     name: str
@@ -64,7 +65,7 @@ class Call:
 
     @property
     def parsed(self) -> Any:
-        """The arguments; their text where it is no JSON object."""
+        """The arguments as an object, or as text if that is not a JSON object."""
         try:
             found = json.loads(self.arguments or "{}")
         except (ValueError, RecursionError):
@@ -80,11 +81,11 @@ class Message:
     thoughts: str | None = None
     call_id: str | None = None
     name: str | None = None
-    responses: tuple[Message, ...] = ()  # results of its calls, for templates that have them here
+    responses: tuple[Message, ...] = ()  # results of its calls, for templates that expect them here
 
 
 def parse_messages(messages: object) -> list[Message]:
-    """Check messages. Those of the system that come first become one. Raises InputError."""
+    """Check messages, and merge the leading system messages into one. Raises InputError."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise InputError(
             f"messages must be a list such as [{{'role': 'user', 'content': 'Hi'}}], not {brief(messages)}"
@@ -199,7 +200,7 @@ def _checked_name(where: str, name: object) -> str:
 
 
 def _check_json(where: str, value: object, depth: int = 0) -> None:
-    """Raises InputError for what JSON cannot hold."""
+    """Raise InputError for a value that JSON cannot hold, or that is nested too deeply."""
     if depth > _DEEPEST:
         raise InputError(f"{where} is nested more deeply than {_DEEPEST} levels")
     if isinstance(value, Mapping):
@@ -217,7 +218,7 @@ def _check_json(where: str, value: object, depth: int = 0) -> None:
 class Marked:
     """Messages and tools for a template, with marks. Raises InputError if there are too many texts.
 
-    guises: whether blanks may stand beside marks; not for a template that has such characters itself.
+    guises: whether disguised blanks may stand beside marks; False for a template that contains such characters itself.
     """
 
     def __init__(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, *, guises: bool = True) -> None:
@@ -281,12 +282,12 @@ class Marked:
         return [self._value(each, numbers) for each in value] if isinstance(value, list | tuple) else value
 
     def shows(self, rendered: str, name: str, *, of_tool: bool = False) -> bool:
-        """Whether a rendered text has the name of a call, or that of a tool."""
+        """Whether a rendered text contains the name of a call or, with `of_tool`, of a tool."""
         numbers = self._of_tools if of_tool else self._numbers
         return (name if name in _WORDS else mark(numbers[name])[1:]) in rendered
 
     def fill(self, rendered: str) -> list[Segment]:
-        """The segments of a prompt. Raises InputError for a text that the template repeats without end."""
+        """The segments of a prompt. Raises InputError if the template repeats texts too often, or makes up a mark."""
         segments: list[Segment] = []
         at, size = 0, 0
         for found in MARK.finditer(rendered):
@@ -346,12 +347,12 @@ def _split_blanks(text: str) -> tuple[str, str, str]:
 
 
 def _sorted(texts: Iterable[str]) -> list[str]:
-    """As Jinja2's dictsort has them."""
+    """The distinct texts, in the order of Jinja2's dictsort."""
     return sorted({*texts}, key=lambda text: (text.lower(), text))
 
 
 def _texts(messages: Sequence[Message]) -> Iterator[str]:
-    """The texts of calls and names."""
+    """The texts of messages other than contents: names, identifiers and arguments."""
     for message in messages:
         yield from _strings([message.call_id, message.name, *(each.name or "unknown" for each in message.responses)])
         for call in message.calls:

@@ -1,10 +1,10 @@
 """The block type of each tensor in the mixtures that GGUF files are published in, such as Q4_K_M.
 
-These are the rules of llama.cpp's `llama-quantize` without an importance matrix, for the mixtures of `MIXTURES`: the
-output head, or the embedding that serves as one, has more bits, and in the _M mixtures so have values and the way down
-in half of the layers. Rows that do not divide into blocks of 256 get a type with blocks of 32.
+These are the rules of llama.cpp's `llama-quantize` without an importance matrix, for the mixtures of `MIXTURES`. The
+output head, or the embedding that serves as one, gets more bits. In the _M mixtures, so do the value and down
+projections of half of the layers. Rows whose length is not a multiple of 256 get a type with blocks of 32.
 
-Files that edge writes itself follow `bits_of`, which goes by the description of layers.
+Files that edge itself writes follow `bits_of`, which reads the description of layers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 
 
 def plan_types(tensors: Sequence[Listed], mixture: str) -> list[Planned]:
-    """The tensors with their types. MXFP4: experts are in it, other matrices in Q8_0. Raises InputError."""
+    """Assign a type to each tensor. In MXFP4, only experts are MXFP4 and other matrices Q8_0. Raises InputError."""
     if mixture not in MIXTURES:
         raise InputError(f"unknown mixture {mixture!r}: choose {', '.join(MIXTURES)}")
     tied = all(name != "output.weight" for name, _ in tensors)
@@ -47,7 +47,7 @@ def plan_types(tensors: Sequence[Listed], mixture: str) -> list[Planned]:
 
 
 def _type(name: str, shape: tuple[int, ...], mixture: str, sensitive: str | None, *, tied: bool) -> str:
-    """sensitive: what the matrix is, if it gets more bits in its layer."""
+    """The type of a tensor. sensitive: the kind of matrix, if it gets more bits in its layer."""
     if len(shape) < 2 or stays_exact(name):
         return "F32"
     kind = MIXTURES[mixture]
@@ -70,9 +70,9 @@ def stays_exact(name: str) -> bool:
 
 
 def bits_of(file: GGUFFile, spec: ModelSpec) -> dict[str, Bits]:
-    """The bits that matrices of the file need, by name; empty for models that our engines do not run.
+    """The bits that each matrix of the file needs, by name; empty for models that our engines do not run.
 
-    Beside what cores state of their own matrices, attention wants more bits in hybrids, which have it in few layers.
+    Cores state the bits of their own matrices. In hybrids, attention needs more, since only few layers have it.
     """
     if spec.network is None:
         return {}
@@ -93,12 +93,12 @@ def bits_of(file: GGUFFile, spec: ModelSpec) -> dict[str, Bits]:
 
 
 def _sensitive(name: str) -> str | None:
-    """The kind of a tensor that mixtures count layer by layer: of values, or of the way down."""
+    """The kind of a matrix that mixtures count layer by layer: value projection, or down projection."""
     if "attn_v.weight" in name or "attn_qkv.weight" in name:
         return "values"
     return "down" if "ffn_down" in name and name.endswith(".weight") else None
 
 
 def _has_more_bits(index: int, count: int) -> bool:
-    """The first and the last eighth of layers, and every third between."""
+    """True for the first and the last eighth of the layers, and for every third between."""
     return index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2

@@ -35,7 +35,7 @@ _HASH = re.compile(r"[0-9a-f]{32,}")
 
 
 def make_tokenizer(file: GGUFFile) -> TokenizerLike:
-    """The tokenizer of a file, if edge knows its kind. Raises ModelFormatError, UnsupportedError."""
+    """Create a file's tokenizer. Raises ModelFormatError, or UnsupportedError for a kind that edge does not know."""
     if file.metadata.get("tokenizer.ggml.model") == "bert":
         from edge.model.word_piece import WordPiece
 
@@ -67,17 +67,17 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The display name: the file's, or the model's if the file lies in the cache folder under a hash."""
+        """The display name: the file's name, or the model's where the file's name is a hash, as in the cache folder."""
         return self.spec.name if _HASH.fullmatch(self.path.stem) else self.path.name
 
     def prompt(
         self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False, think: Think = _DEFAULT
     ) -> Prompt:
-        """Create a first prompt, through the chat template unless `raw` or there is none. Text in parts is read on
-        demand.
+        """Create a conversation's first prompt, through the chat template unless `raw` is set or the model has none.
+        Text in parts is read on demand.
 
-        raw: control tokens in the text are recognized. think: the thinking mode. Raises InputError for a prompt without
-        text, also while it is being read, and UnsupportedError for a mode that the model lacks.
+        raw: control tokens in the text are recognized. think: the thinking mode. Raises InputError for an empty text
+        (for text in parts, while the prompt is read), and UnsupportedError for a mode that the model lacks.
         """
         check_generates(self.spec)
         if text == "":
@@ -99,12 +99,12 @@ class Model:
         return Prompt(self._with_bos(self._encode_segments(list(opening)))).first(None).size
 
     def sampling(self, **chosen: Any) -> SamplingParams:
-        """Sampling parameters: the chosen fields, and for None the values that the model's file recommends."""
+        """Sampling parameters: the chosen fields. For a field that is None, the model file's recommendation."""
         return choose_sampling(self.file.metadata, **chosen)
 
     def follow_up(self, text: str | Iterable[str], think: Think = _DEFAULT, *, raw: bool = False) -> Prompt:
-        """Create a prompt that continues a conversation after the assistant's reply. raw: without the chat template, as
-        the text goes on; control tokens are recognized. Raises InputError without text."""
+        """Create a prompt that continues a conversation after the assistant's reply. raw: continue the text without the
+        chat template, and recognize control tokens. Raises InputError for an empty text."""
         if raw:
             check_generates(self.spec)
             return Prompt(self._plain(text, think, special=True, start=False))
@@ -124,11 +124,11 @@ class Model:
     ) -> Prompt:
         """Create a prompt from a whole conversation, up to the beginning of the next answer.
 
-        messages, tools: as OpenAI's protocol has them: roles system, developer, user, assistant (with `tool_calls` and
+        messages, tools: as in OpenAI's protocol: roles system, developer, user, assistant (with `tool_calls` and
         `reasoning_content`) and tool (with `tool_call_id`); contents are text or lists of text parts. tool_choice:
-        "auto", "none", which leaves the tools out, "required", or the name of one. A session reads from the prompt
-        which calls its answer may and must have. variables: of the template, beyond those of `think`. A template that
-        knows no tools gets them as text.
+        "auto", "none", which leaves the tools out, "required", or the name of a tool. The prompt tells its session
+        which calls the answer may and must make. variables: template variables beyond those of `think`. A template
+        without support for tools receives them as text.
 
         Raises InputError for messages that are malformed, or that the template refuses, and UnsupportedError without a
         chat template or for a mode of thinking that the model lacks.
@@ -153,8 +153,8 @@ class Model:
         return find_format(source if isinstance(source, str) else None)
 
     def past(self, turns: Sequence[tuple[str, str]], *, system: str | None = None, think: Think = _DEFAULT) -> IntArray:
-        """Token ids of earlier turns, (user's text, answer), as the template writes them when another follows, without
-        thoughts. int32 [n], up to the end of the last answer."""
+        """Token ids of earlier turns (user's text, answer), int32 [n], up to the end of the last answer. Each turn is
+        written as the template writes it once another turn follows, without thoughts."""
         template, parts = self._needed_template(), list[IntArray]()
         for user, answer in turns:
             if parts:
@@ -165,7 +165,7 @@ class Model:
         return joined(parts)
 
     def openings(self, think: Think = _DEFAULT) -> tuple[IntArray, IntArray]:
-        """Token ids between a user's text and the answer; and the same for an earlier turn."""
+        """Token ids between a user's text and the answer, int32 [n]: in the current turn, and in an earlier turn."""
         template, encode = self._needed_template(), self.tokenizer.encode
         return (
             encode(template.opening(think), special=True, start=False),
@@ -181,14 +181,14 @@ class Model:
     def encode_prompt(
         self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False, most: int | None = None
     ) -> IntArray:
-        """Token ids of a first prompt, int32 [n]; at most the first `most`, without reading more text than they
+        """Token ids of a first prompt, int32 [n]. most: the maximum count; reads only the text that these tokens
         need."""
         return self.prompt(text, system=system, raw=raw).first(most)
 
     def encode_text(self, text: str | Iterable[str], *, most: int | None = None) -> IntArray:
-        """Token ids of a text that is no prompt, such as one that is measured: without a template, and control tokens
-        in it are text. An encoder's begins with [CLS] and ends with [SEP]. int32 [n]; at most the first `most`, without
-        reading more text than they need."""
+        """Token ids of a text that is not a prompt, such as a text to measure, int32 [n]. No chat template is applied,
+        and control tokens are plain text. An encoder's text begins with [CLS] and ends with [SEP]. most: the maximum
+        count; reads only the text that these tokens need."""
         blocks = self._with_bos(self.tokenizer.encode_blocks(_some(text)))
         end = [np.array([self.tokenizer.eos_id], np.int32)] if self.spec.encoder else []
         return Prompt(chain(blocks, end)).first(most)
@@ -198,8 +198,8 @@ class Model:
             yield from self.tokenizer.encode_blocks(segment.text, special=segment.trusted, start=index == 0)
 
     def _merged(self, segments: list[Segment]) -> Iterator[Segment]:
-        """Segments in which texts that are embedded in the template's are joined with it, unless a control token would
-        then be found in them."""
+        """Join embedded texts with the template's text around them, except where that would put a control token into
+        them."""
         for together, group in groupby(segments, lambda segment: segment.trusted or segment.embedded):
             run = list(group)
             if together and len(run) > 1 and self._is_plain(run):
@@ -208,7 +208,7 @@ class Model:
                 yield from run
 
     def _is_plain(self, run: list[Segment]) -> bool:
-        """Whether control tokens lie within trusted segments only."""
+        """Whether every control token of the joined text lies within a trusted segment."""
         text, at, trusted = "".join(str(segment.text) for segment in run), 0, list[tuple[int, int]]()
         for segment in run:
             if segment.trusted:
@@ -219,7 +219,7 @@ class Model:
 
     @cached_property
     def _marks(self) -> re.Pattern[str] | None:
-        """Tokens that text of users never becomes."""
+        """A pattern of the tokens that user text is never encoded to; None if there are none."""
         encode, special = self.tokenizer.encode, self.tokenizer.special_tokens()
         marks = [
             text
@@ -231,7 +231,7 @@ class Model:
     def _plain(
         self, text: str | Iterable[str], think: Think, *, special: bool, start: bool = True
     ) -> Iterator[IntArray]:
-        """Tokens of a text that goes without the chat template. Raises UnsupportedError for a mode of thinking."""
+        """Tokens of a text without the chat template. Raises UnsupportedError if a thinking mode was chosen."""
         if think.chosen:
             raise _needs_template("--think")
         return self.tokenizer.encode_blocks(_some(text), special=special, start=start)

@@ -1,11 +1,12 @@
 """Layers for multi-token prediction (MTP, GGUF's `nextn`), which follow a model's own: DeepSeek-V3, arXiv:2412.19437.
 
-From the hidden state behind a token and from the token after it, such a layer predicts one token more, which serves as
-a draft; the next token does not depend on it. `block_count` includes these layers. Engines run the layers before, as
-llama.cpp does; files that are made from a file keep them where they can.
+From the hidden state of a token and the token after it, such a layer predicts one more token, as a draft: the model's
+own next token does not depend on it. `block_count` includes these layers. Like llama.cpp, engines run the model with
+the layers before them; some also draft with the first of them (`Backend.runs_mtp`). Files made from other files keep
+them where possible.
 
-The first of them is a model of one layer (`mtp_file`), with `NextToken` before its attention, which shares embedding
-and head with the model.
+`mtp_file` makes the first of them a model of one layer, with `NextToken` before its attention. It shares embedding and
+head with the whole model.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
 
 NEXTN_LAYERS = "nextn_predict_layers"
-# Their layers take the state behind the last norm, in a chain as well (llama.cpp, pull request 24025; vLLM,
-# `qwen3_next_mtp.py`): others take the state before it.
+# Their MTP layers read the state after the last norm, also in chains of drafts (llama.cpp, pull request 24025; vLLM,
+# `qwen3_next_mtp.py`). Those of other architectures read the state before it.
 MTP_ARCHITECTURES = ("qwen35", "qwen35moe")
-SHARED = ("token_embd", "output")  # tensors that such a layer has in common with the model
+SHARED = ("token_embd", "output")  # tensors that an MTP layer shares with the model
 _OWN = {"nextn.embed_tokens.weight", "nextn.shared_head_head.weight"}
 
 
 def mtp_layers(file: GGUFFile) -> range:
-    """The numbers of these layers. Raises ModelFormatError if they are all that there are."""
+    """The indexes of the MTP layers. Raises ModelFormatError if there are no other layers."""
     header = Header(file, str(file.metadata.get("general.architecture")))
     if not header.value(NEXTN_LAYERS):
         return range(0)
@@ -37,7 +38,7 @@ def mtp_layers(file: GGUFFile) -> range:
 
 
 def without_mtp(file: GGUFFile) -> GGUFFile:
-    """The header of the same model without these layers. Raises ModelFormatError."""
+    """The header of the same model without its MTP layers. Raises ModelFormatError."""
     if not (layers := mtp_layers(file)):
         return file
     architecture = file.metadata["general.architecture"]
@@ -48,14 +49,14 @@ def without_mtp(file: GGUFFile) -> GGUFFile:
 
 
 def mtp_tensors(file: GGUFFile) -> Mapping[str, TensorInfo]:
-    """The tensors of these layers, by name. Raises ModelFormatError."""
+    """The tensors of the MTP layers, by name. Raises ModelFormatError."""
     rest = without_mtp(file).tensors
     return {name: info for name, info in file.tensors.items() if name not in rest}
 
 
 def mtp_file(file: GGUFFile) -> GGUFFile | None:
-    """The header of the first of these layers as a model of its own; None where there is none that edge can run: its
-    own embedding or head are not supported. Raises ModelFormatError."""
+    """The header of the first MTP layer as a model of its own; None if there is none that edge can run. Layers with an
+    embedding or head of their own are not supported. Raises ModelFormatError."""
     architecture, layers = str(file.metadata.get("general.architecture")), mtp_layers(file)
     if architecture not in MTP_ARCHITECTURES or not layers:
         return None

@@ -1,12 +1,12 @@
 """Pre-tokenizers: how byte-level vocabularies split text into words before merging, by their names in GGUF files.
 
-A rule is a list of regular expressions, each splitting what the previous ones left whole. The names in PRE_TOKENIZERS
-mean what they mean in llama.cpp, so that a file gives the same tokens in both. In a few cases that differs from the
-rule that the model was trained with; PUBLISHED holds the latter, for models that edge itself converts.
+A rule is a list of regular expressions, each splitting the pieces of the previous one. The names in PRE_TOKENIZERS have
+their meaning in llama.cpp, so that a file gives the same tokens in both. For a few models, llama.cpp's rule differs
+from the rule of their training; PUBLISHED holds the latter, for models that edge itself converts.
 
 To add one: its name and its rule. Every rule must split between a letter and a space before a letter (`_SAFE_CUT` in
-tokenizer.py needs that), and run in linear time. For apps, `edge/exporting/words.py` makes tables of the expressions,
-and refuses syntax that it does not know; `tests/exporting/test_runtime_tokens.py` compares the words.
+tokenizer.py needs that), and run in linear time. For apps, `edge/exporting/words.py` compiles the expressions to
+tables, and refuses syntax that it does not know; `tests/exporting/test_runtime_tokens.py` compares the words.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _rule(*splits: str, **settings: bool) -> PreTokenizer:
 
 
 def _cased(upper: str, lower: str, contractions: str, digits: str) -> PreTokenizer:
-    """A rule by which words end where upper case follows lower case; contractions belong to the word before them."""
+    """A rule that ends a word where upper case follows lower case, and keeps contractions with the word before them."""
     words = "|".join(
         rf"[^\r\n\p{{L}}\p{{N}}]?{each}{contractions}" for each in (f"{upper}*{lower}+", f"{upper}+{lower}*")
     )

@@ -21,9 +21,9 @@ class Prompt:
 
     taken: number of tokens that have been run. waiting: number of tokens that were read but not run. ended: all blocks
     have been read. thinks: whether the answer begins with thoughts; None for prompts without a chat template, in which
-    marks of thoughts mean nothing. tools: that the answer may call. whole: this is a conversation from its beginning,
-    so that a session continues the rows with which it begins. Reading a block may raise the errors of its source, such
-    as InputError for an unreadable file.
+    marks of thoughts mean nothing. tools: those that the answer may call. whole: this is a whole conversation, so a
+    session keeps its cached rows of the same beginning. Reading a block may raise the errors of its source, such as
+    InputError for an unreadable file.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ from edge.model.tensors import find_tensors
 
 # llama.cpp has three times as many, but aborts the process if figures of a header contradict each other. For these
 # decoders, fuzzing has shown that a file which passes the checks below also runs. To add one, add its name, and run
-# some thousand mutants of a small model, as `test_fuzz_engine.py` does. All others are counted by
-# `fallback.py`, and llama.cpp tries their headers in a process of its own.
+# some thousand mutants of a small model, as `test_fuzz_engine.py` does. For all others, `fallback.py` counts figures
+# from tensors, and llama.cpp first tries the header in a process of its own.
 ARCHITECTURES = {
     "apertus", "arcee", "baichuan", "bitnet", "bloom", "chatglm", "codeshell", "command-r", "ernie4_5", "exaone",
     "exaone4", "falcon", "gemma", "gemma2", "gemma3", "gpt2", "gptneox", "granite", "hunyuan-dense", "internlm2",
@@ -38,8 +38,8 @@ _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 def read_spec(file: GGUFFile) -> ModelSpec:
     """The architecture of a GGUF file, with every figure checked against its tensors.
 
-    Raises ModelFormatError if figures are missing, impossible or contradict the tensors; UnsupportedError if
-    the model does not generate text.
+    Raises ModelFormatError if figures are missing, impossible or contradict the tensors; UnsupportedError for adapters,
+    models that read no text, and architectures, encoders or settings that edge does not support.
     """
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -110,7 +110,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
 
 def _with_network(header: Header, spec: ModelSpec) -> ModelSpec:
     """The spec of a model that llama.cpp can run, with its layers if our own engines know the architecture."""
-    if spec.architecture in ENCODERS:  # which llama.cpp runs, and edge's engine of it does not
+    if spec.architecture in ENCODERS:  # llama.cpp runs them, but edge's llama.cpp engine does not
         return replace(spec, network=find_network(header, spec))
     with suppress(UnsupportedError):
         return replace(spec, network=find_network(header, spec))
@@ -118,7 +118,7 @@ def _with_network(header: Header, spec: ModelSpec) -> ModelSpec:
 
 
 def _with_mtp(file: GGUFFile, spec: ModelSpec) -> ModelSpec:
-    """With the spec of the layer for multi-token prediction, if the file has one that our engines can run."""
+    """Add the spec of the layer for multi-token prediction, if the file has one that our engines can run."""
     with suppress(UnsupportedError, ModelFormatError):
         if spec.network and (layer := mtp_file(file)):
             found = _with_network(Header(layer, spec.architecture), read_fallback(Header(layer, spec.architecture)))

@@ -28,12 +28,12 @@ FUEL_PER_MESSAGE = 5_000
 CHILD_MEMORY = 64 << 20  # bytes that rendering may allocate
 CHILD_SECONDS = 5
 MOST_TEXT = 1 << 20  # characters that a template may put around conversations
-_IDLE_SECONDS = 60  # after which the long-lived child ends, and gives its memory back
+_IDLE_SECONDS = 60  # after which the long-lived child exits and frees its memory
 TOO_MUCH = "it takes too much memory or time"
 
 # A mark stands for a text of a user. It has nine characters, the length that Mistral's templates require of the
 # identifier of a call, all of them from a plane of Unicode that is for private use.
-# Its first character says how the text is written: as it is, or escaped as in JSON, in ASCII, or by Python.
+# Its first character says how the text is written: as it is, or escaped as in JSON, as in ASCII JSON, or as by `repr`.
 RAW, JSON, JSON_ASCII, REPR, _END = "\U0010ff00", "\U0010ff01", "\U0010ff02", "\U0010ff03", "\U0010ff04"
 _DIGITS = "\U0010ff10\U0010ff11\U0010ff12\U0010ff13\U0010ff14\U0010ff15\U0010ff16\U0010ff17\U0010ff18\U0010ff19"
 MARK = re.compile(f"([{RAW}-{REPR}])([{_DIGITS}]{{7}}){_END}")
@@ -43,7 +43,7 @@ BLANKS = " \t\n\r\v\f"
 GUISES = "\u2000\u2001\u2002\u2003\u2004\u2005"
 _REVEAL = str.maketrans(GUISES, BLANKS)
 
-# Marks around the assistant's words that only training needs, and that Jinja2 knows by an extension of transformers.
+# Tags around the assistant's words, which only training needs. Transformers adds them to Jinja2 by an extension.
 _GENERATION = r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}"
 
 Answer = dict[str, str]  # {"text": …} or {"error": …}
@@ -58,7 +58,7 @@ def number_of(digits: str) -> int:
 
 
 def written(text: str, kind: str) -> str:
-    """The text in the place of its mark, which has this first character."""
+    """The text that replaces its mark. kind: the first character of the mark."""
     if kind == RAW:
         return text
     if kind == REPR:
@@ -67,7 +67,7 @@ def written(text: str, kind: str) -> str:
 
 
 def reveal(text: str) -> str:
-    """The text with its blanks as they were."""
+    """The text with its disguised blanks restored."""
     return text.translate(_REVEAL)
 
 
@@ -82,7 +82,7 @@ class Compiled:
         self._environment: Any = None
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, **names: Any) -> Answer:
-        """Render up to the beginning of the answer. names: of the template's variables."""
+        """Render up to the beginning of the answer. names: values of further template variables."""
         try:
             if self._environment is None:
                 self._environment = _environment(self._source)
@@ -103,7 +103,7 @@ class Compiled:
 
 
 def _environment(source: str) -> Any:
-    from minijinja import Environment  # here: where templates are rendered in a child, the parent needs no part of it
+    from minijinja import Environment  # here: a parent that renders templates in a child does not need it
 
     environment: Any = Environment(templates={"chat": source}, pycompat=True, fuel=FUEL)
     environment.trim_blocks = environment.lstrip_blocks = True
@@ -157,7 +157,7 @@ def _raise(message: str) -> None:
 
 
 def limit_process() -> None:
-    """Let this process, which renders, allocate no more than CHILD_MEMORY."""
+    """Limit what this rendering process may still allocate to CHILD_MEMORY, on Linux."""
     import faulthandler
 
     faulthandler.disable()  # a killed child prints no traceback
@@ -178,35 +178,35 @@ def limit_process() -> None:
 
 
 class Renderer:
-    """Renders conversations by one template, in a child that starts with the first of them. Any thread may call it."""
+    """Renders conversations by one template, in a child process that the first one starts. Any thread may call it."""
 
     def __init__(self, source: str, bos: str, eos: str) -> None:
         self._template = {"source": source, "bos": bos, "eos": eos}
         self._lock = threading.Lock()
         self._child: subprocess.Popen[str] | None = None
         self._compiled: Compiled | None = None
-        self._process = 0  # whose child it is
+        self._process = 0  # the process that started the child
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, **names: Any) -> Answer:
-        """{"text": …} or {"error": …}."""
+        """Render up to the beginning of the answer: {"text": …} or {"error": …}."""
         request = {"messages": messages, "tools": tools, "names": names}
         with self._lock:
             if not hasattr(os, "fork"):  # there is no way to limit a process either
                 self._compiled = self._compiled or Compiled(**self._template)
                 return self._compiled.render(messages, tools, **names)
             if self._process != os.getpid():
-                self._child = None  # a fork's parent has it
+                self._child = None  # it belongs to the parent of this fork
             if self._child is not None and (answer := self._ask(request)) is not None:
                 return answer
             try:
-                self._start()  # the first, or the one before had been idle for long
+                self._start()  # the first, or the last one was idle too long and has exited
             except OSError as error:
                 return {"error": f"no process can be started ({error.strerror})"}
             answer = self._ask(request)
             return {"error": TOO_MUCH} if answer is None else answer
 
     def _ask(self, request: object) -> Answer | None:
-        """None if the child is gone."""
+        """The child's answer; None if the child has exited."""
         child = self._child
         assert child is not None
         assert child.stdin is not None
@@ -240,17 +240,17 @@ class Renderer:
 
 def _end(child: subprocess.Popen[str], process: int) -> None:
     if os.getpid() != process:
-        return  # a fork ends, and its parent goes on
+        return  # a fork exits: the child belongs to its parent
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):
-        with suppress(OSError):  # it no longer needs the rest of the request
+        with suppress(OSError):  # flushing the rest of a request fails
             if pipe:
                 pipe.close()
 
 
 def _serve() -> None:
-    """Render for the parent until it is gone, or has asked for nothing for a while."""
+    """Render for the parent until it exits, or has sent no request for `_IDLE_SECONDS`."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     lines = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -276,7 +276,7 @@ def _serve() -> None:
 
 
 def _alarm(seconds: int) -> None:
-    """End this process after `seconds`, where the system can; 0: no longer."""
+    """Kill this process after `seconds`, except on Windows; 0 cancels."""
     if sys.platform != "win32":
         signal.alarm(seconds)
 

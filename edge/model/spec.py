@@ -42,18 +42,18 @@ class ModelSpec:
     layer_windows: tuple[int, ...] = ()  # [layers], where there is no network: positions that a token sees, 0: all
     recurrent: bool = False  # some state sums up all tokens and cannot be rolled back by a token
     state_bytes: int = 0  # size of that state in float32, for any number of tokens
-    experts: int = 0  # of each layer that has them, of which `experts_used` run for a token
+    experts: int = 0  # in each layer that has them; `experts_used` of them run for a token
     experts_used: int = 0
     expert_parameters: int = 0  # of all experts together
     expert_bytes: int = 0
     expert_types: tuple[tuple[str, int], ...] = ()  # bytes of experts in each block type
     largest_expert: int = 0  # bytes of one expert, in the layer where they are largest
-    table_parameters: int = 0  # of tables besides the token embedding, of which a pass reads a row for each token
+    table_parameters: int = 0  # of tables besides the token embedding; a pass reads one row of each per token
     table_bytes: int = 0
     table_type: str = ""  # their block type
     compiled: Compiled | None = None  # the context binaries that the model's folder has
-    mtp: ModelSpec | None = None  # of its layer for multi-token prediction, as a model of one layer (`mtp.py`)
-    mtp_of: ModelSpec | None = None  # of such a layer: its model, which has embedding and head: not in `type_bytes`
+    mtp: ModelSpec | None = None  # the layer for multi-token prediction, as a model of one layer (`mtp.py`)
+    mtp_of: ModelSpec | None = None  # in an `mtp`: the model whose embedding and head it shares, not in `type_bytes`
 
     @property
     def kv_values_per_row(self) -> int:
@@ -76,7 +76,7 @@ class ModelSpec:
 
     @property
     def encoder(self) -> bool:
-        """Whether it embeds texts, and continues none."""
+        """Whether the model embeds texts, and cannot continue them."""
         return self.network is not None and self.network.encoder
 
     @property

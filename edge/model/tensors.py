@@ -15,7 +15,7 @@ from edge.model.spec import ModelSpec
 from edge.records import dataclass
 from edge.types import AnyArray
 
-FUSED = {  # matrices that may lie in one, row behind row
+FUSED = {  # matrices that a file may fuse into one, row after row
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
     "ffn_up": ("ffn_gate", "ffn_up"),
 }
@@ -24,16 +24,16 @@ _FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of a tensor of the file, or values of a vector: runs of rows at equal distances. Rows of experts lie one
-    behind those of another."""
+    """Rows of a tensor in the file, or values of a vector: runs of rows at a constant stride. The rows of one expert
+    follow those of another."""
 
     tensor: str
     first: int  # row of the first run
     rows: int  # of all runs
     run: int = 0  # rows of a run; 0: a single run of all
     stride: int = 0  # rows between the starts of runs
-    is_row: bool = False  # a matrix of one row, which the file has as a vector
-    is_flat: bool = False  # a vector, which the file has as a matrix
+    is_row: bool = False  # a matrix of one row, which the file stores as a vector
+    is_flat: bool = False  # a vector, which the file stores as a matrix
 
     @property
     def runs(self) -> list[tuple[int, int]]:
@@ -43,7 +43,7 @@ class Source:
         return [(self.first + number * self.stride, self.run) for number in range(self.rows // self.run)]
 
     def runs_of(self, first: int, count: int) -> Iterator[tuple[int, int]]:
-        """Start and length of each run among `count` rows from `first` on, of those that this source counts."""
+        """Start and length of each run within `count` rows of this source, from its row `first` on."""
         for start, length in self.runs:
             skipped = min(first, length)
             if taken := min(count, length - skipped):
@@ -103,7 +103,7 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
 
 
 def _check_shape(file: GGUFFile, tensor: Tensor, source: Source) -> None:
-    """Check that a tensor has exactly the described shape, by which engines read."""
+    """Check that a tensor has exactly the described shape, on which engines rely. Raises ModelFormatError."""
     shape = file.tensors[source.tensor].shape
     expected = tensor.stored or tuple(extent for extent in (tensor.columns, tensor.rows, tensor.experts) if extent)
     width = shape if source.is_row else shape[:-1]

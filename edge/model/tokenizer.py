@@ -31,7 +31,7 @@ _HIDDEN = "\0"  # no token contains it
 # before text that does not begin with one: at the start, or also after every special token.
 NORMALIZER, SPACES = "tokenizer.edge.normalizer", "tokenizer.edge.spaces"
 
-# The rule for words: absent is that of llama.cpp for `tokenizer.ggml.pre`, "published" the model's own (PUBLISHED).
+# The rule that splits words. Absent: llama.cpp's for `tokenizer.ggml.pre`; "published": the model's own (PUBLISHED).
 WORDS = "tokenizer.edge.words"
 
 # Marks of turns, thoughts and tools in templates. Some files list them as ordinary words, but text from users never
@@ -41,13 +41,13 @@ MARK = re.compile(
     r"|\[/?(?:INST|THINK|SYSTEM_PROMPT|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS)\]"
 )
 
-# Between a letter and a space before a letter no pre-tokenizer above, and no SentencePiece vocabulary, joins text.
+# No pre-tokenizer and no SentencePiece vocabulary joins text across the boundary between a letter and " letter".
 _SAFE_CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 _SPM_CUT = re.compile(r"(?<=[A-Za-z])(?=▁[A-Za-z])")  # the same, with spaces as SentencePiece writes them
 _GEMMA4_CUT = re.compile(_SPM_CUT.pattern + r"|(?<=\n)(?!\n)|(?<!\n)(?=\n)")  # and around runs of newlines
-_REMEMBERED = 32  # characters of the longest words whose tokens are remembered
+_REMEMBERED = 32  # characters; tokens of longer words are not cached
 BLOCK = 8 << 10  # characters encoded at a time
-LONGEST_BLOCK = 64 << 10  # text without a safe place (no spaces at all) is cut here
+LONGEST_BLOCK = 64 << 10  # text without a safe place to cut (no spaces at all) is cut here
 
 
 class TokenizerLike(Protocol):
@@ -196,7 +196,7 @@ class Tokenizer:
         return [word for word, _ in self._pre_tokenizer.pre_tokenize_str(composed)]
 
     def _merge(self, word: str) -> list[int]:
-        """The tokens of a word, a shared list: do not change it."""
+        """The tokens of a word. Callers share the list and must not change it."""
         whole_word = self.whole_words or (self.kind == "gemma4" and word.startswith("\n"))
         if whole_word and (whole := self.vocabulary.find_plain(word)) is not None:
             return [whole]
@@ -229,7 +229,7 @@ class Tokenizer:
         return self._space_prefix
 
     def special_tokens(self) -> dict[str, tuple[int, bool]]:
-        """Tokens that match whole, before any merging: ids, and whether they are control tokens."""
+        """Tokens that match as a whole, before any merging: their text, id, and whether they are control tokens."""
         return {text: (index, index in self._control) for text, index in self._special_ids.items()}
 
     def library_form(self) -> Merger:
@@ -277,7 +277,7 @@ class Tokenizer:
 def cut_blocks(parts: Iterable[str], longest: int = LONGEST_BLOCK) -> Iterator[tuple[str, bool]]:
     """Split a text into blocks that can be encoded independently; the flag marks the first.
 
-    longest: characters of a block without a safe place, which is then cut anywhere.
+    longest: characters after which a block without a safe place is cut anyway.
     """
     rest, wanted, first = "", BLOCK, True
     for part in parts:

@@ -11,7 +11,7 @@ arrays begin at multiples of 8 bytes:
     starts    uint32 [n + 1]: where a token's text starts in `texts`
     kinds     uint8  [n]: NORMAL, CONTROL …
     texts     uint8  [t]: UTF-8
-    firsts    uint32 [n + 1]: the merges whose left token is i are those from firsts[i] to firsts[i + 1]
+    firsts    uint32 [n + 1]: merges firsts[i] to firsts[i + 1] have the left token i
     rights    uint32 [m]: their right tokens, ascending for each left token
     ranks     uint32 [m]: lower merges first
     merged    uint32 [m]: the token that left and right become
@@ -88,7 +88,7 @@ _MAGIC = b"edgevoc1"
 _P, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 _LONGEST_TOKEN = 1024  # characters; the longest real ones are runs of a few hundred spaces
 _MOST_SPLITS = 16  # ways to make a token of two others, on average; real vocabularies have two
-_CHUNK = 1 << 12  # tokens or merges that are worked on at a time while tables are made
+_CHUNK = 1 << 12  # tokens or merges processed at a time while tables are made
 _FIELDS = ("tokens", "token_type", "merges", "scores")
 
 
@@ -121,7 +121,7 @@ class Vocabulary:
         return str(self._texts[self._starts[token] : self._starts[token + 1]], "utf-8")
 
     def find(self, text: str) -> int | None:
-        """The token with this text, of any kind."""
+        """The token with this text, of any kind; None if there is none."""
         data = text.encode()
         wanted = _hash(data)
         index = bisect_left(self._hashes, wanted)
@@ -149,8 +149,8 @@ class Vocabulary:
         return list(zip(lefts[order].tolist(), rules[order, 0].tolist(), strict=True))
 
     def merge_table(self) -> tuple[AnyArray, AnyArray]:
-        """The merges by left token: those of token i are rows firsts[i] to firsts[i + 1] of the second array, uint32
-        [m, 3]: right token, rank and result."""
+        """The merges by left token: firsts, uint32 [n + 1], and right token, rank and result of each merge, uint32
+        [m, 3]. Rows firsts[i] to firsts[i + 1] have the left token i."""
         firsts, *columns = (np.frombuffer(each, np.uint32) for each in self._merge_table)
         return firsts, np.stack(columns, axis=1)
 
@@ -184,15 +184,15 @@ class Vocabulary:
         return [token for token in ids if token >= 0]
 
     def _pair(self, left: int, right: int) -> tuple[int, int] | None:
-        """The rank of a merge and its result."""
+        """The rank of a merge and its result; None if these tokens do not merge."""
         end = self._firsts[left + 1]
         index = bisect_left(self._rights, right, self._firsts[left], end)
         return (self._ranks[index], self._merged[index]) if index < end and self._rights[index] == right else None
 
 
 def open_vocabulary(file: GGUFFile, kind: str) -> Vocabulary:
-    """The tables of a file's tokenizer, from the cache folder, where they are made if missing. kind: gpt2, llama or
-    gemma4.
+    """Open the tables of a file's tokenizer in the cache folder, and make them if they are missing. kind: gpt2, llama
+    or gemma4.
 
     Raises ModelFormatError for a damaged vocabulary.
     """
@@ -210,13 +210,13 @@ def open_vocabulary(file: GGUFFile, kind: str) -> Vocabulary:
     try:
         path = cache.find_or_make("tokenizers", digest.hexdigest()[:32], ".voc", write, f"tokens of {file.path.name}")
         with open_private(path) as mapped:
-            return Vocabulary(map_file(mapped.fileno()))  # resident now, where the plan counts it
-    except (CacheError, OSError):  # the cache folder cannot be written: this process keeps the tables to itself
+            return Vocabulary(map_file(mapped.fileno()))  # resident now, so that the plan counts it
+    except (CacheError, OSError):  # the cache folder cannot be written: this process keeps tables of its own
         return Vocabulary(b"".join(_make_tables(file, kind)))
 
 
 def _make_tables(file: GGUFFile, kind: str) -> Iterator[bytes]:
-    """The whole file, in parts. No string becomes a Python object or a dictionary key: those take the memory."""
+    """The table file's bytes, in parts. No string stays a Python object or dictionary key: those take the memory."""
     texts, starts = _read_texts(file)
     size = starts.size - 1
     hashes = np.concatenate([_Sums(*chunk).whole() for chunk in _chunks(texts, starts)] or [np.zeros(0, np.uint64)])

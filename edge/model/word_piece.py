@@ -1,7 +1,7 @@
-"""BERT's tokenizer: words, of which a vocabulary has the longest pieces (WordPiece), by the `tokenizers` library.
+"""BERT's tokenizer (WordPiece): splits words into the longest pieces of a vocabulary, by the `tokenizers` library.
 
-Words end at blanks, and punctuation and Chinese characters are words of their own. Files hold the vocabulary as
-llama.cpp does: pieces that begin a word have a mark, and those that continue one have lost their `##`.
+Words end at blanks, and punctuation and Chinese characters are words of their own. Files store the vocabulary in
+llama.cpp's form: pieces that begin a word have the mark `▁`, and pieces that continue one have lost their `##`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from edge.model.tokenizer import cut_blocks, read_token_id
 from edge.model.vocabulary import CONTROL, UNKNOWN
 from edge.types import IntArray
 
-# Settings for which llama.cpp has no fields. Without them text becomes lowercase if the vocabulary has no capitals,
-# and accents are dropped with them.
+# Settings for which llama.cpp has no fields. By default, text becomes lowercase if the vocabulary has no capitals, and
+# accents are stripped from lowercased text.
 LOWERCASE, ACCENTS = "tokenizer.edge.lowercase", "tokenizer.edge.strip_accents"
 WORD = "▁"  # the mark of pieces that begin a word
 REST = "##"
@@ -40,7 +40,7 @@ class WordPiece:
     end_ids = suppressed = frozenset[int]()
 
     def __init__(self, file: GGUFFile) -> None:
-        """Raises ModelFormatError for a vocabulary without the tokens that BERT needs."""
+        """Read the vocabulary. Raises ModelFormatError if it lacks tokens that BERT needs."""
         self._texts, self._control = _read_tokens(file)
         self.size = len(self._texts)
         if self.size != file.tensors["token_embd.weight"].shape[1]:
@@ -111,14 +111,14 @@ class WordPiece:
 
 
 def to_stored(text: str) -> str:
-    """A token of BERT's as a file holds it."""
+    """A token of BERT's vocabulary in the form that files store."""
     if _SPECIAL.fullmatch(text):
         return text
     return text.removeprefix(REST) if text.startswith(REST) else WORD + text
 
 
 def _read_tokens(file: GGUFFile) -> tuple[list[str], frozenset[int]]:
-    """All tokens as BERT writes them, and those that are no text."""
+    """All tokens in BERT's form, and the ids of control tokens."""
     key = "tokenizer.ggml.token_type"
     types = file.numbers(key) if key in file.metadata else np.zeros(0, np.int32)
     texts, control = list[str](), set[int]()

@@ -1,4 +1,4 @@
-"""Tools for models whose chat template knows none, or drops calls or results: the form of Hermes and Qwen, as text."""
+"""Tools as text, in the form of Hermes and Qwen, for chat templates that lack tools, or drop calls or results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOOLS_END = (
 
 
 def describe(tools: Iterable[Mapping[str, Any]]) -> str:
-    """The signatures, one a line."""
+    """The tools' signatures as JSON, one a line."""
     return "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
 
 

@@ -1,4 +1,4 @@
-"""Forms of calls, one for each family of models. The parser and the grammars go by them.
+"""Forms of calls, one for each family of models, which the parser and the grammars follow.
 
 A family is found by what its chat template contains. To add one: an entry in FORMATS.
 """
@@ -16,26 +16,26 @@ Body = Literal["json", "tags", "call", "python", "named", "header"]
 class ToolFormat:
     """How a family writes calls.
 
-    body: what stands between the marks: a JSON object with a name and arguments ("json"), a tag for the function and
+    body: the text between the marks: a JSON object with a name and arguments ("json"), a tag for the function and
     each parameter ("tags"), `call:NAME{key:value}` ("call"), a list of Python calls ("python"), the name and a JSON
-    object ("named"), or a JSON object behind a header that has the name ("header").
+    object ("named"), or a JSON object after a header with the name ("header").
     """
 
     name: str
-    known_by: tuple[str, ...]  # parts of its templates, all of them
+    known_by: tuple[str, ...]  # a template that contains all of these texts belongs to the family
     body: Body
-    opening: str = ""  # before a call, or before several; "": nothing marks them, and only known names are calls
+    opening: str = ""  # before one call or several; "": calls have no mark, and only known names are calls
     closing: str = ""
     also: tuple[str, ...] = ()  # other openings that models of the family write
     quote: str = ""  # around texts, if not as in JSON or Python
     arguments: str = "arguments"  # the name of their field in JSON
-    between: str = "\n"  # calls
+    between: str = "\n"  # the text between calls
     bare: bool = False  # an answer may begin with a call that lacks its mark
-    joined: bool = False  # one pair of marks has all calls
+    joined: bool = False  # one pair of marks encloses all calls
 
     @property
     def begins(self) -> bool:
-        """Whether a grammar begins with the answer's thoughts: the header behind them says whether a call follows."""
+        """Whether a grammar includes the answer's thoughts, because the header after them tells if a call follows."""
         return self.body == "header"
 
     @property
@@ -79,6 +79,6 @@ FORMATS = (
 
 
 def find_format(template: str | None) -> ToolFormat:
-    """The form of calls of a model with this chat template: Hermes' for one that knows no tools."""
+    """The form of calls of a model with this chat template; Hermes' if the template contains none."""
     found = (form for form in FORMATS if template is not None and all(part in template for part in form.known_by))
     return next(found, HERMES)

@@ -1,4 +1,4 @@
-"""JSON within a text of characters: values are passed on while they are read."""
+"""A reader of JSON, character by character, which passes values on while it reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
 
 def read_value(scan: Scanner, give: Callable[[str], None], depth: int = 0) -> Chars:
-    """Read a JSON value and pass it on as it comes. Characters that its texts must not contain are escaped."""
+    """Read a JSON value and pass it on piece by piece; escape control characters in its strings. Raises
+    OtherFormError."""
     if depth > DEEPEST:
         raise OtherFormError
     if scan.next == '"':
@@ -56,7 +57,7 @@ def read_value(scan: Scanner, give: Callable[[str], None], depth: int = 0) -> Ch
 
 
 def read_text(scan: Scanner) -> Generator[None, str, str]:
-    """A short text, such as a name."""
+    """Read a short string, such as a name. Raises OtherFormError."""
     if scan.next != '"':
         raise OtherFormError
     parts: list[str] = []
@@ -74,7 +75,7 @@ def read_text(scan: Scanner) -> Generator[None, str, str]:
 
 
 def _pass_blanks(scan: Scanner, give: Callable[[str], None]) -> Chars:
-    """Blanks between the parts of JSON; line breaks are left out."""
+    """Pass on spaces between the parts of JSON; leave out tabs and line breaks."""
     while scan.next and scan.next in BLANKS:
         if scan.next == " ":
             give(" ")

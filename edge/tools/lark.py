@@ -1,7 +1,7 @@
 """Grammars of calls, in llguidance's variant of Lark: what an answer must match so that the parser finds the calls.
 
 Arguments match the JSON schema of their function. Blanks are those of `json.dumps`, as in chat templates, so that the
-next turn of a conversation has the tokens that were generated.
+prompt of a conversation's next turn repeats the generated tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from edge.tools.formats import ToolFormat
 
-_MOST_CALLS = 8  # of one answer: a model that writes nothing else would never end it
+_MOST_CALLS = 8  # in one answer: a model that writes nothing but calls would never end it
 _ANY_TEXT = r"/(?s:.*)/"
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -31,8 +31,8 @@ def call_grammar(
     """The grammar of an answer that calls tools.
 
     tokens: special tokens of the vocabulary, by their text. name: the only function that may be called. required: the
-    answer is calls; otherwise it may be text, too, and calls behind it. parallel: several calls may follow each other.
-    thinks: thoughts may come first, where the grammar has them (`ToolFormat.begins`).
+    answer consists of calls; otherwise it may be text, or text and calls after it. parallel: several calls may follow
+    each other. thinks: thoughts may come first, where the grammar includes them (`ToolFormat.begins`).
     """
     functions = [tool.get("function", tool) for tool in tools]
     functions = [each for each in functions if name in (None, each["name"])]
@@ -149,7 +149,7 @@ class _Writer:
         return self._new(f"{_literal(opening)} {value}")
 
     def _new_lazy(self, end: str) -> str:
-        """Any text up to the first `end`."""
+        """A rule for any text up to the first `end`."""
         name = f"r{len(self._rules)}"
         pattern = re.escape(end).replace("/", r"\/").replace("\\\n", r"\n")
         self.rule(f"{name}[lazy]", f"/(?s:.*){pattern}/")
@@ -163,7 +163,7 @@ class _Writer:
             return _literal("None")
         return self._json({**shared, **schema} if isinstance(schema, Mapping) else schema)
 
-    # `call:NAME{key:value}`, whose values are those of JSON but for quotation marks
+    # `call:NAME{key:value}`, whose values are JSON except for quotation marks
 
     def _object(self, schema: Mapping[str, Any], shared: Mapping[str, Any], *, quoted: bool) -> str:
         fields, required = schema.get("properties") or {}, schema.get("required") or ()
@@ -202,7 +202,7 @@ class _Writer:
         return _literal(json.dumps(value))
 
     def _series(self, parts: Sequence[tuple[str, bool]], between: str) -> str:
-        """Parts in their order, the required ones and any of the others, with separators."""
+        """A rule for parts in their order, with separators: all required parts, and any of the others."""
         first = more = self._new('""')
         for part, required in reversed(parts):
             follows = more
@@ -216,7 +216,7 @@ def _literal(text: str) -> str:
 
 
 def _closed(schema: Any) -> dict[str, Any]:
-    """A function's parameters: an object without other fields, unless the schema allows them."""
+    """The schema of a function's parameters: an object, which has no further fields unless the schema allows them."""
     found = dict(schema) if isinstance(schema, Mapping) else {}
     return {"type": "object", "properties": {}, "additionalProperties": False, **found}
 

@@ -1,4 +1,4 @@
-"""Values that models write as Python or in a notation of their own, read as JSON."""
+"""A reader of values that models write as Python, or in a notation of their own; it passes them on as JSON."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SIZES = {"x": 2, "u": 4, "U": 8}
 
 
 class Literals:
-    """scan: where they are read. give: takes the pieces of JSON. quote: around texts; "": they are those of Python."""
+    """A reader of literals. scan: the source. give: takes pieces of JSON. quote: encloses texts; "": as in Python."""
 
     def __init__(self, scan: Scanner, give: Callable[[str], None], quote: str) -> None:
         self._scan, self._give, self._quote = scan, give, quote
 
     def fields(self, closing: str, assign: str, depth: int = 0) -> Chars:
-        """Keys and values, up to the closing bracket."""
+        """Read keys and values, up to the closing bracket. Raises OtherFormError."""
         if depth > DEEPEST:
             raise OtherFormError
         self._give("{")
@@ -41,7 +41,7 @@ class Literals:
         yield from self._value(depth + 1)
 
     def _items(self, closing: str, read: Callable[[], Chars]) -> Chars:
-        """Items with commas between them, up to the closing bracket, before which one more comma may stand."""
+        """Read items with commas between them, up to the closing bracket; a trailing comma is allowed."""
         yield from self._scan.skip_blanks()
         first = True
         while self._scan.next != closing:

@@ -1,7 +1,7 @@
-"""Calls in generated text, found while it is generated: the same ones whichever way the text is split into pieces.
+"""A streaming parser of calls in generated text. It finds the same calls however the text is split into pieces.
 
-The text is read character by character, by generators that wait for the next one. What begins like a call and turns out
-not to be one is text. Once a call has begun, its arguments are passed on, as JSON, as soon as they are sure.
+Generators read the text character by character, and wait for the next one. Text that begins like a call and turns out
+not to be one remains text. Once a call has begun, its arguments are passed on, as JSON, as soon as they are certain.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ Event = TextPiece | CallBegin | ArgumentPiece | CallEnd | CallCut
 
 
 class ToolParser:
-    """Tells calls from text.
+    """Separates calls from text.
 
-    tools: as in OpenAI's protocol; a call of any other function is text. calls: how many have begun.
+    tools: as in OpenAI's protocol; a call of any other function is text. calls: the number of calls that have begun.
     """
 
     def __init__(self, form: ToolFormat, tools: Iterable[Mapping[str, Any]], new_id: Callable[[], str] | None = None):
@@ -68,21 +68,21 @@ class ToolParser:
         self.calls = 0
         self._events: list[Event] = []
         self._blanks = ""  # at the end of the text so far: left out before a call
-        self._scan = Scanner()  # whose `raw` has a call that has not begun
+        self._scan = Scanner()  # its `raw` holds the text of a call that has not begun
         self._literals = Literals(self._scan, self._give, form.quote)
-        self._open: int | None = None  # the call that has begun
+        self._open: int | None = None  # index of the call that has begun
         self._plain = True  # nothing but blanks and calls so far
         self._machine = self._read()
         next(self._machine)
 
     def feed(self, text: str) -> list[Event]:
-        """Events of a piece of text."""
+        """Parse a piece of text, and return its events."""
         for char in text:
             self._machine.send(char)
         return self._taken()
 
     def finish(self) -> list[Event]:
-        """Events at the end of the text."""
+        """End the text, and return the remaining events."""
         try:
             while True:
                 self._machine.send("")
@@ -137,7 +137,7 @@ class ToolParser:
             self._events.append(TextPiece(self._blanks))
 
     def _say(self, text: str) -> None:
-        """Text, whose blanks at the end wait for what follows."""
+        """Emit text; hold back the blanks at its end until more text follows."""
         if self._plain and self.calls and not text.strip(BLANKS + ";"):
             return  # between calls
         text = self._blanks + text
@@ -148,7 +148,7 @@ class ToolParser:
             self._events.append(TextPiece(core))
 
     def _try(self, mark: str) -> Chars:
-        """Read calls behind their mark."""
+        """Read calls after their mark; if they are none, read the characters again as text."""
         self._scan.raw = [mark]
         before = self.calls
         try:
@@ -160,7 +160,7 @@ class ToolParser:
                 self._events.append(CallCut(self._open))
                 self._open, self._scan.raw = None, None
                 yield from self._skip()
-            else:  # read again what is no call
+            else:  # not a call: read its characters again, as text
                 raw = self._scan.raw or []
                 count = 0 if self.calls > before else 1 if mark else 2
                 self._scan.raw, self._plain = None, self._plain and not count
@@ -172,7 +172,7 @@ class ToolParser:
             self._plain = True
 
     def _skip(self) -> Chars:
-        """Pass over the rest of a call that is malformed."""
+        """Skip the rest of a malformed call."""
         closing = self._form.closing
         held = ""
         while self._scan.next and not (closing and held.endswith(closing)):
@@ -204,7 +204,7 @@ class ToolParser:
             yield from self._close(form.closing)
 
     def _close(self, closing: str) -> Chars:
-        """The closing mark, which some models leave out, and which may be cut."""
+        """Read the closing mark, which some models leave out, and which the end of the text may cut."""
         yield from self._scan.skip_blanks()
         if self._scan.next != closing[0]:
             return
@@ -220,7 +220,7 @@ class ToolParser:
         self.calls += 1
 
     def _give(self, text: str) -> None:
-        """A piece of the arguments."""
+        """Emit a piece of the arguments."""
         assert self._open is not None
         self._events.append(ArgumentPiece(self._open, text))
 
@@ -345,7 +345,7 @@ class ToolParser:
         self._end()
 
     def _tag_value(self, schema: Any) -> Chars:
-        """A value up to `</parameter>`: text where the schema wants it, else JSON, if it is any."""
+        """Read a value up to `</parameter>`: text where the schema wants a string; else JSON, a literal, or text."""
         if self._scan.next == "\n":
             yield from self._scan.take()
         is_text = not isinstance(schema, Mapping) or schema.get("type", "string") == "string"
@@ -394,7 +394,7 @@ class ToolParser:
 
 
 def merged(events: Iterable[Event]) -> list[Event]:
-    """One event for neighbouring pieces of a text or of a call's arguments."""
+    """Merge adjacent pieces of a text, or of a call's arguments, into one event."""
     found: list[Event] = []
     for event in events:
         last = found[-1] if found else None
@@ -408,7 +408,7 @@ def merged(events: Iterable[Event]) -> list[Event]:
 
 
 def _as_object(text: str) -> str:
-    """Arguments that stand before the name, or as text within JSON."""
+    """The JSON object of arguments that stand before the name, or as text within JSON. Raises OtherFormError."""
     try:
         value = json.loads(text)
         if isinstance(value, str):

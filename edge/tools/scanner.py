@@ -1,4 +1,4 @@
-"""Characters of a text as they come, one at a time, with one that is known before it is taken."""
+"""A scanner of text that arrives one character at a time, with one character of lookahead."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ Chars = Generator[None, str, None]
 
 
 class OtherFormError(Exception):
-    """The text is not what the form wants."""
+    """The text does not have the expected form."""
 
 
 class Scanner:
-    """Generators that read it wait for the next character. Raises OtherFormError where the text goes on otherwise.
+    """Methods are generators that wait for the next character. Raises OtherFormError where the text does not match.
 
-    next: the character that was read and not taken; "" at the end. raw: collects those that are taken, unless None.
+    next: the lookahead, a character that was read and not taken; "" at the end. raw: collects the characters taken,
+    unless None.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class Scanner:
             yield from self.take()
 
     def until(self, mark: str) -> Generator[None, str, str]:
-        """A name up to a character, which is taken, too."""
+        """Read a name up to the character `mark`, and take the mark, too."""
         name = ""
         while self.next != mark:
             name += self.next
@@ -63,7 +64,7 @@ class Scanner:
         return name
 
     def text_until(self, mark: str, give: Callable[[str], None]) -> Chars:
-        """Text up to a mark; a line break at the beginning of the mark may be missing."""
+        """Pass on text up to a mark, and take the mark; a line break at the mark's beginning may be missing."""
         marks = [mark, mark[1:]] if mark[0] == "\n" else [mark]
         held = ""
         while True:

@@ -17,8 +17,9 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 
 @dataclass(frozen=True)
 class ToolUse:
-    """tools: as in OpenAI's protocol, checked. only: the one function that must be called. required: some function must
-    be. parallel: several calls may follow each other. thinks: the model may think first."""
+    """The tools of one answer. tools: as in OpenAI's protocol, checked. only: the one function that must be called.
+    required: some function must be called. parallel: several calls may follow each other. thinks: the model may think
+    first."""
 
     form: ToolFormat
     tools: Sequence[Mapping[str, Any]]
@@ -31,7 +32,7 @@ class ToolUse:
         return ToolParser(self.form, self.tools)
 
     def grammar(self, tokens: Mapping[str, int]) -> str | None:
-        """The grammar of the answer in Lark's notation, where tools must be called or are `strict`; else None.
+        """The grammar of the answer in Lark's notation, if tools must be called or one is `strict`; else None.
 
         tokens: special tokens of the vocabulary, by their text.
         """
@@ -45,7 +46,8 @@ class ToolUse:
 
 
 def parse_choice(choice: object, names: Sequence[str]) -> tuple[str | None, bool, bool]:
-    """A `tool_choice`: the only function, whether one must be called, whether any may be. Raises InputError."""
+    """Parse a `tool_choice`: the only function, whether a call is required, whether any is allowed. Raises
+    InputError."""
     if choice is None or choice == AUTO:
         return None, False, True
     if choice == NONE:

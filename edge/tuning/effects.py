@@ -24,8 +24,8 @@ class Effect:
 def effects(trials: Sequence[Trial], usual: dict[str, int]) -> list[Effect]:
     """Effects from the trials that changed a single field, in field order; medians where a value raced repeatedly.
 
-    usual: the defaults. If a value raced against one that is not the default, its ratio is multiplied by that one's
-    ratio.
+    usual: the defaults. If a value raced against another value than the default, its ratio is multiplied by the ratio
+    of the other value.
     """
     ratios: dict[tuple[str, int], list[float]] = {}
     parts: dict[str, tuple[str, ...]] = {}

@@ -100,7 +100,7 @@ class _State:
         return self.limits.clock() + self.longest + self.reserve >= self.limits.deadline
 
     def start(self) -> None:
-        """Measure the time of each part, and the time that measuring takes."""
+        """Measure the time of each part, and how long measuring takes."""
         clock, began = self.limits.clock, self.limits.clock()
         for part in PARTS:
             first = self.measure(self.best, part)  # loads it, and compiles it perhaps
@@ -143,8 +143,8 @@ def search(
 def compare(
     measure: Measure, usual: Values, best: Values, on_pair: Callable[[int], None] = lambda pair: None
 ) -> Comparison:
-    """Race the final values, alternating best, usual, usual, best …: quotients of the usual values' time / the
-    best's."""
+    """Race the final values, alternating best, usual, usual, best …, and compare the time of the usual values / that of
+    the best."""
     ratios = []
     for pair in range(COMPARED):
         on_pair(pair)
@@ -180,7 +180,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def _explore(state: _State, rng: random.Random) -> bool:
-    """Rounds of single changes while they improve, of jumps otherwise. Returns whether time ended them."""
+    """Run rounds of single changes while they improve, and of jumps otherwise. Returns whether time ended them."""
     gained, idle = True, 0
     while idle < IDLE_ROUNDS:
         before = state.best

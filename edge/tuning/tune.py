@@ -106,8 +106,8 @@ def tune(
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime after `seconds`, where signals work: in the main thread, except on Windows. Elsewhere what has
-    begun finishes."""
+    """Raise OutOfTime after `seconds`, where signals work: in the main thread, except on Windows. Elsewhere, work that
+    has begun finishes."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return

@@ -42,7 +42,7 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "gpt2": gpt2.GPT2,
     "granitemoehybrid": granite.GRANITE_HYBRID,
     "nemotron_h": mamba.NEMOTRON_H,
-    "granite": granite.GRANITE,  # as which models of GGUF are written
+    "granite": granite.GRANITE,  # the type under which GGUF's models are written
     "ministral3": ministral.MINISTRAL3,
     "smollm3": smollm3.SMOLLM3,
     "bert": bert.BERT,

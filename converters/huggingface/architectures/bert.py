@@ -60,7 +60,8 @@ def _others(config: Config, _sizes: Sizes) -> dict[str, Field]:
 
 
 def _pooling(folder: Path) -> str:
-    """By sentence-transformers' modules; the mean without them. Raises UnsupportedError, ModelFormatError."""
+    """The pooling of sentence-transformers' modules; the mean without them. Raises UnsupportedError,
+    ModelFormatError."""
     path, where = folder / _MODULES, "1_Pooling"
     if path.is_file():
         for module in read_list(path):

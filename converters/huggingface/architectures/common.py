@@ -25,7 +25,7 @@ transposed; or with the 1 added that the model adds to it."""
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a model, in values; of heads, the most and largest of all layers."""
+    """The sizes of a model, in values; for heads, the maximum over all layers."""
 
     layers: int
     hidden: int
@@ -37,7 +37,7 @@ class Sizes:
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Field]) -> Sizes:
-        """Of a header."""
+        """The sizes in the fields of a header."""
         keys = ("block_count", "embedding_length", "attention.head_count", "attention.head_count_kv",
                 "attention.key_length", "vocab_size", "context_length")  # fmt: skip
         return cls(*(int(np.max(fields[key])) for key in keys))
@@ -111,17 +111,17 @@ class Architecture:
     """Settings, names and layouts of an architecture in GGUF and Hugging Face."""
 
     name: str  # GGUF's
-    model: tuple[str, str] = ("", "")  # model_type and class, as which a GGUF model is written; "": it is not
+    model: tuple[str, str] = ("", "")  # model_type and class under which a GGUF model is written; "": it cannot be
     settings: tuple[Setting, ...] = (*USUAL, SILU)
     others: Callable[[Config, Sizes], dict[str, Field]] = no_others  # further fields of the header, and checks
-    described: Callable[[GGUFFile, ModelSpec, dict[str, Any]], dict[str, Any]] = nothing_else  # and of config.json
+    described: Callable[[GGUFFile, ModelSpec, dict[str, Any]], dict[str, Any]] = nothing_else  # same, of config.json
     names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)  # to Hugging Face's, without .weight and root
     parameters: Mapping[str, str] = field(default_factory=dict)  # names that differ in `.weight` and `.bias`, too
     root: str = "model."  # prefix of Hugging Face's tensor names
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     prepare: Callable[[Tensors, Config], Tensors] = as_they_are  # splits, stacks, reorders tensors of a checkpoint
     biases: frozenset[str] = frozenset()  # matrices that always have one
-    maybe_biases: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by setting: one for all, or none
+    maybe_biases: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by setting: all have one, or none
     rope: Callable[[Config], Config] | None = None  # reads RoPE's settings; None: no RoPE
     partial_rope: bool = False  # RoPE may rotate a part of each head
     yarn_bounds: bool = False  # GGUF's readers know fields for YaRN's betas and multiplier

@@ -41,7 +41,7 @@ def _types(config: Config) -> list[str]:
     types = config.get("layer_types", usual)
     if not isinstance(types, list) or len(types) != layers or not set(map(str, types)) <= {_WINDOW, _FULL}:
         raise ModelFormatError(f"{config.path}: layer_types must name {_WINDOW} or {_FULL} for each layer")
-    return [*types[:-1], _FULL]  # as transformers has it
+    return [*types[:-1], _FULL]  # as in transformers
 
 
 def _own(config: Config, layer: int) -> Config:
@@ -128,7 +128,7 @@ def _rope(config: Config) -> Config:
 
 
 def _prepare(tensors: Tensors, config: Config) -> Tensors:
-    """Without the keys and values of layers that read the rows of others, which some checkpoints have."""
+    """Drop the keys and values that some checkpoints have for layers that read the rows of other layers."""
     layers = _layers(config)
     unused = tuple(
         f"layers.{layer}.self_attn.{part}.weight"

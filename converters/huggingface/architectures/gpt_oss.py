@@ -1,7 +1,7 @@
 """gpt-oss: experts in MXFP4, which GGUF has as well, sinks in attention, windows in every other layer, YaRN.
 
-The rows of gate and up alternate. Checkpoints in MXFP4 have them as `_blocks` and `_scales`; others, which training
-makes, as floats, transposed.
+The rows of gate and up alternate. Checkpoints in MXFP4 store them as `_blocks` and `_scales`. Checkpoints from training
+store them as floats, transposed.
 """
 
 from __future__ import annotations

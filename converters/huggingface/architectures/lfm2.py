@@ -25,7 +25,7 @@ _SIGMOID = 2  # llama.cpp's number of the router
 
 
 def _width(config: Config) -> int:
-    """Values between gate and up, and down: two thirds of what the file says, rounded up."""
+    """The width of the feed-forward network: two thirds of the file's value, rounded up, unless the file forbids it."""
     width = config.count("block_ff_dim", "ffn", config.count("intermediate_size", "ffn", 12_288))
     if config.get("block_auto_adjust_ff_dim", True) is not True:
         return width

@@ -34,7 +34,7 @@ def _inner(heads: str, size: str, config: Config) -> int:
 
 
 def _settings(heads: str, size: str, state: str, groups: str, kernel: str) -> tuple[Setting, ...]:
-    """Of Mamba-2, by the keys of config.json."""
+    """Settings of Mamba-2, by their keys in config.json."""
     return (
         Count(kernel, ("ssm.conv_kernel",), "head_dim", 4),
         Count(state, ("ssm.state_size",), "ffn", 128),

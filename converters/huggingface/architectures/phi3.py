@@ -52,7 +52,7 @@ def _described(file: GGUFFile, spec: ModelSpec, _said: dict[str, Any]) -> dict[s
 PHI3 = Architecture(
     name="phi3",
     model=("phi3", "Phi3ForCausalLM"),
-    # A size of heads is hidden_size / num_attention_heads, and not written.
+    # The size of heads is hidden_size / num_attention_heads, and not written.
     settings=(
         *(replace(each, written=each.theirs != "head_dim") for each in changed(USUAL, rms_norm_eps=1e-5)), SILU,
     ),

@@ -1,7 +1,7 @@
 """Qwen3.5's text models: delta nets in most layers, attention with an output gate in the others; also with experts.
 
 Norms are stored as weight − 1, except that of the delta net. Value head h of a checkpoint uses key head h div n, where
-n value heads share one; in GGUF it is h mod the number of key heads, so that value heads are in another order.
+n value heads share one. In GGUF it is h mod the number of key heads, so value heads have another order there.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _others(config: Config, sizes: Sizes) -> dict[str, Field]:
 
 
 def value_order(config: Config) -> AnyArray:
-    """The checkpoint's number of every value head in GGUF's order, [heads]."""
+    """The checkpoint's index of each value head, in GGUF's order, [heads]."""
     keys, values = config.count(_KEY_HEADS, "heads", 16), config.count(_VALUE_HEADS, "heads", 32)
     if values % keys:
         raise ModelFormatError(f"{config.path}: {values} value heads cannot share {keys} key heads")

@@ -33,8 +33,8 @@ def read_rope(
     """The RoPE settings of layers with full attention under the current keys, with `rope_type` one of `scalings`.
 
     Older files have rope_theta, rope_scaling and partial_rotary_factor side by side. Where a file has both layouts,
-    transformers' rules decide. by_layers: rope_parameters has a part for each type of layer. default_share: of a head
-    that is rotated. Raises UnsupportedError.
+    transformers' rules decide. by_layers: rope_parameters has a part for each type of layer. default_share: the share
+    of a head that is rotated, where the file does not say. Raises UnsupportedError, ModelFormatError.
     """
     said: dict[str, Any] = {"rope_theta": config.get("rope_theta", default_theta)}
     said["partial_rotary_factor"] = config.get("partial_rotary_factor", default_share)
@@ -72,7 +72,7 @@ def rope_fields(rope: Config, sizes: Sizes, *, bounds: bool = False) -> dict[str
 
 
 def rope_dimensions(rope: Config, sizes: Sizes) -> int:
-    """The number of rotated values per head, or of those that have a frequency, if a factor may stop it."""
+    """The number of rotated values per head. With proportional scaling all of them, since factors stop some pairs."""
     if rope.values["rope_type"] == _PROPORTIONAL:
         return sizes.head_dim
     share = rope.positive("partial_rotary_factor")

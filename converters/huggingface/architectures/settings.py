@@ -59,7 +59,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A setting for which GGUF has no field: models have this value. others: of the same meaning."""
+    """A setting for which GGUF has no field: models must have this value. others: values with the same meaning."""
 
     theirs: str
     value: Any
@@ -82,7 +82,7 @@ def header_fields(settings: Iterable[Setting], config: Config) -> dict[str, Fiel
 
 
 def described(settings: Iterable[Setting], header: Header, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a config.json. known: some of them. Raises UnsupportedError if the header lacks one."""
+    """The settings of a config.json. known: those known already. Raises UnsupportedError if the header lacks one."""
     said = dict(known)
     for setting in settings:
         if not setting.written or setting.theirs in known:
@@ -98,7 +98,7 @@ def described(settings: Iterable[Setting], header: Header, known: Mapping[str, A
 
 
 def changed(settings: Iterable[Setting], **defaults: float) -> tuple[Setting, ...]:
-    """With other defaults, by the keys of config.json."""
+    """The settings with other defaults, by their keys in config.json."""
 
     def one(setting: Setting) -> Setting:
         default = defaults.get(setting.theirs)

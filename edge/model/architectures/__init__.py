@@ -1,4 +1,4 @@
-"""Architectures: one file each, which is imported for its models, and a line here."""
+"""Architectures: each has a line here and a module, which is imported only for its models."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ USUAL: dict[str, tuple[str, ...]] = {
     "qwen3moe": ("attn_q_norm.weight", "ffn_down_exps.weight"),
     "qwen35moe": ("ffn_down_exps.weight",),
 }
-"""Tensors of the first layer by which `find_network` knows what a header does not say. Files of these architectures
-have them, so that a model can be described without its file (`edge/model/layout.py`)."""
+"""Tensors of the first layer that tell `find_network` what a header does not state. All files of these architectures
+have them, so a model can be described without its file (`edge/model/layout.py`)."""
 
 
 def find_network(header: Header, spec: ModelSpec) -> Network | None:

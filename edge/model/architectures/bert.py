@@ -1,5 +1,5 @@
-"""Encoders: BERT (arXiv:1810.04805), as which MiniLM, BGE and E5 are stored, and Nomic's with RoPE and gates
-(arXiv:2402.01613)."""
+"""Encoders: BERT (arXiv:1810.04805), which is also the architecture of MiniLM, BGE and E5, and Nomic's BERT with RoPE
+and gates (arXiv:2402.01613)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def nomic_bert(header: Header, spec: ModelSpec) -> Network:
 
 
 def _encoder(header: Header, spec: ModelSpec, rope: Rope, dense: Dense, positions: int) -> Network:
-    """Norms are behind the sums, with biases, as are those of `dense` and of attention, if it has any."""
+    """Post-norm layers: each sum passes through a norm with a bias. Attention and `dense` share one list of biases."""
     if spec.kv_heads != spec.heads or spec.hidden != spec.heads * spec.head_dim:
         raise ModelFormatError(f"{header.file.path}: {spec.heads} heads of {spec.head_dim} for {spec.hidden} values")
     attention = Attention(
@@ -46,7 +46,7 @@ def _encoder(header: Header, spec: ModelSpec, rope: Rope, dense: Dense, position
 
 
 def _count_types(header: Header) -> int:
-    """Rows of the table of token types; 0 without one. Before a converter has its shape, the header says so."""
+    """Rows of the table of token types; 0 without one. While a converter lacks its shape, the header's count."""
     table = header.file.tensors.get("token_types.weight")
     if table is None:
         return 0

@@ -70,7 +70,7 @@ def read_rope(header: Header, spec: ModelSpec) -> Rope:
 
 
 def read_yarn(header: Header, spec: ModelSpec) -> Rope:
-    """As `read_rope`, with the bounds between which YaRN stretches, where a header states them."""
+    """Like `read_rope`, with YaRN's bounds and log multiplier where the header states them."""
     rope = read_rope(header, spec)
     return replace(
         rope,
@@ -89,7 +89,7 @@ def read_kernel(header: Header, key: str) -> int:
 
 
 def read_mamba(header: Header) -> Mamba:
-    """Raises ModelFormatError for impossible figures."""
+    """Mamba-2 by the header's fields. Raises ModelFormatError for impossible figures."""
     return Mamba(*read_state(header, "Mamba-2"))
 
 
@@ -105,7 +105,7 @@ def read_state(header: Header, core: str) -> tuple[int, int, int, int, int]:
 
 
 def read_experts(header: Header, router: Router = "softmax", *, shared: bool = False, width: int = 0) -> Experts:
-    """The experts of a header. shared: a shared expert serves every token. width: of each, if its field is another.
+    """The experts of a header. shared: with a shared expert for every token. width: of each expert; 0: the header's.
 
     Raises ModelFormatError for impossible figures, UnsupportedError for experts that are chosen by groups.
     """

@@ -1,6 +1,6 @@
-"""Gemma 4 (huggingface.co/google): windows in most layers, with heads, KV heads and RoPE of their own; the last layers
-read the rows of earlier ones; a vector of each token for every layer. The file's RoPE factors are of layers with full
-attention, of which they leave three quarters of each head unrotated.
+"""Gemma 4 (huggingface.co/google): most layers have a window, with heads, KV heads and RoPE of their own. The last
+layers read the rows of earlier ones. A token has a vector for every layer. The file's RoPE factors apply to layers with
+full attention, where they leave three quarters of each head unrotated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def network(header: Header, spec: ModelSpec) -> Network:
 
 
 def _attention(header: Header, spec: ModelSpec, window: int) -> Attention:
-    """Of layers with this window."""
+    """The attention of layers with this window."""
     if window:
         size = header.count("attention.key_length_swa", "head_dim", default=spec.head_dim)
         dim = header.count("rope.dimension_count_swa", "head_dim", default=size)
@@ -53,7 +53,7 @@ def _attention(header: Header, spec: ModelSpec, window: int) -> Attention:
 
 
 def _source(header: Header, own: list[Attention], core: Attention) -> int:
-    """The last layer with rows of its own whose window and heads are those of `core`."""
+    """The last layer with rows of its own whose attention is the same as `core`."""
     alike = [layer for layer, each in enumerate(own) if each == core]
     if not alike:
         raise UnsupportedError(f"{header.file.path}: no layer has rows for those that share them: not supported yet")

@@ -14,7 +14,7 @@ from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
 
 _BIASED = ("attn_q", "attn_k", "attn_v", "attn_output")
-_CLAMP = 7.0  # of what goes into activations; no field of the file says so
+_CLAMP = 7.0  # of the activations' inputs; no field of the file says so
 
 
 def network(header: Header, spec: ModelSpec) -> Network:

@@ -1,6 +1,6 @@
 """Granite 4 hybrids (github.com/ibm-granite): Granite with Mamba-2 in most layers, which have no KV heads.
 
-Behind it there is a dense network, or experts with a shared one that has no gate.
+A dense network follows in each layer, or experts with an ungated shared expert.
 """
 
 from __future__ import annotations

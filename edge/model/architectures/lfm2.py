@@ -21,7 +21,7 @@ def network(header: Header, spec: ModelSpec) -> Network:
 
 
 def hybrid(header: Header, spec: ModelSpec, feeding: Sequence[Dense | Experts]) -> Network:
-    """Layers of convolutions or attention, each followed by its own of `feeding`."""
+    """Layers of convolutions or attention, each followed by its element of `feeding`."""
     rope = replace(read_rope(header, spec), halves=True)
     attention = Attention(spec.heads, spec.kv_heads, spec.head_dim, spec.head_dim**-0.5, rope, head_norms=True)
     convolution = ShortConvolution(spec.hidden, read_kernel(header, "shortconv.l_cache"))

@@ -1,6 +1,6 @@
-"""LFM2's mixtures, such as 8B-A1B: LFM2 with experts behind the leading layers, whose networks are dense.
+"""LFM2's mixtures, such as 8B-A1B: LFM2 with experts in all layers but the leading ones, which are dense.
 
-A sigmoid of the router's logits gives the shares; a bias counts for the choice only.
+A sigmoid of the router's logits gives the shares; a bias affects the choice only.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Nemotron-H (arXiv:2504.03624): layers of one block each, Mamba-2, attention without RoPE, or a network without a gate
-whose activation is ReLU².
+"""Nemotron-H (arXiv:2504.03624): layers of one block each: Mamba-2, attention without RoPE, or an ungated feed-forward
+network with ReLU².
 
 A layer without KV heads and without a feed-forward network is Mamba-2.
 """

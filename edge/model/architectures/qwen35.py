@@ -1,7 +1,7 @@
 """Qwen3.5 (huggingface.co/Qwen): three layers of gated delta nets for each layer of attention with an output gate.
 
 Heads are normalized, and RoPE rotates a part of each head. The norm before the feed-forward network is named after the
-attention. MRoPE's sections agree for text, so positions are plain.
+attention. For text, MRoPE's sections have equal positions, so plain RoPE serves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def hybrid(header: Header, spec: ModelSpec, feeding: Dense | Experts) -> Network
 
 
 def _recurrent(header: Header, layers: int) -> list[bool]:
-    """Whether layers are delta nets, as llama.cpp has it: those that the header names, or all but every n-th."""
+    """Whether each layer is a delta net, by llama.cpp's rule: flags of the header, or all layers but every n-th."""
     if f"{header.architecture}.attention.recurrent_layers" in header.file.metadata:
         return [bool(flag) for flag in per_layer(header, "attention.recurrent_layers", "layers", layers, 0)]
     interval = header.count("full_attention_interval", "layers", default=4)
