@@ -25,7 +25,7 @@ Selection = IntArray | Sequence[IntArray]
 class KVView:
     """The state that a policy sees: the rows in use, oldest first.
 
-    Arrays are 0 behind a head's last row, and empty if the policy does not need them.
+    Arrays are padded with 0 after a head's last row, and empty if the policy does not need them.
     """
 
     length: int  # rows in use of the head with most
@@ -49,7 +49,7 @@ class Needs:
     queries: int = 0  # number of last queries observed before an eviction; EVERY: all that ever ran
     votes: bool = False  # attention counts the queries that paid a row more than average, instead of summing
     keys: bool = False  # stored keys are read
-    ranks: bool = False  # the importance of rows is predicted, by what was learned of the model; with `keys`
+    ranks: bool = False  # row importance is predicted, by a regression fitted to the model; requires `keys`
     uneven: Granularity = "token"  # finest unit with a row count of its own
     reads: int = 0  # most rows that a head reads for a token, chosen by the engine among those kept; 0: all
 
