@@ -15,7 +15,7 @@ from edge.types import FloatArray, IntArray
 
 
 def check_pooling(pooling: object) -> Pooling | None:
-    """Raises InputError for a pooling that is not there. None: the model's own."""
+    """Return the pooling; None: the model's own. Raises InputError for an unknown one."""
     if pooling is not None and pooling not in get_args(Pooling):
         raise InputError(f"--pooling must be one of {', '.join(get_args(Pooling))}, not {pooling!r:.40}")
     return cast(Pooling | None, pooling)
