@@ -103,7 +103,7 @@ class Ahead:
         return chosen
 
     def time(self, given: int, seconds: float, behind: int) -> None:
-        """Note the seconds of a pass over `given` pending tokens and the draft, which read the `behind` rows before it."""
+        """Note the seconds of a pass over `given` pending tokens and the draft, with `behind` rows before them."""
         if self.speculation:
             self.speculation.time(given, self.drafted, seconds, behind)
 

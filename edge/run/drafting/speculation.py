@@ -161,7 +161,7 @@ class Speculation:
         return base + each * rows
 
     def time(self, given: int, drafted: int, seconds: float, behind: int = 0) -> None:
-        """Note the seconds of a pass over `given` known and `drafted` tokens, which read the `behind` rows before them."""
+        """Note the seconds of a pass over `given` known and `drafted` tokens, with `behind` rows before them."""
         self._context = bisect_right(CONTEXTS, behind)
         times = self._times[self._context]
         self._tokens[self._context] += given
