@@ -30,9 +30,9 @@ class KVView:
 
     length: int  # rows in use of the head with most
     lengths: IntArray = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [layers, KV heads]: rows in use
-    attention: FloatArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
+    attention: FloatArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))  # [layers, KV heads, rows]
     ages: IntArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.int32))  # likewise: tokens since arrival
-    keys: Callable[[int], FloatArray] | None = None
+    keys: Callable[[int], FloatArray] | None = None  # a layer's keys, [KV heads, rows, head]
     importance: Callable[[int], FloatArray] | None = None  # predicted for a layer's rows, [KV heads, rows], above 0
     longest: int = 0  # most rows that one head may keep, where heads may differ
 

@@ -138,7 +138,7 @@ def check_count(name: str, value: object, low: int = 1, high: int | None = None,
 
 
 def check_threads(threads: int | None) -> None:
-    """Raise InputError for more threads than cores: two on one core slow all down, which wait at every barrier."""
+    """Raise InputError for more threads than cores: all wait at every barrier, so two on one core slow all down."""
     cores = logical_cores()
     if threads is not None and not 1 <= threads <= cores:
         raise InputError(

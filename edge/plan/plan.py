@@ -62,11 +62,11 @@ class PlanBytes:
     kv: int
     scratch: int
     reserve: int = _RESERVE
-    streamed: int = 0  # weights that every pass reads anew from the file
+    streamed: int = 0  # weights that every pass reads again from the file
     lora: int = 0  # adapters
     fixed_kv: int = 0  # the part of `kv` that does not depend on the number of rows (`KVCache.fixed`)
     gpu: int = 0  # the part of weights, kv, scratch and adapters in buffers of a GPU
-    on_card: bool = False  # that part is memory of a card's own, and none of the process's
+    on_card: bool = False  # whether that part is the card's own memory, outside the process
     snapshots: int = 0  # of the ends of turns, to which a conversation can return
     draft: int = 0  # weights, KV rows and scratch of a draft model, or of the model's own layer that drafts
 

@@ -44,8 +44,8 @@ class PlayUse:
     """The part of Google Play's thresholds that an app's model takes. Bytes."""
 
     counted: int  # estimated: RssAnon and VmSwap together, at most; the rest of the app comes on top
-    mapped: int  # estimated: of files, which do not count
-    memory: int  # of phones that the thresholds are for
+    mapped: int  # estimated: pages of files, which do not count
+    memory: int  # of the phones to which the thresholds apply
     foreground: int
     service: int
     background: int

@@ -24,7 +24,7 @@ else:
     import tomli as tomllib
 
 What = Literal["decode", "prompt"]
-QUANTILE = 0.9  # of the errors, which is stated
+QUANTILE = 0.9  # the quantile of errors that is stated
 _PERCENT = 1.5  # the largest factor that is stated in percent
 
 

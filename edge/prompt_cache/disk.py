@@ -93,7 +93,7 @@ class BlockFiles:
             self._kept = set()
             for each in os.listdir(self.folder):  # the folder is locked, so these are left over from crashes
                 if _TEMPORARY.fullmatch(each):
-                    with contextlib.suppress(OSError):  # such as a folder, which is not ours
+                    with contextlib.suppress(OSError):  # a folder of such a name is not ours
                         (self.folder / each).unlink()
             yield
 
@@ -157,7 +157,7 @@ class BlockFiles:
                 with contextlib.suppress(OSError):
                     path.unlink()
             return None
-        with contextlib.suppress(OSError):  # a folder that we may only read serves as well
+        with contextlib.suppress(OSError):  # a read-only folder suffices
             os.utime(path)
         return block
 

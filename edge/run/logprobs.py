@@ -77,7 +77,7 @@ def score(
             "raise --max-kv-size or use --kv-policy=streaming"
         )
     tokens, done = tokens.astype(np.int32), 0
-    reads = sequence.policy.needs.reads  # rows of scored tokens are not those of a context
+    reads = sequence.policy.needs.reads  # scored tokens read chosen pages, so their rows are not those of a context
     if keep_rows and not reads and not sequence.changes and total <= kv.capacity:  # no evictions
         beginning = Prompt([tokens[:first]])
         beginning.read()

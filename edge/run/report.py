@@ -142,7 +142,7 @@ class KVUse:
 class Energy:
     """Joules of this generation: in all, of the prompt, of the answer, and of each of its tokens.
 
-    kind: "counter" (the device counts joules), "integrated" (it tells watts) or "estimate" (nothing is measured).
+    kind: "counter" (the device counts joules), "integrated" (it reports watts) or "estimate" (nothing is measured).
     samples: distinct values that the sensor showed. budget: joules, of which loading and the like took `before`.
     prepared: joules that only a first run takes, to compile and the like, outside the budget. watts: on average.
     """

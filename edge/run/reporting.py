@@ -130,7 +130,7 @@ def _needed(report: RunReport, before: float, once: float, spent: float, words: 
     """
     tokens, start = report.tokens, f", {words(before)} of it by the start" if before else ""
     if report.thoughts:
-        return start  # nothing tells how long the model would have thought
+        return start  # the length of the remaining thoughts is unknown
     if not tokens.ran:
         least = words(_rounded_up(_AMPLE * (before - once + spent)))
         return f"{start}: state {least} and what the prompt's {tokens.prompt_words} tokens take"

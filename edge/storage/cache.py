@@ -83,7 +83,7 @@ def find(kind: EntryKind, key: str, suffix: str) -> Path | None:
     if not is_whole(path):
         _remove(path)
         return None
-    with contextlib.suppress(OSError):  # a folder that we may only read serves as well
+    with contextlib.suppress(OSError):  # a read-only folder suffices
         os.utime(record_path(path))
     return path
 

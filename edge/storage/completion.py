@@ -118,7 +118,7 @@ def is_whole(path: Path) -> bool:
             return False
     except OSError:  # an unreadable file is not whole
         return False
-    with contextlib.suppress(OSError):  # a folder that we may only read serves as well
+    with contextlib.suppress(OSError):  # a read-only folder suffices
         _write(path, _with_times(record, status))
     return True
 

@@ -25,7 +25,7 @@ class Drafts:
     def __init__(self) -> None:
         self._tokens = np.zeros(1024, np.int32)
         self._runs = np.zeros(1024, np.uint8)  # lengths of matches by distance, the nearest last
-        self._count = self._first = 0  # tokens, and those before the conversation
+        self._count = self._first = 0  # tokens in all, and tokens before the conversation
         self._behind = 0  # tokens that `_runs` do not include yet; DEPTH: they have to be rebuilt
         self.match = 0
 

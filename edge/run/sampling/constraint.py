@@ -18,7 +18,7 @@ class Constraint(Protocol):
         ...
 
     def allows(self, token: int) -> bool:
-        """Whether this token can be next, cheaper than `mask`; also False where only a mask can tell."""
+        """Whether this token can be next, at lower cost than `mask`; also False where only a mask can tell."""
         ...
 
     def accept(self, token: int) -> None:

@@ -206,7 +206,7 @@ class Thinking:
         return self._pass_on(self._splitter.rest())
 
     def report(self) -> Thoughts | None:
-        """At the end of a generation; None if the model has not thought."""
+        """The report at the end of a generation; None if the model has not thought."""
         self._finish()
         if not self.tokens:
             return None

@@ -117,7 +117,7 @@ class TokenSequence:
         return min(agreement(text, tokens), max(0, tokens.size - 1))
 
     def take_rows(self, other: TokenSequence, count: int) -> None:
-        """Copy another sequence's rows after these, up to row `count`; both must have the same tokens up to there."""
+        """Append another sequence's rows after these, up to row `count`. These tokens must be a prefix of its own."""
         kv = self.engine.kv
         for first in range(kv.length, count, BLOCK):
             last = min(first + BLOCK, count)
@@ -175,7 +175,7 @@ class TokenSequence:
         """Return the prompt to run; a follow-up begins with the conversation's tokens that have not been run."""
         if follow_up:
             prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks)
-            self.ahead.drop(len(self.pending))  # they are part of the prompt now
+            self.ahead.drop(len(self.pending))  # noted again as part of the prompt
         else:
             self.ahead.restart(np.array(self.fed, np.int32))
         self.prompt, self.pending, self._prompts_end, self._outline = prompt, [], None, outline
@@ -430,12 +430,12 @@ class TokenSequence:
         rows, end = mark.rows, mark.end
         if end is None and 0 < rows < min(kv.earliest, kv.length):
             rows, end = self.snapshots.latest(rows)
-            if end is None or (rows < mark.rows and self.evicted):  # then nothing tells which tokens are between
+            if end is None or (rows < mark.rows and self.evicted):  # then the tokens in between are unknown
                 return False
         again = np.array(self.fed[rows : mark.rows], np.int32)
         try:
             kv.truncate(rows, end)
-        except RewindError:  # rows have another form since
+        except RewindError:  # rows have changed their form since
             return False
         self._leave()
         self.snapshots.drop(rows + 1)
@@ -455,7 +455,7 @@ class TokenSequence:
         differ = np.flatnonzero(tokens != np.array(self.fed[: tokens.size], np.int32))
         rows = int(differ[0]) if differ.size else tokens.size
         if self.prompt_cache is not None and self.prompt_cache.known(kv, prompt.peek(kv.capacity)[:-1]) > rows:
-            rows = 0  # the prompt cache has more of it
+            rows = 0  # the prompt cache has a longer prefix
         if not rows or self.evicted or not (rows == kv.length or self.rewind(Mark(rows))):
             self.reset()
             return 0
