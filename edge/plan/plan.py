@@ -95,7 +95,7 @@ class Plan:
     dtype_by: str = ""  # why `--kv-policy auto` chose the KV dtype, unless all rows fit in the engine's own
     chosen: str = ""  # measured speeds of CPU and GPU, if the engine was chosen by them
     first_run: int = 0  # bytes of this process and a child that compiles, before the run; 0: nothing is left to compile
-    snapshots: int = 0  # most snapshots that a session saves, where the cache cannot rewind without
+    snapshots: int = 0  # most ends of turns and of parts of prompts to save, where rows alone do not allow a rewind
     tuned: str = "default"  # or "record NAME": the source of threads, chunk and tuned sizes
     draft: EngineConfig | None = None  # of the model or layer that drafts
 
