@@ -27,7 +27,7 @@ _POLICIES = {
     "kvzap": "KVzap",
     "quest": "Quest",
 }
-"""The class of each, in the file of its name. A run imports its own alone: all of them take 6 ms of its start."""
+"""Class of each policy, in the module of the same name. A run imports only its own policy: importing all takes 6 ms."""
 POLICY_NAMES = tuple(_POLICIES)
 DEFAULT_SINKS = 4  # StreamingLLM's own figure
 
@@ -35,8 +35,8 @@ DEFAULT_SINKS = 4  # StreamingLLM's own figure
 def make_policy(text: str, sinks: int = DEFAULT_SINKS, keep: int = 0) -> Policy:
     """Create the policy that `NAME[:key=value,…]` describes. Raises InputError for unknown names, keys and values.
 
-    sinks: first rows that are never evicted, unless the text states them; `window` has none. keep: pinned rows, such as
-    those of a system prompt: at least as many sinks, for every policy and whatever the text says.
+    sinks: first rows that are never evicted, unless the text states them; `window` has none. keep: rows to pin, such as
+    a system prompt's; raises the sinks of every policy that evicts to at least this number, whatever the text says.
     """
     if keep < 0:
         raise InputError(f"--keep must be 0 or more, not {keep}")

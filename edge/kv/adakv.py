@@ -38,7 +38,7 @@ class AdaKV(SnapKV):
 def allocate(scores: FloatArray, most: IntArray, mean: int) -> IntArray:
     """The number of rows of each head among the best `mean` · heads rows of a layer. scores: [heads, rows].
 
-    most: limits per head, [heads]. A head competes with only as many of its best rows.
+    most: limits per head, [heads]; only a head's `most` best rows compete. Returns int32 [heads].
     """
     ordered = -np.sort(-scores, axis=-1)
     ordered[np.arange(scores.shape[-1]) >= most[:, None]] = -1

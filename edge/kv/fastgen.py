@@ -17,7 +17,7 @@ from edge.kv.policy import EVERY, KVView, Needs, ScoredAndRecent
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray, IntArray
 
-_HALVINGS = 12  # of the interval in which the share lies
+_HALVINGS = 12  # bisection steps in the search for the share
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FastGen(ScoredAndRecent):
         share = largest_share(local, heavy, least, most, budget * len(heads))
         near, far = rows_for(local, share), rows_for(heavy, share)
         rows = np.clip(np.minimum(near, far), least, most)
-        # A head that looks at near rows is best served by the newest rows: its heavy rows are those of the past.
+        # The newest rows serve a head that attends to near rows best: its heavy rows mattered to past queries.
         return rows, np.where(near <= far, rows, least - self.sinks)
 
 

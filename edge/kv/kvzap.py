@@ -1,9 +1,9 @@
 """KVzap: keep the rows that the model would read to repeat the text, whichever heads they belong to.
 
 Jegou and Jeblick, "KVzap: Fast, Adaptive, and Faithful KV Cache Pruning", arXiv:2601.07891. A linear model, fitted once
-for each KV head, predicts a row's importance; one measure holds for all heads, so that heads which look far back keep
-more rows. The paper predicts from attention's input, and evicts below a threshold; here the row itself is read
-(backends/importance.py), and the budget decides.
+for each KV head, predicts a row's importance. Importance is comparable across heads, so heads that attend far back keep
+more rows. The paper predicts from the input of attention and evicts rows below a threshold; here the prediction reads
+the KV row itself (backends/importance.py), and the budget decides.
 """
 
 from __future__ import annotations

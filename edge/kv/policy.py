@@ -25,14 +25,14 @@ Selection = IntArray | Sequence[IntArray]
 class KVView:
     """The state that a policy sees: the rows in use, oldest first.
 
-    Arrays are 0 behind a head's last row, and empty if the policy does not need them.
+    Arrays are padded with 0 after a head's last row, and empty if the policy does not need them.
     """
 
     length: int  # rows in use of the head with most
     lengths: IntArray = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [layers, KV heads]: rows in use
-    attention: FloatArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
+    attention: FloatArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))  # [layers, KV heads, rows]
     ages: IntArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.int32))  # likewise: tokens since arrival
-    keys: Callable[[int], FloatArray] | None = None
+    keys: Callable[[int], FloatArray] | None = None  # a layer's keys, [KV heads, rows, head]
     importance: Callable[[int], FloatArray] | None = None  # predicted for a layer's rows, [KV heads, rows], above 0
     longest: int = 0  # most rows that one head may keep, where heads may differ
 
@@ -49,7 +49,7 @@ class Needs:
     queries: int = 0  # number of last queries observed before an eviction; EVERY: all that ever ran
     votes: bool = False  # attention counts the queries that paid a row more than average, instead of summing
     keys: bool = False  # stored keys are read
-    ranks: bool = False  # the importance of rows is predicted, by what was learned of the model; with `keys`
+    ranks: bool = False  # row importance is predicted, by a regression fitted to the model; requires `keys`
     uneven: Granularity = "token"  # finest unit with a row count of its own
     reads: int = 0  # most rows that a head reads for a token, chosen by the engine among those kept; 0: all
 

@@ -1,10 +1,10 @@
 """Quest: all rows stay, and each step reads the pages of rows that its query may attend to most.
 
-Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv:2406.10774. A page of 16 rows
-knows the least and the greatest value of its keys in each dimension d. No key of it has a higher score than
-Σ max(q_d · least_d, q_d · greatest_d); a KV head takes the maximum over its query heads, and reads the pages with the
-highest bounds, the first page, and the newest ones. The first two layers read all rows, and so do prompts: pages are
-chosen for single tokens. Answers are not those of `full` once there are more rows than are read.
+Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv:2406.10774. Each page of 16
+rows stores the minimum and maximum of its keys in each dimension d. No key in the page scores higher than
+Σ max(q_d · min_d, q_d · max_d); a KV head takes the maximum over its query heads, and reads the pages with the highest
+bounds, the first page, and the newest ones. The first two layers and all prompts read every row: pages are chosen for
+single tokens only. Once the cache holds more rows than a step reads, answers differ from those of `full`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge.records import dataclass
 from edge.types import IntArray
 
 PAGE = 16  # rows
-_LEAST = 128  # rows: below, those that are read in any case leave no choice
+_LEAST = 128  # rows: with fewer, the pages that every step reads leave no choice
 
 
 @dataclass(frozen=True)

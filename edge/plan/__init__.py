@@ -1,1 +1,1 @@
-"""Plans: check options, try configurations from the best on, count their bytes, and take the first that fits."""
+"""Plans: check options, try configurations, the best first, count their bytes, and take the first that fits."""

@@ -1,12 +1,12 @@
 """Configurations of an engine that meet the user's options, from the best to the most frugal.
 
-Long prefill chunks are given up first, then KV rows (down to 1,024, unless the run is known to need them), then
-repacked weights, then the rest of the rows. Weights that stay in memory are given up last, and where an engine can
-stream them. But rows that a run is known to need are worth more than resident weights: without such a row answers
-change, without the weights they take longer.
+Configurations first give up long prefill chunks, then KV rows (down to 1,024, unless the run is known to need them),
+then repacked weights, then the rest of the rows, and last, where the engine can stream, resident weights. But rows that
+a run is known to need are worth more than resident weights: without such a row answers change, without the weights they
+take longer.
 
-Streamed weights are read again by every chunk of the prompt and by every token of the answer. Longer chunks are fewer,
-but their scratch displaces weights, so that all passes read more: a plan minimizes `read_again`.
+Every chunk of the prompt and every token of the answer reads streamed weights again. Long chunks mean fewer passes, but
+their scratch displaces weights, so that each pass reads more: a plan minimizes `read_again`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from edge.errors import InputError
 from edge.plan.checks import SMALLEST_ROWS, least_rows
 from edge.plan.resolved import Resolved
 
-EVICTED_SHARE = 8  # when the cache is full, 1/8 of it is freed at once: evictions cost, and are rare this way
+EVICTED_SHARE = 8  # an eviction frees 1/8 of a full cache, so that evictions, which cost time, are rare
 _CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512
 _ROWS_WORTH_REPACKING = 1024  # fewer rows than this are not traded for faster weights
-_STREAMED_SHARE = 4  # 1/4 of the rows may make room for a chunk where each reads streamed weights again
-_PROMPT_SHARE = 8  # tokens of a prompt for one of its answer, at least: few answers are as long as they may be
+_STREAMED_SHARE = 4  # a chunk may evict 1/4 of the rows where every chunk reads streamed weights again
+_PROMPT_SHARE = 8  # assumed prompt tokens per answer token, at least: few answers reach their limit
 _ALL_ROWS = 1 << 40
 
 
 def configurations(run: Resolved) -> Iterator[EngineConfig]:
-    """From the best to the most frugal."""
+    """The configurations to try, from the best to the most frugal."""
     for config in _candidates(run):
         wanted = min(run.options.expected_tokens or 0, _rows_read(run))
         if not run.whole or (not config.resident and config.capacity >= wanted):
@@ -36,7 +36,7 @@ def configurations(run: Resolved) -> Iterator[EngineConfig]:
 
 
 def _rows_read(run: Resolved) -> int:
-    """The most KV rows that can matter: where all layers have windows, a window's and those of an eviction; otherwise
+    """The most KV rows that can matter: if all layers have windows, those of a window and of an eviction; otherwise
     all."""
     windows = run.spec.network.windows if run.spec.network else ()
     if not windows or not all(windows) or not run.policy.evicts:
@@ -47,10 +47,11 @@ def _rows_read(run: Resolved) -> int:
 
 
 def _candidates(run: Resolved) -> Iterator[EngineConfig]:
-    """Stated settings go before tuned ones. Configurations that stream weights keep the least of them in memory."""
+    """All candidates, best first. Stated settings override tuned ones. Configurations that stream keep the fewest
+    weights in memory."""
     spec, backend, tuned, known = run.spec, run.backend, run.tuned, run.options.expected_tokens
-    # Heads that evict on their own close gaps only when positions reach the context, which takes a second or so: a
-    # cache that leaves half of it free does so every few thousand tokens.
+    # Per-head eviction closes gaps only when positions reach the context, which takes a second or so: a cache that
+    # leaves half of the context free does so every few thousand tokens.
     limit = backend.most_rows(spec, known).rows
     most = min(limit, max(1, spec.context // 2)) if run.policy.needs.looks and not run.fits else limit
     expected = -(-(known or spec.context) // SMALLEST_ROWS) * SMALLEST_ROWS
@@ -73,14 +74,14 @@ def _candidates(run: Resolved) -> Iterator[EngineConfig]:
 
 
 def _streamed(run: Resolved, base: EngineConfig, longest: int) -> Iterator[EngineConfig]:
-    """With as many rows, and the fewest possible weights in memory; none if the engine cannot."""
+    """Configurations with as many rows, and the fewest possible weights in memory; none if the engine cannot stream."""
     for config in _sizes(run, base, base.capacity, longest, _STREAMED_SHARE):
         if resident := run.backend.footprint(run.spec, config).least_weights:
             yield replace(config, resident=resident)
 
 
 def shorter_chunks(run: Resolved, config: EngineConfig) -> Iterator[EngineConfig]:
-    """The configuration, and those with shorter chunks, unless one is stated."""
+    """The configuration, and variants with shorter chunks unless the user stated one."""
     yield config
     for chunk in _CHUNKS if run.chunk is None else ():
         if chunk < config.chunk:
@@ -88,8 +89,8 @@ def shorter_chunks(run: Resolved, config: EngineConfig) -> Iterator[EngineConfig
 
 
 def read_again(run: Resolved, chunk: int, streamed: int) -> float:
-    """Bytes that a prompt and its answer read, if each pass reads `streamed` of them again; of prompts of unknown
-    length, for each token of the answer."""
+    """Bytes that a prompt and its answer read, if each pass reads `streamed` bytes again; for a prompt of unknown
+    length, per token of the answer."""
     prompt, expected = run.options.expected_prompt, run.options.expected_tokens
     if prompt is None:
         return streamed * (1 + _PROMPT_SHARE / chunk)
@@ -100,7 +101,7 @@ def read_again(run: Resolved, chunk: int, streamed: int) -> float:
 def _sizes(
     run: Resolved, base: EngineConfig, least: int, longest: int, share: int = EVICTED_SHARE
 ) -> Iterator[EngineConfig]:
-    """Fewer and fewer rows; for each, shorter and shorter prefill chunks."""
+    """Configurations with decreasing rows and, for each, decreasing prefill chunks."""
     rows = base.capacity
     while True:
         for chunk in _chunks(run, rows, longest, share):
@@ -112,7 +113,7 @@ def _sizes(
 
 def _chunks(run: Resolved, rows: int, longest: int, share: int) -> list[int]:
     """Prefill steps worth trying, `longest` first; an encoder's is the whole text. A chunk that evicts must leave most
-    of the window in place: it takes 1/share of the rows."""
+    rows in place: it has at most 1/share of the rows. Raises InputError for a stated step that is too long."""
     evicts = run.policy.evicts and (run.options.expected_tokens or rows + 1) > rows
     if run.spec.encoder:
         return [rows]

@@ -1,4 +1,4 @@
-"""Options that no plan can meet are refused: before anything is counted, in one line."""
+"""Refuses options that no plan can meet: before anything is counted, with a one-line error."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from edge.types import GRANULARITIES
 
 SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template
 _MOST_SEQUENCES = 64
-WRITABLE_ROWS = 8  # of the smallest cache, beside the pinned and the recent ones
+WRITABLE_ROWS = 8  # of the smallest cache, besides pinned and recent rows
 
 
 def check_request(run: Resolved, *, elsewhere: bool) -> None:
-    """Raises InputError for impossible options, UnsupportedError for what the engine lacks. elsewhere: for a device
-    with other cores."""
+    """Raise InputError for impossible options, UnsupportedError for options that the engine lacks. elsewhere: whether
+    the plan is for another device, with other cores."""
     spec, backend, options = run.spec, run.backend, run.options
     has = backend.CAPABILITIES
     if missing := _missing(run.policy.needs, has):
@@ -81,7 +81,7 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
 
 
 def _check_draft(run: Resolved, *, elsewhere: bool) -> None:
-    """Of a model that drafts."""
+    """Check the options of a draft model."""
     options, draft = run.options, run.options.draft_file
     if draft is None:
         return
@@ -98,14 +98,14 @@ def _check_draft(run: Resolved, *, elsewhere: bool) -> None:
 
 
 def check_static_sizes(spec: ModelSpec, rows: int | None, chunk: int | None) -> None:
-    """Of graphs that are written or compiled for this model. Raises InputError."""
+    """Check the sizes of graphs to be written or compiled for this model. Raises InputError."""
     check_count("--max-kv-size", rows, least_rows(0), spec.context, f" ({spec.context} positions is all it knows)")
     check_count("--prefill-step-size", chunk, 2, (rows or spec.context) // 2, " (half of the KV rows)")
 
 
 def fixed_sizes(options: Options, fixed: FixedSizes) -> tuple[int | None, int, str]:
-    """KV rows, prefill step and KV dtype of a run whose graphs have fixed sizes; no rows where --kv-memory says them.
-    Raises InputError for more than the graphs have, UnsupportedError for KV rows of another type."""
+    """KV rows, prefill step and KV dtype of a run whose graphs have fixed sizes; rows are None if --kv-memory decides.
+    Raises InputError for sizes beyond the graphs', UnsupportedError for a KV dtype that they lack."""
     if fixed.compiled and options.kv_memory is not None:
         raise InputError(f"--kv-memory: the model was compiled for {fixed.rows} KV rows: leave it out")
     stated = {"--max-kv-size": options.max_kv_size, "--prefill-step-size": options.prefill_step_size}
@@ -128,7 +128,7 @@ def fixed_sizes(options: Options, fixed: FixedSizes) -> tuple[int | None, int, s
 
 
 def check_count(name: str, value: object, low: int = 1, high: int | None = None, why: str = "") -> None:
-    """None, or a whole number of at least `low` and at most `high`; why: the reason for that. Raises InputError."""
+    """None, or a whole number from `low` to `high`. why: the reason for the upper limit. Raises InputError."""
     if value is None:
         return
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or (high is None and value < low):
@@ -138,7 +138,7 @@ def check_count(name: str, value: object, low: int = 1, high: int | None = None,
 
 
 def check_threads(threads: int | None) -> None:
-    """Threads wait for each other at every barrier, so that two on one core slow all down. Raises InputError."""
+    """Raise InputError for more threads than cores: all wait at every barrier, so two on one core slow all down."""
     cores = logical_cores()
     if threads is not None and not 1 <= threads <= cores:
         raise InputError(
@@ -147,7 +147,7 @@ def check_threads(threads: int | None) -> None:
 
 
 def least_rows(pinned: int) -> int:
-    """The pinned rows, as many recent ones, and a few to write to."""
+    """The least KV rows of a cache: the pinned rows, as many recent ones, and a few to write to."""
     return 2 * pinned + WRITABLE_ROWS
 
 
@@ -161,7 +161,7 @@ def _check_sinks(run: Resolved) -> None:
     sinks, rows, context = run.pinned, run.rows, run.spec.context
     needed = least_rows(sinks)
     if sinks <= DEFAULT_SINKS:
-        return  # of too small a cache its rows are the fault
+        return  # blame the cache's size instead
     flag = "--keep" if sinks == run.options.keep else "--sinks"
     if needed > context:
         most = sinks - (needed - context + 1) // 2
@@ -171,13 +171,13 @@ def _check_sinks(run: Resolved) -> None:
 
 
 def _keeps_newest(run: Resolved) -> bool:
-    """However few rows an eviction leaves: half of the cache at least."""
+    """Whether the policy keeps the newest row, even in an eviction that leaves only half of the cache."""
     recent = getattr(run.policy, "recent", 1)
     return int(recent * ((run.rows or SMALLEST_ROWS) // 2)) > 0
 
 
 def _missing(needs: Needs, has: Capabilities) -> str | None:
-    """The need of a policy that the engine does not meet; None if it meets all."""
+    """The policy's need that the engine does not meet, in words; None if it meets all."""
     if needs.queries and not has.attention:
         return "needs an engine that shows attention"
     if needs.reads and not has.pages:

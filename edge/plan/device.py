@@ -18,23 +18,23 @@ from edge.plan.kv_losses import find_losses
 from edge.plan.npu import check_npu
 from edge.plan.plan import Plan, make_plan
 
-MODULE_MOST = 65535 << 16  # bytes of a WebAssembly module's memory, which has whole pages and addresses of 32 bits
-# The tokenizer's room for the longest word (MOST_SYMBOLS in tokenizer.c), which any text may have: for each of its
-# 4 × 64 Ki bytes a byte, and six numbers while symbols are merged.
+MODULE_MOST = 65535 << 16  # bytes of a WebAssembly module's memory: whole pages and 32-bit addresses
+# The tokenizer's buffer for the longest word (MOST_SYMBOLS in tokenizer.c), which any text may contain: for each of its
+# 4 × 64 Ki bytes, a byte and six numbers while symbols are merged.
 _WORD_BYTES = (4 * 64 << 10) * (1 + 6 * 4)
 RUNTIME_BYTES = (3 << 20) + _WORD_BYTES  # of an app without Python: the C runtime, its code and stacks; measured
-TOKENIZER_BYTES = 82  # of a token of the vocabulary; measured: 68 of SmolLM2, 82 of Gemma 3
-_PHONES = ("android", "ios")  # no Python runs there: models run in apps
-_CORES = 4  # of a device whose profile does not say
+TOKENIZER_BYTES = 82  # per token of the vocabulary; measured: 68 for SmolLM2, 82 for Gemma 3
+_PHONES = ("android", "ios")  # systems without Python: models run in apps
+_CORES = 4  # of a device whose profile does not state them
 
 
 def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: Options, more: int = 0) -> Plan:
     """As `make_plan`, with the engine that the device would have. more: bytes of a tokenizer that is not made yet.
-    `Plan.chosen` says why the engine is not the one that `auto` prefers. Phones have no interpreter.
+    `Plan.chosen` says why the engine is not the one that `auto` prefers. Plans for phones count no interpreter.
 
-    An execution provider other than `cpu` stands for the device's NPU, and the sizes of its graphs are fixed.
+    An execution provider other than `cpu` stands for the device's NPU, whose graphs have fixed sizes.
 
-    Raises what `make_plan` raises, and InputError.
+    Raises the errors of `make_plan`, and InputError.
     """
     if profile.name == HOST:
         return plan_here(file, spec, options, more)[1]
@@ -51,9 +51,9 @@ def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
 
 
 def limits_of(profile: DeviceProfile, options: Options) -> tuple[MemoryLimit, int]:
-    """The memory for a run on another device, and the threads that it has by default. Raises InputError.
+    """The memory for a run on another device, and its default threads. Raises InputError.
 
-    A page may have more memory than its profile says, which is what phones grant.
+    A web page may state more memory than its profile, which has the amount that phones grant.
     """
     web = profile.system == "web"
     if web and options.memory is not None and options.memory > MODULE_MOST:

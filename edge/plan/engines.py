@@ -1,6 +1,6 @@
 """The engine of a plan: on the CPU, or on a GPU where that was faster when both were timed.
 
-`edge/run/starting/race.py` times them, once per model and device; the cache folder keeps what it found.
+`edge/run/starting/race.py` times them, once per model and device; the cache folder keeps the result.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Pace:
 
     @property
     def seconds(self) -> float:
-        """Of a typical request."""
+        """Seconds of a typical request, of PROMPT and ANSWER tokens; infinite for an engine that failed."""
         return PROMPT / self.prefill + ANSWER / self.decode if self.prefill > 0 < self.decode else float("inf")
 
 
 @dataclass(frozen=True)
 class Race:
-    """adapter: the GPU and its driver (`GPUMemory.adapter`). engine: that on the CPU."""
+    """The result of a race. adapter: the GPU and its driver (`GPUMemory.adapter`). engine: the one on the CPU."""
 
     adapter: str
     engine: str
@@ -79,10 +79,10 @@ def plan_here(
     file: GGUFFile, spec: ModelSpec, options: Options, more: int = 0, timed: Timed | None = None
 ) -> tuple[Backend, Plan]:
     """The engine of `options.backend` and its plan on this device; more: see `make_plan`. `auto` takes the GPU if it
-    was faster and the model fits there. timed: times an engine on the CPU and that on the GPU by their plans, where
-    nothing is known of this GPU yet; None: the CPU's is taken then.
+    was faster and the model fits there. timed: times the engines on CPU and GPU with their plans if they have not been
+    timed here yet; None: choose the CPU's then.
 
-    Raises what `find_backend` and `make_plan` raise.
+    Raises the errors of `find_backend` and `make_plan`.
     """
     if options.backend == ON_GPU and options.memory is not None and not _has_room(options):
         return _unseen(spec, options, more)
@@ -120,7 +120,7 @@ def plan_here(
         return engine, first_fit(runs, more=more, first_run=first_run)
 
     if rival and not passed_over:
-        with suppress(BudgetError, UnsupportedError, InputError):  # only one can run this, which its own plan will say
+        with suppress(BudgetError, UnsupportedError, InputError):  # only one engine can run this: its own plan reports
             ours = resolved(rival)
             engine, plan = planned(ours)
             if race and race.adapter == plan.config.adapter:
@@ -131,7 +131,7 @@ def plan_here(
                 race = Race(plan.config.adapter, usual[0].backend.NAME, cpu, gpu)
                 with suppress(CacheError):
                     keep_race(spec, race)
-                engine, plan = planned(ours if race.is_gpu_faster else usual)  # what timing left in memory counts
+                engine, plan = planned(ours if race.is_gpu_faster else usual)  # again: memory left by the race counts
                 return engine, replace(plan, chosen=race.about())
     engine, plan = planned(resolved(find_backend(engine_of(options), file, spec, options.kv_dtype)))
     if passed_over:
@@ -142,8 +142,8 @@ def plan_here(
 
 
 def _unseen(spec: ModelSpec, options: Options, more: int) -> tuple[Backend, Plan]:
-    """Raises BudgetError for a GPU that no driver has shown yet: as one that shares main memory, since a card needs
-    less of it."""
+    """Plan for a GPU without loading its driver, which does not fit the budget. Assumes a GPU that shares main memory,
+    since a card needs less of it. Raises BudgetError."""
     engine = engine_named(ON_GPU)
     engine.check_installed()
     options, limit = replace(options, gpu_memory=None), MemoryLimit(options.memory or 0, "budget")
@@ -153,12 +153,12 @@ def _unseen(spec: ModelSpec, options: Options, more: int) -> tuple[Backend, Plan
 
 
 def engine_of(options: Options) -> str:
-    """The engine that options name: `auto` with an execution provider is the one that has them."""
+    """The engine that options name; `auto` with an execution provider means the engine that has providers."""
     return engines_with("providers")[0] if options.backend == AUTO and options.provider is not None else options.backend
 
 
 def may_use_gpu(file: GGUFFile, options: Options) -> bool:
-    """Whether `auto` may choose a GPU: there may be one, and no option is for another engine. Loads no driver."""
+    """Whether `auto` may choose a GPU: there may be one, and no option requires another engine. Loads no driver."""
     others = (options.lora, options.provider, options.gpu_layers, file.folder)
     if options.backend != AUTO or is_off() or any(each is not None for each in others) or not _has_room(options):
         return False
@@ -166,13 +166,13 @@ def may_use_gpu(file: GGUFFile, options: Options) -> bool:
 
 
 def _has_room(options: Options) -> bool:
-    """Whether the budget has room for drivers of GPUs, which even a refusal would load."""
+    """Whether the budget has room for a GPU's driver, which even a refusal would load."""
     driver = engine_named(ON_GPU).DRIVER_BYTES
     return options.memory is None or memory_use().rss + driver <= options.memory
 
 
 def _may_exceed(engine: Backend, options: Options) -> bool:
-    """Whether a first run may take more than its plan counts, and so more than a memory budget."""
+    """Whether a first run may take more than its plan counts, and thus exceed the memory budget."""
     return options.memory is not None and not engine.bounded()
 
 
@@ -188,7 +188,7 @@ def gpu_rival(file: GGUFFile, spec: ModelSpec, options: Options) -> Backend | No
 
 
 def find_race(spec: ModelSpec) -> Race | None:
-    """The race of models alike on this device, by this version of edge; None if there was none."""
+    """The race of a model of this shape on this device, by this version of edge; None if there was none."""
     path = cache.find("races", _key(spec), ".json")
     try:
         return None if path is None else parse(Race, json.loads(path.read_text(encoding="utf-8")))
@@ -197,13 +197,13 @@ def find_race(spec: ModelSpec) -> Race | None:
 
 
 def keep_race(spec: ModelSpec, race: Race) -> None:
-    """Raises CacheError if the cache folder cannot be written."""
+    """Keep a race in the cache folder. Raises CacheError if it cannot be written."""
     with cache.create("races", _key(spec), ".json", about=f"{spec.label}: {race.about()}") as path:
         path.write_text(json.dumps(asdict(race)), encoding="utf-8")
 
 
 def _key(spec: ModelSpec) -> str:
-    """Of model, processor and GPU, as far as they are known without a driver."""
+    """The key of model, processor and GPU, as far as they are known without a driver."""
     device = (cpu_key(), seen_gpus(), os.environ.get(VARIABLE, ""))
     return hashlib.sha256(repr((model_key(spec), device, own_versions()["edge"])).encode()).hexdigest()[:32]
 

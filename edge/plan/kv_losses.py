@@ -1,7 +1,7 @@
-"""KL divergence that each KV dtype costs a model, as measured on this machine and remembered in the cache folder.
+"""The KL divergence of each KV dtype for a model, measured on this machine and kept in the cache folder.
 
-`edge eval kv --tasks kl` and `edge search` measure it; `--kv-policy auto` chooses the dtype of rows by it. A record
-belongs to a model's content, an engine and a version of edge.
+`edge eval kv --tasks kl` and `edge search` measure it; `--kv-policy auto` chooses the KV dtype by it. A record belongs
+to a model's content, an engine and a version of edge.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from edge.storage import cache
 from edge.storage.versions import edge_version
 from edge.values import parse
 
-LEAST_TOKENS = 500  # fewer predictions do not tell a loss of some hundredths from noise
+LEAST_TOKENS = 500  # with fewer predictions, a loss of some hundredths drowns in noise
 
 
 @dataclass(frozen=True)
 class KVLoss:
-    """The loss of a full cache in a dtype, against one in the engine's first."""
+    """The loss of a full cache in a dtype, against one in the engine's first dtype."""
 
     kl: float  # nats per prediction
     stderr: float
@@ -42,18 +42,18 @@ Losses = Mapping[str, KVLoss]
 
 
 def find_losses(file: GGUFFile, backend: Backend, options: Options) -> Losses:
-    """The measured losses of a model, in dtypes that the engine has; empty if the dtype is not open to choose."""
+    """The measured losses of a model, by dtypes that the engine has; empty unless `auto` may choose the dtype."""
     if options.kv_policy != AUTO or options.kv_dtype is not None or not cache.entries("losses"):
-        return {}  # without a hash of the whole file
-    with suppress(InputError):  # of a model on the Hub only the header is here
+        return {}  # avoids a hash of the whole file
+    with suppress(InputError):  # only the header of a model on the Hub is here
         found = _read(_key(content_hash(file), backend.NAME))
         return {dtype: each for dtype, each in found.items() if dtype in backend.CAPABILITIES.kv_dtypes}
     return {}
 
 
 def remember_losses(file: GGUFFile, backend: Backend, found: Losses) -> None:
-    """Add losses to the model's record. Those of too few predictions, or of fewer than are known, are left out; so are
-    all of them if the cache folder cannot be written."""
+    """Add losses to the model's record. Leaves out losses of too few predictions, or of fewer than the known ones. Does
+    nothing if the cache folder cannot be written."""
     found = {dtype: each for dtype, each in found.items() if each.tokens >= LEAST_TOKENS}
     if not found:
         return

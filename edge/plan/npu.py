@@ -1,7 +1,7 @@
-"""Whether a device's NPU can run a model: before anything is compiled, from the header of the model's file.
+"""Whether a device's NPU can run a model, decided from the header of the model's file before anything is compiled.
 
-Compilers of NPUs want fixed sizes, blocks of 4 or 8 bits or floats, and contexts no larger than the NPU can address:
-models that are larger are cut into shards of some layers each.
+Compilers of NPUs require fixed sizes, blocks of 4 or 8 bits or floats, and contexts no larger than the NPU can address:
+larger models are split into shards of some layers each.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _HEADS = ("output", "token_embd")
 
-_MORE_FOR_MINIMA = 2  # bytes of a block in a context, beyond its zero point; measured with QNN 2.51
+_MORE_FOR_MINIMA = 2  # bytes per block in a context, besides its zero point; measured with QNN 2.51
 
 
 @dataclass(frozen=True)
 class NpuUse:
-    """device: the profile's name. npu: None if the device has none. context: bytes of the compiled weights and of the
-    graphs over them, a chunk's and a step's; 0: unknown.
-    shards: contexts that they are cut into. compiled: the model's folder has the contexts; otherwise their size is
+    """The use of a device's NPU by a model. device: the profile's name. npu: None if the device has none. context:
+    bytes of the compiled weights and of their graphs, for a chunk and for a step; 0: unknown. shards: the number of
+    contexts that they are split into. compiled: whether the model's folder has the contexts; otherwise their size is
     estimated. reasons: why the NPU does not run the model; empty: it does."""
 
     device: str
@@ -53,7 +53,7 @@ class NpuUse:
 
 
 def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
-    """Of a model that is not loaded. Raises ModelFormatError for a folder that lacks its contexts."""
+    """The NPU's use by a model that is not loaded. Raises ModelFormatError for a folder that lacks its contexts."""
     from edge.backends.onnx.folders import check_folder  # here: most plans are for other processors
     from edge.backends.onnx.graph.layout import check_static, make_layout
     from edge.backends.onnx.npu.form import graph_bytes
@@ -76,7 +76,7 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
     reasons, context = [*whose, *_wide(layers)], _weights_bytes(layout, spec) + graphs
     shards, limit = 1, profile.value("npu_context")
     if limit is not None and context > limit:
-        # The layers are as equal as they can be, and the head goes with the last ones.
+        # Shards have as equal numbers of layers as possible; the last one also has the head.
         least = max((sum(map(_nbytes, layers)) + graphs) / spec.layers, _nbytes(head))
         shards = next((n for n in range(2, spec.layers + 1) if context / n + least <= limit), 0)
         if not shards:
@@ -85,7 +85,7 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
 
 
 def no_provider(npu: Npu) -> str:
-    """Why nothing of ONNX Runtime runs on it, or what does instead; empty: something does."""
+    """Why ONNX Runtime cannot run on this NPU, and the alternative if there is one; empty if it can."""
     if npu.provider is not None:
         return ""
     if npu.vendor == "Apple":
@@ -94,13 +94,13 @@ def no_provider(npu: Npu) -> str:
 
 
 def _weights_bytes(layout: Layout, spec: ModelSpec) -> int:
-    """Of the weights in compiled contexts: packed, with scales, and values that were floats, in float16."""
+    """Bytes of the weights in compiled contexts: packed, with scales; floats become float16."""
     matrices = [*_layers(layout), layout.matrices[_HEADS[spec.tied_head]]]
     return sum(map(_nbytes, matrices)) + _vectors(layout)
 
 
 def check_npu(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, provider: str) -> NpuUse:
-    """Raises InputError if the provider does not run on the device's NPU, UnsupportedError if that cannot run the
+    """Raise InputError if the provider does not run on the device's NPU, UnsupportedError if the NPU cannot run the
     model."""
     if profile.npu_named(provider) is None:
         found = f"its NPU is {profile.npu}" if profile.npu else _no_npu(profile)
@@ -142,7 +142,7 @@ def _fits(matrix: Matrix) -> bool:
 
 
 def _wide(matrices: list[Matrix]) -> list[str]:
-    """That some matrices are in a form which NPUs do not multiply."""
+    """A reason if some matrices have a form that NPUs cannot multiply; else empty."""
     wide = [matrix for matrix in matrices if not _fits(matrix)]
     if not wide:
         return []
@@ -153,7 +153,7 @@ def _wide(matrices: list[Matrix]) -> list[str]:
 
 
 def _nbytes(matrix: Matrix) -> int:
-    """Compiled: scales, and values that were floats, in float16."""
+    """Bytes of a compiled matrix, with its scales; floats become float16."""
     from edge.backends.onnx.graph.forms import Blocks
 
     values = matrix.rows * matrix.columns
@@ -163,7 +163,7 @@ def _nbytes(matrix: Matrix) -> int:
 
 
 def _for_minima(matrix: Matrix) -> int:
-    """Compiled: what products with the means of blocks take."""
+    """Bytes that products with the means of blocks take in a compiled context."""
     has_minima = getattr(matrix.form, "minima", False)
     return _MORE_FOR_MINIMA * matrix.rows * matrix.columns // BLOCK if has_minima else 0
 

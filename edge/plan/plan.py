@@ -1,7 +1,7 @@
 """Count bytes of weights, KV rows and scratch before anything is loaded, and choose a configuration that fits.
 
-A plan takes the first configuration that fits the limit (`edge/plan/candidates.py` has their order). If that one
-streams weights, its chunk is the one for which the fewest bytes are read again.
+A plan takes the first configuration that fits the limit (`edge/plan/candidates.py` orders them). If that configuration
+streams weights, its chunk is the one that minimizes the bytes read again.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ FirstRun = Callable[[EngineConfig], int]
 
 _log = logging.getLogger("edge")
 
-# Kept free for what cannot be counted: the answer's text, allocator slack, the kernel's own rounding of VmHWM.
+# Kept free for memory that cannot be counted: the answer's text, allocator slack, the kernel's rounding of VmHWM.
 _RESERVE = 6 << 20
-_CARD_RESERVE = 512 << 20  # of a card's memory, for what its driver keeps of each process and for other programs
-_GRAIN = 2 << 20  # the interpreter counts as a multiple of this: a budget that fits in one run fits in the next
+_CARD_RESERVE = 512 << 20  # of a card's memory, for its driver's data of each process and for other programs
+_GRAIN = 2 << 20  # the interpreter's size is rounded up to this: a budget that fits one run fits the next
 _DRIFT = 2 << 20  # by which the next process may be larger, because other pages of libraries are in the page cache
 
-_TOKEN_BYTES = 5  # of a sequence's token ids, in an array that grows
-DRAFT_TEXT = 1 << 16  # tokens of a sequence that drafts are copied from, at most
-DRAFT_TEXT_BYTES = (4 + 1) * DRAFT_TEXT  # and, of each distance, how far the text repeats itself
-_SAVING = 1  # snapshot more, while its parts are joined
-_BLOCK_COPIES = 3  # of a prompt cache's block, while its rows are gathered, joined and written, or read and put back
+_TOKEN_BYTES = 5  # per token id of a sequence, in an array that grows
+DRAFT_TEXT = 1 << 16  # most tokens of a sequence that drafts are copied from
+DRAFT_TEXT_BYTES = (4 + 1) * DRAFT_TEXT  # a token id, and a byte per distance: the length of the match
+_SAVING = 1  # one more snapshot, while the parts of a new one are joined
+_BLOCK_COPIES = 3  # of a prompt cache's block, while its rows are gathered, joined and written, or read and restored
 
 
 @dataclass(frozen=True)
 class PlanBytes:
-    """The table of bytes."""
+    """The bytes of a plan's parts."""
 
     interpreter: int  # measured (this process before load), and the engine's libraries
     weights: int  # resident at a time
     kv: int
     scratch: int
     reserve: int = _RESERVE
-    streamed: int = 0  # weights that every pass reads anew from the file
+    streamed: int = 0  # weights that every pass reads again from the file
     lora: int = 0  # adapters
     fixed_kv: int = 0  # the part of `kv` that does not depend on the number of rows (`KVCache.fixed`)
     gpu: int = 0  # the part of weights, kv, scratch and adapters in buffers of a GPU
-    on_card: bool = False  # that part is memory of a card's own, and none of the process's
+    on_card: bool = False  # whether that part is the card's own memory, outside the process
     snapshots: int = 0  # of the ends of turns, to which a conversation can return
-    draft: int = 0  # of another model, which drafts: its weights, KV rows and scratch
+    draft: int = 0  # weights, KV rows and scratch of a draft model, or of the model's own layer that drafts
 
     @property
     def total(self) -> int:
-        """Of the process."""
+        """Bytes of the process."""
         counted = self.interpreter + self.weights + self.kv + self.scratch + self.lora + self.snapshots + self.draft
         return counted - self.gpu * self.on_card
 
@@ -90,14 +90,14 @@ class Plan:
     predicted_peak: int  # an estimate of the process's peak resident set, in bytes
     limit: int
     limit_source: str  # "budget" if stated, else what the system grants
-    gpu_limit: int | None = None  # of memory on the GPU, bytes; None: none is known
+    gpu_limit: int | None = None  # of memory on the GPU, bytes; None: unknown
     gpu_limit_source: str = ""  # as limit_source
-    dtype_by: str = ""  # what `--kv-policy auto` chose the KV dtype by, unless all rows fit in the engine's own
+    dtype_by: str = ""  # why `--kv-policy auto` chose the KV dtype, unless all rows fit in the engine's own
     chosen: str = ""  # measured speeds of CPU and GPU, if the engine was chosen by them
     first_run: int = 0  # bytes of this process and a child that compiles, before the run; 0: nothing is left to compile
-    snapshots: int = 0  # most ends of turns and of parts of prompts that a session saves, where rows are no way back
-    tuned: str = "default"  # or "record NAME": where threads, chunk and sizes of pieces of work come from
-    draft: EngineConfig | None = None  # of another model, which drafts
+    snapshots: int = 0  # most ends of turns and of parts of prompts to save, where rows alone do not allow a rewind
+    tuned: str = "default"  # or "record NAME": the source of threads, chunk and tuned sizes
+    draft: EngineConfig | None = None  # of the model or layer that drafts
 
     @property
     def policy(self) -> Policy:
@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def maps_weights(self) -> bool:
-        """Whether the weights are pages of a file, rather than a copy of them."""
+        """Whether the weights are mapped pages of a file, rather than a copy."""
         return not (self.bytes.streamed or self.bytes.gpu or self.config.repack)
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,10 +127,10 @@ def make_plan(
 ) -> Plan:
     """Choose settings with which `spec` runs within `options.memory`, or within what the system grants.
 
-    elsewhere: the memory of another device to plan for; records that were tuned on this one are then ignored. threads:
-    of that device, unless the options state them. process: bytes that the process holds before the engine is loaded
-    (default: what this process holds now). more: bytes that it will hold besides. first_run: `Backend.first_run` of the
-    model's file. losses: see `resolve`.
+    elsewhere: the memory of another device to plan for; tuning records of this device are then ignored. threads: of
+    that device, unless the options state them. process: bytes that the process holds before the engine is loaded
+    (default: this process's now). more: bytes that it will hold besides. first_run: `Backend.first_run` of the model's
+    file. losses: see `resolve`.
 
     Raises BudgetError, which names the smallest budget that fits; InputError for impossible options; UnsupportedError
     for options that the engine lacks.
@@ -144,14 +144,14 @@ def first_fit(
     runs: Sequence[Resolved], elsewhere: MemoryLimit | None = None, more: int = 0, process: int | None = None,
     first_run: FirstRun = lambda config: 0,
 ) -> Plan:  # fmt: skip
-    """The plan of the first configuration that fits, counted in the process as it is. See `make_plan`."""
+    """The plan of the first configuration that fits, in the process as it is now. See `make_plan`."""
     options = runs[0].options
     if runs[0].forced and not runs[0].spec.encoder:
         _log.warning("KV policy full, which stops where the cache is full: %s", runs[0].forced)
     budget = MemoryLimit(options.memory, "budget") if options.memory else None
     limit = elsewhere or budget or memory_limit(memory_root())
     card = gpu_limit(options, runs[0].gpu)
-    release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
+    release_free_memory()  # memory freed after building the tokenizer would otherwise count twice
     use = memory_use()
     resident, peak = (use.rss + more, 0 if elsewhere else use.peak) if process is None else (process, 0)
     before = _Before(resident, peak, first_run)
@@ -163,7 +163,7 @@ def first_fit(
             if before.needs_first(config) > limit.bytes:
                 config = replace(config, frugal=True)
                 if before.needs_first(config) > limit.bytes:
-                    card = None  # it is the process that has no room
+                    card = None  # the process has no room, rather than the card
                     break
             return _plan(run, config, counted, limit, card, before)
     following = replace(before, resident=before.resident + _DRIFT) if process is None else before
@@ -171,7 +171,7 @@ def first_fit(
 
 
 def gpu_limit(options: Options, gpu: GPUMemory | None) -> MemoryLimit | None:
-    """Of what lies on the GPU: the budget, or what a card has free; None: none is known."""
+    """The limit of memory on the GPU: the budget, or the card's free memory less a margin; None: unknown."""
     if options.gpu_memory is not None:
         return MemoryLimit(options.gpu_memory, "budget")
     if gpu is None or gpu.unified or gpu.free is None:
@@ -180,7 +180,7 @@ def gpu_limit(options: Options, gpu: GPUMemory | None) -> MemoryLimit | None:
 
 
 def plan_with_lora(plan: Plan, spec: ModelSpec, backend: Backend, size: LoraSize) -> Plan:
-    """The same plan, with room for other adapters. Raises BudgetError if they do not fit beside what it has."""
+    """The same plan, with room for other adapters. Raises BudgetError if they do not fit beside the rest."""
     config = replace(plan.config, lora_rank=size.rank, lora_bytes=size.nbytes)
     before, need = backend.footprint(spec, plan.config), backend.footprint(spec, config)
     scratch = plan.bytes.scratch + need.scratch - before.scratch
@@ -202,7 +202,7 @@ def plan_with_lora(plan: Plan, spec: ModelSpec, backend: Backend, size: LoraSize
 
 @dataclass(frozen=True)
 class _Before:
-    """The process before anything is loaded: bytes, now and at most; and what a first run takes then."""
+    """The process before anything is loaded: its bytes, now and at the peak, and the bytes that a first run takes."""
 
     resident: int
     peak: int
@@ -217,7 +217,7 @@ class _Before:
     def bytes_of(self, run: Resolved, config: EngineConfig) -> PlanBytes:
         need = run.backend.footprint(run.spec, config)
         scratch, cache = need.scratch, run.options.prompt_cache
-        if cache is not None or config.sequences > 1:  # which copy rows from each other
+        if cache is not None or config.sequences > 1:  # sequences copy rows from each other
             block = BLOCK * (need.kv - need.fixed_kv) // config.capacity
             copied = max(block, need.fixed_kv) // config.sequences
             scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * copied
@@ -225,7 +225,7 @@ class _Before:
         weights = config.resident or need.weights
         # Token ids of prompts that are read before they are run.
         scratch += 4 * (config.capacity + config.chunk) * config.sequences
-        if config.sequences > 1:  # each keeps those of its rows, by which the next prompt finds what it shares
+        if config.sequences > 1:  # each keeps its rows' token ids, in which the next prompt looks for a common prefix
             scratch += _TOKEN_BYTES * config.capacity * config.sequences
         scratch += DRAFT_TEXT_BYTES * config.sequences * (config.drafts > 0)
         reserve = _RESERVE + -self.resident % _GRAIN
@@ -241,7 +241,7 @@ class _Before:
         return max(counted.total + counted.reserve, self.peak)
 
     def needs_first(self, config: EngineConfig) -> int:
-        """The smallest limit for what comes before loading; 0: nothing does."""
+        """The smallest limit for the work before loading; 0 if there is none."""
         takes = self.first_run(config)
         return self.resident + takes + _RESERVE + -self.resident % _GRAIN if takes else 0
 
@@ -277,7 +277,7 @@ def _plan(
 def _filled(
     run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before
 ) -> tuple[EngineConfig, PlanBytes]:
-    """With as many of the weights in memory as the limit leaves room for, in whole MiB."""
+    """The configuration with as many weights in memory as the limit allows, in whole MiB."""
     spare = limit.bytes - counted.total - counted.reserve
     config = replace(config, resident=config.resident + (spare >> 20 << 20))
     return config, before.bytes_of(run, config)
@@ -286,7 +286,7 @@ def _filled(
 def _balanced(
     run: Resolved, config: EngineConfig, limit: MemoryLimit, before: _Before
 ) -> tuple[EngineConfig, PlanBytes]:
-    """With the chunk, at most as long, for which prompt and answer read the fewest bytes of streamed weights."""
+    """The configuration with the chunk, at most as long, that minimizes the streamed bytes of prompt and answer."""
     found = []
     for each in shorter_chunks(run, config):
         counted = before.bytes_of(run, each)
@@ -299,11 +299,11 @@ def _balanced(
 def _with_drafts(
     run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before, *, mtp: bool
 ) -> tuple[EngineConfig, PlanBytes]:
-    """With room to verify drafts, if it fits beside everything else, and with the model's layer for multi-token
-    prediction if that fits, too. mtp: whether it may run."""
+    """The configuration with room to verify drafts, if that fits beside everything else, and with the model's layer for
+    multi-token prediction, if that fits, too. mtp: whether the layer may run."""
     if config.drafts:
         return config, counted
-    slots = config.resident and run.spec.experts  # several tokens choose more experts than are read for one
+    slots = config.resident and run.spec.experts  # several tokens choose, and read, more experts than one
     more = replace(config, drafts=0 if slots else run.drafts)
     larger = before.bytes_of(run, more)
     if before.needs(larger) > limit.bytes:
@@ -317,8 +317,8 @@ def _with_drafts(
 
 
 def _snapshots(run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit) -> int:
-    """As many as fit beside everything else. None for a run of one request, which never returns, and for policies that
-    choose by attention: it does not come back."""
+    """The number of snapshots that fit beside everything else. 0 for a run of one request, which never rewinds, and for
+    policies that use attention, which cannot be restored."""
     if not counted.fixed_kv or run.options.expected_tokens is not None or run.policy.needs.queries:
         return 0
     spare, most = limit.bytes - counted.total - counted.reserve, run.backend.MOST_SNAPSHOTS
@@ -334,8 +334,8 @@ def _too_small(
     runs: Sequence[Resolved], limit: MemoryLimit, card: MemoryLimit | None, before: _Before, following: _Before,
     *, elsewhere: bool,
 ) -> BudgetError:  # fmt: skip
-    """Says what the options need, the smallest budget that they fit in the process that tries it, and the smallest with
-    the fewest rows."""
+    """An error that states the need of the options, the smallest budget that fits in the process that tries it, and the
+    smallest with the fewest rows."""
     spec, backend, options = runs[0].spec, runs[0].backend, runs[0].options
     _, _, needed = next(before.count(runs))
     smallest, config = _smallest(runs, following)
@@ -365,7 +365,7 @@ def _too_small(
 
 
 def _card_too_small(runs: Sequence[Resolved], card: MemoryLimit, before: _Before) -> BudgetError:
-    """Says what the options need on the GPU, and the configuration that needs least there."""
+    """An error that states the need of the options on the GPU, and the configuration that needs least there."""
     needs = [(counted.gpu, config) for _, config, counted in before.count(runs)]
     least, config = min(needs, key=lambda each: each[0])
     stated = "--gpu-memory is" if card.source == "budget" else "its free memory, less a margin, is"
@@ -381,8 +381,7 @@ def _card_too_small(runs: Sequence[Resolved], card: MemoryLimit, before: _Before
 
 
 def _smallest(runs: Sequence[Resolved], before: _Before) -> tuple[int, EngineConfig]:
-    """The smallest budget that one of the runs fits, bytes, in whole MiB as people write them; and the plan's choice
-    within it."""
+    """The smallest budget that one of the runs fits, in bytes, rounded up to whole MiB; and the choice within it."""
     found = [(before.needs(counted), config) for _, config, counted in before.count(runs)]
     smallest = -(-min(need for need, _ in found) >> 20) << 20
     return smallest, next(config for need, config in found if need <= smallest)

@@ -1,4 +1,4 @@
-"""Google Play's thresholds of an app's memory, beside what a plan takes of them.
+"""Google Play's thresholds of an app's memory, and a plan's use of them.
 
 Google Play counts pages that no file backs, in memory and in swap. Weights that are mapped from a file do not count.
 """
@@ -44,8 +44,8 @@ class PlayUse:
     """The part of Google Play's thresholds that an app's model takes. Bytes."""
 
     counted: int  # estimated: RssAnon and VmSwap together, at most; the rest of the app comes on top
-    mapped: int  # estimated: of files, which do not count
-    memory: int  # of phones that the thresholds are for
+    mapped: int  # estimated: pages of files, which do not count
+    memory: int  # of the phones to which the thresholds apply
     foreground: int
     service: int
     background: int
@@ -54,8 +54,8 @@ class PlayUse:
 
 
 def play_use(plan: Plan, profile: DeviceProfile) -> PlayUse | None:
-    """None for devices without Google Play, for those whose memory is unknown, and for GPUs, whose drivers have memory
-    of other kinds."""
+    """A plan's use of the thresholds; None for devices without Google Play or of unknown memory, and for GPUs, whose
+    drivers have memory of other kinds."""
     if profile.system != "android" or not profile.memory or plan.bytes.gpu:
         return None
     known, memory = thresholds(), profile.memory

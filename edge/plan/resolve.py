@@ -1,4 +1,4 @@
-"""Decide, once, all that options leave open and bytes do not decide: policy, KV rows and dtype."""
+"""Decide the settings that options leave open and that do not depend on counted bytes: policy, KV rows and dtype."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge.plan.resolved import Resolved
 if TYPE_CHECKING:
     from edge.plan.kv_losses import Losses
 
-MOST_KL = 0.01  # nats that a KV dtype may cost; more rows make up for no more (docs/kv-cache.md)
+MOST_KL = 0.01  # nats: the largest loss of a KV dtype for which more rows make up (docs/kv-cache.md)
 _KV_ROW_STEP = 16  # --kv-memory is rounded down to a multiple of this number of rows
 
 
@@ -26,10 +26,10 @@ def resolve(
     spec: ModelSpec, backend: Backend, options: Options, *, elsewhere: bool, threads: int | None = None,
     losses: Losses | None = None,
 ) -> list[Resolved]:  # fmt: skip
-    """The alternatives, best first. elsewhere: on another device, for which nothing was tuned here. threads: of that
-    device, unless they are stated. losses: of KV dtypes, as measured of this model on this engine.
+    """The alternatives, best first. elsewhere: whether the run is on another device, for which nothing was tuned here.
+    threads: of that device, unless the options state them. losses: of KV dtypes, measured for this model and engine.
 
-    Raises InputError for impossible options, UnsupportedError for what the engine lacks.
+    Raises InputError for impossible options, UnsupportedError for options that the engine lacks.
     """
     found = []
     fixed = backend.fixed_sizes(spec, options.provider, elsewhere=elsewhere)
@@ -57,9 +57,9 @@ def resolve(
 
 
 def _alternatives(run: Resolved, kv_dtype: str | None) -> list[Resolved]:
-    """Automatic: rows in f16 as long as all fit beside the weights. Else more of them in a smaller dtype, chosen by H2O
-    where the engine can: of what was measured at equal bytes (edge eval kv), this loses least. kv_dtype: None: it is
-    open."""
+    """The alternatives of policy and dtype. `auto`: all rows in f16 if they fit beside the weights; else more rows in a
+    smaller dtype, evicted by H2O where the engine can: at equal bytes, this measured the least loss (edge eval kv).
+    kv_dtype: as stated; None: open. Raises UnsupportedError."""
     if reason := run.backend.keeps_all(run.spec):
         if run.kv_policy in (AUTO, Options.kv_policy):
             return [replace(run, kv_policy="full", forced=reason)]
@@ -79,8 +79,8 @@ def _alternatives(run: Resolved, kv_dtype: str | None) -> list[Resolved]:
 
 
 def _smallest_dtype(run: Resolved, rule: str | None) -> Resolved:
-    """In the dtype of the smallest rows whose measured loss is at most MOST_KL, among them the engine's own, and the
-    one by rule as long as it was not measured."""
+    """The run in the dtype with the smallest rows, among the engine's own, those of a measured loss of at most MOST_KL,
+    and `rule` as long as it was not measured."""
 
     def nbytes(dtype: str) -> int:
         return run.backend.footprint(run.spec, replace(run.config(SMALLEST_ROWS), kv_dtype=dtype)).kv
@@ -95,7 +95,7 @@ def _smallest_dtype(run: Resolved, rule: str | None) -> Resolved:
 
 
 def _rows_for_bytes(run: Resolved) -> int | None:
-    """`rows`, or those that --kv-memory has room for."""
+    """`rows`, or the number of rows that --kv-memory has room for. Raises InputError."""
     wanted = run.options.kv_memory
     if wanted is None:
         return run.rows
@@ -109,7 +109,7 @@ def _rows_for_bytes(run: Resolved) -> int | None:
 
     most = run.backend.most_rows(run.spec, run.options.expected_tokens).rows
     least = -(-least_rows(run.pinned) // _KV_ROW_STEP) * _KV_ROW_STEP
-    # The last number of steps that fits: rows of sliding windows, and those that an engine rounds up, are in `taken`.
+    # The largest number of steps that fits: `taken` includes rows of sliding windows and an engine's rounding up.
     steps = bisect_right(range(most // _KV_ROW_STEP + 1), wanted, lo=1, key=lambda each: taken(each * _KV_ROW_STEP)) - 1
     rows = most if taken(most) <= wanted else steps * _KV_ROW_STEP
     if rows < min(most, least):

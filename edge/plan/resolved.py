@@ -1,4 +1,4 @@
-"""The settings of a run: the user's options, and decisions of the plan where they leave something open."""
+"""The settings of a run: the user's options, and the plan's decisions where they leave settings open."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from edge.plan.kv_losses import Losses
 
 
-# Of a layer for multi-token prediction: its KV rows and its chunk, and tokens whose states may wait for a draft.
+# A layer for multi-token prediction: its KV rows and chunk, and the tokens whose states may wait for a draft.
 MTP_ROWS, MTP_CHUNK, MTP_STATES = 2048, 64, 512
-_STATE_COPIES = 2  # the states that wait, and those of a pass, or all of them joined for the layer
+_STATE_COPIES = 2  # the waiting states, and those of a pass, or all of them joined for the layer
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """One way to meet the user's options. Made by `resolve.py`, and never changed."""
+    """One way to meet the user's options. Made by `resolve.py`."""
 
     spec: ModelSpec
     backend: Backend
@@ -37,11 +37,11 @@ class Resolved:
     chunk: int | None  # tokens run at once in prefill, likewise
     threads: int | None  # stated, or of another device
     tuned: Tuned | None = None  # for this device
-    whole: bool = False  # only with all rows that the run is known to need, and all weights, in memory
-    dtype_by: str = ""  # what `auto` chose the KV dtype by, where it chose one; empty: it did not
-    losses: Losses = field(default_factory=dict)  # of KV dtypes, as measured of this model on this engine
-    forced: str | None = None  # the reason for policy `full` unasked: the engine can evict no rows of this model
-    gpu: GPUMemory | None = None  # that the engine would use here
+    whole: bool = False  # requires all rows that the run is known to need, and all weights, in memory
+    dtype_by: str = ""  # why `auto` chose the KV dtype; empty: it did not choose
+    losses: Losses = field(default_factory=dict)  # of KV dtypes, measured for this model and engine
+    forced: str | None = None  # why policy `full` replaces the default: the engine cannot evict rows of this model
+    gpu: GPUMemory | None = None  # the GPU that the engine would use here
     emulated: bool = False  # `EngineConfig.emulated`
 
     @cached_property
@@ -51,18 +51,18 @@ class Resolved:
 
     @property
     def pinned(self) -> int:
-        """Rows that stay; of a policy that evicts none, as many as its cache must have room for."""
+        """The rows that are never evicted; for a policy that evicts none, those that its cache must have room for."""
         return pinned_rows(self.policy) if self.policy.evicts else self.options.sinks
 
     @property
     def drafts(self) -> int:
-        """Drafted tokens to verify at once; 0 where a policy would see the attention that wrong ones paid, or where a
-        token alone reads other rows."""
+        """Most drafted tokens to verify in a pass; 0 if the policy observes attention, to which wrong drafts would
+        contribute, or if single tokens read other rows than several."""
         off = self.options.speculate == "off" or self.policy.needs.queries or self.policy.needs.reads
         return 0 if off else self.backend.most_drafts(self.spec, self.tuned.values if self.tuned else {})
 
     def draft_config(self, config: EngineConfig) -> EngineConfig | None:
-        """Of the model that drafts beside an engine with this configuration; None if there is none."""
+        """The configuration of the model that drafts beside an engine of this configuration; None if there is none."""
         if (spec := self._draft_spec(config)) is None:
             return None
         rows, chunk = min(config.capacity, self.backend.most_rows(spec, None).rows), config.chunk
@@ -72,7 +72,7 @@ class Resolved:
         return EngineConfig(rows, min(chunk, rows), dtype, config.threads, pinned=0, frugal=config.frugal)
 
     def _draft_spec(self, config: EngineConfig) -> ModelSpec | None:
-        """Of that model, which may be the model's own layer."""
+        """The spec of the model that drafts, which may be the model's own layer."""
         if config.mtp:
             return self.spec.mtp
         draft = self.options.draft_file
@@ -80,13 +80,13 @@ class Resolved:
 
     @property
     def mtp(self) -> bool:
-        """Whether the model's own layer may draft: of one sequence, since only the model's states make its rows, and
-        where the user has named no other model."""
+        """Whether the model's own layer may draft: with one sequence only, since its rows need the model's states, and
+        if the user names no draft model."""
         alone = self.options.sequences == 1 and self.options.draft is None
         return alone and self.drafts > 0 and self.backend.runs_mtp(self.spec)
 
     def draft_bytes(self, config: EngineConfig) -> int:
-        """Of that model; 0 without one."""
+        """Bytes of the model that drafts; 0 without one."""
         own, spec = self.draft_config(config), self._draft_spec(config)
         if own is None or spec is None:
             return 0
@@ -96,7 +96,7 @@ class Resolved:
 
     @property
     def fits(self) -> bool:
-        """Nothing will have to be evicted."""
+        """Whether the run is known to stay within the model's context."""
         expected = self.options.expected_tokens
         return expected is not None and expected <= self.spec.context
 

@@ -1,8 +1,8 @@
-"""Corrections of estimates for devices on which edge was never measured, and the errors that stay: errors.toml.
+"""Corrections of estimates for devices on which edge was never measured, and the remaining errors: errors.toml.
 
 `benchmarks/published.py --write` makes that file from published.toml. A correction is the geometric mean of published /
 predicted speeds, with equal weights of the devices. The error is out of sample: each device's figures are compared with
-predictions that the other devices alone corrected, and the errors of nine in ten are no greater.
+predictions that only the other devices corrected, and nine in ten have no larger error.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ else:
     import tomli as tomllib
 
 What = Literal["decode", "prompt"]
-QUANTILE = 0.9  # of the errors that are named
-_PERCENT = 1.5  # factors above it are no longer told in percent
+QUANTILE = 0.9  # the quantile of errors that is stated
+_PERCENT = 1.5  # the largest factor that is stated in percent
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def fitted(ratios: Mapping[str, Sequence[float]]) -> float:
 
 
 def left_out(ratios: Mapping[str, Sequence[float]]) -> list[float]:
-    """Published / predicted speeds if the other devices alone corrected each device's predictions."""
+    """Published / predicted speeds, with each device's predictions corrected by the other devices alone."""
     found = []
     for device, own in ratios.items():
         factor = fitted({name: each for name, each in ratios.items() if name != device})
@@ -104,6 +104,6 @@ def corrected_by(answers: Correction, prompts: Correction) -> str:
 
 
 def learned_from(answers: Correction, prompts: Correction) -> str:
-    """As `corrected_by`, of speeds of other models that were measured on the device."""
+    """As `corrected_by`, for corrections by speeds of other models measured on the device."""
     factors = f"{answers.factor:.2f} (answers) and {prompts.factor:.2f} (prompts)"
     return f"speeds are multiplied by {factors}, fitted to speeds measured there of {', '.join(answers.engines)}"

@@ -1,7 +1,7 @@
 """`edge models --fits`: the known small models that fit a device and a budget, with their predicted speed.
 
-For every model of the table (edge/model/models.toml) and every mixture that its files come in, the header that the file
-would have is written, read and planned like any other; nothing is downloaded. All figures are estimates.
+For every model of the table (edge/model/models.toml) and every quantization mixture of its files, a header like the
+file's is written, read and planned like any other; nothing is downloaded. All figures are estimates.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def fits(
         raise InputError(f"{unknown[0]!r} is not in the table of models: choose {', '.join(table)}")
     chosen = [model for name, model in table.items() if names is None or name in names]
     found: list[Fit] = []
-    # Which engines do not run a model is no news: the table shows the one that does.
+    # Hide warnings about engines that do not run a model: the table shows the one that does.
     with work_folder() as folder, only_from(logging.ERROR, "edge"):
         for model in chosen:
             progress(len(found), len(chosen))
@@ -150,7 +150,7 @@ def _plan(model: KnownModel, mixture: str, file: GGUFFile, profile: DeviceProfil
     weights = sum(tensor.nbytes for tensor in file.tensors.values())
     try:
         spec = read_spec(file)
-        if not spec.proven:  # its engine tries the header, which takes a second, and needs all weights in memory
+        if not spec.proven:  # its engine must try the header, which takes a second, and needs all weights in memory
             room = _room(profile, options)
             if room is not None and weights > room:
                 reason = f"its {mixture} weights take {format_bytes(weights)} of {format_bytes(room)}"
@@ -166,7 +166,7 @@ def _plan(model: KnownModel, mixture: str, file: GGUFFile, profile: DeviceProfil
 
 
 def _runs_on_llamacpp(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, options: Options) -> bool:
-    """Of a model with a header that only its engine can check."""
+    """Whether llama.cpp would run a model whose header only its engine can check."""
     if options.backend != AUTO or options.provider:
         return spec.network is None or options.backend == "llamacpp"
     try:
@@ -185,7 +185,7 @@ def _room(profile: DeviceProfile, options: Options) -> int | None:
 def _try(mixture: str, weights: int, found: Outlook) -> Try:
     plan, prediction = found.plan, found.prediction
     below = [each for each in prediction.decode if each.context <= _CONTEXT]
-    point = next(iter([*reversed(below), *prediction.decode]), None)  # compiled graphs have one number of rows
+    point = next(iter([*reversed(below), *prediction.decode]), None)  # compiled graphs have a single context
     return Try(
         type=mixture,
         weights=weights,
@@ -236,7 +236,7 @@ def _speed(each: Try) -> float:
 def _order(fit: Fit) -> tuple[float, ...]:
     best = fit.best
     if best is None:
-        return (4, fit.parameters)  # the one that misses by least first
+        return (4, fit.parameters)  # the smallest first
     speed = _speed(best)
     if best.streamed:
         return (3, best.streamed)

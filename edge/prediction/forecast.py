@@ -32,9 +32,9 @@ from edge.prediction.work import Streaming, streaming_cost
 from edge.run.history import Phase, Run, Setting, earlier_runs
 from edge.run.starting.opening import find_tokenizer, open_model
 
-_MANY = 16  # tokens of an answer: its speed is known, and this is no fewer than predictions go by
-_PROMPT = 512  # tokens of which prefill is predicted, unless a caller says
-_CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache
+_MANY = 16  # nominal tokens of an answer of known speed: at least the number that predictions require
+_PROMPT = 512  # prompt tokens for which prefill is predicted, by default
+_CONTEXTS = (128, 1024, 4096)  # rows at which decoding is predicted, besides the full cache
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ def look_ahead(
 ) -> Outlook:  # fmt: skip
     """Like `forecast`, for an open file. began: process time at which preparations began. outline: `file` is a header
     without vocabulary and weights: the tokenizer's memory is estimated, and the cost of streaming unknown. history:
-    earlier runs on this device count; without, settings that ran and those that did not are predicted alike."""
+    whether earlier runs on this device count; without them, all settings are predicted in the same way."""
     open_lora(options.lora or (), file, spec)  # checks them
     if prompt is not None:
         options = replace(options, expected_prompt=prompt)
     plan = plan_app(profile, file, spec, options)
     if plan is None:
         plan = plan_for(profile, file, spec, options, TOKENIZER_BYTES * spec.vocab if outline else 0)
-    # Core-seconds that a run takes, too, before it starts.
+    # Core-seconds that a run, too, spends before it starts.
     prepared = 0.0 if began is None else time.process_time() - began
     capacity, here = plan.config.capacity, profile.name == HOST
     use = npu_use(file, spec, profile) if is_on_npu(plan, profile) else None
@@ -126,7 +126,7 @@ def look_ahead(
 
 
 def _open(model: str | Path, options: Options, device: str) -> Model:
-    """Open a model; of one on the Hub that is not here, its header."""
+    """Open a model, or only the header of a model on the Hub that is not here."""
     if found := find_local(model):
         return open_model(found)
     from edge.pulling import offer  # here: local models need no client for HTTP
@@ -138,8 +138,7 @@ def _predict(
     spec: ModelSpec, plan: Plan, profile: DeviceProfile, wanted: Wanted, prepared: float, streaming_s: float | None, *,
     history: bool,
 ) -> Prediction:  # fmt: skip
-    """Predict, on this device with earlier runs and the meter that runs would have, elsewhere from the profile
-    alone."""
+    """Predict: on this device with earlier runs and the meter that a run would have, elsewhere from the profile."""
     if profile.name != HOST:
         return predict(spec, plan, profile, wanted, _measured_runs(spec, plan, profile), streaming_s=streaming_s)
     runs = earlier_runs(Setting.of(spec, plan.backend, plan.config)) if history else []
@@ -153,7 +152,7 @@ def _predict(
 
 
 def _measured_runs(spec: ModelSpec, plan: Plan, profile: DeviceProfile) -> list[Run]:
-    """What was measured of this model on that device in the same setting, as runs: of one thing each."""
+    """The measured speeds of this model on that device in the same setting, as runs of one phase each."""
     setting, runs = Setting.of(spec, plan.backend, plan.config), list[Run]()
 
     def add(prefill: Phase | None, decode: Phase | None) -> None:

@@ -1,7 +1,7 @@
-"""What speeds of some models, measured on a device, say of others there: the roofline, scaled by measured / roofline.
+"""Prediction of models from measured speeds of other models on a device: the roofline, scaled by measured / roofline.
 
-The scale also takes up what ceilings in registers, which kits measure, and shares of NumPy's and ONNX Runtime's rates,
-to which the engine was fitted, have in common.
+The scale also corrects for the difference between ceilings in registers, which kits measure, and NumPy's and ONNX
+Runtime's rates, to which the engine's shares were fitted.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from edge.prediction.work import Work
 
 
 def learn(device: DeviceProfile, reach: Efficiency, backend: str, threads: int, what: What) -> Correction | None:
-    """The correction of estimates by other models' speeds, those with as many threads if there are some; None without.
+    """The correction of estimates by other models' speeds, with the same number of threads if possible; None without.
 
-    Its error is out of sample, with each model left out; None for a single model.
+    Its error is out of sample, with each model left out in turn; None for a single model.
     """
     speeds = [each for each in device.speeds if each.threads == threads] or device.speeds
     ratios = dict[str, list[float]]()
@@ -46,6 +46,6 @@ def _ratios(speed: Speed, device: DeviceProfile, reach: Efficiency, what: What) 
     counting = counting_s(work, reach, shares, speed.kv_dtype, flops, int8_ops)
     if what == "decode":
         yield (max(reading, counting) + reach.step_s) / speed.token_s[speed.contexts.index(speed.token_context)]
-    else:  # a chunk takes reading and counting: what is counted for its first token alone is negligible
+    else:  # a chunk takes the sum of reading and counting: the overlap with its first token is negligible
         passes = ceil(prompt.weight_bytes / token.weight_bytes - 0.5)
         yield (reading + counting + passes * reach.step_s) / (speed.prompt * speed.prompt_s)

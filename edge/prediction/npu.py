@@ -1,8 +1,8 @@
-"""NPU efficiency: shares of the ceilings that follow from published speeds.
+"""NPU efficiency: shares of the ceilings, fitted to published speeds.
 
-Nothing of ours has run on an NPU. `benchmarks/published.py` predicts published speeds of other programs on Hexagon and
-shows the error of each: these shares put the predictions of decode in their middle, and errors are told out of sample.
-Prefill of programs with integer inputs is faster than predicted, since ours are in float16.
+edge itself was never measured on an NPU. `benchmarks/published.py` predicts published speeds of other programs on
+Hexagon and shows the error of each: these shares center the predictions of decode, and errors are stated out of sample.
+Prefill of programs with integer inputs is faster than predicted, since edge's inputs are in float16.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WEIGHTS = WeightEfficiency(reading=0.77, float32=0.9)
 EFFICIENCY = Efficiency(
     {"integers": _WEIGHTS, "others": _WEIGHTS, "floats": _WEIGHTS},
     {"f16": RowEfficiency(reading=0.77, float32=0.4)},
-    step_s=300e-6,  # a call of the driver, the embedding before it and the new rows behind it: an assumption
+    step_s=300e-6,  # a call of the driver, the embedding before it and the new rows after it: an assumption
 )
 HEDGE = "no run on an NPU was measured: the shares of its ceilings fit speeds that others published"
 

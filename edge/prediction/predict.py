@@ -30,10 +30,10 @@ from edge.prediction.sustained import Kept, kept_by
 from edge.prediction.work import Work, work_of
 from edge.run.history import Phase, Run
 
-_ENOUGH_TOKENS = 8  # fewer decoded ones are mostly noise
-_APART = 256  # rows by which contexts must differ to show what a row costs
-_LINES = 3  # pairs of runs so far apart from which a slope is taken
-_SLOPE_BOUNDS = (0.25, 4.0)  # of the roofline's: noise makes slopes that no memory could
+_ENOUGH_TOKENS = 8  # runs with fewer decoded tokens are mostly noise
+_APART = 256  # rows by which contexts must differ to show the cost of a row
+_LINES = 3  # least pairs of such runs for a slope
+_SLOPE_BOUNDS = (0.25, 4.0)  # × the roofline's slope: noise makes slopes that no memory has
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Decode:
     context: int
     tok_s: Guess
     joules: Guess | None  # per token
-    sustained: Sustained | None = None  # what ranks, where the device throttles
+    sustained: Sustained | None = None  # used for ranking where the device throttles
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ def predict(
 ) -> Prediction:  # fmt: skip
     """Predict a plan's speed and energy.
 
-    runs: earlier ones of the same setting, if `device` is this one. power: replaces the profile's. streaming_s: seconds
-    that streamed weights add to a pass (`edge.prediction.work`); None: unknown, and so is the speed. meter: the energy
-    source that a run will have; joules of earlier runs count only if they are from the same source. corrected: by what
-    others published of such devices (`edge.prediction.errors`).
+    runs: measured ones of the same setting on `device`. power: replaces the profile's. streaming_s: seconds that
+    streamed weights add to a pass (`edge.prediction.work`); None: unknown, and so is the speed. meter: the energy
+    source that a run will have; joules of earlier runs count only if they are from the same source. corrected: whether
+    to correct by published or learned speeds (`edge.prediction.errors`, `edge.prediction.learning`).
     """
     roof = _Roof.of(spec, plan, device, streaming_s or 0.0, corrected=corrected)
     line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, runs, wanted.prompt)
@@ -166,8 +166,8 @@ def predict(
 
 
 def is_on_cpu(plan: Plan) -> bool:
-    """Whether the plan runs on the CPU. For GPUs and execution providers no share of the ceilings was measured, so only
-    earlier runs predict their speed; NPUs have estimates of their own."""
+    """Whether the plan runs on the CPU. The shares of the ceilings were not measured for GPUs and execution providers,
+    so only earlier runs predict their speed; NPUs have estimates of their own."""
     return plan.config.provider.lower() == "cpu" and not engine_named(plan.backend).CAPABILITIES.gpu
 
 
@@ -186,7 +186,7 @@ class _Roof:
     streaming_s: float
     watts: Guess | None = None  # drawn at work
     static: bool = False  # every pass has the full number of tokens, and reads the full number of rows
-    measured: str | None = None  # how speeds of earlier runs came about; None: by runs on this device
+    measured: str | None = None  # the source of earlier runs' speeds; None: runs on this device
     decoding: Correction | None = None  # of estimates without earlier runs
     prompts: Correction | None = None
 
@@ -201,7 +201,7 @@ class _Roof:
         measured = None if here else "speeds measured on this device"
         on_npu, on_cpu = npu.is_on_npu(plan, device), is_on_cpu(plan)
         decoding = prompts = None
-        others = not here and device.measured_by is None and not (device.is_apple and on_cpu)  # of Apple none are known
+        others = not here and device.measured_by is None and not (device.is_apple and on_cpu)  # Apple: none published
         if corrected and others and (on_npu or on_cpu):
             decoding = correction(plan.backend, device.arch, "decode", npu=on_npu)
             prompts = correction(plan.backend, device.arch, "prompt", npu=on_npu)
@@ -238,7 +238,7 @@ class _Roof:
         work = self.work(tokens, context)
         reading = self._reading(work, bandwidth)
         if flops is not None:
-            # What is computed for one token happens while memory delivers; for the others, when it has.
+            # One token's arithmetic overlaps with reading; that of the other tokens follows.
             one = self._counting(self.work(1, context), flops)
             reading = max(reading, one) + self._counting(work, flops) - one
         return reading + self.reach.step_s + self.streaming_s
@@ -261,7 +261,7 @@ class _Roof:
         total, done = 0.0, 0
         while done < prompt:
             context, tokens = min(start + done, last), min(chunk, prompt - done)
-            # Once the cache is full, a chunk is like the next: however long the prompt is, this ends.
+            # Once the cache is full, all chunks cost the same: count them at once, since prompts may be very long.
             alike = (prompt - done) // tokens if context == last else 1
             total += alike * self.seconds(tokens, context, bandwidth, flops)
             done += alike * tokens
@@ -282,20 +282,20 @@ def _decode_line(roof: _Roof, runs: Sequence[Run]) -> _Line | None:
         start, slope = roof.seconds(1, 0, roof.bandwidth, roof.flops), roof.slope(roof.bandwidth)
         if roof.decoding is None:
             return _Line(start, slope, roof.source)
-        factor, added = roof.decoding.factor, roof.streaming_s  # by which the disk delays, as it was measured
+        factor, added = roof.decoding.factor, roof.streaming_s  # the disk's delay is measured: not corrected
         return _Line((start - added) / factor + added, slope / factor, roof.source, roof.decoding.error)
-    # What a row costs follows from the weights' own speed, unless runs at distant contexts show it.
+    # The cost of a row follows from the speed of reading weights, unless runs at distant contexts show it.
     quickest = min(phases, key=lambda phase: phase.context)
     bandwidth = roof.bandwidth or roof.work(1, 0).weight_bytes / (quickest.token_s * roof.reading_share())
     slope = fit_slope(phases, roof.slope(bandwidth))
     start = median(phase.token_s - slope * phase.context for phase in phases)
-    # A start below nothing would be noise; a token is never cheaper than half of the quickest that was seen.
+    # A negative start would be noise: a token takes at least half the time of the quickest measured one.
     return _Line(max(start, 0.5 * min(phase.token_s for phase in phases)), slope, roof.measured or earlier(len(phases)))
 
 
 def fit_slope(phases: Sequence[Phase], expected: float) -> float:
-    """Seconds per token and row: the median over pairs of runs at different contexts (Theil–Sen), else `expected`;
-    never far from it."""
+    """Seconds per token and row: the median over pairs of runs at different contexts (Theil–Sen), within
+    `_SLOPE_BOUNDS` of `expected`; `expected` if there are fewer than `_LINES` pairs."""
     pairs = [(one, other) for one in phases for other in phases if other.context - one.context >= _APART]
     if len(pairs) < _LINES:
         return expected
@@ -315,7 +315,7 @@ def _prefill_seconds(roof: _Roof, runs: Sequence[Run], prompt: int) -> Guess | N
     if not phases:
         return None
     alike = [phase for phase in phases if 0.5 <= phase.tokens / prompt <= 2] or phases
-    # Where no ceiling was measured, those of some device give the shape; its height cancels out.
+    # Unknown ceilings are replaced by typical ones, which give the shape; their scale cancels out.
     bandwidth, flops = roof.bandwidth or 20e9, roof.flops or 100e9
 
     def ratio(phase: Phase) -> float:
@@ -331,7 +331,7 @@ def earlier(runs: int, how: str = "measured") -> str:
 
 
 def _watts(runs: Sequence[Run], name: str) -> Guess | None:
-    """Watts that earlier runs drew in a phase."""
+    """Watts that earlier runs drew in a phase; None if none was metered."""
     phases: list[Phase] = [phase for run in runs if (phase := getattr(run, name)) and phase.joules]
     if not phases:
         return None

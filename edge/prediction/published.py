@@ -1,6 +1,6 @@
-"""Published speeds beside their predictions: figures that predictions were not fitted to judge them.
+"""Published speeds beside their predictions, as a test by figures to which predictions were not fitted.
 
-Predictions here are those before `edge.prediction.errors` corrects them.
+Predictions here are not corrected by `edge.prediction.errors`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CONTEXT, _ROWS = 128, 1024  # of runs on a CPU
 
 @dataclass(frozen=True)
 class Published:
-    """A row of published.toml, which says what the fields mean."""
+    """A row of published.toml, which explains the fields."""
 
     device: str
     model: str

@@ -1,7 +1,7 @@
-"""What stays of speed where a device throttles, by long runs that kits measured there.
+"""The sustained speed of a device that throttles, from long runs that kits measured on it.
 
 Heat bounds the power of the cores. At a clock f they draw about f³ (voltage follows the clock), so n threads that keep
-the share r of their speed have the power of k threads that keep r · (n / k)^⅓.
+the share r of their speed draw the power of k threads that keep r · (n / k)^⅓.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Kept:
     seconds: float  # of the run
     speed: float  # share of it that is kept
     joules: float | None  # per token, as a multiple; None: no sensor counted them
-    run: Speed  # that says so
+    run: Speed  # the source
     measured: bool  # of this model, KV dtype and number of threads; else estimated
 
     @property
@@ -30,16 +30,16 @@ class Kept:
 
     @property
     def source(self) -> str:
-        """How the estimate comes about."""
+        """The source of the estimate, in words."""
         run = self.run
         threads = f"{run.threads} thread{'s' if run.threads > 1 else ''}"
         return f"estimated from the {run.sustained_speed:.0%} that {run.label} kept with {threads} (measured)"
 
 
 def kept_by(device: DeviceProfile, model: str, kv_dtype: str, threads: int) -> Kept | None:
-    """What a setting of the CPU keeps of its speed on a device that throttles; None if no long run shows that it does.
+    """The sustained speed of a setting on the CPU of a device that throttles; None if no long run shows that it does.
 
-    model: its shape and block types. Long runs of other models count, too, those with about as many threads first.
+    model: the key of its shape and block types. Long runs of other models count, too, the closest in threads first.
     """
     runs = [each for each in device.speeds if each.sustained_speed is not None]
     if not any(each.throttles for each in runs):
@@ -49,7 +49,7 @@ def kept_by(device: DeviceProfile, model: str, kv_dtype: str, threads: int) -> K
     def distance(run: Speed) -> tuple[float, bool, bool]:
         return abs(log(run.threads / threads)), run.model != model, run.kv_dtype != kv_dtype
 
-    # A run that the device kept up says nothing of more threads.
+    # A run without throttling says nothing about more threads.
     run = min((each for each in runs if each.throttles or each.threads >= threads), key=distance, default=None)
     if run is None or run.sustained_speed is None or run.sustained_s is None:
         return None

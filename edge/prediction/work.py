@@ -70,7 +70,7 @@ def _idle_bytes(spec: ModelSpec, tokens: int) -> float:
 class _Reader(NamedTuple):
     """A layer that reads KV rows, its own or an earlier layer's."""
 
-    window: int  # how far back it sees; 0: all
+    window: int  # rows that it reads, at most; 0: all
     values: int  # of keys and values in a row
     width: int  # values of all heads' queries
 
@@ -84,9 +84,9 @@ def _readers(spec: ModelSpec) -> list[_Reader]:
 
 
 def _kv_bytes(spec: ModelSpec, config: EngineConfig, footprint: Footprint, rows: int) -> float:
-    """Bytes of the rows that each layer sees of `rows`, and of recurrent states."""
+    """Bytes of the rows that the layers read, of `rows` in the cache, and of recurrent states."""
     values = list(zip(spec.windows, spec.kv_values, strict=True))
-    in_rings = bool(footprint.fixed_kv) and not spec.recurrent  # rows of layers with windows are not in every row
+    in_rings = bool(footprint.fixed_kv) and not spec.recurrent  # window layers keep their rows in rings of fixed size
     stored = sum(count for window, count in values if not (in_rings and window))
     row = (footprint.kv - footprint.fixed_kv) / config.capacity
     seen = sum(each.values * min(rows, each.window or rows) for each in _readers(spec))
@@ -94,8 +94,8 @@ def _kv_bytes(spec: ModelSpec, config: EngineConfig, footprint: Footprint, rows:
 
 
 def _pairs(window: int, tokens: int, context: int) -> float:
-    """Pairs of a token and a row that it sees in a layer: token i sees context + i + 1 rows, or its window."""
-    whole = tokens if not window else max(0, min(tokens, window - context))  # tokens that see all there is
+    """Pairs of a token and a row that it reads in a layer: token i reads context + i + 1 rows, or the window's."""
+    whole = tokens if not window else max(0, min(tokens, window - context))  # tokens that read all rows
     return whole * context + whole * (whole + 1) / 2 + (tokens - whole) * window
 
 
@@ -111,7 +111,7 @@ class Streaming:
 
     @property
     def added_s(self) -> float | None:
-        """The expected seconds that a pass takes longer."""
+        """The seconds that a pass is expected to take longer; None: unknown."""
         return self.disk_s if self.from_disk else self.cached_s
 
 
@@ -121,8 +121,8 @@ def streaming_cost(
     """The cost of a plan's `bytes.streamed`; None if there are none. Measured in the cache folder, where such weights
     lie.
 
-    model: name of its file; if it has been packed already, the packed file is measured. room: bytes that the system has
-    beyond the plan's needs; None: enough. here: whether the plan is for this device; for others the cost is unknown.
+    model: name of its file; if its weights have been packed, the packed file is measured. room: bytes that the system
+    has beyond the plan's needs; None: enough. here: whether the plan is for this device; else the cost is unknown.
     """
     if not streamed:
         return None

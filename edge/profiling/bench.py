@@ -73,7 +73,7 @@ class BenchRow:
 
 
 def make_tests(prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int]) -> list[BenchTest]:
-    """All prompt lengths and generation lengths at every depth; zeros are left out."""
+    """All prompt lengths and generation lengths at every depth, without zeros. Raises InputError if none is left."""
     tests = []
     for depth in depths:
         tests += [BenchTest(n, 0, depth) for n in prompts if n]
@@ -138,7 +138,7 @@ def remember_bench(session: Session, test: BenchTest, row: BenchRow) -> None:
 
 
 def _fill(session: Session, context: IntArray) -> None:
-    """Fill the cache with exactly this context, behind rows of a shorter one."""
+    """Fill the cache with exactly this context, after the rows of a shorter one."""
     kv = session.engine.kv
     if kv.length > context.size:
         session.reset()

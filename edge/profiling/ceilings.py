@@ -1,4 +1,4 @@
-"""Measured ceilings of this device: of its processor, and of its GPU if it has one."""
+"""Measured ceilings of this device: its processor's, and its GPU's if it has one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge.devices.profiles.profile import DeviceProfile, Figure
 from edge.errors import EdgeError
 from edge.profiling.profile import GPUCeiling
 
-_GPU_SHARE = 0.2  # of the seconds
+_GPU_SHARE = 0.2  # of the measuring time
 
 
 def measure_gpu(seconds: float = 1.0, on_progress: Callable[[float], None] | None = None) -> GPUCeiling:
@@ -29,7 +29,7 @@ def measure_gpu(seconds: float = 1.0, on_progress: Callable[[float], None] | Non
 def probe_device(
     seconds: float = 8.0, on_progress: Callable[[float], None] | None = None
 ) -> tuple[DeviceProfile, str | None]:
-    """This device's profile, and the reason why it lacks a GPU, if so. Raises the errors of measure_ceilings."""
+    """This device's profile, and why it has no figures of a GPU, or None. Raises the errors of measure_ceilings."""
     said = on_progress or (lambda part: None)
     profile = probe_profile(seconds * (1 - _GPU_SHARE), lambda part: said(part * (1 - _GPU_SHARE)))
     try:

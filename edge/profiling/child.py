@@ -77,7 +77,7 @@ def run_in_child(job: Job, on_step: OnStep) -> dict[str, Any]:
 
 
 def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:
-    """Run a job: a Loaded, EngineProfile or Operators, as JSON. Raises EdgeError."""
+    """Run a job. Returns a Loaded, EngineProfile or Operators, as JSON data. Raises EdgeError."""
     settings, model, options = job.settings, open_model(job.model), job.settings.options()
     backend = find_backend(job.engine, model.file, model.spec, settings.kv_dtype)
     if job.stage == "operators":
@@ -88,7 +88,7 @@ def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:
         return asdict(_measure(settings, model, backend, on_step))
     plan = make_plan(model.spec, backend, options, losses=find_losses(model.file, backend, options))
     started = time.perf_counter()
-    with Session(model, backend, plan, Options()):  # without a limit: compiling is no part of a run
+    with Session(model, backend, plan, Options()):  # without a limit: compiling is not part of a run
         return asdict(Loaded(time.perf_counter() - started))
 
 

@@ -1,4 +1,4 @@
-"""Measures a model on this device with one engine after the other, and assembles a profile."""
+"""Measures a model on this device, one engine after the other, and assembles a profile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from edge.profiling.verdict import evidence_of, judge
 from edge.storage.versions import own_versions
 from edge.values import parse
 
-ORACLE = "reference"  # correct and slow: measured only if it is asked for by name
+ORACLE = "reference"  # correct and slow: measured only if the user names it
 
 _CEILINGS_S, _QUICK_CEILINGS_S = 4.0, 1.0
 
@@ -50,7 +50,7 @@ class Engines:
 def choose_engines(model: Model, wanted: Sequence[str], kv_dtype: str | None) -> Engines:
     """All engines that can run this model, or those of `wanted`.
 
-    Raises the error of a wanted engine that cannot, and of the last one if none can.
+    Raises the error of a wanted engine that cannot run it, and the last engine's error if none can.
     """
     names = [each for each in backend_names() if each != ORACLE] if not wanted else list(dict.fromkeys(wanted))
     able, missing, last = [], dict[str, str](), None
@@ -74,7 +74,7 @@ def collect(
 ) -> Profile:
     """Measure the engines. called: the user's name for the model. again: the user's command for the same measurement.
 
-    Engines that fail are left out, with the reason; if none is left, the last one's error is raised.
+    Leaves out engines that fail, with the reason; raises the last one's error if none is left.
     """
     started, host = time.perf_counter(), probe_host()
     missing, found, failure = dict(engines.missing), list[EngineProfile](), None
@@ -124,7 +124,7 @@ def _measure(model: Model, name: str, settings: Settings, on_step: OnStep) -> En
 
 
 def measure_roofs(threads: int, seconds: float, on_step: OnStep, *, on_gpu: bool) -> Roofs | None:
-    """The ceilings; None where they cannot be measured, since the rest of the profile is still worth having."""
+    """The ceilings; None if they cannot be measured: the rest of the profile is useful without them."""
     what = "what this device can do at most"
     on_step(what, 0.0)
     try:
@@ -140,7 +140,7 @@ def measure_roofs(threads: int, seconds: float, on_step: OnStep, *, on_gpu: bool
 
 
 def _kinds(seconds: float, on_step: OnStep) -> list[KindCeilings]:
-    """The ceilings of each kind of cores, where there are several."""
+    """The ceilings of each kind of cores; empty if there is only one kind."""
     kinds, found = core_kinds(sensors_root()), list[KindCeilings]()
     for each in kinds if len(kinds) > 1 else ():
         on_step(f"what {each.name} can do at most", 1.0)

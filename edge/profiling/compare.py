@@ -12,7 +12,7 @@ from edge.devices.load import DISTURBED
 from edge.profiling.profile import EngineProfile, Profile
 from edge.profiling.sustained import Spread
 
-_LEAST = 3  # values of a spread that says something
+_LEAST = 3  # values that a meaningful spread needs
 
 Unit = Literal["s", "tok/s", "B", "J", "B/s", "flop/s", ""]
 
@@ -38,7 +38,7 @@ class Comparison:
     second: str
     rows: list[Compared]
     differences: list[str]  # other differences between the profiles, which affect ratios, too
-    notes: list[str]  # disturbances of the figures, and what ranks
+    notes: list[str]  # disturbances of the figures, and the figures that rank on devices that throttle
 
 
 def compare_profiles(first: Profile, second: Profile, first_name: str, second_name: str) -> Comparison:
@@ -54,7 +54,7 @@ def compare_profiles(first: Profile, second: Profile, first_name: str, second_na
 
 
 def _notes(profile: Profile, name: str, compared: Container[str]) -> Iterator[str]:
-    """Notes on CPU time of other processes, and on what ranks where a device throttles."""
+    """Notes on CPU time of other processes, and on the figures that rank where a device throttles."""
     for engine in profile.engines:
         if engine.engine not in compared:
             continue
@@ -87,7 +87,7 @@ def _engine(one: EngineProfile, other: EngineProfile) -> Iterator[Compared]:
     if one.sustained and other.sustained:
         mine, yours = one.sustained.last, other.sustained.last
         last = _row(f"{name}: answer at the end of a long run", mine.tok_s, yours.tok_s, "more", "tok/s")
-        paused = one.sustained.paused or other.sustained.paused  # which single tokens do not show
+        paused = one.sustained.paused or other.sustained.paused  # times of single tokens exclude pauses
         yield last if paused else replace(last, sure=_apart(mine.per_token, yours.per_token))
         then = _row(
             f"{name}: energy per token there, {how}", mine.joules_per_token, yours.joules_per_token, "less", "J"

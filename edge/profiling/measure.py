@@ -1,4 +1,4 @@
-"""Speed of prefill and decode: token by token, at growing contexts, in a long run, and operator by operator."""
+"""The speed of prefill and decode: token by token, at growing contexts, in a long run, and operator by operator."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from edge.run.sampling.sampler import greedy
 from edge.run.session import Session
 from edge.types import FloatArray, IntArray
 
-_MARGIN = 1.3  # longer contexts are slower than those measured so far
+_MARGIN = 1.3  # on the predicted time of a longer context, which is slower per token than measured ones
 _WARM_UP = (32, 4)  # tokens of a prompt and an answer
 _LEAST_TOKENS = 4  # of an answer, however slow
 _WINDOW_S = 60.0  # of a long run
 _LEAST_WINDOWS = 5  # of shorter runs, whose windows are shorter, too
-_BURST = 8  # tokens between two looks at the clock
-_LONGEST_PASS = 128  # tokens of a prompt's pass: longer ones are made of the same work
-_OPERATOR_CONTEXT = 256  # rows in the cache of an answer: they have to be run first
+_BURST = 8  # tokens between two readings of the clock
+_LONGEST_PASS = 128  # tokens of an instrumented pass of a prompt: longer passes repeat the same work
+_OPERATOR_CONTEXT = 256  # rows in the cache for an answer's operators, which have to be run first
 _PASSES = (2, 16)  # at least, at most
-_INSTRUMENTED = 2.0  # times as slow as without instruments, to be sure
+_INSTRUMENTED = 2.0  # assumed slowdown by instruments, on the safe side
 
 OnStep = Callable[[str, float], None]
-"""Called with the current step, and the part of it that is done."""
+"""Called with the current step, and the share of it that is done, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Runner:
         self._footprint = backend.footprint(session.spec, session.plan.config)
 
     def prompt(self, tokens: IntArray) -> tuple[FloatArray, list[tuple[int, float]]]:
-        """Logits after the last token; tokens and seconds of every pass."""
+        """Run a prompt, int32 [n]. Returns logits after the last token, and tokens and seconds of every pass."""
         session, passes = self.session, []
         size = session.plan.config.chunk
         for start in range(0, tokens.size, size):
@@ -73,8 +73,8 @@ class Runner:
     def answer(
         self, logits: FloatArray, count: int, limit: float = math.inf, watch: Watch | None = None
     ) -> list[float]:
-        """Seconds of every token, including sampling; fewer tokens once `limit` seconds are over. watch: pauses behind
-        each."""
+        """Generate `count` tokens, fewer once `limit` seconds are over. Returns the seconds of each, including
+        sampling. watch: pauses after each token."""
         session, seconds, step = self.session, list[float](), np.zeros(1, np.int32)
         for _ in range(count):
             if len(seconds) >= _LEAST_TOKENS and sum(seconds) > limit:
@@ -163,8 +163,8 @@ def measure_speeds(runner: Runner, prompt: int, settings: Settings, on_step: OnS
 def measure_curve(
     runner: Runner, contexts: Sequence[int], settings: Settings, on_step: OnStep
 ) -> tuple[list[Point], str | None]:
-    """Measure answers at growing contexts, each filled once; also return why not all were reached in `curve_s` seconds,
-    or None. Answers are shortened where an equal part of the time does not suffice."""
+    """Measure answers at growing contexts, each filled once. Returns the points, and why not all contexts were reached
+    in `curve_s` seconds, or None. Shortens answers that would exceed their share of the time."""
     session, seconds, points = runner.session, settings.curve_s, list[Point]()
     tokens, started, per_token = runner.random_tokens(max(contexts, default=0)), time.perf_counter(), 0.0
     session.reset()
@@ -186,8 +186,8 @@ def measure_curve(
 def measure_sustained(
     runner: Runner, prompt: int, most: int, settings: Settings, on_step: OnStep
 ) -> tuple[Sustained, bool]:
-    """Measure repeated answers of up to `most` tokens to the same prompt, run once, for `sustained_s` seconds, held to
-    `watts` by pauses; also return whether the run ended early because they cannot hold them."""
+    """Measure repeated answers of up to `most` tokens to the same prompt, run once, for `sustained_s` seconds, with
+    pauses that hold `watts`. Also returns whether the run ended early because pauses cannot hold them."""
     seconds = settings.sustained_s
     session, sampler = runner.session, runner.sampler
     length = min(_WINDOW_S, seconds / _LEAST_WINDOWS)
@@ -195,7 +195,7 @@ def measure_sustained(
     sampler.mark("sustained")
     logits, _ = runner.prompt(runner.random_tokens(prompt))
     mark = session.mark(hold=True)
-    first = logits.copy()  # each answer begins with it; the engine may write to its own
+    first = logits.copy()  # each answer begins with these logits; the engine may overwrite its own
     windows: list[Window] = []
     watch = None if settings.watts is None else Watch(RunLimits(power=settings.watts), runner.meter)
     hopeless, began = False, time.perf_counter()
@@ -235,7 +235,7 @@ def measure_operators(
     model: Model, backend: Backend, measured: EngineProfile, seconds: float, on_step: OnStep
 ) -> list[PhaseOperators]:
     """Measure the operators of a prompt's first pass and of a decoded token, in an instrumented engine, for about
-    `seconds` if the minimum of passes allows. measured: has the times of passes. Raises UnsupportedError."""
+    `seconds`, or longer for the minimum of passes. measured: for the times of passes. Raises UnsupportedError."""
     config, found = measured.plan.config, []
     longest = min(config.chunk, _LONGEST_PASS, config.capacity)
     context = max(0, min(_OPERATOR_CONTEXT, measured.prefill.tokens, config.capacity - 1))

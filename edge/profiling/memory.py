@@ -14,10 +14,10 @@ from edge.devices.thermal import held_back, read_celsius, read_hertz, zones
 from edge.plan.plan import Plan
 from edge.profiling.profile import Climate, Mark, MemoryBase, MemorySample
 
-_MEMORY_S = 0.05  # between two samples, of 40 µs each
-_CLIMATE_S = 1.0  # the kernel asks slow sensors for some of these files
+_MEMORY_S = 0.05  # between two samples, which take 40 µs each
+_CLIMATE_S = 1.0  # some of these files make the kernel read slow sensors
 _MOST = 600  # samples kept: beyond, every second one is dropped, and the interval doubles
-_WEIGHTS_AT_LEAST = 1 << 16  # bytes: smaller files that are mapped are no weights
+_WEIGHTS_AT_LEAST = 1 << 16  # bytes: smaller mapped files are not weights
 
 
 class Sampler:
@@ -32,7 +32,7 @@ class Sampler:
         self.samples: list[MemorySample] = []
         self.climate: list[Climate] = []
         self.marks: list[Mark] = []
-        self.peak_anonymous: int | None = None  # bytes, as the next
+        self.peak_anonymous: int | None = None  # bytes, like `peak_swap`
         self.peak_swap: int | None = None
         self.rows = 0
         self._started = time.perf_counter()
@@ -103,10 +103,11 @@ def memory_base(
     """The basis for splitting a run's samples; None where the system does not distinguish kinds of pages. before: a
     sample before loading. warm: after the first passes. files: those mapped at the end.
 
-    Weights are the files mapped since `files_before` that have no code in them. If less than half of the weights' bytes
-    is mapped, they were copied. The cache takes all of its memory at once, or as its rows are used: whichever is nearer
-    to the private memory that loading and the first passes took, with half of the planned scratch, since they may not
-    have touched all of it. (An engine may clear its whole cache; with huge pages, a few rows touch all of it, too.)
+    Weights are the files mapped since `files_before` that contain no code. If less than half of the weights' bytes is
+    mapped, they were copied. The cache takes its memory all at once, or as its rows are used: the assumption closer to
+    the measured growth of private memory by loading and the first passes counts, with half of the planned scratch,
+    which they may not have touched entirely. (An engine may clear its whole cache; with huge pages, a few rows touch
+    all of it, too.)
     """
     if before.anonymous is None or warm.anonymous is None or warm.file is None or not files:
         return None
@@ -131,8 +132,8 @@ def memory_base(
 
 
 def split(sample: MemorySample, base: MemoryBase) -> MemorySplit:
-    """Split `sample.rss`, which is measured, as mapped weights are. The cache is the memory of its used rows (or all of
-    it, if taken at once), copied weights are as planned, scratch is the rest."""
+    """Split `sample.rss` by purpose. The total and mapped weights are measured. The cache counts its used rows (or all
+    rows, if taken at once), copied weights are as planned, and scratch is the rest."""
     file, anonymous = sample.file or 0, sample.anonymous or 0
     libraries = min(file, base.libraries)
     weights = file - libraries
@@ -143,5 +144,5 @@ def split(sample: MemorySample, base: MemoryBase) -> MemorySplit:
         libraries, weights, left = file, copied, left - copied
     rows = base.capacity if base.kv_at_once else min(sample.rows, base.capacity)
     kv = min(left, base.kv * rows // base.capacity)
-    shared = max(0, sample.rss - file - anonymous)  # memory that the system calls neither
+    shared = max(0, sample.rss - file - anonymous)  # memory that is neither, such as shared memory
     return MemorySplit(interpreter + libraries, weights, kv, left - kv + shared)

@@ -22,7 +22,7 @@ from edge.values import parse
 
 SCHEMA = 1
 _MOST_BYTES = 64 << 20  # a profile of an hour has less than a tenth
-KIND = "edge profile"  # tells its JSON from other JSON
+KIND = "edge profile"  # distinguishes its JSON from other JSON
 LOAD_S = 5.0  # approximate time of a first load; compiling takes longer
 
 
@@ -47,7 +47,7 @@ class Settings:
     prefill_step_size: int | None = None
     threads: int | None = None
     provider: str | None = None
-    watts: float | None = None  # that pauses hold the long run to; not `power`, which would be an option of all passes
+    watts: float | None = None  # to which pauses hold the long run; not `power`, which is an option of all passes
 
     @property
     def engine_s(self) -> float:
@@ -89,7 +89,7 @@ _SHARED = {each.name for each in fields(Options)} & {each.name for each in field
 class Phase:
     """A prompt ("prefill") or an answer ("decode"), measured repeatedly.
 
-    bytes_per_s, flops_per_s: counted reads and operations of such passes / their measured median time.
+    bytes_per_s, flops_per_s: counted reads and operations of its passes / their measured median time.
     """
 
     name: Literal["prefill", "decode"]
@@ -104,12 +104,12 @@ class Phase:
 
     @property
     def tok_s(self) -> float:
-        """The median."""
+        """Tokens per second at the median."""
         return 1 / self.per_token.p50
 
     @property
     def intensity(self) -> float | None:
-        """flops per byte."""
+        """Operations per byte read."""
         return self.flops_per_s / self.bytes_per_s if self.bytes_per_s and self.flops_per_s else None
 
 
@@ -150,7 +150,7 @@ class MemoryBase:
     anonymous: int  # before the engine was loaded
     libraries: int  # file pages that are not weights
     mapped: bool  # weights are file pages
-    kv_at_once: bool  # the whole cache takes memory as soon as it is used
+    kv_at_once: bool  # whether the whole cache takes memory at its first use
     weights: int
     kv: int
     capacity: int
@@ -172,7 +172,7 @@ class Climate:
     celsius: float | None  # of the processor
     hertz: float | None  # of its fastest core
     allowed: float | None  # clock limit / top clock
-    battery_watts: float | None = None  # that a battery gives
+    battery_watts: float | None = None  # drawn from a battery
 
 
 @dataclass(frozen=True)
@@ -180,11 +180,11 @@ class Timeline:
     """Samples over an engine's run."""
 
     peak: int  # of the resident set
-    base: MemoryBase | None  # None: the system does not tell anonymous pages from file pages
+    base: MemoryBase | None  # None: the system does not distinguish anonymous pages from file pages
     samples: list[MemorySample]
     marks: list[Mark]
     climate: list[Climate]
-    sensor: str | None  # what the temperatures are of
+    sensor: str | None  # of the temperatures
     trip: float | None  # °C, where the kernel slows the device down
     peak_anonymous: int | None = None  # of RssAnon
     peak_swap: int | None = None  # of VmSwap
@@ -230,12 +230,12 @@ class PhaseOperators:
 
 @dataclass(frozen=True)
 class Trim:
-    """Giving memory back, by the C library, as an app does it in onTrimMemory."""
+    """The C library's return of memory to the system, as an app requests it in onTrimMemory."""
 
     rows: int  # in the cache before
     soft: Spread  # seconds of edge_trim(EDGE_TRIM_SOFT)
     all: Spread  # seconds of edge_trim(EDGE_TRIM_ALL) after it
-    freed: int  # bytes less of RssAnon after both
+    freed: int  # bytes by which both reduced RssAnon
 
 
 @dataclass(frozen=True)
@@ -276,14 +276,14 @@ class EngineProfile:
 
     @property
     def throttled(self) -> Window | None:
-        """The end of the long run, whose speed and joules rank where the device throttles; None where it does not, and
-        where the run had pauses, which slowed it down, too."""
+        """The last window of the long run, whose speed and joules rank if the device throttles; None if it does not, or
+        if the run had pauses, which slow it down, too."""
         run = self.sustained
         return run.last if run and run.throttles and not run.paused else None
 
     @property
     def ranking_tok_s(self) -> float:
-        """Of answers, or where the device throttles, at the end of the long run."""
+        """Tokens per second of answers; at the end of the long run if the device throttles."""
         return self.throttled.tok_s if self.throttled else self.decode.tok_s
 
 
@@ -298,7 +298,7 @@ class GPUCeiling:
 
 @dataclass(frozen=True)
 class KindCeilings:
-    """Measured ceilings of the cores of one kind, by a thread on each."""
+    """Measured ceilings of the cores of one kind, with a thread on each."""
 
     name: str
     cores: int

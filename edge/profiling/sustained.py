@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edge.devices.profiles.profile import SLOWER
 
 _LEAST = 1e-12  # seconds: nothing takes less
-TAKEN = 0.15  # of the cores by other programs, which is reason enough to be slow
+TAKEN = 0.15  # share of the cores' time taken by other processes that explains a slowdown
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Window:
 
     @property
     def watts(self) -> float | None:
-        """With its pauses."""
+        """Average watts, pauses included."""
         return None if self.joules_per_token is None else self.joules_per_token * self.tok_s
 
 
@@ -91,7 +91,7 @@ class Sustained:
 
     @property
     def unpaused_ratio(self) -> float:
-        """The same without pauses, which say nothing of heat."""
+        """`ratio` without pauses, which are not due to heat."""
         first, last = (each.tok_s * each.seconds / (each.seconds - each.paused) for each in (self.first, self.last))
         return last / first
 
@@ -111,7 +111,7 @@ class Sustained:
 
     @property
     def throttles(self) -> bool:
-        """Whether the device slowed down, for which other programs were no reason."""
+        """Whether the device slowed down, and CPU time of other processes does not explain it."""
         return self.unpaused_ratio < SLOWER and self.others < TAKEN
 
     @property

@@ -1,8 +1,8 @@
-"""The verdict: what limits this device, in one sentence, and commands to try, concluded by the rules below.
+"""The verdict: the limit of this device in one sentence, and commands to try, concluded by the rules below.
 
 The first rule that applies decides: weights that do not stay in memory, heat, a cache smaller than requested, an engine
 that is not built for speed; then memory bandwidth or arithmetic, if decode comes near a measured ceiling; then CPU time
-of other processes, and threads that wait for each other. The rest is called overhead.
+of other processes, and threads that wait for each other. The rest counts as overhead.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from edge.devices.profiles.profile import SLOWER
 from edge.profiling.profile import EngineProfile, Limit, Profile, Verdict
 from edge.profiling.sustained import TAKEN, Sustained
 
-_NEAR = 0.6  # of a ceiling, to be limited by it: no engine reaches all of it
-_CACHED = 1.1  # of the memory's bandwidth: more comes out of caches
-_HOT_MARGIN = 3.0  # °C below the point where the kernel slows the device down
-_COOL_MARGIN = 20.0  # °C below it, where heat is no reason
-_HELD_BACK = 0.95  # of the clock
-_WAITING = 0.25  # of all threads' time
-_MANY_BITS = 5.0  # per weight: fewer are worth a try
-_MUCH_KV = 0.2  # of the bytes that a token reads
+_NEAR = 0.6  # share of a ceiling that counts as limited by it: no engine reaches all of it
+_CACHED = 1.1  # share of the memory's bandwidth beyond which bytes come from caches
+_HOT_MARGIN = 3.0  # °C below the trip point: hotter counts as hot
+_COOL_MARGIN = 20.0  # °C below the trip point: cooler excludes heat as a reason
+_HELD_BACK = 0.95  # share of the clock below which it counts as held back
+_WAITING = 0.25  # share of all threads' time
+_MANY_BITS = 5.0  # per weight: with more, smaller weights are worth a try
+_MUCH_KV = 0.2  # share of the bytes that a token reads
 _MOST = 0.5
 _UNSTEADY = 2.0
 _FASTER = 1.1  # another engine
@@ -32,43 +32,43 @@ _FASTER = 1.1  # another engine
 
 @dataclass(frozen=True)
 class Evidence:
-    """Figures of the engine that a run would choose. Shares are from 0 to 1, or beyond; None: not measured."""
+    """Figures of the engine that a run would choose. Shares are fractions, which may exceed 1; None: not measured."""
 
     model: str  # as the user calls it
     engine: str
     threads: int
     tok_s: float  # of answers
-    again: str = ""  # the command that measures the same once more
-    bytes_per_token: float = 0.0  # that a token of the answer reads
-    kv_share: float = 0.0  # of them, KV rows
+    again: str = ""  # the command that repeats the measurement
+    bytes_per_token: float = 0.0  # read for a token of the answer
+    kv_share: float = 0.0  # share of KV rows in these bytes
     longest: int = 0  # context of the curve
-    longest_kv_share: float = 0.0  # of the bytes that a token reads there
+    longest_kv_share: float = 0.0  # share of KV rows in the bytes that a token reads there
     cores: int = 0  # that engines could use
     bytes_per_s: float | None = None
     bandwidth: float | None = None  # bytes_per_s as a share of the measured ceiling
     compute: float | None = None  # operations of an answer, likewise
     sustained: float | None = None  # speed of the last window / of the first
     window_s: float = 60.0  # of a long run
-    sustained_others: float = 0.0  # the most of all cores' time that other programs took in one of its windows
-    cooled: float | None = None  # its clock / the first's
+    sustained_others: float = 0.0  # largest share of all cores' time of other processes in one of its windows
+    cooled: float | None = None  # clock of the last window / of the first
     celsius: float | None = None  # highest
-    trip: float | None = None  # where the kernel slows the device down
-    allowed: float | None = None  # least share of the top clock
+    trip: float | None = None  # °C at which the kernel slows the device down
+    allowed: float | None = None  # least clock limit / top clock
     watts: float | None = None  # while answering
-    others: float = 0.0  # share of all cores' time that other programs took while answers were timed
-    unsteady: float = 1.0  # a token's median time / that of the fastest tenth
-    waited: float | None = None  # share of the threads' time that they waited for each other
+    others: float = 0.0  # share of all cores' time of other processes while answers were timed
+    unsteady: float = 1.0  # median time of a token / time of the fastest tenth (p10)
+    waited: float | None = None  # share of the threads' time spent waiting for each other
     rows: int = 0  # of the KV cache
     wanted_rows: int = 0
-    needed: int = 0  # bytes that the wanted rows would take, all in all
+    needed: int = 0  # bytes of a run with the wanted rows, in all
     limit: int = 0  # bytes of memory
     limit_source: str = ""
     streamed: bool = False  # weights are read from storage again and again
     bits: float = 0.0  # per weight
     kv_dtype: str = "f16"
     kv_dtypes: tuple[str, ...] = ()  # that the engine has
-    tuned: bool = True  # or cannot be
-    faster: tuple[str, float] | None = None  # another engine, and how many times
+    tuned: bool = True  # True, too, for engines that cannot be tuned
+    faster: tuple[str, float] | None = None  # a faster engine, and its speed-up
 
 
 def judge(found: Evidence) -> Verdict:
@@ -112,7 +112,7 @@ def _heat(found: Evidence) -> _Found | None:
     shown = " and ".join(filter(None, signs))
     cool = found.celsius is not None and found.trip is not None and found.celsius < found.trip - _COOL_MARGIN
     if not shown and (cool or found.sustained_others >= TAKEN):
-        return None  # other programs are reason enough
+        return None  # CPU time of other processes explains it
     shown = shown or "no sensor here says why"
     window = "minute" if found.window_s >= 60 else f"{found.window_s:g} s"
     kept = f"{found.sustained:.0%} of the speed of its first {window} is left at the end" if slower else "it runs hot"
@@ -151,7 +151,7 @@ def _ceilings(found: Evidence) -> _Found | None:
     if found.bytes_per_s is None or max(bandwidth, compute) < _NEAR:
         return None
     if bandwidth > max(_CACHED, compute) and (found.waited or 0.0) >= _WAITING:
-        return None  # memory is no ceiling for what lies in caches
+        return None  # memory bandwidth does not limit reads from caches
     some = found.threads < found.cores
     given = f" to {_threads(found.threads)}" if some else ""
     each = (
@@ -372,7 +372,7 @@ def _needed(profile: Profile) -> int:
     """Bytes that the first engine would take with all wanted rows."""
     plan = profile.engines[0].plan
     count = plan.bytes
-    weights = profile.model.weight_bytes if plan.config.resident else 0  # of which only a part was planned for
+    weights = profile.model.weight_bytes if plan.config.resident else 0  # only a part of them is planned as resident
     more = max(0, weights - count.weights) + count.kv * max(0.0, _wanted(profile) / plan.config.capacity - 1)
     return int(count.total + count.reserve + more)
 
@@ -388,8 +388,8 @@ def _waited(engine: EngineProfile) -> float | None:
 
 
 def _faster(profile: Profile) -> tuple[str, float] | None:
-    """The engine with the fastest decode and its speed-up, unless it is the first; at the end of the long run where the
-    device throttles."""
+    """The engine with the fastest decode and its speed-up over the first; None if that is the first. At the end of the
+    long run if the device throttles."""
     first, best = profile.engines[0], max(profile.engines, key=lambda each: each.ranking_tok_s)
     times = best.ranking_tok_s / first.ranking_tok_s
     return (best.engine, times) if best is not first else None

@@ -30,7 +30,7 @@ from edge.prompt_cache.tree import BLOCK, SNAPSHOT_STEP, Block, PrefixTree, pref
 from edge.types import IntArray
 
 DEFAULT_SIZE = "1GiB"
-_WAIT_S = 1.0  # for the lock, which is never free if a signal came in the middle of `store`
+_WAIT_S = 1.0  # patience with the lock: a signal handler that interrupted `store` would wait forever
 
 _UNKNOWN = Cost()
 
@@ -89,13 +89,13 @@ class PromptCache:
                     break
                 parent = block.name
                 hold(parent)
-        if tail is not None and length < most:  # rows are lost that were there when the tail was stored
+        if tail is not None and length < most:  # blocks before the tail were evicted since it was stored
             kv.truncate(0)
             return 0
         return length
 
     def known(self, kv: KVCache, tokens: IntArray) -> int:
-        """The number of these tokens, from the first, whose rows are here."""
+        """The length of the longest prefix of `tokens` whose rows are stored."""
         parent, length = root_name(kv.key), 0
         with self._lock:
             while length < tokens.size and (found := self._find(parent, tokens[length:])):
@@ -108,9 +108,9 @@ class PromptCache:
         return length
 
     def ends(self, kv: KVCache, tokens: IntArray, system: int = 0) -> list[int]:
-        """The numbers of `tokens` after which prefill should pause and call `store`, so that tails are stored: after
-        the last whole block, for the same prompt; after that of the `system` tokens that conversations begin with;
-        where earlier prompts diverge; and every `SNAPSHOT_STEP`."""
+        """Token counts after which prefill should pause and call `store`, so that tails are stored: the last whole
+        block of the prompt, and of its first `system` tokens, with which conversations begin; the end of the blocks
+        shared with earlier prompts; and every `SNAPSHOT_STEP`. Empty for a cache without a tail."""
         if not kv.has_tail:
             return []
         parent, shared = root_name(kv.key), 0
@@ -125,9 +125,9 @@ class PromptCache:
 
     def store(self, kv: KVCache, tokens: IntArray, cost: Cost = _UNKNOWN) -> None:
         """Store a copy of the cache's first rows, those of `tokens`; existing blocks are only marked as used. cost: of
-        running tokens again, by which memory evicts; the folder evicts what was not used for longest.
+        recomputing tokens, which orders evictions from memory; the folder evicts the least recently used blocks.
 
-        Nothing may have been evicted. Failures are logged: they must not fail an answer.
+        The KV cache must not have evicted rows. Failures are logged, not raised: they must not fail an answer.
         """
         parent, tiers = root_name(kv.key), self._tiers
         try:
@@ -164,7 +164,7 @@ class PromptCache:
         lacking = [tier for tier in tiers if not tier.has(parent, part)]
         if lacking and (tail := kv.save(kv.length).tail) is not None:
             for tier in lacking:
-                tier.put(Block(parent, part, tail, cost))  # without it, the rows before it are of no use
+                tier.put(Block(parent, part, tail, cost))  # without the tail, the rows before it are useless
 
     def _find_tail(self, parent: str, tokens: IntArray) -> tuple[int, bytes | memoryview | None]:
         """The longest prefix of these tokens with a stored tail: its length and the tail; 0 and None if there is

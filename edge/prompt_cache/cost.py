@@ -1,4 +1,4 @@
-"""The cost of running tokens again whose rows were evicted, by which blocks of several models are compared."""
+"""The cost of recomputing evicted rows, which makes blocks of several models comparable."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from edge.records import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """Operations: of each token, and for each row before it, which attention reads."""
+    """Operations per token, and per earlier row that its attention reads."""
 
     token: float = 1.0
     row: float = 0.0
 
     @classmethod
     def of_model(cls, spec: ModelSpec) -> Cost:
-        """Of a model's layers: windows, which make late tokens cheaper, are left out of account."""
+        """The cost for a model. Ignores sliding windows, which make late tokens cheaper."""
         idle = spec.expert_parameters * (1 - spec.experts_used / spec.experts) if spec.experts else 0.0
         network = spec.network
         widths = [core.width for core in network.attention if core] if network else [spec.heads * spec.head_dim]
@@ -23,6 +23,6 @@ class Cost:
         return cls(2.0 * max(1.0, spec.parameters - spec.table_parameters - idle), 4.0 * sum(widths) * count)
 
     def between(self, first: int, end: int) -> float:
-        """Of the tokens from `first` to before `end`."""
+        """Operations for tokens `first` to `end`, exclusive."""
         count = end - first
         return count * (self.token + self.row * (first + end - 1) / 2)

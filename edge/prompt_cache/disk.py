@@ -32,8 +32,8 @@ _MAGIC = b"edge-kv1"
 _FILE = re.compile(r"(?P<parent>[0-9a-f]{24})-(?P<name>[0-9a-f]{24})\.kv")
 _TEMPORARY = re.compile(rf"\.\d+-\w+-{_FILE.pattern}")
 _LOCK = ".lock"
-_LINE = 512  # words that are added up together for the checksum
-_MOST_TRIED = 64  # files behind one prefix whose tokens are looked at
+_LINE = 512  # 64-bit words in a row of the matrix that the checksum sums
+_MOST_TRIED = 64  # files after one prefix whose tokens are compared
 
 _log = logging.getLogger("edge")
 
@@ -55,7 +55,7 @@ class BlockFiles:
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
-        self._kept: set[Path] = set()  # of the prompt that is being written: never removed for its own rest
+        self._kept: set[Path] = set()  # blocks of the prompt being written, which its later blocks must not evict
         try:
             make_private_folder(folder)
             os.listdir(folder)
@@ -93,7 +93,7 @@ class BlockFiles:
             self._kept = set()
             for each in os.listdir(self.folder):  # the folder is locked, so these are left over from crashes
                 if _TEMPORARY.fullmatch(each):
-                    with contextlib.suppress(OSError):  # such as a folder, which is not ours
+                    with contextlib.suppress(OSError):  # a folder of such a name is not ours
                         (self.folder / each).unlink()
             yield
 
@@ -149,7 +149,7 @@ class BlockFiles:
         if not is_private_file(status):
             _log.warning("ignored a file of the prompt cache that others may have written: %s", path)
             return None
-        sound = _is_sound(_content(path, _HEAD.size), status.st_size)  # before as much memory is taken
+        sound = _is_sound(_content(path, _HEAD.size), status.st_size)  # before the whole file is read into memory
         block = _parse(_content(path, status.st_size), match["parent"]) if sound else None
         if block is None or block.name != match["name"]:
             if status_of(path) is not None:  # otherwise another process has just removed it
@@ -157,7 +157,7 @@ class BlockFiles:
                 with contextlib.suppress(OSError):
                     path.unlink()
             return None
-        with contextlib.suppress(OSError):  # a folder that we may only read serves as well
+        with contextlib.suppress(OSError):  # a read-only folder suffices
             os.utime(path)
         return block
 

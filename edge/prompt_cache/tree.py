@@ -19,10 +19,10 @@ import numpy as np
 from edge.records import dataclass
 from edge.types import IntArray
 
-BLOCK = 64  # tokens. Shorter ones are more files, longer ones more rows that are stored twice where prompts part.
+BLOCK = 64  # tokens. Shorter blocks make more files; longer blocks store more rows twice where prompts diverge.
 SNAPSHOT_STEP = 2048  # tokens of a long prompt after which its tail is stored, too: a multiple of BLOCK
 _NAME_BYTES = 12
-_COMPARED = 256  # blocks of which the one of least worth is evicted, from the least recently used on
+_COMPARED = 256  # least recently used blocks, of which the one of least worth is evicted
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +65,9 @@ def agreement(one: IntArray, other: IntArray) -> int:
 
 
 class PrefixTree:
-    """Blocks in memory, at most `limit` bytes. Those are evicted first whose rows are worth least: cost of running them
-    again ÷ bytes, × likelihood of a use, which falls with the uses of others since the last one. Blocks of equal cost
-    are so evicted from the least recently used one on. Leaves go before their parents; held blocks stay."""
+    """Blocks in memory, at most `limit` bytes. Evicts the block of least worth first: cost of recomputing it ÷ bytes ×
+    likelihood of use, which falls with the number of other blocks' uses since its last one. Blocks of equal cost per
+    byte are thus evicted least recently used first. Leaves go before their parents; held blocks stay."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.nbytes = limit, 0
@@ -136,7 +136,7 @@ class PrefixTree:
         return self._holders[name] + len(self._children.get(name, ()))
 
     def hold(self, name: str) -> None:
-        """Hold a block until it has been released as often."""
+        """Protect a block from eviction until it has been released as often as held."""
         self._holders[name] += 1
 
     def release(self, names: Iterable[str]) -> None:

@@ -9,9 +9,9 @@ from statistics import fmean, stdev
 
 from edge.quality.summary import Row
 
-_NAMED = 3  # settings of a tie that are named, the others are counted
-_LEAST = 8  # differences that are needed to tell anything
-_FASTER = 1.25  # times as fast: speeds are measured once, less is noise
+_NAMED = 3  # settings of a tie to name; the others are counted
+_LEAST = 8  # differences that a test needs
+_FASTER = 1.25  # least speed-up to mention: speeds are measured once, so less is noise
 _DOES = {"ratio": "lose{s} least", "streamed": "find{s} most of what was read"}
 
 
@@ -55,16 +55,16 @@ def apart(one: Row, other: Row, name: str) -> bool:
         return False
     differences = [first - second for first, second in zip(mine, others, strict=True)]
     if name != "ratio":
-        differences += [1.0, -1.0]  # few keys: even all right or all wrong is uncertain (Agresti)
+        differences += [1.0, -1.0]  # with few keys, even all right or all wrong is uncertain (Agresti)
     left = len(differences) - 1
     if left + 1 < _LEAST:
         return False
-    times = 1.96 + 2.37 / left + 2.82 / left**2  # Student's t, of that many degrees of freedom
+    times = 1.96 + 2.37 / left + 2.82 / left**2  # Student's t with `left` degrees of freedom
     return abs(fmean(differences)) > times * stdev(differences) / math.sqrt(left + 1)
 
 
 def _candidates(rows: Sequence[Row], size: str) -> list[Row]:
-    """All comparable rows; `auto` is dropped where it chose a setting that is listed."""
+    """All comparable rows, without duplicates, such as `auto` where it chose a listed setting."""
     for name in _DOES:
         found: list[Row] = []
         for row in rows:

@@ -1,7 +1,6 @@
-"""A session as a model of EleutherAI's lm-eval: what its tasks request, answered by edge's engines.
+"""A session as a model of EleutherAI's lm-eval: edge's engines answer the requests of its tasks.
 
-Texts are split into tokens as lm-eval splits them for other engines: blanks at the end of a context belong to what
-follows.
+Texts are tokenized as lm-eval does for other engines: blanks at the end of a context belong to the continuation.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from edge.run.session import Session
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
-_ANSWER_TOKENS = 256  # of an answer, at most, where a task does not say: lm-eval's own default
+_ANSWER_TOKENS = 256  # most tokens of an answer, unless the task states them: lm-eval's own default
 
 OnProgress = Callable[[int, int], None]
-"""Requests of one kind that were answered, and all of them."""
+"""Called with the number of answered requests of one kind, and their total."""
 
 
 class SessionLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     """Answers the requests of lm-eval's tasks with a session, one after the other.
 
-    shortened: requests whose beginning was left out, since they have more tokens than KV rows.
+    shortened: the number of requests that lost their beginning, since they have more tokens than the model can read.
     """
 
     def __init__(self, session: Session, on_progress: OnProgress | None = None) -> None:
@@ -44,7 +43,7 @@ class SessionLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without context: BOS, or for models without it EOS."""
+        """The token before a text without context: BOS, else EOS. Raises InputError if the model has neither."""
         tokenizer = self._session.tokenizer
         found = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
         if found is None:
@@ -68,7 +67,7 @@ class SessionLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return self._each(requests, lambda request: self._rolling(request.args[0]))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Answers to contexts, which end before one of the task's stop strings."""
+        """Answers to contexts, each ended before one of the task's stop strings."""
         return self._each(requests, lambda request: self._generate(*request.args))
 
     def _loglikelihood_tokens(
@@ -114,7 +113,7 @@ class SessionLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
 
 def _sampling(settings: Mapping[str, Any]) -> SamplingParams:
-    """Greedy, unless a task asks for draws. What the model's file recommends does not hold here."""
+    """Greedy sampling, unless a task asks for random draws. Ignores recommendations of the model's file."""
     temperature, draws = settings.get("temperature"), settings.get("do_sample")
     if temperature is None:
         temperature = 1.0 if draws else 0.0

@@ -20,8 +20,8 @@ class Journal(Generic[K, T]):
     """Measurements by key. `parse` converts a line's record into a key and a measurement, and raises ValueError,
     TypeError, KeyError or AttributeError for an invalid one.
 
-    path: None keeps nothing on disk. Without `resume`, an existing file is replaced. Raises InputError for a file that
-    was made with other settings, has other content, or cannot be written.
+    path: None keeps nothing on disk. Without `resume`, an existing file is replaced. Raises InputError for a file with
+    other settings or other content, or one that cannot be written.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Journal(Generic[K, T]):
         return self._found.get(key)
 
     def add(self, key: K, measured: T, record: Mapping[str, Any]) -> None:
-        """Add a measurement, on disk before this returns. record: the input of `parse`. Raises InputError."""
+        """Add a measurement; it is on disk when this returns. record: the input of `parse`. Raises InputError."""
         self._found[key] = measured
         if self._path is None:
             return

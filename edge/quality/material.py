@@ -22,7 +22,7 @@ from edge.types import IntArray
 
 TASK_NAMES = ("perplexity", "retrieval", "repeat", "kl")
 REPEATS = 4
-LONGEST_CHUNK = 64  # of the default
+LONGEST_CHUNK = 64  # tokens of a pass by default, at most
 
 
 @dataclass(frozen=True)
@@ -73,21 +73,21 @@ class Material:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text. All tasks plan for as many, so that a cell has the same cache in all of them."""
+        """Tokens of the longest text. All tasks plan for this length, so that a cell has the same cache in each."""
         texts = [text.size - 1 for text in (*self.documents, *self.compared, *self.repeats)]
         return max([*texts, *(trial.tokens for trial in self.trials)])
 
 
 def possible_tasks(context: int) -> list[str]:
-    """The tasks that fit into a model's context with a full cache, without `kl`, which reads every text twice."""
+    """The default tasks: those that fit a model's context with a full cache, except `kl`, which reads texts twice."""
     return [task for task in TASK_NAMES if task != "kl" and (task != "repeat" or context >= REPEAT_TOKENS)]
 
 
 def make_material(setup: Setup, documents: Sequence[Document], amounts: Amounts, tasks: Sequence[str]) -> Material:
-    """Cut documents to `amounts.tokens` predictions; keys and segments are placed in all documents, joined.
+    """Cut documents to `amounts.tokens` predictions; place keys and segments in the concatenation of all documents.
 
-    Raises InputError for unknown tasks, for texts that are too short, and for texts longer than the model's context,
-    which the full cache, the reference of all cells, could not hold.
+    Raises InputError for unknown tasks, texts that are too short, and amounts beyond the model's context, which the
+    full cache, the reference of all cells, could not hold.
     """
     for task in tasks:
         if task not in TASK_NAMES:
@@ -116,7 +116,7 @@ def make_material(setup: Setup, documents: Sequence[Document], amounts: Amounts,
 
 
 def settings_of(setup: Setup, documents: Sequence[Document], amounts: Amounts) -> dict[str, Any]:
-    """Everything besides the cell that figures depend on, for JSON. Equal settings give equal figures."""
+    """All settings besides the cell on which figures depend, for JSON. Equal settings give equal figures."""
     texts = [
         {"name": each.name, "tokens": min(amounts.tokens, each.tokens.size - 1), "crc32": checksum_of(each.tokens)}
         for each in documents

@@ -25,14 +25,14 @@ from edge.run.session import Session
 from edge.run.starting.loading import load
 
 FULL = "full"
-_READ_CHUNK = 256  # tokens that run at once where nothing is evicted before all of them are read
+_READ_CHUNK = 256  # tokens of a pass where nothing is evicted before the whole text has been read
 
 Figures = Streamed | Repeated | Retrieved | Diverged
 _FIGURES: dict[str, type[Streamed] | type[Repeated] | type[Retrieved] | type[Diverged]] = {
     "perplexity": Streamed, "retrieval": Retrieved, "repeat": Repeated, "kl": Diverged,
 }  # fmt: skip
 OnProgress = Callable[[str, int, int], None]
-"""The measurement in progress, tokens that have been run, tokens in all."""
+"""Called with the measurement in progress, tokens that have been run, and tokens in all."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Cache:
     kv_dtype: str
     rows: int
     nbytes: int  # of all its arrays
-    reads: int | None = None  # rows that a head reads for a token, at most; None: all
+    reads: int | None = None  # most rows that a head reads for a token; None: all
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ CellJournal = Journal[tuple[Cell, str], Measured]
 def make_cells(
     policies: Sequence[str], dtypes: Sequence[str | None], sizes: Sequence[int], *, in_rows: bool = False
 ) -> list[Cell]:
-    """The full cache in every dtype, likewise other policies that evict nothing, then all combinations. The first cell
-    is the reference.
+    """The full cache and other policies that evict nothing, in every dtype; then all combinations of the others with
+    sizes and dtypes. The first cell is the reference.
 
     policies: as in --kv-policy. sizes: bytes, or rows. Raises InputError for unknown policies.
     """
@@ -100,7 +100,7 @@ def open_journal(path: Path | None, settings: Mapping[str, Any], *, resume: bool
 
 
 def remember(journal: CellJournal, measured: Measured) -> None:
-    """Write a cell's figures to the journal. Reasons are not kept, since finding them again takes no time."""
+    """Write a cell's figures to the journal. Reasons are not kept, since finding them again costs nothing."""
     if measured.figures is not None:
         record = {name: value for name, value in asdict(measured).items() if name != "reason"}
         journal.add((measured.cell, measured.task), measured, record)
@@ -138,7 +138,7 @@ def run_matrix(
             found = known or _measure(setup, cell, cells[0], task, material, advance)
             done += tokens
             on_progress(label, done, total)
-            yield found  # first: a report of an interrupted run then has everything that the journal has
+            yield found  # first, so that a report of an interrupted run has everything that the journal has
             if known is None:
                 remember(journal, found)
             _remember_loss(setup, cells[0], found)
@@ -156,7 +156,7 @@ def _remember_loss(setup: Setup, reference: Cell, found: Measured) -> None:
 
 
 def _measure(setup: Setup, cell: Cell, reference: Cell, task: str, material: Material, advance: Advance) -> Measured:
-    """reference: the cell to compare with, whose errors are raised."""
+    """Measure a task in a cell. reference: the cell to compare with, whose errors are raised."""
     try:
         with open_cell(setup, cell, material.longest) as session:
             config = session.plan.config
@@ -181,8 +181,8 @@ def _measure(setup: Setup, cell: Cell, reference: Cell, task: str, material: Mat
 def _retrieval(
     setup: Setup, cell: Cell, cache: Cache, material: Material, streamed: list[int], advance: Advance
 ) -> Retrieved:
-    """Measure retrieval. Trials of `streamed` run in the cell's own cache; the others after one compression to as many
-    rows, in a cache with room for everything."""
+    """Complete retrieval: `streamed` was measured in the cell's own cache; the other protocols run here, in a cache
+    with room for the whole text, after one compression to the cell's number of rows."""
     trials, longest = material.trials, max(trial.tokens for trial in material.trials)
     roomy = replace(cell, policy=cache.policy, kv_dtype=cache.kv_dtype, kv_memory=None, max_kv_size=longest)
     rows = longest if cell.policy == FULL else cache.rows

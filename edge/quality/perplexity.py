@@ -15,14 +15,14 @@ from edge.run.session import Session
 from edge.types import AnyArray, FloatArray, IntArray
 
 LOGITS_ROWS = 64  # rows of logits per step: 12 MiB for 49k tokens; more is not faster
-BLOCK = 64  # tokens, about, whose mean loss is remembered, to compare two runs part by part
+BLOCK = 64  # approximate tokens of a block, whose mean loss is kept to compare two runs block by block
 SEGMENT, BETWEEN = 256, 1500  # tokens of a repeated segment, and between its two occurrences
-_SETTLED = 16  # tokens at a segment's start that nothing before them could foretell
+_SETTLED = 16  # tokens at a segment's start that nothing before could predict: not scored
 _NEEDED = 2 * SEGMENT + BETWEEN
-REPEAT_TOKENS = _NEEDED + SEGMENT + 1  # of a text, the one that begins it included
+REPEAT_TOKENS = _NEEDED + SEGMENT + 1  # of a text with a repeated segment, BOS included
 
 Advance = Callable[[int], None]
-"""Told how many more tokens have been run."""
+"""Called with the number of tokens that have been run since the last call."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def perplexity(
     max_tokens: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
-    """Perplexity of `text`: each token is predicted from the preceding ones that the KV policy kept.
+    """Perplexity of `text`: each token is predicted from the preceding tokens that the KV policy kept.
 
     Load the session with `logits_rows=LOGITS_ROWS`, or it runs token by token. Raises InputError for fewer than two
     tokens, or if the policy may not evict and the text is longer than the cache.
@@ -135,15 +135,15 @@ def token_loss(logits: FloatArray, target: int) -> float:
 
 
 def _losses(logits: FloatArray, targets: IntArray) -> list[float]:
-    """Losses of a block. A function of its own frees the logits before the next ones are made: plans count one
-    step's."""
+    """The losses of a step. As a separate function, it frees the step's logits before the next step: plans count only
+    one step's."""
     return [token_loss(row, target) for row, target in zip(logits, targets.tolist(), strict=True)]
 
 
 def make_repeats(text: IntArray, count: int, seed: int = 0, bos: Sequence[int] = ()) -> list[IntArray]:
     """Make texts that contain a segment twice: `SEGMENT` other tokens, a segment, `BETWEEN` other tokens, the segment.
 
-    text: the source of both, taken from random places that do not overlap. Raises InputError if it is too short.
+    text: the source: each text takes a random stretch of it. Raises InputError if it is too short.
     """
     if text.size < _NEEDED:
         raise InputError(

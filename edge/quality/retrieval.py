@@ -3,9 +3,9 @@
 Three protocols make different demands on a policy:
 
 known: text and question are read, the cache is compressed once, and the answer follows, as in papers on prompt
-compression. Until then the cache is as large as the text.
-later: the text is read, the cache compressed once, and only then the question comes.
-streamed: the cache never exceeds its size. The text announces at its start what will be asked.
+compression. Until the compression, the cache is as large as the text.
+later: the text is read, the cache is compressed once, and only then the question follows.
+streamed: the cache never exceeds its size. The text announces the question at its start.
 
 The answer is scored digit by digit, greedily and teacher-forced.
 """
@@ -47,7 +47,7 @@ class Trial:
 
     @property
     def tokens(self) -> int:
-        """The length of the longest protocol."""
+        """Tokens of the longest protocol."""
         return self.streamed.size + self.question.size + self.reply.size
 
 
@@ -71,10 +71,10 @@ class Compressed:
 
 
 def make_trials(model: Model, text: IntArray, count: int, length: int, seed: int = 0) -> list[Trial]:
-    """Make trials with keys at `count` evenly spaced depths, each in another part of `text` (tokens), of `length`
-    tokens each.
+    """Make trials of `length` tokens, with keys at `count` evenly spaced depths, each in a random part of `text`, int
+    [n].
 
-    Raises InputError if the text is too short, or no token of the model's shows digits.
+    Raises InputError if the text is too short, or the model's tokens do not show digits.
     """
     random, trials = np.random.default_rng(seed), []
     for number in range(count):
@@ -96,8 +96,8 @@ def make_trials(model: Model, text: IntArray, count: int, length: int, seed: int
 
 
 def split_reply(tokenizer: TokenizerLike, question: str, key: str) -> tuple[IntArray, IntArray]:
-    """Split question and key into tokens: the question's digit-free tokens but the last; then that one and the key's
-    tokens."""
+    """Tokenize question and key: the digit-free tokens except the last; then that token and the tokens of the key.
+    Raises InputError if the model's tokens do not show digits."""
     tokens = tokenizer.encode(f"{question} {key}")
     shown = [index for index, token in enumerate(tokens) if digits_of(tokenizer, int(token))]
     if not shown or shown[0] == 0 or "".join(digits_of(tokenizer, int(each)) for each in tokens) != key:
@@ -121,12 +121,12 @@ def count_right(tokenizer: TokenizerLike, logits: FloatArray, reply: IntArray) -
 
 
 def recall_compressed(session: Session, trials: Sequence[Trial], rows: int, advance: Advance) -> Compressed:
-    """Correct digits per trial after one compression to `rows`, answer included. The session must have room for
-    everything."""
+    """Correct digits per trial after one compression to `rows`, including the answer's. The session must have room for
+    the whole text."""
     kv, right = session.engine.kv, Compressed([], [])
     queries = session.plan.policy.needs.queries
     for trial in trials:
-        # Both protocols begin with the same tokens, so these run once; but saved rows have no attention added up.
+        # Both protocols begin with the same tokens, which run once; but saved rows have no accumulated attention.
         same = 0 if queries == EVERY else max(0, trial.context.size - max(1, queries))
         session.reset()
         _read(session, trial.context[:same])
@@ -163,7 +163,7 @@ def recall_streamed(session: Session, trials: Sequence[Trial], advance: Advance)
 
 
 def _read(session: Session, tokens: IntArray) -> None:
-    """Run tokens that fit without eviction. Policies that observe the last queries have not run yet."""
+    """Run tokens that fit without eviction."""
     chunk = session.plan.config.chunk
     session.engine.kv.announce(tokens.size)
     for start in range(0, tokens.size, chunk):
@@ -171,7 +171,7 @@ def _read(session: Session, tokens: IntArray) -> None:
 
 
 def _read_observed(session: Session, tokens: IntArray, queries: int) -> None:
-    """Run the tokens before an eviction, with the last `queries`, which the policy observes, in a pass of their own."""
+    """Run the tokens before an eviction, with the last `queries`, which the policy observes, in a separate pass."""
     last = min(tokens.size, session.plan.config.chunk, max(1, queries))
     _read(session, tokens[:-last])
     session.forward(tokens[-last:], upcoming=session.engine.kv.capacity)
@@ -184,7 +184,7 @@ def _compress(session: Session, rows: int) -> None:
 
 
 def _answer(session: Session, question: IntArray, reply: IntArray) -> int:
-    """Correct digits, given the question and, for each digit, the correct ones before it."""
+    """Correct digits, each predicted from the question and the correct digits before it."""
     tokens = np.concatenate([question, reply[:-1]])
     logits = session.forward(tokens, upcoming=1, every=True)[question.size :]
     return count_right(session.tokenizer, logits, reply)

@@ -35,14 +35,14 @@ class Row:
     """
 
     cell: Cell
-    policy: str  # as allocated, like the next three; None without a cache
+    policy: str  # this and the next three: as allocated; None without a cache
     kv_dtype: str | None
     rows: int | None
     nbytes: int | None
     tok_s: float | None
     figures: dict[str, Figure] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)  # by task: why it has no figures
-    samples: dict[str, list[float]] = field(default_factory=dict)  # of the means, paired across rows
+    samples: dict[str, list[float]] = field(default_factory=dict)  # of figures that are means, paired across rows
     reads: int | None = None  # as in `Cache`
 
 
@@ -124,7 +124,7 @@ def _blocks(streamed: Streamed) -> list[float]:
 
 
 def _exponential(mean: float, samples: Sequence[float], tokens: int) -> Figure:
-    """exp of a mean, with an error estimated from the samples that (nearly) make up the mean."""
+    """exp of a mean, with a standard error estimated from samples whose mean is (nearly) `mean`."""
     error, value = _stderr(samples), math.exp(min(mean, 700.0))
     return Figure(value, None if error is None else value * error, tokens, "tokens")
 

@@ -1,7 +1,7 @@
 """Tasks of EleutherAI's lm-eval on edge's engines: accuracy of multiple choice, of greedy answers, perplexity.
 
-lm-eval (extra `eval`) reads tasks, makes requests of their documents and scores what the model answers to them
-(`harness.py`). Three small tasks come with edge, in `shipped/`, and need no network.
+lm-eval (extra `eval`) reads tasks, makes requests from their documents and scores the model's answers (`harness.py`).
+Three small tasks come with edge, in `shipped/`, and need no network.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from edge.run.session import Session
 if TYPE_CHECKING:
     from edge.quality.harness import OnProgress
 
-OWN = "edge"  # the name by which all shipped tasks are found
-LONGEST = 2048  # tokens of a request that plans expect, as lm-eval does
+OWN = "edge"  # the tag of all shipped tasks
+LONGEST = 2048  # tokens of a request for which plans allow, as in lm-eval
 SHIPPED = Path(__file__).with_name("shipped")
 _BOOTSTRAPS = 1000  # resamplings for standard errors of perplexities and the like
-_SEED = 1234  # of the examples before questions: lm-eval's own
-_NAMED = 5  # near names in an error
+_SEED = 1234  # for the choice of solved examples: lm-eval's own
+_NAMED = 5  # similar names in an error
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TaskScore:
     """A figure of a task, or of a group of tasks, as lm-eval computes it."""
 
     task: str
-    metric: str  # such as `acc`; behind a comma the filter of answers, if it has a name
+    metric: str  # such as `acc`; after a comma, the filter of answers, if it has a name
     value: float | None  # None if it is not finite
     stderr: float | None  # None if lm-eval has none for the metric, or there is one question only
     questions: int  # documents of the task that were scored; of a group, of all of its tasks
@@ -55,16 +55,16 @@ class TaskScores:
     scores: tuple[TaskScore, ...]
     shots: dict[str, int]  # solved examples before each question, by task
     versions: dict[str, str]  # of tasks and of lm-eval
-    shortened: int  # requests that lost their beginning, since they have more tokens than KV rows
+    shortened: int  # requests that lost their beginning, since they have more tokens than the model can read
     seconds: float
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """Tasks that were found and read, documents included."""
+    """Tasks that have been found and read, including their documents."""
 
     loaded: Any  # lm-eval's TaskDict
-    num_fewshot: int | None  # in place of the tasks' own
+    num_fewshot: int | None  # replaces the tasks' own; None: keep those
 
 
 def open_tasks(
@@ -75,7 +75,7 @@ def open_tasks(
     names: of tasks, groups and tags: those in `shipped`, in `include`, and lm-eval's own, whose documents come from the
     Hub. include: a folder of task files (.yaml), whose Python functions will be run. num_fewshot: solved examples
     before each question, where a task allows it. Raises MissingExtraError without lm-eval, InputError for unknown names
-    and for tasks that cannot be read, UnsupportedError for those that need images or run code that the model writes.
+    and tasks that cannot be read, UnsupportedError for tasks that need images or run code that the model writes.
     """
     try:
         from lm_eval.tasks import TaskManager
@@ -93,7 +93,7 @@ def open_tasks(
         manager = TaskManager(include_path=folders, include_defaults=False)
         if include is not None and not set(manager.all_tasks) - set(TaskManager(None, SHIPPED, False).all_tasks):
             raise InputError(f"--include {include}: no .yaml file in it describes a task")
-        if not set(names) <= set(manager.all_tasks):  # lm-eval's own take seconds to find
+        if not set(names) <= set(manager.all_tasks):  # indexing lm-eval's own tasks takes seconds
             manager = TaskManager(include_path=folders)
         for name in names:
             if name not in manager.all_tasks:
@@ -102,7 +102,7 @@ def open_tasks(
                 raise InputError(f"there is no task {name!r}: {hint}")
         try:
             loaded = manager.load([*dict.fromkeys(names)])
-        except Exception as error:  # whatever a task's file, its code, its dependencies and the Hub raise
+        except Exception as error:  # a task's file, its code, its dependencies and the Hub may raise anything
             raise InputError(f"{', '.join(names)} cannot be read: {_line(error)}") from None
     for name, task in loaded["tasks"].items():
         if getattr(task, "UNSAFE_CODE", False):
@@ -121,8 +121,8 @@ def eval_tasks(
 ) -> TaskScores:
     """Score a session's answers to tasks of lm-eval.
 
-    tasks: names, or what `open_tasks` returned. limit: questions of each task, the first ones. Load the session with
-    `logits_rows=LOGITS_ROWS` of edge.quality.perplexity, and for the model's own quality with `kv_policy="full"`;
+    tasks: names, or the result of `open_tasks`. limit: score only the first questions of each task. Load the session
+    with `logits_rows=LOGITS_ROWS` of edge.quality.perplexity, and for the model's own quality with `kv_policy="full"`;
     requests longer than such a cache lose their beginning, as in lm-eval. Raises the errors of `open_tasks` and of
     `Session.score`.
     """
@@ -143,7 +143,7 @@ def eval_tasks(
             found = evaluate(model, opened.loaded, limit=limit, bootstrap_iters=_BOOTSTRAPS, log_samples=False)
     except (EdgeError, MemoryError):
         raise
-    except Exception as error:  # whatever a task's own code raises
+    except Exception as error:  # a task's own code may raise anything
         raise InputError(f"lm-eval cannot score {', '.join(opened.loaded['tasks'])}: {_line(error)}") from error
     return TaskScores(
         scores=tuple(_scores(found)),
@@ -155,7 +155,7 @@ def eval_tasks(
 
 
 def read_shipped(name: str, **_: Any) -> dict[str, Any]:
-    """The documents of a task in `shipped`, as its file asks lm-eval for them."""
+    """The documents of a task in `shipped`. lm-eval calls this function, which the task's file names."""
     from datasets import Dataset
 
     lines = (SHIPPED / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
@@ -190,15 +190,15 @@ def _own_version() -> dict[str, str]:
 
 
 def _line(error: Exception) -> str:
-    """An error of others in one line."""
+    """The type and first line of a foreign error."""
     said = str(error).strip()
     return f"{type(error).__name__}: {said.splitlines()[0]}" if said else type(error).__name__
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without lm-eval's log lines, its prints and bars, and the processes in which it would resample: forks of one that
-    has an engine's threads."""
+    """Suppress lm-eval's logs, prints and progress bars, and the processes in which it would resample: they would be
+    forks of a process with an engine's threads."""
     from tqdm import tqdm
 
     whole, before = tqdm.__init__, os.environ.get("DISABLE_MULTIPROC")

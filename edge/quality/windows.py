@@ -1,6 +1,6 @@
 """Evaluate a text in windows, each from an empty cache: two models side by side, or one alone.
 
-Memory holds a block of logits rows per model, and a few numbers per token. A journal keeps whole windows.
+Memory holds a block of logits rows per model, and a few numbers per token. A journal records whole windows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from edge.quality.perplexity import Advance, Perplexity
 from edge.run.session import Session
 from edge.types import FloatArray, IntArray
 
-CONTEXT = 512  # tokens, as llama.cpp's perplexity tool has it
+CONTEXT = 512  # tokens of a window, as in llama.cpp's perplexity tool
 
 Score = TypeVar("Score")
 
 _COMPARED = tuple(Compared.__dataclass_fields__)
 
 OnProgress = Callable[[int, int], None]
-"""Tokens that have been read, tokens in all."""
+"""Called with the number of tokens that have been read, and their total."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Windows:
 
     tokens: IntArray
     context: int = CONTEXT
-    second_half: bool = False  # score only the second half of each window, as llama.cpp; else all but the first token
+    second_half: bool = False  # score only the second half of windows, as llama.cpp does; else all but the first token
     bos: int | None = None  # replaces every window's first token
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Windows:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The text and how it is read, for JSON."""
+        """The text's identity and the settings of its windows, for JSON."""
         return {
             "tokens_crc32": checksum_of(self.tokens),
             "tokens_read": self.tokens.size,
@@ -99,7 +99,7 @@ def divergence(
     resume: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Divergence:
-    """Measure how far `other`'s predictions diverge from `reference`'s; see Divergence.
+    """Measure the divergence of `other`'s predictions from `reference`'s; see Divergence.
 
     windows: windows, or token ids, int32 [n], read in windows of CONTEXT. Load sessions with `logits_rows=LOGITS_ROWS`.
     journal: a file of every window's figures; with `resume`, its windows are not measured again, provided that it has
@@ -187,7 +187,7 @@ def _scored(
     advance: Advance,
     score: Callable[[Sequence[FloatArray], IntArray], Score],
 ) -> list[Score]:
-    """Score a window block by block: `score` gets every model's logits, float32 [n, vocab], and the next tokens.
+    """Score a window block by block: `score` takes every model's logits, float32 [n, vocab], and the next tokens.
 
     Only one block's logits exist at a time, as plans assume.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from html import escape
 
-NARROW = 270  # pixels across that a phone leaves a chart: words with room there have it everywhere
+NARROW = 270  # pixels, the width of a chart on a phone: words that fit there fit everywhere
 INK = "currentColor"
 COLOURS = tuple(f"var(--c{number})" for number in range(1, 10))
 SHAPES = {
@@ -24,7 +24,7 @@ SHAPES = {
     "line": "M-9 0h18",
 }
 DASHED, DOTTED = "5 4", "1.5 3"
-_LETTER = 7.2  # pixels of a letter, of wide fonts
+_LETTER = 7.2  # pixels per letter, in wide fonts
 _TICKS = 5
 _LABEL = 'class="label" text-anchor="end"'
 
@@ -44,7 +44,7 @@ def stylesheet(name: str) -> str:
 
 
 def width_of(words: str) -> float:
-    """The approximate width in pixels."""
+    """The approximate width of a text in pixels."""
     return _LETTER * len(words)
 
 
@@ -142,7 +142,7 @@ class Chart:
         parts, end, bottom = "", -math.inf, self.height
         for value, words in self.y.marked():
             down = self._down(value)
-            if self.y.ticks is None:  # else they are names
+            if self.y.ticks is None:  # stated ticks are names, without lines
                 parts += f'<line class="grid" x2="100%" y1="{down:.1f}" y2="{down:.1f}"/>'
             parts += _text("-8", down + 4, words, 'text-anchor="end"')
         for value, words in self.x.marked():

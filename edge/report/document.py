@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from edge.report.chart import Chart
 
 KINDS = (".html", ".md", ".json")
-NONE = "–"  # a figure that nothing tells
-_LEAST = (12, 6)  # characters that a column of text keeps when a table has to become narrower: if possible, at least
+NONE = "–"  # an unknown figure
+_LEAST = (12, 6)  # least width, in characters, of a text column in a narrowed table: if possible, and always
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Report:
 
 
 def check_place(path: Path) -> None:
-    """Raise InputError for a file that is no report by its name, or that cannot be written."""
+    """Raise InputError for a file whose suffix is not in `KINDS`, or that cannot be written."""
     if path.suffix not in KINDS:
         raise InputError(f"{path}: what kind of report? Let its name end in {', '.join(KINDS)}")
     check_writable(path)
@@ -151,7 +151,7 @@ def _lines(row: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
 
 
 def escaped(text: str) -> str:
-    """One line without Markdown markup, since names of models and devices are foreign text."""
+    """Escape text as one line without Markdown markup, since names of models and devices are untrusted."""
     return "".join(f"\\{each}" if each in "|`*[<\\" else each for each in " ".join(text.split()))
 
 
@@ -160,7 +160,7 @@ def _bullets(lines: Sequence[str]) -> str:
 
 
 def _code(text: str) -> str:
-    """Inline code, fenced longer than any run of backticks in it."""
+    """Inline code, with a fence longer than any run of backticks in it."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence, space = "`" * (longest + 1), " " if longest else ""
     return f"{fence}{space}{' '.join(text.split())}{space}{fence}"

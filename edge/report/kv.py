@@ -32,12 +32,12 @@ _PANELS = {
     "repeat": "Perplexity of a repeated segment",
 }
 _SHAPES = ("circle", "square", "diamond", "triangle")
-_HIGHEST = 1.4  # ratios above are said and not drawn: controls would hide the others
+_HIGHEST = 1.4  # larger ratios are stated rather than drawn: they would compress the others
 _INCOMPLETE = "This run was interrupted: some cells are missing."
 
 
 def kv_report(rows: Sequence[Row], settings: dict[str, Any], model: str, *, complete: bool) -> Report:
-    """The report. model: as the user named it."""
+    """The report of a quality matrix. model: the user's name for the model."""
     found, shown = choices(rows), [_panel(name, rows) for name in _PANELS]
     texts = ", ".join(each["name"] for each in settings["documents"])
     names = list(dict.fromkeys(title(each.row) for each in found))
@@ -67,7 +67,7 @@ def kv_report(rows: Sequence[Row], settings: dict[str, Any], model: str, *, comp
 
 
 def kv_text(report: Report) -> Report:
-    """The report's part for Markdown and the terminal: figures without a recommendation."""
+    """The report for Markdown and the terminal: figures without a recommendation."""
     return replace(
         report, sentences=report.sentences[:1] if report.sentences[0] == _INCOMPLETE else (), figures=(), advice=()
     )
@@ -137,7 +137,7 @@ def _notes(rows: Sequence[Row], settings: dict[str, Any]) -> list[str]:
 
 
 def _bytes(count: int | None) -> str:
-    """Bytes, more exactly than elsewhere, to compare cells of one size."""
+    """Bytes with more digits than elsewhere, to compare cells of one size."""
     if count is None:
         return NONE
     return f"{count / _MIB:.2f} MiB" if count >= _MIB else f"{count / 1024:.1f} KiB"
@@ -196,7 +196,7 @@ def _panel(name: str, rows: Sequence[Row]) -> Chart | None:
     else:
         room = 0.04 * (high - low) or 0.01
         x = Axis(low - room, high + room, "← better") if name == "ratio" else Axis(0, 1, "better →")
-    height = 24 + 7 * len(sizes)  # of a line: its name, and below it the marks
+    height = 24 + 7 * len(sizes)  # pixels of a line: its name, and the marks below
     chart = Chart(_PANELS[name], _PANELS[name], x, Axis(len(lines), 0, ticks=()), height * len(lines))
     for top, line in enumerate(lines):
         chart.across(top, "var(--line)")

@@ -1,4 +1,4 @@
-"""Reports as files, with one self-contained HTML template that suits phones, light and dark mode."""
+"""Reports as files, with a self-contained HTML template for large screens and phones, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def render(kind: str, report: Report, data: Mapping[str, Any]) -> str:
 
 
 def page(report: Report) -> str:
-    """The HTML page. All texts of a report are escaped."""
+    """The report as an HTML page. Escapes all texts."""
     about = f'<p class="on">{escape(report.about)}</p>\n' if report.about else ""
     tips = "".join(f"<li>{escape(why)}<code>{escape(command)}</code></li>\n" for why, command in report.advice)
     parts = [_verdict(report), _figures(report), _notes([report.note] if report.note else ())]
@@ -79,7 +79,7 @@ def _section(title: str, body: str) -> str:
 
 
 def _table(shown: Table) -> str:
-    """The table and its notes; on a phone every row is a card with headings beside the figures."""
+    """A table and its notes; on a phone, each row becomes a card with headings beside the figures."""
     words = [" class=word" if index < shown.left else "" for index in range(len(shown.headings))]
     head = "".join(f"<th{word}>{escape(each)}</th>" for word, each in zip(words, shown.headings, strict=True))
     body = "\n".join(

@@ -168,7 +168,7 @@ def _engine_remarks(profile: Profile) -> list[str]:
 
 
 def _contexts(profile: Profile) -> Table:
-    """A table of generation tokens per second by context, with prefill's behind them."""
+    """A table of tokens per second by context, for decode and prefill of each engine."""
     curves = [{point.context: point for point in each.curve} for each in profile.engines]
     rows = []
     for context in sorted({context for curve in curves for context in curve}):
@@ -203,7 +203,7 @@ def _operators(engine: EngineProfile, phase: PhaseOperators) -> Table:
 
 
 def _operator_remarks(profile: Profile) -> list[str]:
-    """Why engines have no operator times; and under a stated --memory, the instruments' own memory."""
+    """Why engines have no operator times and, under a stated --memory, the memory of instrumented engines."""
     limit, remarks = profile.settings.memory, list[str]()
     for engine in profile.engines:
         if engine.operators_reason:
@@ -248,7 +248,7 @@ def roofline_table(profile: Profile) -> Table:
 
 
 def _kinds(profile: Profile) -> list[Table]:
-    """A table of the ceilings of each kind of cores, where there are several."""
+    """A table of the ceilings of each kind of cores, if there are several kinds."""
     kinds = profile.roofs.kinds if profile.roofs else []
     rows = [
         [
@@ -342,7 +342,7 @@ def _climate(profile: Profile) -> Table:
 
 
 def _sustained(profile: Profile) -> Table:
-    """A table of the first window of a long run against the last, by engine."""
+    """A table of the first and last windows of long runs, by engine."""
     runs = [(engine, engine.sustained) for engine in profile.engines if engine.sustained]
     length, count = runs[0][1].length, len(runs[0][1].windows)
     first, last = f"first {duration(length)}", f"last {duration(length)}"
@@ -400,7 +400,7 @@ def _windows(engine: EngineProfile, run: Sustained, watts: float | None) -> Tabl
 
 
 def _then(first: float | None, last: float | None, said: Callable[[float], str]) -> str:
-    """A figure of the first window and of the last."""
+    """A figure of the first and last windows: `first → last`, or one if they read the same."""
     return NONE if first is None or last is None else " → ".join(dict.fromkeys([said(first), said(last)]))
 
 
@@ -414,7 +414,7 @@ def _watts(watts: float | None) -> str:
 
 
 def _paused(windows: Sequence[Window]) -> str:
-    """The share of the time, and the seconds."""
+    """The share of time spent in pauses, and their seconds."""
     paused, seconds = sum(each.paused for each in windows), sum(each.seconds for each in windows)
     return f"{paused / seconds:.0%}, {duration(paused)}"
 

@@ -19,11 +19,11 @@ _PARTS = {
     "interpreter": ("interpreter and libraries", COLOURS[3]), "weights": ("weights", COLOURS[0]),
     "kv": ("KV cache", COLOURS[1]), "scratch": ("scratch", COLOURS[2]),
 }  # fmt: skip
-_VARIES = 1.01  # between the lowest and the highest clock: less is a line, and the table says it
+_VARIES = 1.01  # least ratio of highest to lowest clock for a chart: a constant clock is in the table
 
 
 def context_chart(profile: Profile, phase: str) -> Chart | None:
-    """tok/s against context, a line for each engine; generation with a band from p10 to p90."""
+    """tok/s against context, a line for each engine; decode with a band from p10 to p90."""
     contexts = sorted({each.context for engine in profile.engines for each in engine.curve})
     if not contexts:
         return None
@@ -39,7 +39,7 @@ def context_chart(profile: Profile, phase: str) -> Chart | None:
 
 
 def operator_chart(engine: EngineProfile) -> Chart | None:
-    """Each operator's share of the time, in prefill and generation. None if the engine does not tell."""
+    """Each part's share of the time, in prefill and decode. None if the engine reports no operators."""
     if not engine.operators:
         return None
     shares = [
@@ -87,7 +87,7 @@ def roofline_chart(profile: Profile) -> Chart | None:
     if roofs.gpu:  # its arithmetic is unknown
         gpu = roofs.gpu.read_bytes_per_s / _GIGA
         chart.line([(low, gpu * low), (max(top, gpu * low) / gpu, max(top, gpu * low))], INK, DASHED)
-    if ops:  # memory's roof goes on up to it
+    if ops:  # the memory roof continues up to the int8 ceiling
         chart.line([(flops / read, flops), (ops / read, ops), (high, ops)], INK, DASHED)
     for number, engine, phase, intensity, speed in points:
         said = f"{engine}, {PHASE_WORDS[phase.name]}: {rate(speed)} GFLOP/s"
@@ -105,7 +105,7 @@ def roofline_chart(profile: Profile) -> Chart | None:
 
 
 def memory_chart(engine: EngineProfile) -> Chart | None:
-    """The resident set over the run, split into its parts. None where the system does not tell them apart."""
+    """The resident set over the run, split into its parts. None if the system does not distinguish them."""
     timeline = engine.timeline
     if timeline.base is None or len(timeline.samples) < 2:
         return None
@@ -169,7 +169,7 @@ def sustained_chart(profile: Profile) -> Chart | None:
     for engine in profile.engines:
         windows, middle = (engine.sustained.windows, engine.sustained.length / 2) if engine.sustained else ([], 0.0)
         at = [(each.start + middle) / size for each in windows]
-        bands = [] if profile.settings.watts else [each.per_token for each in windows]  # which know of no pauses
+        bands = [] if profile.settings.watts else [each.per_token for each in windows]  # times exclude pauses
         lines.append((engine.engine, at, bands, [each.tok_s for each in windows]))
     x = Axis(0, max((run.windows[-1].start + run.length) / size for run in runs), unit)
     return _speeds("Speed of answers in a long run", "tok/s of answer", x, lines)

@@ -7,7 +7,7 @@ from math import inf
 from edge.budget import format_bytes, format_joules
 from edge.run.report import Action, AdapterUse, Drafted, Energy, Heat, Memory, RunReport, Thoughts, Timings
 
-_TOLD_S = 0.1  # of preparing a model; less is no first run, but a list of its tokens
+_TOLD_S = 0.1  # of preparing a model, to be reported: shorter times are no first run, but a list of its tokens
 
 
 def report_line(report: RunReport) -> list[str]:
@@ -66,7 +66,7 @@ def _drafted(drafted: Drafted) -> str:
 
 
 def _streamed(memory: Memory) -> str:
-    """What is read anew."""
+    """The weights or experts that are read again."""
     if (used := memory.experts) is None:
         return f" · {format_bytes(memory.streamed)} of weights streamed per token" if memory.streamed else ""
     said = f" · {used.slots:,} of {used.experts:,} experts in memory"
@@ -76,7 +76,7 @@ def _streamed(memory: Memory) -> str:
 
 
 def _gpu_part(memory: Memory) -> str:
-    """The part of the memory that lies on a GPU."""
+    """The part of the memory in buffers of a GPU."""
     if not memory.gpu:
         return ""
     where = "in the memory of the GPU" if memory.on_card else "in buffers of the GPU"
@@ -144,8 +144,8 @@ def _of_budget(energy: Energy) -> str:
 
 
 def _prepared(report: RunReport) -> str:
-    """The costs of one-time preparation: outside a budget of joules, but part of a budget of seconds, since people
-    wait."""
+    """The cost of one-time preparation: outside a budget of joules, but part of a budget of seconds, since the user
+    waits."""
     seconds, energy = report.timings.prepared_s, report.energy
     if seconds < _TOLD_S:
         return ""

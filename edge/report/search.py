@@ -1,4 +1,4 @@
-"""Report on a search: the settings that no other surpasses, with their command lines."""
+"""Report on a search: the Pareto-optimal settings, with their command lines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def search_report(found: Found) -> Report:
 
 
 def search_json(found: Found) -> dict[str, Any]:
-    """Everything, for JSON. Bytes, joules and tokens per second."""
+    """All results as JSON data. Sizes are bytes, energy is joules, speeds are tokens per second."""
     return {"schema": SCHEMA, **asdict(found)}
 
 
@@ -188,7 +188,7 @@ def _token_s(point: Point) -> float | None:
 
 
 def _then(points: Sequence[Point]) -> str:
-    """When the speed and joules are those that rank: where the device throttles, at the end of its longest run."""
+    """The time in a long run, in words, at which speed and joules rank on a device that throttles; else ""."""
     runs = [each.candidate.sustained.seconds for each in points if each.candidate.sustained]
     return f" after {max(runs) / 60:.0f} min" if runs else ""
 

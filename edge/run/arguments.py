@@ -1,4 +1,4 @@
-"""Arguments of the Python API: of the wrong type, they are refused in a line, before anything runs."""
+"""Checks of the Python API's arguments: a wrong type raises a one-line error before anything runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 MOST_TOKENS = 1 << 31  # of an answer
-MOST_TOP = 100  # alternatives of a token whose probability is reported
+MOST_TOP = 100  # alternatives per token whose probabilities are reported
 _PROMPT = "the prompt must be text, pieces of text or an array of token ids"
 
 
@@ -32,9 +32,9 @@ def check_grammar(grammar: object) -> None:
 
 
 def check_prompt(prompt: object) -> str | Iterable[str] | IntArray:
-    """The prompt as it is; pieces of text are checked when they are read, all but the first that is not empty.
+    """Return the prompt. Of pieces of text, those up to the first non-empty one are checked now, the rest when read.
 
-    Raises InputError for other types, and for pieces that have no text in them.
+    Raises InputError for other types, and if all pieces are empty.
     """
     if isinstance(prompt, str):
         return prompt
@@ -52,7 +52,7 @@ def check_prompt(prompt: object) -> str | Iterable[str] | IntArray:
 
 
 def check_number(name: str, value: object) -> None:
-    """None, or a number of at least 0, which NaN is not. Raises InputError."""
+    """None, or a number of at least 0; NaN is refused. Raises InputError."""
     if value is None:
         return
     if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 <= value < 1e18:
@@ -66,7 +66,7 @@ def check_text(name: str, value: object) -> None:
 
 
 def check_limit(max_tokens: object) -> int | None:
-    """Tokens of an answer at most; None for -1 and None, which are no limit. Raises InputError."""
+    """The maximum number of answer tokens; None for -1 and None, which set no limit. Raises InputError."""
     if max_tokens is None or (max_tokens == -1 and not isinstance(max_tokens, float)):
         return None
     if not isinstance(max_tokens, int | np.integer) or isinstance(max_tokens, bool) or max_tokens < 1:
@@ -86,7 +86,7 @@ def check_meter(meter: EnergyMeter) -> EnergyMeter:
 
 
 def check_function(name: str, value: object) -> None:
-    """None, or what can be called. Raises InputError."""
+    """None, or a callable. Raises InputError."""
     if value is not None and not callable(value):
         raise InputError(f"{name} must be a function, not {brief(value)}")
 
@@ -112,5 +112,5 @@ def _pieces(prompt: Iterable[object]) -> Iterator[str]:
 
 
 def _as_messages(value: object) -> str:
-    """Advice to who passes a conversation, or a turn of one, as the prompt."""
+    """Advice for a caller who passes a conversation, or one of its turns, as the prompt."""
     return ": pass a conversation as messages=[…]" if isinstance(value, Mapping) and "role" in value else ""

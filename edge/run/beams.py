@@ -1,7 +1,7 @@
 """Beam search: the likeliest answer among several that are extended side by side, as transformers searches it.
 
-There is one cache: between two beams, the rows behind what they share are forgotten, and the other's tokens run. A
-cache that cannot return to any row goes back to the end of the prompt.
+All beams use one cache. To switch beams, the cache is truncated to their common prefix, and the other beam's remaining
+tokens run. A cache that cannot be truncated at any row returns to the end of the prompt.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from edge.types import AnyArray, FloatArray
 @dataclass(frozen=True)
 class _Path:
     tokens: tuple[int, ...]
-    logprob: float  # of all of them
+    logprob: float  # sum over the tokens
 
     def score(self, penalty: float) -> float:
         return self.logprob / math.pow(len(self.tokens), penalty)
 
 
 def search(sequence: TokenSequence, run: Generation) -> Iterator[str]:
-    """Search behind a prompt that has been run. Yields the best answer's text in one piece; `run.beams` has all of
-    them, `run.stop_reason` what ended the search. Raises InputError if the cache may not hold an answer."""
+    """Search for the answer to a prompt that has been run. Yields the best answer's text in one piece; `run.beams` has
+    all answers, `run.stop_reason` the reason for the end. Raises InputError if the cache is too small for an answer."""
     request, kv = run.request, sequence.engine.kv
     beams, penalty, most = request.beams or 1, request.length_penalty, request.max_tokens or 0
     start, end, held = kv.length, end_of(kv), tuple[int, ...]()
@@ -55,7 +55,7 @@ def search(sequence: TokenSequence, run: Generation) -> Iterator[str]:
         if not running or length == most:
             break
         if len(finished) == beams and running[0].score(penalty) <= finished[-1].score(penalty):
-            break  # the best that goes on is no better than the worst that has ended
+            break  # the best running path is no better than the worst finished one
         logits = []
         for path in running:
             if reason := run.watch.before_pass(len(running)):
@@ -84,7 +84,7 @@ def search(sequence: TokenSequence, run: Generation) -> Iterator[str]:
 
 
 def _log_probabilities(logits: FloatArray, run: Generation) -> AnyArray:
-    """float64 [vocab]."""
+    """Log-probabilities of the next token, float64 [vocab]; −∞ for banned tokens."""
     found: AnyArray = logits.astype(np.float64)
     found -= found.max()
     found -= np.log(np.exp(found).sum())
@@ -93,7 +93,7 @@ def _log_probabilities(logits: FloatArray, run: Generation) -> AnyArray:
 
 
 def _continued(running: list[_Path], logits: list[AnyArray], count: int) -> list[_Path]:
-    """The `count` likeliest paths of one more token, likeliest first."""
+    """The `count` likeliest extensions of the paths by one token, likeliest first."""
     found = [
         _Path((*path.tokens, token), path.logprob + float(each[token]))
         for path, each in zip(running, logits, strict=True)

@@ -3,10 +3,12 @@
 The model answers from the rows; people save, undo and repeat the text. Where the two differ (after evictions, with
 another system prompt, with a conversation from a file), the next turn runs the conversation from its text.
 
-Templates drop the thoughts of earlier turns. So does the cache: before the next turn, the rows after the last question
-go, and the answer runs again without its thoughts. Where rows cannot be taken back, as after evictions, they stay.
+Templates drop the thoughts of earlier turns, and so does the cache: before the next turn, it drops the rows after the
+last question, and the answer runs again without its thoughts. Where the cache cannot be rewound, as after evictions,
+the thoughts stay.
 
-With tools, each turn goes through the template from the beginning, and the session keeps the rows with which it begins.
+With tools, each turn renders the whole conversation by the template, and the session reuses the rows of the common
+prefix.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from edge.types import IntArray
 
 @dataclass(frozen=True)
 class Turn:
-    """before: the session's position when the turn began; None once the cache no longer holds it. opened: where its
-    answer began, if thoughts that the template would drop follow there. steps: messages between question and answer:
-    calls of tools and their results. calls: of the answer, whose results are missing."""
+    """A question and its answer. before: the session's position when the turn began; None once the cache no longer
+    holds it. opened: the position where the answer began, if thoughts follow that the template drops later. steps:
+    messages between question and answer: tool calls and their results. calls: the answer's, still without results."""
 
     user: str
     answer: str = ""
@@ -61,8 +63,8 @@ class Conversation:
         for piece in talk.say("Why is the sky blue?"):
             print(piece, end="")
 
-    tools: as `Session.stream` takes them, for the turns to come. `calls` are those of the last answer, and `give` goes
-    on with their results. Raises UnsupportedError if the model has no chat template.
+    tools: as for `Session.stream`, for the turns to come. `calls` has the last answer's tool calls; `give` continues
+    with their results. Raises UnsupportedError if the model has no chat template.
     """
 
     def __init__(self, session: Session, *, system: str | None = None, tools: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -76,8 +78,8 @@ class Conversation:
         self.evicted = 0  # rows that the last turn made the policy evict
         self._system = system
         self._turns: list[Turn] = []
-        self._held = True  # whether the cache holds all turns, but for evicted rows
-        self._lora = session.lora  # under which it does
+        self._held = True  # whether the cache holds all turns, except evicted rows
+        self._lora = session.lora  # the adapters that computed its rows
         self._think = Think()  # the last turn's choice
 
     @property
@@ -94,12 +96,12 @@ class Conversation:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """Calls of tools in the last answer, which wait for their results."""
+        """Tool calls of the last answer that wait for their results."""
         return self._turns[-1].calls if self._turns else ()
 
     @property
     def _whole(self) -> bool:
-        """Whether turns go through the template from the beginning."""
+        """Whether each turn renders the whole conversation by the template."""
         return bool(self.tools) or any(turn.steps or turn.calls for turn in self._turns)
 
     @property
@@ -154,7 +156,7 @@ class Conversation:
         yield from self._told(session.stream(prompt, system=self._system, follow_up=follows, **options), keep)
 
     def give(self, results: Sequence[str], **options: Any) -> Pieces:
-        """Go on with the results of the last answer's `calls`, in their order; as `say`. Raises InputError."""
+        """Continue with the results of the last answer's `calls`, in their order; like `say`. Raises InputError."""
         calls, session = self.calls, self.session
         if not calls or len(results) != len(calls):
             raise InputError(f"{len(calls)} calls wait for results, and {len(results)} were given")
@@ -164,7 +166,7 @@ class Conversation:
         yield from self._answer(len(self._turns) - 1, steps, **options)
 
     def _answer(self, number: int, turn: Turn, **options: Any) -> Pieces:
-        """The answer to a turn of this number, whose conversation goes through the template from its beginning."""
+        """Answer turn `number`, rendering the whole conversation by the template."""
 
         def keep(answer: str, report: RunReport) -> None:
             self._turns[number:] = [replace(turn, answer=answer, calls=report.tool_calls)]
@@ -174,7 +176,7 @@ class Conversation:
         yield from self._told(self.session.stream(messages=messages, tools=self.tools, **options), keep)
 
     def _told(self, pieces: Pieces, keep: Callable[[str, RunReport], None]) -> Pieces:
-        """Pass on the pieces of an answer, and keep it, however it ended, if it ran."""
+        """Pass on the pieces of an answer; then keep the answer if it ran, however it ended."""
         last_report, answer = self.session.report, list[str]()
         try:
             for piece in pieces:
@@ -212,7 +214,7 @@ class Conversation:
         return other
 
     def save(self, path: str | Path) -> None:
-        """Write the conversation as JSON: {"messages": […]}. A saved conversation is replaced, no other file.
+        """Write the conversation as JSON: {"messages": […]}. Replaces a saved conversation, but no other file.
 
         Raises InputError.
         """
@@ -230,10 +232,10 @@ class Conversation:
             temporary.write_bytes(f"{text}\n".encode("utf-8", "replace"))
 
     def load(self, path: str | Path) -> None:
-        """Replace this conversation by one from a file. It is run with the next turn.
+        """Replace this conversation by one from a file. It runs with the next turn.
 
         The file: JSON as `save` writes it, or the list of messages alone. An optional system message comes first, then
-        the user's and the assistant's in turn, with results behind calls of tools. Raises InputError, and changes
+        the user's and the assistant's alternate, with results after tool calls. Raises InputError, and changes
         nothing, for anything else.
         """
         system, turns = _turns(Path(path).expanduser())
@@ -241,7 +243,7 @@ class Conversation:
         self._system, self._turns, self._held = system, turns, False
 
     def _choose(self, think: Think) -> None:
-        """Run the conversation again if the template begins it otherwise for this choice than for the last one."""
+        """Have the conversation run again if the template begins it differently for this choice than for the last."""
         template = self.session.model.template
         assert template is not None
         if self._turns and template.beginning(self._system, think) != template.beginning(self._system, self._think):
@@ -254,8 +256,8 @@ class Conversation:
         return self.session.model.past(turns, system=self._system, think=self._think)
 
     def _opened(self, report: RunReport, before: Mark) -> Mark | None:
-        """Where the opening of the last answer ends, as far as the template writes it in an earlier turn, too; None if
-        no thoughts followed, or thoughts that it keeps."""
+        """The end of the last answer's opening, as far as the template also writes it for an earlier turn; None if no
+        thoughts followed, or if the template keeps them."""
         changed = changed_opening(self.session.model, self._think)
         if report.thoughts is None or report.tokens.cut or changed is None:
             return None
@@ -264,7 +266,7 @@ class Conversation:
         return Mark(first + report.tokens.prompt - count, before.evicted, instead)
 
     def _drop_thoughts(self) -> None:
-        """Take the rows of the last answer back, and leave the answer without its thoughts to be run."""
+        """Drop the last answer's rows, and queue the answer without its thoughts to run again."""
         turn = self._turns[-1]
         if turn.opened is not None:
             answer = self.session.model.tokenizer.encode(turn.answer, start=False)
@@ -299,7 +301,7 @@ def _turns(path: Path) -> tuple[str | None, list[Turn]]:
 
 
 def _steps(turn: Turn, results: Sequence[str], thoughts: str | None = None) -> Turn:
-    """The turn with the results of its calls, which goes on behind them."""
+    """The turn with its calls and their results as steps, and its answer open."""
     called = _calling(turn.answer, turn.calls) | ({"reasoning_content": thoughts} if thoughts else {})
     found = [
         {"role": "tool", "tool_call_id": call.id, "content": text}

@@ -1,4 +1,4 @@
-"""One generation: the objects that watch it and make its text, and its use so far."""
+"""One generation: the objects that watch it and produce its text, and its counts so far."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from edge.run.sampling.constraint import Constrained
     from edge.run.sampling.tool_calls import OnCall, ToolCalls
 
-_MOST_AHEAD = 256  # tokens that an engine is asked to run at once
-_MOST_HELD = 0.1  # of the time of decoding; more, and its speed is the caller's rather than the model's
+_MOST_AHEAD = 256  # tokens that an engine runs in one call
+_MOST_HELD = 0.1  # share of decoding time; beyond it, the speed is the caller's rather than the model's
 
 
 @dataclass
 class Generation:
-    """Times are seconds on `time.perf_counter`, None before the event."""
+    """The state of one generation. Times are seconds on `time.perf_counter`, None before the event."""
 
     request: Request
     model: Model
@@ -49,10 +49,10 @@ class Generation:
     constrained: Constrained | None
     logprobs: Logprobs | None
     text: StringIO | None  # of the answer; a list of pieces would take ten times the memory. None: it is not kept
-    calls: ToolCalls | None = None  # of tools; None if it has none
-    prepared: Made = field(default_factory=Made)  # cache entries that were made before, once for this model
+    calls: ToolCalls | None = None  # None without tools
+    prepared: Made = field(default_factory=Made)  # the cost of cache entries made before, once for this model
     reused: int = 0
-    ran: int = 0  # tokens of the prompt, the last of them at `ran_at`
+    ran: int = 0  # prompt tokens that have been run, the last at `ran_at`
     generated: int = 0
     unasked: int = 0  # tokens of the answer that its grammar forced
     beams: tuple[Beam, ...] | None = None  # of a beam search, the best first
@@ -64,7 +64,7 @@ class Generation:
     held: float = 0.0  # seconds that pieces of text stayed with the caller before it asked for the next
     experts: ExpertCounts | None = None  # of the engine when it began
     stop_reason: StopReason = "interrupted"  # unless something else ends it
-    at_once: Callable[[], int] | None = None  # tokens of a chunk that run before others do; None: there are none
+    at_once: Callable[[], int] | None = None  # tokens to run before other generations do; None: there are none
 
     @classmethod
     def of(
@@ -72,7 +72,7 @@ class Generation:
         on_logprob: OnLogprob | None = None,
         on_call: OnCall | None = None,
     ) -> Generation:  # fmt: skip
-        """Raises InputError and UnsupportedError, as `Request.encode` and `Matcher`, and MissingExtraError."""
+        """Raises InputError, MissingExtraError, and the errors of `Request.encode` and `Matcher`."""
         for name, function in (("on_thought", on_thought), ("on_logprob", on_logprob), ("on_call", on_call)):
             check_function(name, function)
         prompt, keep, tokenizer = request.encode(model), request.keep_text, model.tokenizer
@@ -122,28 +122,28 @@ class Generation:
         return part if part + least <= chunk else chunk
 
     def count_prompt(self, count: int) -> None:
-        """Tokens of the prompt have been run."""
+        """Count `count` prompt tokens that have just been run."""
         self.ran, self.ran_at = self.ran + count, time.perf_counter()
 
     def time_token(self) -> None:
-        """A token of the answer has been chosen."""
+        """Note the time at which a token of the answer was chosen."""
         self.last_token_at = time.perf_counter()
         self.first_token_at = self.first_token_at or self.last_token_at
 
     def follow(self, token: int) -> deque[int]:
-        """A token was drawn, and the text that it adds is known. Returns the tokens that follow without a choice."""
+        """Tell the grammar a drawn token, once its text is known. Returns the tokens that follow without a choice."""
         if self.constrained is not None:
             self.constrained.accept(token)
         return self.forced()
 
     def end_thoughts(self, closing: list[int]) -> deque[int]:
-        """Tokens that end the thoughts were inserted. Returns those that follow without a choice."""
+        """Tell the grammar the tokens inserted to end the thoughts. Returns those that follow without a choice."""
         if self.constrained is not None:
             self.constrained.thoughts_were_cut(closing)
         return self.forced()
 
     def forced(self) -> deque[int]:
-        """Tokens that follow without a choice; after them, the grammar has its say in what is drawn."""
+        """The tokens that follow without a choice. After them, the grammar constrains sampling where it holds."""
         if self.constrained is None:
             return deque()
         tokens = self.constrained.forced()
@@ -154,11 +154,11 @@ class Generation:
         return deque(tokens)
 
     def said(self, text: str) -> str:
-        """The text that a piece of what was generated adds to the answer: all of it but calls of tools."""
+        """The part of a generated text that belongs to the answer: all but tool calls."""
         return text if self.calls is None or not text else self.calls.feed(text)
 
     def end(self, reason: StopReason) -> str:
-        """The answer is over. Returns the text that was held back in looking for calls."""
+        """Set the stop reason. Returns the text held back in the search for tool calls."""
         rest = self.calls.rest() if self.calls else ""
         called = self.calls is not None and bool(self.calls.found)
         natural = reason == "eos" or (reason == "stop" and not self.stops.met)
@@ -172,11 +172,11 @@ class Generation:
 
     @property
     def incomplete(self) -> StopReason | None:
-        """What ended the answer before its grammar allowed it."""
+        """The stop reason, if the answer ended before its grammar allowed it; else None."""
         return None if self.constrained is None or self.constrained.complete else self.stop_reason
 
     def most_ahead(self) -> int:
-        """Tokens that may be run before budgets are asked."""
+        """The number of tokens that may run before budgets are checked again."""
         most = self.request.max_tokens
         limits = (None if most is None else most - self.generated, self.sample.most_alike(self.generated))
         return self.watch.affordable(min([_MOST_AHEAD, *(each for each in limits if each is not None)]))
@@ -187,7 +187,7 @@ class Generation:
 
     @property
     def is_typical(self) -> bool:
-        """Whether the speed of decoding says something of other runs: a caller that is slow to ask slows it down."""
+        """Whether the decoding speed is representative: a caller that is slow to ask for pieces lowers it."""
         decoded = _span(self.first_token_at, self.last_token_at)
         return not decoded or self.held + self.thinking.held <= _MOST_HELD * decoded
 

@@ -36,7 +36,7 @@ _MOST_BYTES = 1 << 18  # about 500 runs
 _MOST_LINE = 4096
 _OFF = ("0", "off", "no", "false")
 _TOO_LARGE = 1e18  # for a count, bytes or seconds
-_RECENT = 20  # runs that predictions go by: of what a device did months ago, little may be true
+_RECENT = 20  # runs that predictions use: what a device did months ago may no longer hold
 
 # Held while a line is written, and never waited for: the garbage collector may end a stream in the thread that writes.
 _writing = threading.Lock()
@@ -44,7 +44,8 @@ _writing = threading.Lock()
 
 @dataclass(frozen=True)
 class Phase:
-    """tokens: that were run. context: rows in the cache, on average while they were. joules: None if not metered."""
+    """The prompt or the answer of a run. tokens: run in it. context: mean rows in the cache meanwhile. joules: None if
+    not metered. Raises ValueError for impossible figures."""
 
     tokens: int
     seconds: float
@@ -66,7 +67,7 @@ class Setting:
     """The circumstances on which the speed of a model depends."""
 
     cpu: str
-    model: str  # its shape and block types: two of the same run alike
+    model: str  # `model_key`: models of the same shape and block types run alike
     backend: str
     kv_dtype: str
     threads: int
@@ -82,7 +83,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Run:
-    """at: seconds since 1970. peak: bytes, of the process. energy: kind and source of the joules."""
+    """The figures of one run. at: seconds since 1970. peak: the process's, in bytes. energy_kind, energy_source: of the
+    joules. Raises ValueError for impossible figures."""
 
     at: float
     setting: Setting
@@ -107,8 +109,8 @@ def history_path() -> Path:
 
 
 def remember_run(spec: ModelSpec, run: Generation, plan: Plan, report: RunReport) -> None:
-    """An observer of sessions: keep the figures of a report. Runs whose caller was slow, that paused to hold a limit,
-    gave memory back or were ended within their prompt (whose last pieces a budget makes short) say nothing of others.
+    """A session observer: keep the figures of a report. Skips runs that say nothing about others: the caller was slow,
+    or the run paused to hold a limit, returned memory, or ended within its prompt (a budget shortens the last chunks).
     """
     tokens, timings, kv, energy = report.tokens, report.timings, report.kv, report.energy
     if not run.is_typical or timings.paused_s or report.actions or tokens.cut:
@@ -144,7 +146,7 @@ def _remember(
 
 def append(run: Run) -> None:
     """Append a line. Never fails: a folder that is not writable, or that other users may write to, keeps no history.
-    Of runs that end at the same moment in threads of one process, only one may be kept."""
+    If runs end at the same moment in several threads of a process, only one may be kept."""
     if os.environ.get("EDGE_HISTORY", "").lower() in _OFF:
         return
     line = (json.dumps(asdict(run), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
@@ -174,18 +176,18 @@ def _write(line: bytes) -> None:
 
 
 def earlier_runs(setting: Setting) -> list[Run]:
-    """The newest of the same setting, newest first, at most _RECENT. Damaged lines are passed over."""
+    """The runs of the same setting, newest first, at most _RECENT. Skips damaged lines."""
     found = [run for run in map(_read, reversed(_lines())) if run is not None and run.setting == setting]
     return found[:_RECENT]
 
 
 def last_run(model: str) -> float | None:
-    """When a model of this key (`model_key`) last ran, in seconds since 1970."""
+    """The time of the last run of a model with this key (`model_key`), in seconds since 1970; None if there is none."""
     return max((run.at for run in map(_read, _lines()) if run is not None and run.setting.model == model), default=None)
 
 
 def history_size() -> tuple[int, int]:
-    """Runs that are kept, and their bytes."""
+    """The number of runs that are kept, and the size of their file in bytes."""
     return sum(_read(line) is not None for line in _lines()), _bytes()
 
 

@@ -1,4 +1,4 @@
-"""An engine that is loaded with a plan, and loaded again where other adapters need more room."""
+"""An engine loaded by a plan, and reloaded when other adapters need more room."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Loaded:
         progress: LoadProgress | None = None,
     ) -> None:  # fmt: skip
         self.model, self.backend, self._options, self._meter = model, backend, options, meter
-        self.with_children = children_peak()  # bytes that this process and a child held together, at most
+        self.with_children = children_peak()  # peak bytes of this process and a child together
         self.draft: DraftModel | MTPLayer | None = None
         started = time.perf_counter()
         self.learned = self._find_learned() if plan.policy.needs.ranks else None
@@ -66,7 +66,7 @@ class Loaded:
             self.draft.close()
 
     def _find_learned(self) -> RowImportance:
-        """Made before the model is loaded, once: that takes some seconds."""
+        """The fitted importance of rows. Fitting takes some seconds, once per model, before the model is loaded."""
         from edge.backends.calibration_text import TEXT  # here: other policies' starts do without
         from edge.backends.reference import learned
 
@@ -99,7 +99,7 @@ class Loaded:
         self.reclaimer = Reclaimer([self.sequence])
 
     def _open_mtp(self, engine: Engine, config: EngineConfig) -> MTPLayer:
-        """Without progress, which is at its end: the layer is a small part of what is loaded."""
+        """Open the layer for multi-token prediction. Reports no progress: the layer is a small part of the model."""
         from edge.run.drafting.mtp_layer import MTPLayer  # here: few models have one
 
         file = mtp_file(self.model.file)
@@ -110,12 +110,12 @@ class Loaded:
         return MTPLayer(layer, engine, self._meter)
 
     def expert_counts(self) -> ExpertCounts | None:
-        """A copy of those so far, of an engine that holds some of the experts at a time."""
+        """A copy of the expert counts so far; None unless the engine holds only some experts at a time."""
         found: ExpertCounts | None = getattr(self.engine, "experts", None)
         return found and replace(found)
 
     def open_lora(self, files: Loras) -> Lora | None:
-        """Adapters of this model. Raises InputError, ModelFormatError, UnsupportedError."""
+        """Open adapters of this model. Raises InputError, ModelFormatError, UnsupportedError."""
         adapters = open_lora(files, self.model.file, self.model.spec)
         if adapters is not None and not self.engine.capabilities.lora:
             raise UnsupportedError(f"the {self.plan.backend} engine runs no LoRA adapters")
@@ -133,7 +133,7 @@ class Loaded:
         self.sequence.adopt(adapters, lost)
 
     def _load_again(self, plan: Plan, lora: Lora, lost: bool) -> None:
-        """Load the engine with room for other adapters; if that fails, as it was, without the conversation."""
+        """Reload the engine with room for other adapters; if that fails, as it was, without the conversation."""
         before = self.sequence.lora
         if self.draft and self.plan.config.mtp:  # it holds the weights of the engine
             self.draft.close()

@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens: of those that are generated, and of a text that is given.
+"""Log-probabilities of generated tokens, and of the tokens of a given text.
 
-They are those of the model's own distribution, from its logits as they are: before penalties, biases, bans, grammars
-and temperature.
+They describe the model's own distribution, from unmodified logits: before penalties, biases, bans, grammars and
+temperature.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Logprobs:
         self.kept: list[TokenLogprob] | None = [] if keep else None
 
     def look(self, logits: FloatArray) -> None:
-        """The next token will be drawn from these logits."""
+        """Note the logits, float32 [vocab], from which the next token will be drawn."""
         self._reader = Reader(logits.copy(), self._top)
 
     def tell(self, token: int, *, thought: bool) -> None:
-        """It has been drawn."""
+        """Report the token that has been drawn."""
         if self._reader is not None:
             found = self._reader.of(token, thought=thought)
             if self.kept is not None:
@@ -77,7 +77,7 @@ def score(
             "raise --max-kv-size or use --kv-policy=streaming"
         )
     tokens, done = tokens.astype(np.int32), 0
-    reads = sequence.policy.needs.reads  # rows of scored tokens are not those of a context
+    reads = sequence.policy.needs.reads  # scored tokens read chosen pages, so their rows are not those of a context
     if keep_rows and not reads and not sequence.changes and total <= kv.capacity:  # no evictions
         beginning = Prompt([tokens[:first]])
         beginning.read()

@@ -1,10 +1,10 @@
 """The loop that produces tokens: prefill; then for each token of the answer sample, text, budgets, decode.
 
-A `TokenSequence` has the tokens and their rows, and alone changes them. A `Generation` is told what happens: it counts,
-its `Watch` holds the budgets, its `Thinking` and `StopStrings` turn tokens into text.
+A `TokenSequence` owns the tokens and their rows; nothing else changes them. A `Generation` is told what happens: it
+counts, its `Watch` holds the budgets, its `Thinking` and `StopStrings` turn tokens into text.
 
-The loop says where passes of several generations may meet (`Turn`): a session runs its only one at once, a `Batch`
-(batch.py) lets others run meanwhile, and runs the pending tokens of all together.
+The loop yields a `Turn` where other generations may run: a session continues at once; a `Batch` (batch.py) lets the
+others run, then runs the pending tokens of all in one pass.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from edge.run.report import StopReason
 from edge.run.sequences.sequence import TokenSequence
 from edge.run.sequences.snapshots import Outline
 
-OnPrefill = Callable[[int, int], None]  # tokens done, tokens of the prompt, or as many as are known of a longer one
+OnPrefill = Callable[[int, int], None]  # tokens done, and tokens of the prompt as far as it is known
 
 
 class Turn(Enum):
-    """Where other generations may run before this one goes on."""
+    """A point at which other generations may run before this one continues."""
 
     PROMPT = "prompt"  # another chunk of the prompt follows
     PENDING = "pending"  # the driver must run the pending tokens, for which there is room, or take back the rows
 
 
 Turns = Generator[str | Turn, None, None]
-_READ_UNASKED = 4096  # tokens of a prompt that are made before budgets are asked: a few milliseconds of work
+_READ_UNASKED = 4096  # prompt tokens read before budgets are checked: a few milliseconds of work
 
 
 def begin(sequence: TokenSequence, run: Generation, shared: int = 0) -> None:
-    """Make room for the prompt of a request. Raises InputError, and has run nothing, if it does not fit.
+    """Make room for a request's prompt. Raises InputError, before anything runs, if it does not fit.
 
-    shared: rows of the sequence's last prompt that are those of this one, too (`TokenSequence.shared`).
+    shared: rows of the sequence's last prompt that this prompt shares (`TokenSequence.shared`).
     """
     request, kv = run.request, sequence.engine.kv
     if run.prompt.whole and not request.follow_up and not shared:
@@ -64,7 +64,7 @@ def generate(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | N
 
 
 def turns(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None) -> Turns:
-    """The same, which leaves pending tokens to its driver. Logits of its last pass must be there when it goes on."""
+    """Like `generate`, but the driver runs pending tokens: the outcome of that pass must be there before it resumes."""
     if not run.request.follow_up and (sequence.engine.kv.length or not run.watch.ends_now()):
         run.reused = sequence.reuse()
     run.restored_at = time.perf_counter()
@@ -86,10 +86,10 @@ def turns(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None
 
 
 def read_ahead(sequence: TokenSequence, prompt: Prompt, watch: Watch) -> StopReason | None:
-    """Read as much of a prompt as decisions about its next chunk depend on: what the cache holds and a chunk, or all
-    that RoPE's factors depend on.
+    """Read as much of a prompt as decisions about its next chunk depend on: the cache's capacity and a chunk, or all
+    tokens that RoPE's factors depend on, whichever is more.
 
-    Returns why it was not read, if a budget ended first: making tokens of a long text takes time and joules, too.
+    Returns the stop reason if a budget ended first: tokenizing a long text takes time and joules, too.
     """
     kv = sequence.engine.kv
     wanted = max(kv.capacity + sequence.plan.config.chunk, kv.foresight)
@@ -119,7 +119,7 @@ def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int
                 reason = "energy"
                 break
             if not sequence.make_room(chunk):
-                reason = "memory"  # rows that it was planned to have were given back
+                reason = "memory"  # planned rows were returned to the system
                 break
         count = run.part_of(chunk, max(2, sequence.policy.needs.queries))  # a single token has kernels of its own
         chunk -= count
@@ -135,7 +135,7 @@ def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int
 
 def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
     """Generate tokens until something ends the answer, which sets `run.stop_reason`. Yields the text that each token
-    adds, which may be empty, and what was held back at the end."""
+    adds, which may be empty, and at the end the text held back."""
     sample, thinking, stops, watch = run.sample, run.thinking, run.stops, run.watch
     reason: StopReason | None = None
     forced = run.forced()

@@ -1,9 +1,9 @@
 """Reclaiming a session's memory when it is short, the least missed first.
 
-First the prompt cache frees its memory, and keeps its files (a later prompt takes longer), and a conversation its
-snapshots (it cannot return to an earlier turn without running it again); then, while a prompt runs,
-its chunks become shorter (it takes longer); then the policy evicts KV rows (the model forgets). Mapped weights need not
-be reclaimed: the system drops their pages when it needs memory, and reads them again.
+While a prompt runs, its chunks become shorter (it takes longer). The prompt cache frees its memory and keeps its files
+(a later prompt takes longer), then a conversation frees its snapshots (it cannot return to an earlier turn without
+running it again), and last the policy evicts KV rows (the model forgets). Mapped weights need no reclaiming: the system
+drops their pages when it needs memory, and reads them again.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SMALLEST_CHUNK = 16  # tokens
 
 
 class Reclaimer:
-    """Memory once returned is not taken again in this session. `actions` records each step.
+    """Returns memory to the system; this session never takes it again. `actions` records each step.
 
-    sequences: all that have rows; they share a prompt cache. run: the only generation in progress, None between two of
-    them, and while several are.
+    sequences: all that have rows; they share a prompt cache. run: the generation in progress; None between generations,
+    and while several run.
     """
 
     def __init__(self, sequences: Sequence[TokenSequence]) -> None:
@@ -60,7 +60,7 @@ class Reclaimer:
         """Return about `nbytes` to the system, or all that can be spared."""
         run, only = self.run, self.sequences[0]
         if nbytes > 0 and run is not None and run.tokens.cut and only.chunk > SMALLEST_CHUNK:
-            only.halve_chunk(SMALLEST_CHUNK)  # and memory is checked again sooner
+            only.halve_chunk(SMALLEST_CHUNK)  # memory is then checked sooner, too
             self._note("chunk", 0, only.chunk, cause)
         nbytes -= self._give_cached(nbytes, cause)
         for left, each in zip(range(len(self.sequences), 0, -1), self.sequences, strict=True):
@@ -113,13 +113,13 @@ class Reclaimer:
 
 
 def _spare_rows(sequence: TokenSequence) -> int:
-    """Bytes of rows that can be returned."""
+    """The bytes of KV rows that can be returned."""
     kv = sequence.engine.kv
     return (kv.capacity - _floor(sequence)) * (kv.nbytes - kv.fixed) // kv.capacity
 
 
 def _floor(sequence: TokenSequence) -> int:
-    """The smallest capacity."""
+    """The smallest capacity to which the sequence's cache may shrink, in rows."""
     plan, kv = sequence.plan, sequence.engine.kv
     fewest = min(plan.config.capacity, max(SMALLEST_ROWS, least_rows(plan.sinks)))
     used = 0 if sequence.policy.evicts else kv.capacity - kv.free

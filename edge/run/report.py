@@ -20,10 +20,10 @@ Given = Literal["shrink", "chunk", "prompt cache", "snapshots"]
 
 @dataclass(frozen=True)
 class Tokens:
-    """reused: of the prompt, those whose rows came from the prompt cache. ran: of the prompt, those that were run: all
-    the others, unless something ended the run before. unread: the prompt has more tokens than `prompt`: nothing read
-    the rest of its text. forced: of those generated, the ones that a grammar left no choice of; they take no pass of
-    their own."""
+    """Token counts. reused: prompt tokens whose rows came from the prompt cache. ran: prompt tokens that were run: all
+    others, unless something ended the run first. unread: the prompt has more tokens than `prompt`, because the rest of
+    its text was not read. forced: generated tokens that the grammar left no choice of; they take no pass of their own.
+    """
 
     prompt: int
     generated: int
@@ -47,8 +47,8 @@ class Tokens:
 class Timings:
     """Seconds and tokens per second, measured. None where nothing was measured (no second token, say).
 
-    total_s: of this generation. budget_s: stated, of which loading and the like took `before_s`, `prepared_s` of it
-    once, in a first run.
+    total_s: of this generation. budget_s: the stated budget. before_s: the part that loading and the like took of it.
+    prepared_s: the part of `before_s` that only a first run takes.
     """
 
     load_s: float
@@ -64,9 +64,9 @@ class Timings:
 
 @dataclass(frozen=True)
 class ExpertUse:
-    """Experts of a run that holds some of them at a time, measured. slots: those that it holds, of `experts` in all
-    layers. hit_rate: the share of choices, for generated tokens, whose expert was in memory; read_per_token: bytes read
-    for such a token; None if there is none. read: bytes, for all tokens."""
+    """Use of experts in a run that holds only some of them in memory, measured. slots: experts held at a time, of
+    `experts` in all layers. hit_rate: share of the choices for generated tokens whose expert was in memory.
+    read_per_token: bytes read per generated token. Both are None without such tokens. read: bytes, for all tokens."""
 
     slots: int
     experts: int
@@ -77,14 +77,14 @@ class ExpertUse:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. peak_rss, anonymous and file are measured on this process, peak_rss together with processes that compiled
-    for it; the others are counted by the plan.
+    """Bytes. peak_rss, anonymous and file are measured on this process, peak_rss including processes that compiled for
+    it; the plan counts the others.
 
-    weights: resident at a time; streamed: read anew from the file by every pass, where they are more than that, if all
-    experts are chosen equally often; experts: what was read of them, measured. lora: adapters. draft: a model that
-    drafts, or the model's own layer that does. gpu: of weights, kv, scratch and adapters, what lies in buffers of a
-    GPU; on_card: in memory of its own, none of the process's. gpu_used: what the system says of it, measured; None
-    where it does not tell. gpu_budget: stated.
+    weights: resident at a time. streamed: read from the file again by every pass, where not all weights are resident,
+    if all experts are chosen equally often. experts: their use, measured. lora: adapters. draft: a draft model, or the
+    model's own layer that drafts. gpu: the part of weights, kv, scratch and adapters in buffers of a GPU. on_card:
+    whether that is memory of the GPU's own, outside the process. gpu_used: as the system reports it, measured; None
+    where it does not. gpu_budget: stated.
     """
 
     peak_rss: int
@@ -108,9 +108,9 @@ class Memory:
 
 @dataclass(frozen=True)
 class Drafted:
-    """Tokens copied from earlier text, of a model that drafts, or of the model's own layer for multi-token prediction,
-    that were verified, several at once, measured. accepted: of them, those that the model chose. gain: how many times
-    as fast as one by one these passes brought the answer; None if none ran so."""
+    """Drafted tokens that were verified, several in a pass, measured: copied from earlier text, or from a draft model
+    or the model's own layer for multi-token prediction. accepted: those that the model chose. gain: speedup over passes
+    of one token each; None if none ran so."""
 
     tokens: int
     accepted: int
@@ -129,7 +129,7 @@ class AdapterUse:
 
 @dataclass(frozen=True)
 class KVUse:
-    """The cache at the end of the run. evicted: rows given up so far."""
+    """The KV cache at the end of the run. rows: in use. evicted: rows so far."""
 
     policy: str
     capacity: int
@@ -142,9 +142,9 @@ class KVUse:
 class Energy:
     """Joules of this generation: in all, of the prompt, of the answer, and of each of its tokens.
 
-    kind: "counter" (the device counts joules), "integrated" (it tells watts) or "estimate" (nothing is measured).
+    kind: "counter" (the device counts joules), "integrated" (it reports watts) or "estimate" (nothing is measured).
     samples: distinct values that the sensor showed. budget: joules, of which loading and the like took `before`.
-    prepared: what a first run took once, to compile and the like, which is no part of the budget. watts: on average.
+    prepared: joules that only a first run takes, to compile and the like, outside the budget. watts: on average.
     """
 
     joules: float
@@ -219,10 +219,11 @@ class Beam:
 
 @dataclass(frozen=True)
 class Action:
-    """Memory given back. token, seconds: generated by then, and since the run began. action: fewer KV rows, shorter
-    pieces of the prompt, or less memory for the prompt cache; left: rows, tokens at once or bytes, from then on.
+    """A step that returned memory to the system. token: tokens generated by then. seconds: since the run began. action:
+    the reduced part: KV rows, chunks of the prompt, the prompt cache or snapshots. left: rows, tokens per chunk, bytes
+    or snapshots from then on.
 
-    bytes: given back, counted. reason: "limit" (of a cgroup), "free memory", "pressure" or "trim" (Session.trim).
+    bytes: returned, counted. reason: "limit" (of a cgroup), "free memory", "pressure" or "trim" (Session.trim).
     """
 
     token: int
@@ -238,9 +239,8 @@ class RunReport:
     """The report of one answer (docs/report.md).
 
     `text` is None if the caller asked not to keep it, `heat` where the device shows no temperature, `thoughts` where
-    the model did not think. `incomplete`: the stop reason, if it cut an answer that its grammar did not allow to end
-    there. `logprobs`: of the tokens that were drawn, if the caller asked for them. `beams`: those of a beam search, the
-    best first.
+    the model did not think. `incomplete`: the stop reason, if it cut the answer where its grammar allowed no end.
+    `logprobs`: of the tokens that were drawn, if the caller asked for them. `beams`: of a beam search, the best first.
     """
 
     text: str | None

@@ -1,4 +1,4 @@
-"""The report of a generation, and why one has no answer."""
+"""The report of a generation, and the explanation of a missing or incomplete answer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _AMPLE = 1.5  # × the expected cost suffices
 def report_of(
     run: Generation, loaded: Loaded, sequence: TokenSequence, options: Options, zone: Zone | None, watch: Watch
 ) -> RunReport:
-    """At the end of a generation. zone: the thermometer that `watch` read."""
+    """Make the report at the end of a generation. zone: the thermometer that `watch` read."""
     plan, lora, kv = loaded.plan, sequence.lora, sequence.engine.kv
-    versions = {**own_versions(), **loaded.backend.versions()}  # first: it takes a MiB, which is reported, too
+    versions = {**own_versions(), **loaded.backend.versions()}  # first: it takes a MiB, which the report must include
     adapters = zip(lora.adapters, lora.scales, strict=True) if lora else ()
     return RunReport(
         text=None if run.text is None else run.text.getvalue(),
@@ -123,14 +123,14 @@ def check_complete(report: RunReport | None, answer: str = "") -> None:
 
 
 def _needed(report: RunReport, before: float, once: float, spent: float, words: Callable[[float], str]) -> str:
-    """The cost of the start, and a budget that suffices for prompt and answer in the next run: by the prompt's tokens
-    that ran, the first of which cost most. once: of `before`, what no later run takes.
+    """State the cost of the start, and a budget that suffices for prompt and answer in the next run, extrapolated from
+    the prompt tokens that ran, the first of which cost most. once: the part of `before` that no later run takes.
 
-    Half as much is added: the last tokens of a budget run one at a time, and no two runs cost the same.
+    Adds half: the last tokens of a budget run one at a time, and no two runs cost the same.
     """
     tokens, start = report.tokens, f", {words(before)} of it by the start" if before else ""
     if report.thoughts:
-        return start  # nothing tells how long the model would have thought
+        return start  # the length of the remaining thoughts is unknown
     if not tokens.ran:
         least = words(_rounded_up(_AMPLE * (before - once + spent)))
         return f"{start}: state {least} and what the prompt's {tokens.prompt_words} tokens take"
@@ -140,7 +140,7 @@ def _needed(report: RunReport, before: float, once: float, spent: float, words: 
 
 
 def _rounded_up(value: float) -> float:
-    """To two digits, so that no other rounding makes it less."""
+    """Round up to two significant digits, so that formatting never states less."""
     step = 10.0 ** (floor(log10(max(value, 1e-9))) - 1)
     return ceil(value / step) * step
 

@@ -52,7 +52,7 @@ class Request:
     raw: bool = False
     follow_up: bool = False
     think: Think = Think()
-    time: float | None = None  # seconds, of which `time_spent` are gone
+    time: float | None = None  # seconds, of which `time_spent` are spent
     energy: float | None = None  # joules, likewise
     time_spent: float = 0.0
     energy_spent: float = 0.0
@@ -103,7 +103,7 @@ class Request:
             raise InputError("--beams needs a --max-tokens")
 
     def limits(self, options: Options, started: float) -> RunLimits:
-        """For a generation that began at `started`."""
+        """The limits of a generation that began at `started`, in seconds on `time.perf_counter`."""
         return RunLimits(
             deadline=None if self.time is None else started + self.time - self.time_spent,
             energy=None if self.energy is None else max(0.0, self.energy - self.energy_spent),
@@ -125,7 +125,7 @@ class Request:
         return model.prompt(self.prompt, system=self.system, raw=self.raw, think=self.think)
 
     def outline(self, model: Model, thinks: bool | None, *, shared: bool) -> Outline:
-        """Of the prompt, by its `thinks`. shared: whether other conversations may begin with the same system prompt."""
+        """The prompt's outline, by its `thinks`. shared: whether other conversations may share its system prompt."""
         if thinks is None:
             return Outline()
         opening = changed_opening(model, self.think)
@@ -145,7 +145,8 @@ def prompt_of(
     parallel: bool,
     continues: bool,
 ) -> Text:
-    """The prompt of a generation: as it was given, or from messages. continues: it has no turns of its own.
+    """The prompt of a generation: as given, or made from messages. continues: whether it continues raw text or the
+    conversation in the cache, which excludes messages and tools.
 
     Raises InputError and UnsupportedError.
     """

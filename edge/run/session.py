@@ -43,7 +43,7 @@ from edge.sampling import SamplingParams
 from edge.storage.making import Made
 from edge.types import FloatArray, IntArray
 
-if TYPE_CHECKING:  # what few runs need is imported where it is used
+if TYPE_CHECKING:  # modules that few runs need are imported where they are used
     from edge.run.batching.batch import Batch
     from edge.run.logprobs import OnLogprob
     from edge.run.sampling.tool_calls import OnCall
@@ -60,7 +60,10 @@ class Session:
         self, model: Model, backend: Backend, plan: Plan, options: Options, on_load: LoadProgress | None = None,
         meter: EnergyMeter | None = None,
     ) -> None:  # fmt: skip
-        """options: their limits and their PromptCache; what else they say is in the plan."""
+        """options: for limits, adapters, the draft model and the PromptCache; the plan holds the other settings.
+
+        Raises BudgetError if loading took more memory than the budget.
+        """
         self._meter = check_meter(meter or find_meter())
         self.prepared = Made()  # before the first generation, once for this model
         self.observers: list[Observer] = []
@@ -122,13 +125,13 @@ class Session:
     def set_lora(self, lora: str | Path | Loras | None, *, scale: float = 1.0) -> None:
         """Run with another LoRA adapter from the next generation on, or with none.
 
-        lora: a GGUF file, or what `--lora` takes. scale: a factor of what the adapters add. The conversation is
+        lora: a GGUF file, or a value of `--lora`. scale: a factor on the adapters' contribution. The conversation is
         forgotten, since its rows are those of another model: a follow-up is refused, and a `Conversation` runs its text
-        again. Takes milliseconds for an adapter whose rank is at most that of the one that the session was loaded with;
-        for others the engine is loaded again.
+        again. Takes milliseconds for an adapter whose rank is at most the one that the engine was loaded for; for
+        others the engine is reloaded.
 
         Raises BusyError during a generation; InputError for adapters of another model, ModelFormatError,
-        UnsupportedError, BudgetError if memory does not suffice: then the adapter stays the one before.
+        UnsupportedError, BudgetError if memory does not suffice: then the previous adapter stays.
         """
         self.steps.check_idle()
         if self._closed:
@@ -139,22 +142,22 @@ class Session:
         self._loaded.set_lora(parse_lora(files))
 
     def mark(self, *, hold: bool = False) -> Mark:
-        """The place of a conversation between two generations.
+        """The current position of the conversation, between two generations.
 
-        hold: the mark itself keeps the state that a cache with windows or a recurrent state needs to return, beyond the
-        plan's snapshots.
+        hold: whether the mark keeps, beyond the plan's snapshots, the state that a cache with windows or a recurrent
+        state needs to return.
         """
         return self._sequence.mark(hold=hold)
 
     def rewind(self, mark: Mark) -> bool:
-        """Forget all that came after `mark`. False, and nothing changes, where that cannot be: rows before it were
-        evicted since, rows have attention from queries after it, by which the policy would choose, or a cache with
-        windows or a recurrent state has no snapshot of that time. From one that is earlier, tokens up to the mark run
-        again with the next prompt."""
+        """Forget everything after `mark`. Returns False, and changes nothing, where that is impossible: rows were
+        evicted since; the policy scores rows by attention, which later queries have changed; or a cache with windows or
+        a recurrent state has no snapshot up to the mark. After a return to an earlier snapshot, the tokens between it
+        and the mark run again with the next prompt."""
         return self._sequence.rewind(mark)
 
     def generate(self, prompt: Text | None = None, **options: Any) -> str:
-        """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`.
+        """The whole answer to a prompt; `report` then holds its cost. Options are those of `stream`.
 
         Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
         """
@@ -196,10 +199,10 @@ class Session:
     ) -> Generator[str, None, None]:
         """Yield the answer in pieces as it is generated; characters are never split.
 
-        prompt: text, an iterable of text that is read while it runs, so that it may be longer than memory, token ids,
-            int [n], or a Prompt. Text goes through the chat template.
+        prompt: text; an iterable of text that is read while it runs, so that it may be longer than memory; token ids,
+            int [n]; or a Prompt. Text goes through the chat template.
         messages, tools, tool_choice, parallel_tool_calls: a whole conversation in place of the prompt, and functions
-            that the model may call, as OpenAI's protocol has them. KV rows that it shares with the last one are kept.
+            that the model may call, as in OpenAI's protocol. KV rows shared with the last conversation are kept.
         max_tokens: None or -1 has no limit. Thoughts count.
         sampling: how tokens are drawn (default: as the model's file recommends, otherwise greedy).
         stop: a text, or several, before which the answer ends; thoughts are not searched.
@@ -211,7 +214,7 @@ class Session:
         time_limit, energy_limit: seconds and joules, instead of the session's budget.
         time_spent, energy_spent: the part of them that is spent before the start.
         keep_text: False leaves the texts of the report None, for answers without end.
-        grammar: what the answer, without thoughts, must match; `report.incomplete` says what cut it short.
+        grammar: the answer, without thoughts, must match it; `report.incomplete` has the reason if it was cut short.
         logprobs: report the log-probability of each token, in the model's own distribution before sampling, and this
             many of the likeliest tokens.
         logits_processor: a function of the answer's tokens, int32 [n], and the next logits, float32 [vocab], which
@@ -286,14 +289,14 @@ class Session:
         return Batch(self._loaded, self.options, self._meter, self._zone, self.steps, ended_by)
 
     def score(self, tokens: IntArray, *, top: int = 0, first: int = 1, keep_rows: bool = False) -> list[TokenLogprob]:
-        """The log-probability of each token from number `first` on, after those before it that the KV policy kept, and
-        of the `top` likeliest in its place. Forgets the conversation.
+        """The log-probability of each token from number `first` on, given the tokens before it that the KV policy kept,
+        and of the `top` likeliest in its place. Forgets the conversation.
 
-        tokens: int [n], as `model.encode_text` or `model.encode_prompt` makes them. Logits exist for as many tokens at
-        a time as the session was loaded with (`logits_rows`). keep_rows: leave the rows in the cache, and use those of
-        the last text for the tokens before `first` that both have: several endings of a text take one run of it.
-        Raises BusyError during a generation, InputError for fewer than two tokens, a `first` that is none of them, or
-        more tokens than fit if the policy may not evict.
+        tokens: int [n], as `model.encode_text` or `model.encode_prompt` makes them. Logits are computed for at most
+        `logits_rows` tokens at a time, an option of loading. keep_rows: leave the rows in the cache, and reuse those of
+        the last text for a common prefix before `first`, so that scoring several endings runs their beginning once.
+        Raises BusyError during a generation, InputError for fewer than two tokens, a `first` out of range, or more
+        tokens than fit if the policy may not evict.
         """
         from edge.run.logprobs import score
 
@@ -312,8 +315,8 @@ class Session:
         """The embedding of a text or of token ids, float32 [hidden], from the model's last hidden states. Forgets the
         conversation.
 
-        pooling: "mean" of all states, that after the "last" token, or that of the first ("cls"); None: as an encoder's
-        file says, the mean for decoders. normalize: scale to length 1. truncate: leave out the end of a text that is
+        pooling: the "mean" of all states, the state of the "last" token, or of the first ("cls"); None: as an encoder's
+        file says, "mean" for decoders. normalize: scale to length 1. truncate: leave out the end of a text that is
         longer than the cache. Raises BusyError during a generation, InputError for an empty text, or one that is longer
         than the cache if the policy may not evict; UnsupportedError where an engine has no hidden states.
         """
@@ -327,11 +330,11 @@ class Session:
         return embed(self._sequence, tokens, check_pooling(pooling), normalize=normalize, truncate=truncate)
 
     def trim(self, level: float) -> None:
-        """Memory is short: give back what can be spared, and keep it so.
+        """Return spare memory to the system, for the rest of the session.
 
-        level: from 0, which costs nothing, to 1: all that can be spared. That is the memory of the prompt cache first,
-        then KV rows, down to 256 or to those in use if the policy never evicts. Any thread and any signal handler may
-        call this; while an answer is generated, it happens before the next token. On Android, `onTrimMemory` has
+        level: from 0, which costs nothing, to 1: all that can be spared. The memory of the prompt cache goes first,
+        then snapshots, then KV rows, down to 256 or to those in use if the policy never evicts. Any thread and signal
+        handler may call this; during an answer, it happens before the next token. On Android, `onTrimMemory` has
         TRIM_MEMORY_RUNNING_MODERATE (5), UI_HIDDEN (20) and BACKGROUND (40) for 0, RUNNING_LOW (10) and MODERATE (60)
         for 0.5, RUNNING_CRITICAL (15) and COMPLETE (80) for 1; on iOS, a memory warning is 1.
 
@@ -351,7 +354,7 @@ class Session:
         self.terminated = True
 
     def _ended_by(self) -> StopReason | None:
-        """Who asked for the end of the answer."""
+        """The stop reason, if a caller asked for the end of the answer; else None."""
         return "terminated" if self.terminated else "interrupted" if self._interrupted else None
 
     @property
@@ -369,8 +372,9 @@ class Session:
         self._sequence.shrink(budget)
 
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
-        """Run tokens for which there is room, and let the policy see what it needs.
+        """Run tokens, int [n], for which there is room, and observe attention as the policy needs it.
 
-        upcoming: tokens that will want room next. Returns logits after the last, or after every token.
+        upcoming: tokens that will need room next. Returns logits after the last token, float32 [vocab], or after every
+        token, [n, vocab].
         """
         return self._sequence.forward(tokens, upcoming=upcoming, every=every)

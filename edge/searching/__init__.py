@@ -1,1 +1,1 @@
-"""`edge search`: the settings of a model on a device that no others surpass, predicted first, then measured."""
+"""`edge search`: the Pareto-optimal settings of a model on a device, predicted first, then measured."""

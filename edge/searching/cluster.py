@@ -1,7 +1,7 @@
 """Trials on a Dask cluster, whose workers have the models in the same places.
 
-The trials of a worker that dies go to the others. Workers run trials in processes
-of their own, within their share of the worker's memory limit, and keep what they convert in their own cache folders.
+The trials of a worker that dies go to the other workers. Workers run trials in child processes, within a thread's share
+of the worker's memory limit, and keep converted models in their own cache folders.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from edge.searching.trials import Outcome, Runner, Trial, run_trial
 from edge.storage.versions import edge_version
 from edge.values import parse
 
-_PATIENCE = 10.0  # seconds for the scheduler to answer, and for a first worker to come
+_PATIENCE = 10.0  # seconds to wait for the scheduler's answer, and for a first worker
 
 
 @contextmanager
 def cluster(address: str) -> Iterator[Runner]:
-    """Yield what runs trials on the cluster of a scheduler, such as tcp://10.0.0.1:8786.
+    """Yield a Runner of trials on the cluster of a scheduler, such as tcp://10.0.0.1:8786.
 
     Raises MissingExtraError without `distributed`, InputError for a scheduler that cannot be reached or has no workers.
     """
@@ -33,7 +33,7 @@ def cluster(address: str) -> Iterator[Runner]:
         from distributed import Client, as_completed
     except ImportError:
         raise MissingExtraError("distributed", "search") from None
-    with only_from(logging.CRITICAL, "distributed"):  # what fails is an error here, in one line
+    with only_from(logging.CRITICAL, "distributed"):  # failures are reported here, in one line
         try:
             client = Client(address, timeout=_PATIENCE, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
@@ -41,7 +41,7 @@ def cluster(address: str) -> Iterator[Runner]:
         with client:
             try:
                 client.wait_for_workers(1, timeout=_PATIENCE)
-            except (TimeoutError, asyncio.TimeoutError):  # which are one from Python 3.11 on
+            except (TimeoutError, asyncio.TimeoutError):  # the same class from Python 3.11 on
                 raise InputError(f"--scheduler {address} has no workers: start some: dask worker {address}") from None
 
             def run(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
@@ -61,8 +61,8 @@ def _outcome(future: Any) -> Outcome:
 
 
 def run_on_worker(trial: dict[str, Any], version: str) -> dict[str, Any]:
-    """Run a trial on a worker: an Outcome, as a dictionary, since a client may have other classes. version: of edge,
-    where the search runs."""
+    """Run a trial on a worker. Returns an Outcome as a dictionary, since a client may have other classes. version:
+    edge's in the process of the search."""
     from distributed import get_worker
 
     if version != edge_version():

@@ -1,4 +1,4 @@
-"""The command line of a setting: converts the model if need be, then runs or exports it."""
+"""The command line of a setting, which converts the model if necessary, then runs or exports it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.searching.space import Candidate
 
 
 def command_of(candidate: Candidate, profile: DeviceProfile, options: Options, tokens: int) -> str:
-    """For a shell. options: those of the search. tokens: rows of a full cache, which hold prompt and answer."""
+    """The command line, for a shell. options: of the search. tokens: rows of a full cache, for prompt and answer."""
     weights, cell, steps, model = candidate.weights, candidate.cell, [], candidate.weights.model
     if weights.type is not None:
         kind = weights.type.lower()
@@ -35,5 +35,5 @@ def command_of(candidate: Candidate, profile: DeviceProfile, options: Options, t
 
 
 def _bytes(count: int) -> str:
-    """As people write it, where that is exact."""
+    """A size in MiB if that is exact, else in bytes."""
     return f"{count >> 20}MiB" if count % (1 << 20) == 0 else str(count)

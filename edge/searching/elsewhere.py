@@ -1,4 +1,4 @@
-"""Speeds on another machine: a kit of `edge profile --on` for each setting, which measures itself there."""
+"""Speeds on another machine, measured there by a kit of `edge profile --on` for each setting."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _REPETITIONS = 3
 
 @dataclass(frozen=True)
 class Machine:
-    """Another machine, as trials name it."""
+    """Another machine, on which trials run."""
 
     on: str  # ssh:user@host[:port] or adb[:serial]
-    description: str  # as it says itself
-    memory: int | None  # most bytes of a run there; None: what it has
+    description: str  # by the machine itself
+    memory: int | None  # most bytes of a run there; None: the machine's limit
 
 
 def find_machine(on: str, device: DeviceProfile, memory: int | None) -> Machine:
-    """The machine at `on`, which is to be a `device`. Raises InputError, UnsupportedError, and EngineError where it
-    cannot be reached."""
+    """The machine at `on`, which must match `device`. Raises InputError, UnsupportedError, and EngineError if it cannot
+    be reached."""
     if not on.startswith(_KINDS):
         raise InputError(f"--on {on}: a search measures at ssh:user@host[:port] or adb[:serial]")
     found = ask_machine(find_remote(on))
@@ -43,8 +43,8 @@ def find_machine(on: str, device: DeviceProfile, memory: int | None) -> Machine:
 
 def measure_there(model: Model, called: str, machine: Machine, cell: Cell, tokens: int, steps: int,
                   threads: int | None) -> EngineProfile:  # fmt: skip
-    """Measure answers of `steps` tokens in the middle of the answer that follows a prompt of half of `tokens`, or the
-    last ones before the cell's cache is full: what evictions take is not measured. Raises as `profile_remotely`."""
+    """Measure the speed of `steps` tokens in the middle of an answer to a prompt of half of `tokens`, or just before
+    the cell's cache is full: the time of evictions is not measured. Raises the errors of `profile_remotely`."""
     rows = cell.max_kv_size or tokens
     answer = max(2, min(steps, rows // 2))
     settings = Settings(

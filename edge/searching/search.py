@@ -1,9 +1,9 @@
 """The search: predict all candidates, then measure until every setting on the front has been measured.
 
-Speed, joules and bytes are predicted by plans. Losses are first measured one by one: of each weight type, KV dtype and
-KV policy alone. Their sums estimate those of all candidates. Those on the front are then measured jointly, which moves
-the front, until nothing on it is an estimate. Their speed and joules are measured last, on this device, or on another
-one that `on` names.
+Plans predict speed, joules and bytes. Losses are first measured separately: of each weight type, KV dtype and KV policy
+alone. Their sums estimate the losses of all candidates. The candidates on the front are then measured jointly, which
+moves the front, until no loss on it is an estimate. Their speed and joules are measured last, on this device, or on the
+machine that `on` names.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from edge.searching.trials import Outcome, Quality, Runner, Speed, Trial, full_d
 from edge.types import IntArray
 
 SCHEMA = 1
-_TOKENS = 1024  # unless stated, and if the text has as many
+_TOKENS = 1024  # by default, at most
 _LEAST_TOKENS = 64
-SAME_KL = 1e-3  # nats: smaller losses count as this one, since a text of this length could not tell them apart
+SAME_KL = 1e-3  # nats: smaller losses count as this, since a text of this length cannot distinguish them
 _PROBE_S = 4.0
 
 OnProgress = Callable[[str, int, int], None]
-"""The trial in progress, trials that are done, trials known to be needed."""
+"""Called with the trial in progress, the number of finished trials, and the number of trials known to be needed."""
 
 
 @dataclass(frozen=True)
@@ -49,27 +49,27 @@ class Point:
     """A setting on the front. Its candidate's figures are predicted."""
 
     candidate: Candidate
-    quality: Quality  # measured on the search's text, all settings together
-    speed: Speed | None  # measured on the device; None: predicted alone
+    quality: Quality  # measured on the search's text, with all settings jointly
+    speed: Speed | None  # measured on the device; None: only predicted
     command: str  # for a shell
 
     @property
     def tok_s(self) -> float | None:
-        """Measured, else predicted; at first, where the device throttles."""
+        """Tokens per second, measured, else predicted; before the device throttles."""
         if self.speed:
             return self.speed.tok_s
         return self.candidate.tok_s.value if self.candidate.tok_s else None
 
     @property
     def joules(self) -> float | None:
-        """Of a token, likewise."""
+        """Joules per token, likewise."""
         if self.speed:
             return self.speed.joules or None  # some counters tick rarely
         return self.candidate.joules.value if self.candidate.joules else None
 
     @property
     def ranking_tok_s(self) -> float | None:
-        """At the end of a long run, where the device throttles."""
+        """Tokens per second; at the end of a long run if the device throttles."""
         return None if self.tok_s is None else self.tok_s * self.candidate.kept_speed
 
     @property
@@ -79,12 +79,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found."""
+    """The result of a search."""
 
     device: str
     on: str | None  # the machine that measured speed and joules; None: this one, or none
     points: tuple[Point, ...]  # the front, the smallest loss first
-    reference: str  # that losses are measured against, with a full f16 cache
+    reference: str  # the weights and full cache against which losses are measured
     text: str  # its name
     text_crc32: int
     tokens: int  # of the text, and of prompt and answer
@@ -93,9 +93,9 @@ class Found:
     basis: tuple[str, ...]  # the device's figures that predictions rest on
     measured: int  # trials of this run
     remembered: int  # trials of earlier runs
-    failed: tuple[tuple[str, str], ...]  # trials, and why they found nothing
-    unpredicted: tuple[str, ...]  # goals that nothing predicts, which did not count
-    trial_peak: int  # the largest of all trials' processes, bytes
+    failed: tuple[tuple[str, str], ...]  # trials without a result, and why
+    unpredicted: tuple[str, ...]  # goals without predictions, which did not count
+    trial_peak: int  # the largest peak of all trials' processes, bytes
 
 
 @takes_options
@@ -158,7 +158,7 @@ def search(
             on_progress("this device's memory and arithmetic", 0, 1)
             profile = probe_profile(_PROBE_S)
         weights = [each for model_name, model in opened for each in weights_of(model, model_name, space, folder)]
-        if len(opened) > 1:  # which may have the same label
+        if len(opened) > 1:  # several models may have the same label
             weights = [(replace(each, label=f"{each.model}: {each.label}"), file) for each, file in weights]
         planned = plan_all(weights, space, profile, options)
         reference = next(each for each, _ in weights if each.model == name and each.type is None)
@@ -208,7 +208,8 @@ def cluster_of(scheduler: str | None) -> Any:
 
 
 def _open(name: str | Path) -> Model:
-    """Raises UnsupportedError for what no weight types can be made of, or has no predictions."""
+    """Open a model. Raises UnsupportedError for models in ONNX, which have no other weight types, and for encoders,
+    which predict no tokens."""
     model = open_model(name)
     if model.file.folder is not None:
         raise UnsupportedError(f"{name} is a model in ONNX: edge search reads GGUF files")
@@ -247,7 +248,7 @@ def _tokens(opened: Sequence[tuple[str, Model]], text: str, wanted: int | None) 
 
 @dataclass(frozen=True)
 class _Goals:
-    """What counts beside loss and memory: where plans predict it for every candidate."""
+    """The goals besides loss and memory: those that plans predict for every candidate."""
 
     speed: bool
     joules: bool
@@ -262,7 +263,7 @@ class _Goals:
         return tuple(name for name, known in (("speed", self.speed), ("joules", self.joules)) if not known)
 
     def costs(self, candidate: Candidate, kl: float) -> tuple[float, ...]:
-        """In order of importance, as `front` takes them."""
+        """The costs of a candidate, in order of importance, for `front`."""
         found = [max(kl, SAME_KL), float(candidate.memory)]
         if self.speed and candidate.tok_s:
             found.append(1 / (candidate.tok_s.value * candidate.kept_speed))
@@ -272,21 +273,21 @@ class _Goals:
 
 
 _Key = tuple[str, str | None, Cell, int | None]
-"""What tells trials of a search apart: file and type of the weights, KV setting, threads (None for losses)."""
+"""The identity of a trial within a search: file and type of the weights, KV setting, threads (None for losses)."""
 
 
 class _Search:
     """Trials of a search and their outcomes."""
 
     def __init__(self, base: Trial, runner: Runner, on_progress: OnProgress) -> None:
-        """base: of the reference, which all trials are variants of."""
+        """base: the trial of the reference; all others are variants of it."""
         self._base, self._runner, self._on_progress = base, runner, on_progress
         self._found: dict[_Key, Outcome] = {}
         self.failed: dict[str, str] = {}
         self.measured = self.remembered = self.peak = 0
 
     def measure_alone(self, candidates: Sequence[Candidate], weights: Iterable[Weights]) -> None:
-        """Measure each weight type with a full cache, and each KV dtype and policy with the weights as they are."""
+        """Measure each weight type with a full cache, and each KV dtype and policy with the file's own weights."""
         own = {each.sha256: each for each in weights if each.type is None}
         trials = []
         for each in candidates:
@@ -297,7 +298,7 @@ class _Search:
         self._run(trials, self._runner)
 
     def measure_front(self, candidates: Sequence[Candidate], goals: _Goals) -> list[Candidate]:
-        """Measure jointly what is on the front, until all of it has been measured."""
+        """Measure the candidates on the front jointly, until all on it have been measured. Returns the front."""
         while True:
             costs = {each: goals.costs(each, loss) for each in candidates if (loss := self._loss(each)) is not None}
             kept = front(list(costs), costs.__getitem__)
@@ -308,7 +309,7 @@ class _Search:
             self._run(missing, self._runner)
 
     def time(self, points: Sequence[Point], machine: Machine | None) -> list[Point]:
-        """Measure speed and joules of points on this machine or another, and leave out what the others then surpass."""
+        """Measure speed and joules of points, here or on another machine. Returns those that none then dominates."""
         trials = [
             replace(self._base, what="speed", weights=at.weights, cell=at.cell, threads=at.threads, machine=machine)
             for at in (each.candidate for each in points)
@@ -323,7 +324,7 @@ class _Search:
         return front(timed, lambda each: _measured_costs(each, joules=joules))
 
     def kv_losses(self, reference: Weights) -> dict[str, KVLoss]:
-        """Losses of KV dtypes alone, without that of the full cache that they are measured against."""
+        """The losses of KV dtypes alone, by dtype, without the reference's own dtype."""
         found = {}
         for (sha256, kind, cell, _), outcome in self._found.items():
             alone = (sha256, kind, cell.policy) == (reference.sha256, None, FULL)
@@ -332,11 +333,11 @@ class _Search:
         return found
 
     def quality(self, candidate: Candidate) -> Quality | None:
-        """As measured jointly."""
+        """The jointly measured quality; None if the trial failed."""
         return self._found[candidate.weights.sha256, candidate.weights.type, candidate.cell, None].quality
 
     def _loss(self, candidate: Candidate) -> float | None:
-        """KL as measured, or the sum of what was measured one by one; None: a trial of it failed."""
+        """KL as measured jointly, else the sum of separately measured losses; None: one of these trials failed."""
         sha256, kind = candidate.weights.sha256, candidate.weights.type
         if (joint := self._found.get((sha256, kind, candidate.cell, None))) is not None:
             return joint.quality.kl if joint.quality else None
@@ -353,7 +354,7 @@ class _Search:
         return Cell(FULL, cell.kv_dtype), replace(cell, kv_dtype=self._base.cell.kv_dtype)
 
     def _run(self, trials: Sequence[Trial], runner: Runner) -> None:
-        """Run trials that have no outcome yet, unless an earlier search has."""
+        """Run trials that have no outcome yet, in this search or remembered from an earlier one."""
         wanted = [each for key, each in {_key(each): each for each in trials}.items() if key not in self._found]
         missing = []
         for trial in wanted:

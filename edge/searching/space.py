@@ -34,12 +34,12 @@ from edge.prediction.predict import Guess, Sustained
 from edge.quality.matrix import Cell, make_cells
 from edge.storage.fingerprint import fingerprint
 
-TYPES = ("Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")  # without llama.cpp, the plain ones
-POLICIES = ("streaming", "h2o")  # the simplest, and one by attention; exported apps have both
+TYPES = ("Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")  # without llama.cpp, only the plain ones
+POLICIES = ("streaming", "h2o")  # the simplest policy, and one that uses attention; exported apps have both
 KV_DTYPES = ("f16", "int8", "int4")
-_SHARES = (2, 4)  # 1/2 and 1/4 of the tokens get rows, where a policy evicts
-_GRAIN = 16  # rows
-_PLENTY = 1 << 40  # bytes; of a device whose profile does not say how much memory it has
+_SHARES = (2, 4)  # caches with rows for 1/2 and 1/4 of the tokens, for policies that evict
+_GRAIN = 16  # rows: cache sizes are multiples of this
+_PLENTY = 1 << 40  # bytes, for a device whose profile states no memory
 _MEMORY = "more memory than there is, or weights that would be streamed from the disk"
 _ENERGY = "more joules than the energy budget"
 
@@ -49,10 +49,10 @@ class Weights:
     """A model in one type."""
 
     model: str  # as the user named it
-    path: str  # of the file that it is, or that it is made of
+    path: str  # of the file itself, or of the file to convert
     sha256: str  # of that file
     type: str | None  # None: as in the file
-    by_importance: bool  # rounded by an importance matrix of edge's own text
+    by_importance: bool  # rounded with an importance matrix of edge's own text
     label: str
     nbytes: int
 
@@ -70,26 +70,26 @@ class Candidate:
     tok_s: Guess | None  # in the middle of the answer
     joules: Guess | None  # of such a token
     spent: float | None  # joules of prompt and answer
-    sustained: Sustained | None = None  # speed and joules that rank, where the device throttles
+    sustained: Sustained | None = None  # used for ranking where the device throttles
 
     @property
     def kept_speed(self) -> float:
-        """The share of its speed that is left at the end of a long run."""
+        """The share of its speed that remains at the end of a long run."""
         return self.sustained.tok_s.value / self.tok_s.value if self.sustained and self.tok_s else 1.0
 
     @property
     def kept_joules(self) -> float:
-        """Joules of a token there, as a multiple."""
+        """Joules per token at the end of a long run / at its beginning."""
         lasting = self.sustained.joules if self.sustained else None
         return lasting.value / self.joules.value if lasting and self.joules else 1.0
 
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched."""
+    """The dimensions of a search."""
 
     tokens: int  # of prompt and answer together; the prompt has half of them
-    types: tuple[str, ...] | None = None  # None: those of TYPES that are smaller than the file
+    types: tuple[str, ...] | None = None  # None: those of TYPES that make the file smaller
     policies: tuple[str, ...] = POLICIES
     kv_dtypes: tuple[str, ...] = KV_DTYPES
 
@@ -98,23 +98,23 @@ class Space:
         return max(1, self.tokens // 2)
 
     def cells(self) -> list[Cell]:
-        """The KV settings; those with a full cache come first. Raises InputError for unknown policies."""
+        """The KV settings, those with a full cache first. Raises InputError for unknown policies."""
         rows = [max(_GRAIN, self.tokens // share // _GRAIN * _GRAIN) for share in _SHARES]
         return make_cells(self.policies, self.kv_dtypes, [each for each in rows if each < self.tokens], in_rows=True)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """All candidates that fit, and for the others why not."""
+    """All candidates that fit, and why the others do not."""
 
     candidates: tuple[Candidate, ...]
-    refused: tuple[tuple[str, int], ...]  # reasons, and how many candidates have each
+    refused: tuple[tuple[str, int], ...]  # reasons, each with its number of weights × KV settings
     basis: tuple[str, ...]  # the device's figures that predictions rest on
 
 
 def weights_of(model: Model, name: str, space: Space, folder: Path) -> Iterator[tuple[Weights, GGUFFile]]:
-    """The model as it is, then in other types: headers in `folder`, without weights. Types that make it no smaller are
-    left out. Raises InputError, MissingExtraError."""
+    """The model itself, then in other types, as headers in `folder`, without weights. Leaves out types that do not make
+    it smaller, or equal an earlier one. Raises InputError, MissingExtraError."""
     file, sha256 = model.file, fingerprint(model.file.path).sha256
     size = sum(tensor.nbytes for tensor in file.tensors.values())
     path = str(file.path.absolute())
@@ -133,7 +133,8 @@ def weights_of(model: Model, name: str, space: Space, folder: Path) -> Iterator[
 
 
 def _uses_importance(model: Model, kind: str) -> bool:
-    """Whether an importance matrix, which the model must have a network for, makes a difference to a type."""
+    """Whether an importance matrix, which needs a network that edge can run, makes a difference to a type. Raises
+    UnsupportedError if the type requires one and edge cannot run the model."""
     try:
         check_walk(model.spec)
         find_tensors(model.file, model.spec)
@@ -153,8 +154,8 @@ def _types(space: Space) -> list[str]:
 def plan_all(
     weights: Sequence[tuple[Weights, GGUFFile]], space: Space, profile: DeviceProfile, options: Options
 ) -> Planned:
-    """Plan and predict every candidate. Raises BudgetError, which names the smallest budget that would do, if none
-    fits; InputError or UnsupportedError if none can run."""
+    """Plan and predict every candidate. Raises BudgetError, which names the smallest sufficient budget, if none fits;
+    InputError or UnsupportedError if none can run."""
     found: list[Candidate] = []
     plans: list[Outlook] = []
     refused = Counter[str]()
@@ -176,7 +177,7 @@ def plan_all(
             refused[str(error)] += 1
     if not found:
         _refuse(needs, refused, profile, options)
-    # The same for all: this process, which stands for that of a run, grows as it plans.
+    # One size for all: this process, which represents that of a run, grows while it plans.
     own = min(each.plan.bytes.interpreter for each in plans)
     found = [replace(each, memory=each.memory + own) for each in found]
     fitting = [each for each in found if options.energy is None or (each.spent or math.inf) <= options.energy]
@@ -198,10 +199,10 @@ def _plan(
     weights: Weights, file: GGUFFile, spec: ModelSpec, cell: Cell, space: Space, profile: DeviceProfile,
     options: Options,
 ) -> tuple[Candidate, Outlook]:  # fmt: skip
-    """The candidate, without what the interpreter takes, and its plan.
+    """The candidate, whose memory excludes the interpreter's, and its outlook.
 
-    Raises BudgetError where weights would be streamed, too: such settings are for those who have no other choice; and
-    UnsupportedError and InputError for what an app on the device cannot have.
+    Raises BudgetError, also if weights would be streamed: such settings are a last resort; UnsupportedError and
+    InputError for settings that an app on the device cannot have.
     """
     wanted, rows = _with_cell(options, cell, space)
     if profile.system in APP_SYSTEMS:
@@ -231,7 +232,7 @@ def _with_cell(options: Options, cell: Cell, space: Space) -> tuple[Options, int
 
 
 def _need(file: GGUFFile, spec: ModelSpec, cell: Cell, space: Space, profile: DeviceProfile, options: Options) -> int:
-    """Bytes in which all weights stay in memory, with the shortest chunks. Raises BudgetError."""
+    """The smallest budget, in bytes, that keeps all weights in memory, with the shortest chunks. Raises BudgetError."""
     memory = None if profile.memory else _PLENTY
     wanted, _ = _with_cell(replace(options, memory=memory, prefill_step_size=_GRAIN // EVICTED_SHARE), cell, space)
     plan = look_ahead(file, spec, profile, wanted, prompt=space.prompt, contexts=[1], history=False).plan
@@ -257,6 +258,6 @@ def _refuse(needs: Sequence[int], refused: Counter[str], profile: DeviceProfile,
 
 
 def _rounded_up(joules: float) -> float:
-    """To two digits."""
+    """Round up to two significant digits."""
     step = 10.0 ** (math.floor(math.log10(joules)) - 1)
     return math.ceil(joules / step) * step

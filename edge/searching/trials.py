@@ -1,6 +1,6 @@
-"""Trials: measurements that any machine with the same files can make, each in a process of its own, and remembered.
+"""Trials: measurements that any machine with the same files can make, each in a child process, and remembered.
 
-The cache folder keeps results, and the models that trials converted, under hashes of everything that they depend on.
+The cache folder keeps results, and converted models, under hashes of everything that they depend on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SCHEMA = 2
 
 @dataclass(frozen=True)
 class Trial:
-    """One measurement. reference: its predictions, with a full cache, are those to compare with."""
+    """One measurement. reference: the weights whose predictions, with a full cache, are compared with."""
 
     what: Literal["quality", "speed"]
     reference: Weights
@@ -55,7 +55,7 @@ class Trial:
     tokens: tuple[int, ...]  # of the text
     backend: str
     threads: int | None = None  # None: the plan's; predictions do not depend on them
-    machine: Machine | None = None  # that measures the speed; None: this one
+    machine: Machine | None = None  # the machine that measures the speed; None: this one
 
     @property
     def label(self) -> str:
@@ -92,7 +92,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of tokens in the middle of the answer."""
+    """The speed and energy of tokens in the middle of the answer."""
 
     tok_s: float
     joules: float  # per token; 0: the sensor missed them
@@ -101,11 +101,11 @@ class Speed:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial found, or the reason why it found nothing."""
+    """The result of a trial, or the reason why there is none."""
 
     quality: Quality | None = None
     speed: Speed | None = None
-    peak: int = 0  # of the trial's process, bytes
+    peak: int = 0  # resident set of the trial's process, bytes
     reason: str = ""
 
 
@@ -120,7 +120,7 @@ def full_dtype(backend: str) -> str:
 
 
 def recall(trial: Trial) -> Outcome | None:
-    """What an earlier search found."""
+    """The outcome of an equal trial in an earlier search; None if there is none."""
     with suppress(CacheError, OSError, ValueError):
         if path := cache.find("searches", trial.key(), ".json"):
             return parse(Outcome, json.loads(path.read_bytes()))
@@ -128,7 +128,7 @@ def recall(trial: Trial) -> Outcome | None:
 
 
 def remember(trial: Trial, outcome: Outcome) -> None:
-    """Keep an outcome for later searches; reasons are found again."""
+    """Keep an outcome for later searches. Failures are not kept: later searches try again."""
     if outcome.reason:
         return
     with suppress(CacheError), cache.create("searches", trial.key(), ".json", about=trial.label) as path:
@@ -142,7 +142,7 @@ def run_here(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
 
 
 def run_trial(trial: Trial, memory: int | None = None) -> Outcome:
-    """Run a trial in a child process. memory: most bytes of it; None: what the system grants."""
+    """Run a trial in a child process. memory: its limit in bytes; None: the system's."""
     request = {"trial": asdict(trial), "memory": memory}
     try:
         found = run_child("edge.searching.child", request, lambda said: None, failure=f"{trial.label} failed")
@@ -209,7 +209,7 @@ def _read(session: Session, context: Any) -> None:
 
 
 def open_weights(weights: Weights) -> Model:
-    """Open a model of the search, converted if need be. Raises InputError if this machine has another file."""
+    """Open a model of the search, converted if necessary. Raises InputError if its file differs here or is missing."""
     path = Path(weights.path)
     if not path.exists():
         raise InputError(f"{path}: no such file here: every machine of a search needs the model in the same place")
@@ -227,7 +227,7 @@ def open_weights(weights: Weights) -> Model:
 
 
 def _importance(weights: Weights) -> dict[str, FloatArray]:
-    """The importance matrix by edge's own text, found once for all types of a model."""
+    """The importance matrix by edge's own text, computed once for all types of a model."""
     model = open_model(Path(weights.path))
 
     def write(target: Path) -> None:
@@ -242,6 +242,6 @@ def _importance(weights: Weights) -> dict[str, FloatArray]:
 
 
 def _key(weights: Weights, *what: object) -> str:
-    """A hash for what this version of edge makes of a file by its own text."""
+    """A key for files that this version of edge derives from a model's file and its own text."""
     depends = (weights.sha256, *what, edge_version(), OWN_TEXT.read_bytes())
     return hashlib.sha256(repr(depends).encode()).hexdigest()

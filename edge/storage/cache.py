@@ -72,17 +72,18 @@ def cache_limit() -> int:
 
 
 def find(kind: EntryKind, key: str, suffix: str) -> Path | None:
-    """The entry's file if it is whole, which counts as a use. A damaged entry is removed, and None returned.
+    """Return the file of a whole entry and mark it as used. A damaged entry is removed, and None returned.
 
-    Raises ValueError for names that no entry can have; an error of the disk gives None.
+    A disk error returns None, too. Raises ValueError for names that no entry can have, CacheError if another user can
+    write to the folder.
     """
     path = _place(kind, key, suffix)
     if not _is_folder(path.parent) or status_of(path) is None:
-        return None  # a record alone is left in place: its file may be on the way
+        return None  # a record without a file stays: another process may be about to move the file here
     if not is_whole(path):
         _remove(path)
         return None
-    with contextlib.suppress(OSError):  # a folder that we may only read serves as well
+    with contextlib.suppress(OSError):  # a read-only folder suffices
         os.utime(record_path(path))
     return path
 
@@ -150,7 +151,7 @@ def find_or_make(
 
 
 def entries(kind: EntryKind | None = None) -> list[Entry]:
-    """All whole entries (of one kind), last used first. Sizes are checked, contents are not. Raises CacheError."""
+    """All whole entries (of one kind), most recently used first. Checks sizes, not contents. Raises CacheError."""
     found: list[Entry] = []
     for each in _kinds(kind):
         folder = cache_folder() / each
@@ -228,7 +229,7 @@ def _refuse_folders(*files: Path) -> None:
 
 
 def _check_room(folder: Path, expected: int) -> None:
-    """Raise CacheError if the disk has less than `expected` free bytes, OSError if it does not say."""
+    """Raise CacheError if the disk has less than `expected` free bytes, OSError if it does not report them."""
     import shutil
 
     free = shutil.disk_usage(folder).free

@@ -116,9 +116,9 @@ def is_whole(path: Path) -> bool:
             return True
         if _checksum(path) != record.crc32:
             return False
-    except OSError:  # what the disk cannot read is not whole
+    except OSError:  # an unreadable file is not whole
         return False
-    with contextlib.suppress(OSError):  # a folder that we may only read serves as well
+    with contextlib.suppress(OSError):  # a read-only folder suffices
         _write(path, _with_times(record, status))
     return True
 

@@ -24,7 +24,7 @@ from edge.storage import cache
 from edge.types import Progress
 
 _BLOCK = 1 << 20  # bytes read at a time
-_TICK = 2_000_000_000  # nanoseconds, of the coarsest clock of a file system: two changes within one look like one
+_TICK = 2_000_000_000  # nanoseconds, the coarsest resolution of file times: two changes within it look like one
 _SHA256 = re.compile(rb"[0-9a-f]{64}")
 
 

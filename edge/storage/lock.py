@@ -1,6 +1,6 @@
 """A lock between processes, named by a file. The system releases it when its holder dies.
 
-The package `filelock` does as much, in 1.2 MB that take 50 ms to import. Ours stays because its timeout names the
+The package `filelock` does the same, but has 1.2 MB and takes 50 ms to import. Ours stays because its timeout names the
 process that holds the lock, and because it notices a stopped holder within seconds.
 """
 
@@ -19,7 +19,7 @@ from edge.errors import CacheError
 
 _NO_LOCKS_HERE = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # some network folders
 _LONGEST_S = 1800.0  # a large model is compiled in minutes, on a small device
-_STOPPED_S = 5.0  # for a holder that is stopped (Ctrl-Z, a debugger) and may go on
+_STOPPED_S = 5.0  # patience with a stopped holder (Ctrl-Z, a debugger), which may go on
 _POLL_S = 0.05
 
 
@@ -44,7 +44,7 @@ def file_lock(
 
 
 def _acquire(path: Path, longest: float, waiting: Callable[[str], None]) -> int | None:
-    """An open, locked file; None where there are no locks."""
+    """Return the descriptor of an open, locked file; None where files have no locks."""
     if sys.platform == "win32":
         return None
     import fcntl

@@ -46,7 +46,7 @@ _ACCOUNT: ContextVar[Made | None] = ContextVar("account", default=None)
 
 @contextmanager
 def account(read_joules: Callable[[], float]) -> Iterator[Made]:
-    """Count the entries made within this block; inside another such block, continue that one's account."""
+    """Account for the entries made within this block; a nested block shares the outer account."""
     if outer := _ACCOUNT.get():
         yield outer
         return

@@ -40,7 +40,7 @@ def version_of(package: str) -> str | None:
 
 @lru_cache(1)
 def _installed() -> dict[str, str]:
-    """Versions by the names of the folders that describe packages, the first on Python's path as importlib has it."""
+    """Versions by package, from the names of `*.dist-info` folders; the first on `sys.path` wins, as in importlib."""
     found: dict[str, str] = {}
     for folder in sys.path:
         try:
@@ -53,5 +53,5 @@ def _installed() -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """As PEP 503 compares names."""
+    """Normalize a package's name as in PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,4 +1,4 @@
-"""An Android device that the system's `adb` reaches."""
+"""An Android device, reached by the system's `adb`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ADVICE = {
     "connecting": "it is still connecting: try again",
     "no permissions": "this user may not open its USB device: install adb's udev rules",
 }
-_OWN = re.compile(r"^(error|adb(: error)?): (?P<why>.+)", re.MULTILINE)  # what adb says itself
-_LOST = (0, 255)  # its exit status where a device is gone, by version
+_OWN = re.compile(r"^(error|adb(: error)?): (?P<why>.+)", re.MULTILINE)  # adb's own messages
+_LOST = (0, 255)  # adb's exit status for a lost device, which depends on its version
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Device:
 
 
 def check_serial(serial: str) -> None:
-    """Raises InputError for a text that is no serial."""
+    """Raise InputError for a text that is no serial."""
     if not _SERIAL.fullmatch(serial):
         raise InputError(f"--on adb:{serial} names no device: write adb, or adb: and a serial of adb devices")
 
 
 def find_device(serial: str | None) -> Device:
-    """The device of that serial, or the only one. Raises InputError unless there is one, UnsupportedError without adb,
-    and EngineError where it does not let us in."""
+    """The device of that serial, or the only device. Raises InputError unless there is one, UnsupportedError without
+    adb, and EngineError if the device refuses the connection."""
     states = _states()
     listed = " or ".join(f"adb:{each}" for each in states)
     if serial is None:
@@ -81,7 +81,7 @@ def find_device(serial: str | None) -> Device:
 
 
 def _states() -> dict[str, str]:
-    """Serials, and adb's word for the state of each."""
+    """adb's word for the state of each device, by serial. Raises EngineError, UnsupportedError."""
     try:
         done = subprocess.run(
             [_program(), "devices"], capture_output=True, timeout=_LIST_S, text=True, errors="replace"

@@ -16,12 +16,13 @@ _CACHES = {"L1d": "l1d", "L2": "l2", "L3": "l3"}
 _KEPT = ("core_watts", "idle_watts", "dram_pj_per_byte")
 _UNMEASURED = (*_KEPT, "throttle_celsius")
 _LONG_RUN = ("sustained_s", "sustained_speed", "sustained_joules", "sustained_source")
-_LEAST_S = 55.0  # of a long run: heat takes minutes. Of one that is asked to take a minute, not all counts
+_LEAST_S = 55.0  # of a long run: heat takes minutes. Not 60, since not all of a requested minute counts
 
 
 def device_of(result: Result, name: str) -> DeviceProfile:
-    """The profile of the device that a kit ran on, called `name`. What a kit cannot measure comes from the profile of
-    the device that the kit was made for, if it has one. Raises InputError for a name that no profile can have."""
+    """The profile of the device that a kit ran on, called `name`. Figures that a kit cannot measure come from the known
+    profile of that model of device, else of the device that the kit was made for. Raises InputError for a name that no
+    profile can have, and for results of a page."""
     if not is_name(name) or name == HOST:
         raise InputError(f"{name!r} cannot be a device's name: letters, digits, - and . only, and not {HOST}")
     if result.in_page:
@@ -75,7 +76,7 @@ def device_of(result: Result, name: str) -> DeviceProfile:
 
 
 def _clusters(result: Result, source: str) -> tuple[Cluster, ...]:
-    """The kinds of cores with what was measured of each, or the cores worth using where all are alike."""
+    """The kinds of cores with the measured figures of each, or the cores worth using if all are alike."""
     kinds = result.ceilings.kinds
     if not kinds or not all(each.capacity or each.mhz or each.hybrid for each in kinds):
         return (Cluster(result.device_name, result.fastest_cores, source),)
@@ -89,8 +90,8 @@ def _clusters(result: Result, source: str) -> tuple[Cluster, ...]:
 
 
 def with_earlier(made: DeviceProfile, before: DeviceProfile) -> DeviceProfile:
-    """A profile with the speeds of other models and settings that an earlier kit measured on the same device, and with
-    long runs that were not repeated."""
+    """The profile `made`, with speeds of other models and settings that an earlier kit measured on the same device, and
+    with long runs that were not repeated."""
     if before.measured_by is None or (before.description, before.isa) != (made.description, made.isa):
         return made
     earlier = {_setting(each): each for each in before.speeds}
@@ -99,7 +100,7 @@ def with_earlier(made: DeviceProfile, before: DeviceProfile) -> DeviceProfile:
 
 
 def long_run_of(result: Result) -> tuple[Sustained | None, str]:
-    """The long run of a result, if it says something of the device, or why it does not; "" if there is none."""
+    """The long run of a result, or None and the reason why it does not represent the device; "" without a long run."""
     run, asked, why = sustained_of(result), result.kit.settings, ""
     if run is None:
         return None, ""

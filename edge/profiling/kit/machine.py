@@ -1,4 +1,4 @@
-"""The machine that a kit is for, by its own words: what a device profile and the choice of code need."""
+"""The machine that a kit is for, as it describes itself: data for a device profile and for the choice of code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.profiling.kit.device import unmeasured
 
 _MARK = "--edge--"
-# Asks for everything at once. Each part begins with a line of its own, since any of them may be missing.
+# Asks for everything at once. A mark begins each part, since any part may be missing.
 QUESTION = f"""
 echo; echo {_MARK} uname; uname -s; uname -m
 echo {_MARK} memory; cat /proc/meminfo 2>/dev/null
@@ -31,8 +31,8 @@ echo {_MARK} end
 
 
 def profile_of(answer: str, name: str) -> DeviceProfile:
-    """The profile of the machine called `name` that answered QUESTION so. Raises UnsupportedError for a machine that no
-    kit runs on, InputError for another answer."""
+    """The profile of the machine called `name`, from its answer to QUESTION. Raises UnsupportedError for a machine that
+    no kit runs on, InputError for an invalid answer."""
     parts = _parts(answer)
     words = parts.get("uname", "").split()
     if "end" not in parts or len(words) != 2:
@@ -65,14 +65,14 @@ def profile_of(answer: str, name: str) -> DeviceProfile:
 
 
 def fastest_cores(listed: str, machine: str) -> int:
-    """The physical cores that are worth using, as the C runtime counts them: off ARM, all."""
+    """The number of physical cores worth using, as the C runtime counts them: on x86, all."""
     lines = (line.split(":") for line in listed.splitlines() if line.count(":") == 3)
     cores = physical_cores((siblings or cpu, capacity, khz) for khz, siblings, cpu, capacity in lines)
     return (fast_cores(cores.values()) if machine == "aarch64" else len(cores)) or 1
 
 
 def _parts(answer: str) -> dict[str, str]:
-    """The texts behind the lines that announce them. Banners of a login come before the first."""
+    """The texts after each mark, by name. Text before the first mark, such as a login banner, is dropped."""
     found, name = dict[str, list[str]](), ""
     for line in answer.splitlines():
         if line.startswith(_MARK):
@@ -84,8 +84,8 @@ def _parts(answer: str) -> dict[str, str]:
 
 
 def _product(android: str) -> str:
-    """`Pixel 9` as `pixel-9`, which profiles call it, rather than by a serial, which belongs in no result; "" if the
-    machine does not say."""
+    """The product's name as in profiles: `pixel-9` for `Pixel 9`. A serial, which must not be in a result, is not used.
+    "" if the machine states no product."""
     model = android.strip().splitlines()[-1:]
     return re.sub(r"[^a-z0-9.]+", "-", model[0].lower()).strip("-.") if model else ""
 

@@ -1,11 +1,11 @@
-"""A kit: one static program and model.edge, which measure a model on a machine without edge and without Python.
+"""A kit: a static program and model.edge, which measure a model on a machine without edge and without Python.
 
     edge-profile   measures, and prints a result as JSON
     model.edge     weights, tokenizer, chat template and plan, as `edge export` writes them
-    kit.json       what the program was told to measure, which every result repeats
+    kit.json       the description of the measurements, which every result repeats
     README.md
 
-The program ends with the terminal or the connection that reads its progress, and writes no file.
+The program ends when the terminal or connection that reads its progress closes, and writes no file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SOURCES = ("kit.c", "output.c", "ceilings.c", "cores.c", "machine.c", "energy.c
 _COMPILE = ("-std=gnu11", "-O2", "-w", "-pthread")
 
 Progress = Callable[[str, float], None]
-"""Called with a step in words, and the share of it that is done."""
+"""Called with a step in words, and the share of it that is done, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Kit:
     integers: float  # as in EngineProfile
     prefill: Work  # of the whole prompt
     decode: Work  # of a token in the middle of the answer
-    power: Power  # by which joules are estimated where nothing measures them
+    power: Power  # for estimates of joules where the machine has no sensor
     versions: dict[str, str]
     quick: bool = False
     kind: str = KIND
@@ -83,11 +83,10 @@ def make_kit(
     model: Model, called: str, folder: Path, device: str | DeviceProfile, settings: Settings, *,
     quick: bool = False, force: bool = False, progress: Progress | None = None,
 ) -> Kit:  # fmt: skip
-    """Make `folder`, a kit for a device, or for the device of that name. called: the user's name for the model.
+    """Make `folder`, a kit for a device, given by profile or name. called: the user's name for the model.
 
-    Raises BudgetError if no plan fits, UnsupportedError for devices and models that kits are not for and without a C
-    compiler, InputError if the folder cannot be written, MissingExtraError without TVM, and EngineError if a compiler
-    fails.
+    Raises BudgetError if no plan fits, UnsupportedError for unsupported devices and models and without a C compiler,
+    InputError if the folder cannot be written, MissingExtraError without TVM, and EngineError if a compiler fails.
     """
     profile = find_profile(device) if isinstance(device, str) else device
     tell = progress or (lambda _step, _part: None)
@@ -121,7 +120,7 @@ def make_kit(
 
 
 def describe_kit(bundle: Bundle, called: str, settings: Settings, quick: bool) -> Kit:
-    """What a bundle will measure. called: the user's name for the model."""
+    """The description of a bundle's measurements. called: the user's name for the model."""
     spec, plan, profile = bundle.model.spec, bundle.plan, bundle.profile
     capacity, notes = plan.config.capacity, list[str]()
     room = f"the cache has {capacity:,} rows"
@@ -158,7 +157,7 @@ def _generic(machine: str) -> Power:
 
 
 def _header(kit: Kit, text: str) -> str:
-    """kit.h."""
+    """The content of kit.h."""
     settings = kit.settings
     numbers = {
         "PROMPT": kit.prompt, "ANSWER": settings.answer, "REPETITIONS": settings.repetitions,
@@ -168,7 +167,7 @@ def _header(kit: Kit, text: str) -> str:
         "SPEED_S": settings.speed_s, "CURVE_S": settings.curve_s, "SUSTAINED_S": settings.sustained_s,
         "CEILINGS_S": QUICK_CEILINGS_S if kit.quick else CEILINGS_S, "WATTS": settings.watts or 0.0,
     }  # fmt: skip
-    literal = json.dumps(text).replace("?", "\\?")  # of ASCII; C has digraphs of question marks
+    literal = json.dumps(text).replace("?", "\\?")  # ASCII; C has trigraphs that begin with question marks
     lines = [f"#define {name} {value}u" for name, value in numbers.items()]
     lines += [f"#define {name} {value!r}" for name, value in quantities.items()]
     lines += [f"#define CONTEXTS {', '.join(map(str, kit.contexts or [0]))}", f"#define KIT_JSON {literal}"]
@@ -176,7 +175,7 @@ def _header(kit: Kit, text: str) -> str:
 
 
 def _link(toolchain: Toolchain, objects: list[Path], library: Path, program: Path) -> None:
-    """A program that needs no library of its system. Of zig's C libraries, musl links statically."""
+    """Link a program that needs no library of its system. With zig, use musl, which links statically."""
     words = [each.replace("-linux-gnu", "-linux-musl") for each in toolchain.compiler]
     chosen = replace(toolchain, compiler=tuple(words)) if "ziglang" in words else toolchain
     run_compiler(chosen, "-static", "-s", "-pthread", *objects, library, "-lm", "-Wl,--gc-sections", "-o", program)

@@ -1,9 +1,9 @@
 """A page that measures a model in a browser: on a phone, without installing anything.
 
 index.html, kit.js, ceiling.js    the page
-ceilings.wasm                     how fast threads read and multiply at most
+ceilings.wasm                     measures the ceilings of reading and multiplying
 edge/, model.edge, manifest.json  as `edge export --device web` writes them
-kit.json                          what is measured, which every result repeats
+kit.json                          the description of the measurements, which every result repeats
 README.md
 """
 

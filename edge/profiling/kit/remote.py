@@ -1,8 +1,8 @@
-"""Run a kit on another machine, whose shell a program of this one reaches, such as `ssh`.
+"""Run a kit on another machine, through a local program that reaches its shell, such as `ssh`.
 
-The kit travels as a tar archive into the standard input of one remote shell, which unpacks it into a folder of its own,
-runs it, and removes the folder however that ends: when the kit fails, when the disk is full, and when the connection is
-lost, since the kit ends by SIGPIPE at its next line of progress, seconds later. The result is what the shell prints.
+The kit travels as a tar archive into the standard input of one remote shell, which unpacks it into a new folder, runs
+it, and removes the folder however the run ends: when the kit fails, when the disk is full, and when the connection is
+lost, since SIGPIPE ends the kit at its next line of progress, seconds later. The shell's standard output is the result.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from edge.profiling.kit.machine import QUESTION, profile_of
 from edge.profiling.kit.make import PROGRAM
 
 OnStep = Callable[[str, float], None]
-"""Called with the current step, and the part of it that is done."""
+"""Called with the current step, and the share of it that is done, from 0 to 1."""
 
-_SILENCE_S = 120.0  # a kit says something every few seconds, also while a prompt takes long
+_SILENCE_S = 120.0  # a kit reports progress every few seconds, even during long prompts
 _PROBE_S = 60.0
 _MOST_RESULT = 16 << 20
-_LONGEST_LINE, _MOST_LINES = 1 << 16, 256  # that a machine may say besides its result
-# What the shell says itself: some programs end with status 0 where a connection is lost.
+_LONGEST_LINE, _MOST_LINES = 1 << 16, 256  # of a machine's standard error
+# The shell's own messages: the exit status does not suffice, since some programs return 0 for a lost connection.
 _UNPACKED, _MEASURED = "edge-profile: unpacked", "edge-profile: measured"
-# GNU's words and BusyBox's
+# Messages of GNU tar and BusyBox
 _FULL = re.compile(r"no space left|quota exceeded|file too large|wrote only|short write", re.IGNORECASE)
 _PROGRESS = re.compile(r"\s*(?P<percent>\d+(\.\d+)?)% (?P<what>.+)")
-# In the home folder rather than in /tmp, which may be memory, or forbid programs; Android has neither, but a folder for
-# developers. One line without single quotes, since the login's shell, which may be any, hands it to sh.
+# In the home folder rather than in /tmp, which may be in memory, or forbid execution; Android has neither, but a folder
+# for developers. One line without single quotes, since the login shell, which may be any, passes it to sh.
 _RUN = "; ".join((
     "umask 077",
     "export LC_ALL=C",
     "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)",
-    # What runs left that could not clean up, as where power was lost: of another boot, or of a shell that is gone. Not
-    # what other machines have in a home folder that they share.
+    # Remove folders of runs that could not clean up, as after a loss of power: of an earlier boot, or of a shell that
+    # is gone. Keep those of other machines that share the home folder.
     "for old in \"$HOME\"/.edge-profile.* \"${TMPDIR:-/tmp}\"/edge-profile.* /data/local/tmp/edge-profile.*; do"
     " read -r shell at host 2>/dev/null <\"$old/owner\" || continue;"
     " [ \"$host\" = \"$(uname -n)\" ] || continue;"
@@ -66,24 +66,23 @@ _RUN = "; ".join((
 
 
 class Remote(Protocol):
-    """A machine that has a shell. Its text names it in messages."""
+    """A machine that has a shell. `str()` names it in messages."""
 
     @property
     def name(self) -> str:
-        """What its profile is called."""
+        """The name of its profile."""
 
     def shell(self, command: str) -> list[str]:
-        """The program, and its arguments, that runs a command of the machine's shell, with three pipes and the exit
-        status. Raises UnsupportedError where the program is missing."""
+        """The program and arguments that run a command in the machine's shell, and pass on its three standard streams
+        and exit status. Raises UnsupportedError if the program is missing."""
 
     def cut(self, status: int, text: str, *, began: bool) -> EngineError | None:
-        """The error if the program itself failed, by its status and standard error, of a command that did not end as it
-        should; None if the command failed. began: the kit has been running."""
+        """The error of a failed call if the program itself failed, by its exit status and standard error; None if the
+        remote command failed. began: whether the kit was running."""
 
 
 def ask_machine(remote: Remote) -> DeviceProfile:
-    """A machine's profile, by its own words. Raises InputError, UnsupportedError, and EngineError where it cannot be
-    reached."""
+    """Ask a machine for its profile. Raises InputError, UnsupportedError, and EngineError if it cannot be reached."""
     try:
         done = subprocess.run(remote.shell("sh"), input=QUESTION.encode(), capture_output=True, timeout=_PROBE_S)
     except subprocess.TimeoutExpired:
@@ -95,9 +94,9 @@ def ask_machine(remote: Remote) -> DeviceProfile:
 
 
 def run_kit(remote: Remote, folder: Path, on_step: OnStep, silence: float = _SILENCE_S) -> bytes:
-    """Copy a kit to a machine, run it there, and return its result. Nothing of it stays there.
+    """Copy a kit to a machine, run it there, and return its result. Leaves no file there.
 
-    silence: seconds without a word after which it counts as lost. Raises EngineError."""
+    silence: seconds without progress after which the machine counts as lost. Raises EngineError."""
     with _process(remote.shell(f"exec sh -c '{_RUN}'")) as process:
         lines, result = queue.Queue[str | None](), list[bytes]()
         assert process.stdin is not None
@@ -126,7 +125,7 @@ def last_line(text: str) -> str:
 
 @contextmanager
 def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with the block, whose end closes the connection."""
+    """A process that is terminated at the end of the block, which closes the connection."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         yield process
@@ -144,7 +143,7 @@ def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class _Counted:
-    """A file that says how much was written to it."""
+    """A file that reports the progress of writing to it."""
 
     def __init__(self, file: IO[bytes], size: int, on_step: OnStep) -> None:
         self._file, self._size, self._on_step, self._sent = file, size, on_step, 0
@@ -158,7 +157,7 @@ class _Counted:
 
 def _send(folder: Path, file: IO[bytes], on_step: OnStep) -> None:
     paths = [folder / PROGRAM, folder / MODEL]
-    with suppress(OSError, ValueError):  # the other side has ended, and says why
+    with suppress(OSError, ValueError):  # the other side has ended, and reports the reason
         counted = _Counted(file, sum(path.stat().st_size for path in paths), on_step)
         with tarfile.open(fileobj=counted, mode="w|", format=tarfile.USTAR_FORMAT) as archive:  # type: ignore[call-overload]
             for path in paths:
@@ -167,7 +166,7 @@ def _send(folder: Path, file: IO[bytes], on_step: OnStep) -> None:
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without the names and numbers of this machine's users."""
+    """Remove the names and ids of this machine's users from an entry."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mode = 0o700
@@ -192,8 +191,8 @@ def _tell(file: IO[bytes], lines: queue.Queue[str | None]) -> None:
 def _follow(
     remote: Remote, lines: queue.Queue[str | None], sender: threading.Thread, on_step: OnStep, silence: float
 ) -> list[str]:
-    """Report progress until the last line; the lines that were no progress. While the kit is copied, which may take
-    long, the program notices itself that a connection is lost."""
+    """Report progress until the last line. Returns the lines that were no progress. Silence does not count while the
+    kit is copied, which may take long: the program itself notices a lost connection."""
     said, heard = list[str](), time.monotonic()
     while True:
         try:
@@ -211,7 +210,7 @@ def _follow(
             on_step(found["what"], float(found["percent"]) / 100)
         elif line:
             said.append(line)
-            del said[_MOST_LINES // 2 : len(said) - _MOST_LINES // 2]  # of too many, those in the middle
+            del said[_MOST_LINES // 2 : len(said) - _MOST_LINES // 2]  # if there are too many, drop the middle
 
 
 def _failure(remote: Remote, status: int, said: list[str]) -> EngineError:

@@ -1,4 +1,4 @@
-"""A kit's result as a profile: the same figures, pages and comparisons as of `edge profile` at home."""
+"""A kit's result as a profile, with the same figures, pages and comparisons as a local `edge profile`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from edge.profiling.verdict import evidence_of, judge
 from edge.values import Rule, parse
 
 KIND, SCHEMA = "edge kit result", 1
-_COUNTERS = ("RAPL", "intel-rapl")  # of processor packages; the second by kits of earlier days
-_ANYWHERE = ("edge quantize ", "edge run ")  # advice that does not measure the machine where edge is
+_COUNTERS = ("RAPL", "intel-rapl")  # of processor packages; the second in results of older kits
+_ANYWHERE = ("edge quantize ", "edge run ")  # advice that does not measure the machine that runs edge
 WASM = "wasm32"  # the machine of pages
 _MOST_BYTES = 16 << 20  # a result of an hour has less than a tenth
 
@@ -54,7 +54,7 @@ _Seconds = Annotated[float, Rule("seconds", lambda number: 0 <= number < 1e9)]
 
 @dataclass(frozen=True)
 class Kind:
-    """Rates of the cores of one kind, by a thread on each; None: they could not be used alone."""
+    """Rates of the cores of one kind, with a thread on each; None: they could not be measured alone."""
 
     cores: _Count
     capacity: Annotated[int, Rule("a capacity of Linux", lambda capacity: 0 <= capacity <= 4096)]  # 0: unknown
@@ -76,7 +76,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates of this machine at most: bytes, and operations, per second."""
+    """The ceilings of the machine: bytes and operations per second."""
 
     threads: _Count
     read: _Rate
@@ -103,7 +103,7 @@ class _Window:
 class _Sustained:
     length: float
     windows: list[_Window]
-    hopeless: bool = False  # ended, since pauses did not lower the power enough
+    hopeless: bool = False  # whether it ended early, since pauses did not lower the power enough
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Result:
     tokens: int
     answering_s: float
     others: float | None  # of all cores' time; None: a page cannot know
-    prompt_joules: float | None  # None: not all of them were measured
+    prompt_joules: float | None  # None: not all joules were measured
     prompt_cpu_s: float  # core-seconds
     answer_joules: float | None
     answer_cpu_s: float
@@ -138,7 +138,7 @@ class Result:
     curve_end: str | None
     by_threads: list[ThreadsPoint]
     sustained: _Sustained | None
-    energy: str | None  # the sensor of joules; None: there is none
+    energy: str | None  # the sensor of joules; None: no sensor
     peak: int
     peak_anonymous: int | None
     peak_swap: int
@@ -173,7 +173,7 @@ class Result:
 
 
 def read_result(path: Path) -> Result:
-    """Read a result. Raises InputError for another file, and for one of another schema."""
+    """Read a result. Raises InputError for a file that is no result, or one of another schema."""
     return parse_result(read_bounded(path, _MOST_BYTES, "a result of a kit"), str(path))
 
 
@@ -201,7 +201,7 @@ def parse_result(text: bytes, where: str) -> Result:
 
 
 def _check_numbers(data: object) -> None:
-    """Raises ValueError for a number that nothing here can have, neither bytes nor seconds nor rates."""
+    """Raise ValueError for a number out of the range of all figures: bytes, seconds and rates."""
     if isinstance(data, dict | list):
         for each in data.values() if isinstance(data, dict) else data:
             _check_numbers(each)
@@ -210,7 +210,7 @@ def _check_numbers(data: object) -> None:
 
 
 def _check(result: Result) -> None:
-    """Raises ValueError for figures that must be greater than 0, and are not."""
+    """Raise ValueError for a result that is not a kit's, and for figures that must be greater than 0 and are not."""
     kit, long_run = result.kit, result.sustained
     if kit.kind != KIT_KIND or kit.plan.backend != CPU.NAME or not result.marks:
         raise ValueError("not of a kit")
@@ -367,7 +367,7 @@ def _how(result: Result) -> str:
 
 @dataclass(frozen=True)
 class _Joules:
-    """Joules by the machine's sensor, else by the estimate of a profile."""
+    """Joules from the machine's sensor, else estimated from a profile's power."""
 
     result: Result
 
@@ -384,9 +384,9 @@ class _Joules:
         return Energy(sensor, "counter" if counts else "integrated", "package" if counts else "device", 0.0)
 
     def of(self, work: Work, seconds: float, cpu_s: float, measured: float | None, times: int) -> float | None:
-        """Joules of one of `times` pieces of work, which together took `seconds`, `cpu_s` and `measured` joules; None
-        where the sensor missed some, such as a battery's while it charges. The formula of the estimate is that of
-        edge.devices.power.estimate."""
+        """Joules of one of `times` equal pieces of work, which together took `seconds`, `cpu_s` core-seconds and
+        `measured` joules; None if the sensor missed some, as a battery's does while it charges. The estimate uses the
+        formula of edge.devices.power.estimate."""
         if self.result.energy is not None:
             return None if measured is None else measured / times
         spent = cpu_s * self._power.core_watts + seconds * self._power.idle_watts

@@ -16,7 +16,7 @@ _PLACES = "write kit:DIR, web:DIR, ssh:user@host or adb"
 
 
 def check_place(place: str) -> None:
-    """Raises InputError for another --on."""
+    """Raise InputError for an invalid value of --on."""
     kind, _, rest = place.partition(":")
     if kind == "ssh":
         Address.of(rest)
@@ -27,7 +27,7 @@ def check_place(place: str) -> None:
 
 
 def find_remote(place: str) -> Remote:
-    """The machine that ssh:… or adb[:…] names. Raises InputError, and as `adb.find_device`."""
+    """The machine that ssh:… or adb[:…] names. Raises InputError, and the errors of `adb.find_device`."""
     check_place(place)
     kind, _, rest = place.partition(":")
     return Address.of(rest) if kind == "ssh" else find_device(rest or None)
@@ -36,7 +36,7 @@ def find_remote(place: str) -> Remote:
 def profile_remotely(
     model: Model, called: str, place: str, settings: Settings, *, quick: bool = False, on_step: OnStep
 ) -> Result:
-    """Measure on the machine at ssh:… or adb[:…]. Raises EngineError where that fails, and as `find_remote` and
+    """Measure on the machine at ssh:… or adb[:…]. Raises EngineError if that fails, and the errors of `find_remote` and
     `make_kit`."""
     on_step(f"asking {place}", 0.0)
     remote = find_remote(place)

@@ -1,4 +1,4 @@
-"""A machine that the system's `ssh` reaches."""
+"""A machine, reached by the system's `ssh`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPTIONS = (
     "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", "-o", "ServerAliveInterval=10",
     "-o", "ServerAliveCountMax=3", "-o", "LogLevel=ERROR", "-o", "ForwardX11=no", "-o", "ForwardAgent=no",
 )  # fmt: skip
-# ssh's own exit status, and what it says then: the last pattern that fits names the advice.
+# ssh's own exit status, and patterns of its messages with advice: the first pattern that matches counts.
 _CONNECTION = 255
 _ADVICE = (
     (r"host key verification failed", "its key is not known here: connect once with {ssh}, and confirm the key"),
@@ -28,14 +28,14 @@ _PLACE = re.compile(r"(?P<user>[\w.+-]+@)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:.]+(%\w+
 
 @dataclass(frozen=True)
 class Address:
-    """user@host:port, as people write it."""
+    """The address `user@host:port`; user and port are optional."""
 
     host: str  # with the user's name, if one was given
     port: int | None = None
 
     @classmethod
     def of(cls, text: str) -> Address:
-        """Raises InputError."""
+        """Parse an address. Raises InputError."""
         found = _PLACE.fullmatch(text)
         port = int(found["port"]) if found and found["port"] else None
         if found is None or text.startswith("-") or found["host"].startswith("-") or (port and port > 65535):

@@ -1,1 +1,1 @@
-"""Several requests at once: slots, their order, and the passes that they share."""
+"""Concurrent requests: slots, their order, and the passes that they share."""

@@ -1,7 +1,7 @@
 """Several generations at once over one loaded model: continuous batching, one pass at a time.
 
-Each generation has one of the engine's sequences. Those that decode run their next tokens in one pass; prompts run in
-chunks of about 50 ms between such passes. All of it is the loop of `loop.py`, so that answers are those of a session.
+Each generation has one of the engine's sequences. Decoding generations run their next tokens in one pass; prompts run
+in chunks of about 50 ms between such passes. All run the loop of `loop.py`, so answers are those of a session.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from edge.run.sampling.tool_calls import OnCall
 from edge.run.sequences.sequence import TokenSequence
 from edge.types import IntArray
 
-_CHUNK_S = 0.05  # of a prompt: so long may others wait for their next token
-_FIRST_CHUNK, _LEAST_CHUNK = 64, 16  # tokens; the first, while no pace is known
-_MOST_PREEMPTED = 2  # times; then a generation keeps its sequence
+_CHUNK_S = 0.05  # of a prompt: the time for which others wait for their next token
+_FIRST_CHUNK, _LEAST_CHUNK = 64, 16  # tokens: while no pace is known, and at least
+_MOST_PREEMPTED = 2  # preemptions, after which a generation keeps its sequence
 
 
 class Batch:
-    """Runs generations by one driver, which calls `step` until it returns False; `stream` and `generate` do that for
-    any number of threads. `Session.batch` makes one; use it as a context manager.
+    """Runs generations in passes. One driver calls `step` until it returns False; `stream` and `generate` drive from
+    any number of threads. `Session.batch` makes a batch; use it as a context manager.
 
-    Callbacks are called by the thread that drives, between two passes, and must return quickly.
+    The driving thread calls callbacks between two passes; they must return quickly.
     """
 
     def __init__(
         self, loaded: Loaded, options: Options, meter: EnergyMeter, zone: Zone | None, steps: Scheduler,
         ended_by: Callable[[], StopReason | None],
     ) -> None:  # fmt: skip
-        """ended_by: who asked for the end of all generations, or None. Raises BusyError while something generates."""
+        """ended_by: returns a stop reason to end all generations, or None. Raises BusyError during a generation."""
         self._loaded, self._options, self._zone, self._steps, self._ended_by = loaded, options, zone, steps, ended_by
         steps.begin(self)
         loaded.sequence.reset()
@@ -74,13 +74,13 @@ class Batch:
         self._queue: deque[Ticket] = deque()
         self._reclaim_from_slots()
         limits = RunLimits(memory=options.memory, power=options.power, max_temp=options.max_temp)
-        self._watch = Watch(  # over all; those of generations know their time and energy
+        self._watch = Watch(  # over all; each generation's own watch limits its time and energy
             limits, self._ledger, zone.path if zone else None, whole=whole_of(meter), spender=loaded.reclaimer,
             root=memory_root(), ended=ended_by, obey=steps.obey,
         )  # fmt: skip
-        self._pace = 0.0  # seconds of a prompt's token
+        self._pace = 0.0  # seconds per prompt token
         self._ran = 0  # tokens of the last pass
-        self._decoded = False  # in the last pass, so that it is a prompt's turn
+        self._decoded = False  # whether the last pass decoded, so that a prompt is next
         self._admitted = self._prompts = 0
         self.closed = False
         self._waiting, self._is_driven = threading.Condition(), False
@@ -93,7 +93,7 @@ class Batch:
             self._steps.end()
 
     def close(self) -> None:
-        """End all generations, and give the session back. While other threads may drive, leave its context instead."""
+        """End all generations, and release the session. If other threads may drive, leave the context instead."""
         if self.closed:
             return
         self.closed = True
@@ -108,7 +108,7 @@ class Batch:
 
     @property
     def free(self) -> int:
-        """Generations that could start now without waiting."""
+        """The number of generations that could start now without waiting."""
         return max(0, sum(slot.ticket is None for slot in self._slots) - len(self._queue))
 
     def start(
@@ -118,9 +118,9 @@ class Batch:
     ) -> Ticket:  # fmt: skip
         """Queue a generation, from any thread.
 
-        priority: a class; the lowest goes first. on_end: is given the report, or the error that ended it. tenant: rows
-        of earlier prompts are shared among those of the same one. lora: the adapters that it runs with, as `--lora`
-        takes them; (): none; by default those of the session.
+        priority: a class; the lowest goes first. on_end: called with the report, or the error that ended the
+        generation. tenant: only generations of the same tenant share rows of earlier prompts. lora: the adapters to run
+        with, as for `--lora`; (): none; None: those of the session.
 
         Raises InputError and UnsupportedError for requests that cannot run, and ModelFormatError for adapters.
         """
@@ -148,14 +148,14 @@ class Batch:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """End a generation, from any thread: at once, or as soon as the present pass ends. Nothing if it has ended."""
+        """End a generation, from any thread: at once, or after the current pass. Does nothing if it has ended."""
         ticket.cancelled = True
         with self._steps.step_now() as free:
             if free:
                 self._end(ticket)
 
     def step(self) -> bool:
-        """One pass: the next tokens of all that decode, or a chunk of a prompt. False: nothing is left to do."""
+        """Run one pass: the next tokens of all decoding generations, or a chunk of a prompt. False: none is left."""
         with self._steps.step():
             self._drop()
             self._admit()
@@ -187,8 +187,8 @@ class Batch:
         time_limit: float | None = None, energy_limit: float | None = None, on_thought: OnThought | None = None,
         on_logprob: OnLogprob | None = None, **options: Any,
     ) -> Stream:  # fmt: skip
-        """Pieces of an answer, beside those of other threads: whoever waits for a piece runs the next pass for all.
-        Its `report` follows the last piece. Arguments are those of `Session.stream`, and those of `start`."""
+        """The pieces of an answer, concurrent with other threads: a thread that waits for a piece runs the next pass
+        for all. `report` is set after the last piece. Arguments are those of `Session.stream` and `start`."""
         limit = self._options.time if time_limit is None else time_limit
         joules = self._options.energy if energy_limit is None else energy_limit
         request = Request(prompt, max_tokens, think=Think.parse(think), time=limit, energy=joules, **options)
@@ -197,7 +197,7 @@ class Batch:
         )  # fmt: skip
 
     def generate(self, prompt: Text, **options: Any) -> str:
-        """The whole answer to a prompt, beside those of other threads. Options are those of `stream`.
+        """The whole answer to a prompt, concurrent with other threads. Options are those of `stream`.
 
         Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.
         """
@@ -207,7 +207,7 @@ class Batch:
         return answer
 
     def step_until(self, ready: Callable[[], bool]) -> None:
-        """Drive, or wait for the thread that does, until something is ready."""
+        """Drive, or wait for the driving thread, until `ready` returns True."""
         while True:
             with self._waiting:
                 while not ready() and self._is_driven:
@@ -226,7 +226,7 @@ class Batch:
         return [slot.ticket for slot in self._slots if slot.ticket is not None]
 
     def _at_once(self) -> int:
-        """Tokens of a prompt that run in about `_CHUNK_S`."""
+        """The number of prompt tokens that run in about `_CHUNK_S`."""
         return max(_LEAST_CHUNK, int(_CHUNK_S / self._pace)) if self._pace else _FIRST_CHUNK
 
     def _new_sequence(self, engine: Engine, lora: Lora | None) -> TokenSequence:
@@ -235,7 +235,7 @@ class Batch:
         return TokenSequence(engine, loaded.plan, lora, cache, self._ledger, draft, learned)
 
     def _open(self, files: Loras) -> Lora | None:
-        """Adapters that generations run with, opened once."""
+        """Open adapters, or return those opened before."""
         if files not in self._opened:
             found = self._loaded.open_lora(files)
             check_lora(found, self._loaded.plan.config)
@@ -243,7 +243,7 @@ class Batch:
         return self._opened[files]
 
     def _adapt(self, slot: Slot, lora: Lora | None) -> None:
-        """Have a sequence run these adapters, for which it forgets what others computed."""
+        """Switch a sequence to these adapters. Rows that other adapters computed are dropped."""
         if key_of(slot.tokens.lora) == key_of(lora):
             return
         slot.tokens.adopt(None, lost=False)
@@ -253,16 +253,16 @@ class Batch:
     def _reclaim_from_slots(self) -> None:
         self._loaded.reclaimer.sequences = [slot.tokens for slot in self._slots]
 
-    # Who has a sequence
+    # Assignment of sequences
 
     def _drop(self) -> None:
-        """End what was cancelled, and what waited until its time was over."""
+        """End cancelled generations, and those whose budget ended before they began."""
         for ticket in [*self._running(), *self._queue]:
             if ticket.cancelled or (ticket.turns is None and ticket.run.watch.ends_now()):
                 self._end(ticket)
 
     def _admit(self) -> None:
-        """Give sequences to those that wait, those of lower classes if none is free."""
+        """Assign sequences to waiting generations; if none is free, preempt a lower class."""
         while self._queue:
             free = [slot for slot in self._slots if slot.ticket is None]
             ticket = self._order.next(list(self._queue), self._admitted if free else 0)
@@ -288,8 +288,8 @@ class Batch:
             slot.ticket, slot.tenant, slot.used = ticket, ticket.tenant, self._order.now()
 
     def _preempt(self, priority: int) -> list[Slot]:
-        """The sequence of a generation of the lowest class below `priority`, the one that costs least to run again.
-        None where rows were evicted: they would come out otherwise."""
+        """Free the sequence of a generation of the lowest class below `priority`, the cheapest to rerun. Empty if there
+        is none. Generations with evicted rows are not preempted: a rerun would make other rows."""
         found = [
             (ticket.priority, -slot.engine.kv.length, slot.number)
             for slot in self._slots
@@ -309,7 +309,7 @@ class Batch:
         return [slot]
 
     def _shared_rows(self, ticket: Ticket) -> dict[Slot, int]:
-        """How many first rows of each sequence are those of a prompt, which has not begun to run."""
+        """The number of first rows that each sequence shares with the ticket's prompt; 0 once it has begun."""
         tokens = _whole(ticket.run.prompt) if ticket.sequence is None else None
         return {
             slot: slot.tokens.shared(tokens) if tokens is not None and slot.may_share(ticket) else 0
@@ -317,7 +317,8 @@ class Batch:
         }  # fmt: skip
 
     def _ahead_of(self, ticket: Ticket) -> Ticket:
-        """The generation that runs rows for a prompt that has not begun, too, so that they are run once; or itself."""
+        """The generation whose prompt is about to make rows that this ticket's prompt shares; else the ticket itself.
+        Shared rows thus run once."""
         tokens = _whole(ticket.run.prompt) if ticket.turns is None else None
         for slot in self._slots if tokens is not None else ():
             other = slot.ticket
@@ -327,7 +328,7 @@ class Batch:
         return ticket
 
     def _begin(self, slot: Slot, ticket: Ticket) -> None:
-        """Begin with the rows that the prompt shares with this sequence, with another one, or with the prompt cache."""
+        """Begin with the rows that the prompt shares with this sequence, another sequence, or the prompt cache."""
         run, sequence, shared = ticket.run, slot.tokens, self._shared_rows(ticket)
         donors = [slot] if slot.engine.kv.has_tail else self._slots
         donor = max(donors, key=lambda each: (shared[each], each is slot))
@@ -346,7 +347,7 @@ class Batch:
     # Passes
 
     def _run_prompt(self, ticket: Ticket) -> None:
-        """A chunk of a prompt, or of the tokens that a preempted generation runs again."""
+        """Run a chunk of a prompt, or of the tokens that a preempted generation reruns."""
         slot = next(slot for slot in self._slots if slot.ticket is ticket)
         self._ledger.run([ticket.share])
         run, tokens = ticket.run, slot.tokens
@@ -368,8 +369,8 @@ class Batch:
             self._pace = (self._pace + pace) / 2 if self._pace else pace
 
     def _decode(self, tickets: Sequence[Ticket]) -> None:
-        """The next tokens of all, of those with the same adapters in one pass. Where several of one are to come, these
-        run in a pass of their own."""
+        """Run the next tokens of all, in one pass for each set of adapters. A generation with several pending tokens
+        runs them in a separate pass."""
         self._ran = 0
         alone, groups = list[Ticket](), dict[str, list[Ticket]]()
         for ticket in tickets:
@@ -412,7 +413,7 @@ class Batch:
                 self._end(ticket, error)
 
     def _advance(self, ticket: Ticket) -> None:
-        """Go on until the next turn, or the end."""
+        """Continue the generation until its next turn, or its end."""
         assert ticket.turns is not None
         for piece in ticket.turns:
             if isinstance(piece, Turn):
@@ -422,7 +423,7 @@ class Batch:
         self._end(ticket)
 
     def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
-        """A generation has ended, or is given up: its sequence is free."""
+        """End a generation, report it, and free its sequence."""
         if ticket.turn is None:
             return
         ticket.turn, run = None, ticket.run
@@ -448,7 +449,7 @@ class Batch:
 
 
 class Stream:
-    """Pieces of an answer of a `Batch`; one that is no longer wanted is closed. report: after the last piece."""
+    """An iterator over the pieces of an answer of a `Batch`; close it if the rest is not wanted."""
 
     def __init__(self, batch: Batch, request: Request, **options: Any) -> None:
         """options: of `Batch.start`."""
@@ -468,7 +469,7 @@ class Stream:
 
     @property
     def report(self) -> RunReport | None:
-        """None until the end, and for a generation that never began."""
+        """The report; None until the end, and for a generation that never began."""
         return self._ticket.report
 
     def close(self) -> None:
@@ -481,7 +482,7 @@ class Stream:
 
 
 def _whole(prompt: Prompt) -> IntArray | None:
-    """All tokens of a prompt of which none has run; None if they are not known."""
+    """All tokens of a prompt, int32 [n]; None if some have run or are not known."""
     return prompt.peek(prompt.waiting) if prompt.ended and not prompt.taken else None
 
 

@@ -1,4 +1,4 @@
-"""The order of generations that wait for their turn: by class, then by age, and none waits forever."""
+"""The order of waiting generations: by class, then by age, without starvation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 INTERACTIVE, TOOLS, TITLES = range(3)
-"""Classes of generations: of a person who waits, of programs, of background work."""
+"""Classes of generations: for a person who waits, for programs, for background work."""
 
-_FAIR = 4  # each so many turns, the one goes first that waits longest
+_FAIR = 4  # every fourth turn, the generation that waits longest goes first
 
 
 class Waiting(Protocol):
@@ -22,13 +22,13 @@ Some = TypeVar("Some", bound=Waiting)
 
 
 class Order:
-    """Chooses who is next. now: the number of a moment; later ones are larger."""
+    """Chooses the next generation. now: returns a logical time stamp, larger at each call."""
 
     def __init__(self) -> None:
         self.now = itertools.count().__next__  # of any thread
 
     def next(self, waiting: Sequence[Some], turns: int) -> Some:
-        """The next of those that wait. turns: how many others had one before."""
+        """The next of the waiting generations. turns: the number of turns before."""
         if turns % _FAIR == _FAIR - 1:
             return min(waiting, key=lambda each: each.since)
         return min(waiting, key=lambda each: (each.priority, each.arrived))

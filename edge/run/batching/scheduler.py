@@ -31,7 +31,8 @@ _ONE_AT_A_TIME = (
 
 
 class Scheduler:
-    """trim: carries out a request to return a share of memory, never while a step runs, unless it calls `obey`."""
+    """Runs one generation at a time, step by step. trim: returns a share of memory; called between steps, and where a
+    step calls `obey`."""
 
     def __init__(self, trim: Callable[[float], None]) -> None:
         self._trim = trim
@@ -39,10 +40,10 @@ class Scheduler:
         self._generation = threading.Lock()  # held from the first piece of a generation to its end
         self._running = threading.Lock()  # held while a step runs
         self._asked: deque[float] = deque()
-        self._open: Closable | None = None  # what generates
+        self._open: Closable | None = None  # the current generation or batch
 
     def ask(self, level: float) -> None:
-        """Request a trim, from any thread or signal handler: at once, or when the running step obeys or ends."""
+        """Request a trim, from any thread or signal handler: done at once, or when the running step obeys or ends."""
         self._asked.append(level)
         self._obey_alone()
 
@@ -52,7 +53,7 @@ class Scheduler:
             self._trim(self._asked.popleft())
 
     def check_idle(self) -> None:
-        """Raises BusyError while a generation lasts, and in a forked child, where the engine's threads are missing."""
+        """Raise BusyError during a generation, and in a forked child, where the engine's threads are missing."""
         if os.getpid() != self._process:
             raise BusyError(
                 f"this session belongs to process {self._process}, and a forked child has none of its threads: "
@@ -62,7 +63,7 @@ class Scheduler:
             raise BusyError(_ONE_AT_A_TIME)
 
     def begin(self, generating: Closable) -> None:
-        """From here on, something generates in steps, until `leave`. Raises BusyError if something does already."""
+        """Begin a generation in steps, which lasts until `leave`. Raises BusyError during another one."""
         self.check_idle()
         if not self._generation.acquire(blocking=False):
             raise BusyError(_ONE_AT_A_TIME)
@@ -80,7 +81,7 @@ class Scheduler:
 
     @contextmanager
     def step_now(self) -> Iterator[bool]:
-        """A step if none runs; yields whether that is so."""
+        """Begin a step if none runs. Yields whether it did."""
         free = self._running.acquire(blocking=False)
         try:
             yield free

@@ -1,4 +1,4 @@
-"""A generation of a batch, and the sequence of the engine that it has while it runs."""
+"""Generations of a batch, and the engine's sequences that they occupy while they run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OnEnd = Callable[[RunReport | Exception], None]
 
 
 class Ticket:
-    """A generation that was started: what `Batch.cancel` takes. report: at its end, of one that began to run."""
+    """A handle to a started generation, for `Batch.cancel`. report: set at its end, if it began to run."""
 
     report: RunReport | None = None
 
@@ -28,11 +28,11 @@ class Ticket:
         self.run, self.share, self.priority, self.tenant, self.lora = run, share, priority, tenant, lora
         self.on_piece, self.on_end = on_piece, on_end
         self.arrived = self.since = arrived
-        self.turn: Turn | None = Turn.PROMPT  # that it waits for; None: it has ended
-        self.turns: Turns | None = None  # of the loop; None: it has not begun
-        self.sequence: TokenSequence | None = None  # its tokens, since it began
-        self.again = False  # rows that it gave up have to run again first
-        self.preempted = 0  # times
+        self.turn: Turn | None = Turn.PROMPT  # the turn that it waits for; None: it has ended
+        self.turns: Turns | None = None  # its loop; None: it has not begun
+        self.sequence: TokenSequence | None = None  # its tokens; None: it has not begun
+        self.again = False  # whether dropped rows have to run again first
+        self.preempted = 0  # number of preemptions
         self.cancelled = False
 
     @property
@@ -42,19 +42,19 @@ class Ticket:
 
 
 class Slot:
-    """A sequence of the engine, and who has it. Its rows stay when a generation ends, until others need the room."""
+    """A sequence of the engine, and its occupant. Its rows stay when a generation ends, until others need the room."""
 
     def __init__(self, number: int, engine: Engine, tokens: TokenSequence) -> None:
         self.number, self.engine, self.tokens = number, engine, tokens
         self.ticket: Ticket | None = None
-        self.tenant: Hashable = None  # of the rows
-        self.used = 0  # a moment of `Order.now`
+        self.tenant: Hashable = None  # the owner of the rows
+        self.used = 0  # time of the last use, of `Order.now`
 
     def may_share(self, ticket: Ticket) -> bool:
-        """Whether rows that are here may serve a generation."""
+        """Whether a generation may reuse the rows: same tenant and same adapters."""
         return self.tenant == ticket.tenant and key_of(self.tokens.lora) == key_of(ticket.lora)
 
 
 def key_of(lora: Lora | None) -> str:
-    """The key of adapters, by which they are told apart; empty: none."""
+    """The key that identifies adapters; empty for none."""
     return lora.key if lora else ""

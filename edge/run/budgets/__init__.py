@@ -1,1 +1,1 @@
-"""Budgets of memory, time and energy: meters read what is spent, the governor decides, sequences share."""
+"""Budgets of memory, time and energy: meters measure, the governor decides, and concurrent generations share."""

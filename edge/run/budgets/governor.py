@@ -1,14 +1,14 @@
 """One decision per step, from readings alone: continue, pause, return memory, or stop because a budget is spent.
 
-Nothing here reads a clock or a sensor, so recorded and simulated devices decide like real ones; meters.py takes the
+Nothing here reads a clock or a sensor, so recorded and simulated devices can replace real ones; meters.py takes the
 samples and waits.
 
 A leaky bucket limits power: the run pauses until energy spent above the allowance is paid off. A PI controller limits
-temperature: from the distance to the limit it sets the share of time in which the device works, since heat lags behind
-work by a minute.
+temperature: from the distance to the limit it sets the duty cycle, the share of time in which the device works, since
+heat lags behind work by a minute.
 
-If less memory is available than the run needs by the plan, the difference is returned; under memory pressure, half of
-the spare memory at a time. The run stops only if the system is about to kill it.
+If less memory is available than the plan needs, the run returns the difference; under memory pressure, half of the
+spare memory at a time. The run stops only if the system is about to kill it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from edge.records import dataclass
 Stop = Literal["time", "memory", "energy", "power", "thermal"]
 Cause = Literal["limit", "free memory", "pressure"]
 
-CREDIT_S = 0.5  # seconds of allowed power that may be saved up and spent at once
-SHORTEST_PAUSE_S = 1e-3  # shorter ones are saved up
-LONGEST_PAUSE_S = 0.25  # then readings are taken again
-HOPELESS_S = 5.0  # of consecutive pauses that did not lower the power
-NO_COOLER_S = 15.0  # at the least share of work without a lower temperature: sensors show whole degrees
+CREDIT_S = 0.5  # the bucket's size: seconds of allowed power that may be saved up and spent at once
+SHORTEST_PAUSE_S = 1e-3  # shorter pauses are deferred
+LONGEST_PAUSE_S = 0.25  # after which readings are taken again
+HOPELESS_S = 5.0  # consecutive pauses without lower power, after which the run stops
+NO_COOLER_S = 15.0  # at the lowest duty without a lower temperature: sensors show whole degrees
 CELSIUS_MARGIN = 1.5  # °C below the limit: sensors show whole degrees
 GAIN, INTEGRAL = 0.1, 0.004  # share of time per °C, and per °C and second
-THERMAL_S = 0.2  # between two corrections
+THERMAL_S = 0.2  # between two corrections of the duty
 LEAST_DUTY = 0.02
 MEMORY_SLACK = 6 << 20  # bytes kept free beyond the need, as in plans
 STALLED = 10.0  # per cent of the time: half of the spare memory is then returned …
@@ -36,12 +36,12 @@ SETTLE_S = 10.0  # … and again no sooner than a step can be seen in an average
 SHORT_READINGS = 2  # consecutive ones with too little free memory: other programs come and go
 # Tokens of a prompt that run first, before the cost of a token in joules and in seconds is known.
 FIRST_PAID, FIRST_TIMED = 1, 32
-FORGET = 0.9  # factor for the cost of the costliest token at each step: a disturbed one loses its weight
+FORGET = 0.9  # decay per step of the costliest token's cost, so that a disturbed measurement loses its weight
 
 
 @dataclass(frozen=True)
 class RunLimits:
-    """None: no limit."""
+    """The limits of a run; None: no limit."""
 
     deadline: float | None = None  # seconds on the samples' clock
     memory: int | None = None  # bytes, peak resident set
@@ -80,18 +80,18 @@ class State:
     """Carried from sample to sample."""
 
     last: Sample
-    token: float = 0.0  # joules of the costliest recent one
+    token: float = 0.0  # joules of the costliest recent token
     ran: int = 0  # tokens of the last passes whose joules are known
-    each: float = 0.0  # joules of one of these
+    each: float = 0.0  # joules per token of these passes
     pace: float = 0.0  # seconds per token of the last pass
     debt: float = 0.0  # joules above the power limit
     idle: float = 0.0  # watts while pausing
     duty: float = 1.0  # the permitted share of working time
-    rest: float = 0.0  # seconds to wait for it
+    rest: float = 0.0  # seconds to wait to keep the duty
     error: float | None = None  # °C below the limit, at the last correction
     corrected_at: float = 0.0
     paused: float = 0.0  # seconds of consecutive pauses
-    coolest: float = inf  # °C, the lowest at the smallest share of work …
+    coolest: float = inf  # °C, the lowest at the lowest duty …
     cooled_at: float = 0.0  # … and when it was first read
     short: int = 0  # consecutive readings with too little free memory
     gave_at: float = -SETTLE_S  # when memory was last returned because of pressure
@@ -99,7 +99,7 @@ class State:
 
 @dataclass(frozen=True)
 class Decision:
-    """By default, to continue."""
+    """The governor's decision; by default, to continue."""
 
     stop: Stop | None = None  # the reason to end the run
     pause: float = 0.0  # seconds to wait before the next sample
@@ -111,7 +111,8 @@ _GO_ON = Decision()
 
 
 def decide(limits: RunLimits, state: State, now: Sample, tokens: int) -> tuple[Decision, State]:
-    """tokens: run since the last sample, or since the last that had joules if this one has; 0: a pause is over."""
+    """Decide the next step, and return the state for the next call. tokens: run since the last sample or, if this
+    sample has joules, since the last one that had; 0: a pause is over."""
     last, elapsed = state.last, now.time - state.last.time
     spent = drawn = _since(last.joules, now.joules)
     if now.drawn is not None:
@@ -153,9 +154,9 @@ def decide(limits: RunLimits, state: State, now: Sample, tokens: int) -> tuple[D
 
 
 def affordable(limits: RunLimits, state: State, tokens: int, now: float, spent: float) -> int:
-    """The number of these prompt tokens that may run at once, if `spent` joules are gone by the time `now`.
+    """The number of these tokens that may run in one pass, if `spent` joules are spent by the time `now`.
 
-    A pass of more tokens than the last one costs no more per token, one of fewer tokens no more than the costliest
+    Assumes that a larger pass than the last costs no more per token, and a smaller one no more than the costliest
     token. A pass may take half of the energy left, since its true cost is known only afterwards.
     """
     if limits.deadline is not None:
@@ -215,7 +216,7 @@ def _pause_for_power(limits: RunLimits, state: State) -> float:
 
 
 def _duty(limits: RunLimits, state: State, now: Sample) -> tuple[float, float | None, float]:
-    """The share of time, the distance to the limit (°C), and when they were corrected; unchanged once the sensor has
+    """The duty, the distance to the limit (°C), and the time of their last correction; unchanged once the sensor has
     vanished."""
     if limits.max_temp is None or now.celsius is None or now.time - state.corrected_at < THERMAL_S:
         return state.duty, state.error, state.corrected_at
@@ -228,7 +229,7 @@ def _duty(limits: RunLimits, state: State, now: Sample) -> tuple[float, float | 
 
 
 def _coolest(state: State, duty: float, now: Sample) -> tuple[float, float]:
-    """The lowest temperature at the smallest share of work, and when it was first read."""
+    """The lowest temperature at the lowest duty, and when it was first read."""
     if duty > LEAST_DUTY:
         return inf, now.time
     if now.celsius is not None and now.celsius < state.coolest:

@@ -16,8 +16,8 @@ from edge.errors import UnsupportedError
 from edge.run.budgets.governor import THERMAL_S, MemoryReading, RunLimits, Sample, State, Stop, affordable, decide
 from edge.run.report import StopReason
 
-_COST = 200  # a reading may take 1/200 of the time: 0.5 %
-_UNREAD = 0.05  # of the energy left may be spent between two readings, or that of a single token
+_COST = 200  # readings may take 1/200 of the time: 0.5 %
+_UNREAD = 0.05  # share of the energy left that may be spent between two readings, or else a single token
 _STEPS_PER_PEAK = 32  # reading VmHWM takes 40 µs
 PRESSURE_S = 0.5
 
@@ -33,7 +33,7 @@ class EnergyMeter(Protocol):
 
 
 def find_zone(limit: float | None) -> Zone | None:
-    """The processor's thermometer. Raises UnsupportedError if there is none to hold a limit of temperature."""
+    """The processor's thermometer, or None. Raises UnsupportedError if there is a limit, in °C, and no thermometer."""
     found = next(iter(zones(sensors_root())), None)
     if limit is not None and found is None:
         raise UnsupportedError("--max-temp cannot be kept: this device shows no temperature in /sys/class/thermal")
@@ -58,9 +58,9 @@ class Spender(Protocol):
 class Watch:
     """Enforces the limits of one generation. `limits.energy` counts from the construction of the watch.
 
-    whole: what a power limit counts, where `meter` has but a share of it. spender: returns memory when the device,
-    whose readings lie below `root`, is short of it. ended: returns who asked for the end of the run, which ends a
-    pause, or None. obey: carries out requests of other threads before a pass.
+    whole: the meter for a power limit, where `meter` counts only a share of its joules. spender: returns memory when
+    the device, whose readings lie below `root`, is short of it. ended: returns a stop reason if the run was asked to
+    end, which also ends a pause, or None. obey: carries out requests of other threads before a pass.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class Watch:
         self._state = State(Sample(self._read_at, 0.0, drawn=self._drawn()))
 
     def before_pass(self, tokens: int) -> StopReason | None:
-        """Wait, give memory back or stop, as budgets, the device and callers want it. tokens: run since the last
-        call."""
+        """Wait, return memory or stop, as budgets, the device and callers require. Returns why the run must stop, or
+        None. tokens: run since the last call."""
         reason = self.stop_reason(tokens)
         self._obey()
         return self._ended() or reason
 
     def ends_now(self) -> StopReason | None:
-        """Why the run ends, if something ends it at once. It never waits."""
+        """Why the run must stop now, or None. Never waits."""
         return self._ended() or self.spent()
 
     def stop_reason(self, tokens: int = 1) -> Stop | None:
@@ -122,13 +122,13 @@ class Watch:
             worked = False
 
     def pay(self) -> None:
-        """Wait until the last tokens, too, are within the power limit, unless the run has been asked to end."""
+        """Wait until the last tokens, too, are within the power limit, unless the run was asked to end."""
         if self.limits.power is not None and not self._ended():
             self._interval = 0.0  # the meter is read at once
             self.stop_reason()
 
     def spent(self) -> Stop | None:
-        """The budget that is spent, if one is. For calls between tokens: it never waits."""
+        """The budget that is spent, time or energy, or None. For calls between tokens: never waits."""
         now = self._clock()
         if self.limits.deadline is not None and now >= self.limits.deadline:
             return "time"
@@ -139,11 +139,11 @@ class Watch:
         return None
 
     def affordable(self, tokens: int) -> int:
-        """The number of these prompt tokens that may run at once, by the time and the energy left."""
+        """The number of these tokens that may run in one pass, by the time and the energy left."""
         return affordable(self.limits, self._state, tokens, self._clock(), self.reading.joules - self.first.joules)
 
     def joules(self) -> float:
-        """Since the watch began, read now."""
+        """Joules since the watch began, by a new reading."""
         self._read(self._clock())
         return self.reading.joules - self.first.joules
 
@@ -161,14 +161,14 @@ class Watch:
         return None if self._whole is None else self._whole.read().joules
 
     def _nears_the_limit(self) -> bool:
-        """Whether the energy spent since the last reading may be a notable part of the energy left."""
+        """Whether the energy spent since the last reading may exceed `_UNREAD` of the energy left."""
         if self.limits.energy is None:
             return False
         left = self.limits.energy - (self._state.last.joules or 0.0)
         return not self._state.token or self._unread * self._state.token > _UNREAD * left
 
     def _read(self, now: float) -> None:
-        """Read the meter, and set the interval to the next reading by the time that this one took."""
+        """Read the meter, and set the interval to the next reading by the duration of this one."""
         self.reading, self._read_at = self._meter.read(), now
         self._interval = _COST * (self._clock() - now)
 

@@ -1,4 +1,4 @@
-"""The energy of generations that run at the same time: one meter counts, and each pays for its part of every pass."""
+"""The energy of concurrent generations: one meter counts, and each generation pays for its part of every pass."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import replace
 from edge.devices.power.base import Reading
 from edge.run.budgets.meters import EnergyMeter
 
-_COST = 50  # the meter is read in 1/50 of the time at most, however many ask …
-_LONGEST_S = 0.05  # … but at least so often
+_COST = 50  # reading the meter takes at most 1/50 of the time, however many callers ask …
+_LONGEST_S = 0.05  # … but readings are never older than this
 
 
 class Ledger:
-    """Divides a meter's joules by the time in which each share ran; those of one pass have equal parts of it. Joules
-    of a time in which none ran belong to the next that run; idle: those of longer times belong to none. It is an
-    EnergyMeter of them all, for any thread."""
+    """Divides a meter's joules among shares by the time in which each ran; the shares of one pass have equal parts.
+    Joules of a time in which none ran go to the shares that run next; idle: not those of longer idle times, which go to
+    none. The ledger is the EnergyMeter of all shares; any thread may use it."""
 
     def __init__(
         self, meter: EnergyMeter, clock: Callable[[], float] = time.perf_counter, *, idle: bool = False
@@ -27,15 +27,15 @@ class Ledger:
         self._since = self._read_at = self._ended = clock()
         self._cost = 0.0
         self._last = meter.read()
-        self._seconds: dict[Share, float] = {}  # for which joules have not been divided
+        self._seconds: dict[Share, float] = {}  # whose joules have not been divided yet
 
     def share(self, *, anew: bool = False) -> Share:
-        """The meter of one generation, or of one of several models. anew: each of its readings is of now, which a
-        budget needs that may be spent in milliseconds."""
+        """The meter of one generation, or of one of several models. anew: whether each reading is new, as needed by a
+        budget that may be spent in milliseconds."""
         return Share(self, anew)
 
     def run(self, shares: Sequence[Share]) -> None:
-        """These run from here on."""
+        """Charge these shares from now on."""
         with self._lock:
             now = self._clock()
             if self._idle and shares and not (self._running or self._seconds) and now - self._ended > _LONGEST_S:
@@ -48,7 +48,7 @@ class Ledger:
             self._meter.add_bytes(count)
 
     def read(self, *, anew: bool = False) -> Reading:
-        """The meter's reading, of now or shortly before, by which all shares are up to date."""
+        """The meter's reading, at most `_LONGEST_S` old, with all shares up to date. anew: read the meter now."""
         with self._lock:
             return self._read(anew)
 
@@ -78,13 +78,13 @@ class Ledger:
 
 
 def whole_of(meter: EnergyMeter) -> Ledger | None:
-    """The ledger of which a meter has a share."""
+    """The ledger of a share; None for other meters."""
     return meter.ledger if isinstance(meter, Share) else None
 
 
 class Share:
-    """The EnergyMeter of one generation, or of one of several models. Joules are an estimate once others, which ran in
-    the same time, had a part of them."""
+    """The EnergyMeter of one generation, or of one of several models. Its joules are an estimate once they have been
+    divided with other shares."""
 
     def __init__(self, ledger: Ledger, anew: bool) -> None:
         self.ledger, self._anew, self.joules, self.divided = ledger, anew, 0.0, False

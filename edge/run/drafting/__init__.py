@@ -1,1 +1,1 @@
-"""Tokens that run ahead of an answer: drafts, whether they pay, and what the engine chooses itself."""
+"""Tokens that run ahead of an answer: drafts, whether they pay, and the engine's own choices."""

@@ -1,4 +1,4 @@
-"""Tokens that run ahead of an answer: those that the engine chooses itself, and drafts that a pass verifies."""
+"""Tokens that run ahead of an answer: the engine's own choices, and drafts that a pass verifies."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from edge.types import FloatArray, IntArray
 if TYPE_CHECKING:
     from edge.run.drafting.mtp_layer import MTPLayer
 
-IN_VAIN = 4  # of tokens that the engine chooses, one in so many may be run behind the end of the answer
-BURST_S = 0.05  # of tokens at once: text still flows, and budgets and callers are heard as soon
+IN_VAIN = 4  # one in four of the tokens that the engine chooses may be wasted after the end of the answer
+BURST_S = 0.05  # the longest burst: text still flows, and budgets and callers are checked in time
 
 Outcome = FloatArray | tuple[IntArray, FloatArray] | int  # all logits, those of the likeliest, or the engine's choice
 
 
 class Ahead:
-    """Tokens behind the pending ones of a sequence that have been run, with the outcomes of their passes. Their rows
+    """Tokens after a sequence's pending ones that have already been run, with the outcomes of their passes. Their rows
     are the last ones of the cache.
 
-    speculation: chooses drafts and judges them; None: there are none.
+    speculation: chooses drafts and judges them; None: there are no drafts.
     """
 
     def __init__(self, drafts: int, model: DraftModel | MTPLayer | None) -> None:
-        """drafts: tokens that are verified at once; 0: none. model: drafts them where no text is copied."""
+        """drafts: most drafted tokens verified in a pass; 0: none. model: drafts where no text is copied."""
         self.speculation = Speculation(drafts, model) if drafts else None
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was run, with the conversation that it followed."""
+        """Forget the tokens run ahead, along with their conversation."""
         self._queue = deque[tuple[int, Outcome]]()
-        self.drafted = 0  # of the queue when it was run, if these tokens are not the engine's own choice
+        self.drafted = 0  # tokens of the queue when it was run, if drafted rather than chosen by the engine
         self._pace = BURST_S  # seconds per token that the engine chose
 
     def begin(self) -> None:
-        """Another generation begins."""
+        """Begin another generation."""
         self._pace = BURST_S
         if self.speculation:
             self.speculation.begin()
@@ -53,17 +53,17 @@ class Ahead:
             self.speculation.drafts.clear()
 
     def restart(self, text: IntArray) -> None:
-        """The text begins with these tokens."""
+        """Begin a text with these tokens, int32 [n]."""
         if self.speculation:
             self.speculation.restart(text)
 
     def note(self, tokens: IntArray) -> None:
-        """The text goes on with these tokens."""
+        """Continue the text with these tokens, int32 [n]."""
         if self.speculation:
             self.speculation.note(tokens)
 
     def drop(self, count: int) -> None:
-        """The last `count` tokens of the text will be noted again."""
+        """Drop the last `count` tokens of the text, which will be noted again."""
         if self.speculation:
             self.speculation.drafts.drop(count)
 
@@ -71,19 +71,20 @@ class Ahead:
         return [token for token, _ in islice(self._queue, len(tokens))] == tokens
 
     def take(self, token: int) -> Outcome | None:
-        """The outcome of the pass over this token, if it was run next; the answer has come to it."""
+        """Remove the token, which the answer has reached, and return its outcome; None if it was not run ahead."""
         if not self._queue or self._queue[0][0] != token:
             return None
         return self._queue.popleft()[1]
 
     def burst(self, answered: int) -> int:
-        """Tokens that the engine chooses at once, at most, in an answer that has `answered` tokens."""
+        """Most tokens that the engine chooses in one burst, in an answer of `answered` tokens so far."""
         return min(1 + answered // IN_VAIN, int(BURST_S / self._pace))
 
     def verify(self, engine: VerifyingEngine, tokens: IntArray, draft: IntArray) -> tuple[int, int, FloatArray]:
-        """Run pending tokens and the draft that follows them, and keep what was run of the draft.
+        """Run pending tokens and the draft after them, and keep the part of the draft that was run.
 
-        Returns how many tokens have been run, how many pending ones of them, and the logits after the last of those.
+        Returns the number of tokens that have been run, the number of pending ones among them, and the logits after the
+        last of these, float32 [vocab].
         """
         found = engine.verify(np.concatenate([tokens, draft]) if draft.size else tokens)
         pending = min(tokens.size, len(found))
@@ -93,8 +94,8 @@ class Ahead:
         return len(found), pending, outcome
 
     def choose(self, engine: PickingEngine, token: int, count: int, banned: IntArray) -> list[int]:
-        """`PickingEngine.run_greedy`. Returns all tokens that it chose, of which the last has not been run; those
-        before it are kept."""
+        """Call `PickingEngine.run_greedy`. Returns all tokens that it chose. All but the last have been run; their
+        outcomes are kept."""
         started = time.perf_counter()
         chosen: list[int] = engine.run_greedy(token, max(1, count), banned).tolist()
         self._queue.extend(pairwise(chosen))
@@ -102,12 +103,12 @@ class Ahead:
         return chosen
 
     def time(self, given: int, seconds: float, behind: int) -> None:
-        """A pass over `given` pending tokens and those that were drafted took this long, behind rows that it read."""
+        """Note the seconds of a pass over `given` pending tokens and the draft, with `behind` rows before them."""
         if self.speculation:
             self.speculation.time(given, self.drafted, seconds, behind)
 
     def settle(self) -> int:
-        """The answer will not come to what is left. Returns how many rows that is."""
+        """Discard the tokens that the answer will not reach, and judge the draft. Returns the number of their rows."""
         left = len(self._queue)
         if self.speculation and self.drafted:
             self.speculation.judge(self.drafted, self.drafted - left)

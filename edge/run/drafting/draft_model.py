@@ -1,4 +1,4 @@
-"""A small model that drafts the next tokens of a larger one, its likeliest ones."""
+"""A small model that drafts the next tokens of a larger one, greedily."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from edge.prompt_cache.tree import agreement
 from edge.run.budgets.meters import EnergyMeter
 from edge.types import FloatArray, IntArray
 
-_SINKS = 4  # first tokens of a text that stay when it is longer than the cache
+_SINKS = 4  # first tokens kept of a text that is longer than the cache
 
 
 class DraftModel:
-    """An engine with a cache of its own, whose rows are those of the last text and its draft. Sequences share it.
+    """An engine with a cache of its own, which holds rows of the last text and its draft. Sequences share it.
 
-    share: of the larger model's bytes of weights, by which its time is estimated until it is measured. caught_up:
-    tokens of the text that ran for the last draft.
+    share: its weights in bytes ÷ the larger model's, which estimates its time until it is measured. caught_up: tokens
+    of the text that ran for the last draft.
     """
 
     def __init__(self, engine: Engine, share: float, meter: EnergyMeter) -> None:
@@ -26,17 +26,17 @@ class DraftModel:
         self._ran, self.caught_up = np.zeros(0, np.int32), 0  # tokens of the rows
 
     def follows(self, _text: IntArray, _given: int) -> bool:
-        """Whether it can draft what comes behind a text, of which some last tokens have not been run."""
+        """Whether it can draft a continuation of a text whose last tokens have not been run: always."""
         return True
 
     def draft(self, text: IntArray, most: int) -> IntArray:
-        """`most` tokens that may follow a text, int32 [n]. The text's tokens that have no row yet run first."""
+        """Draft `most` tokens that may follow a text, int32 [n]. Tokens of the text without a row run first."""
         text, kv, drafted = self._fitting(text, most), self.engine.kv, list[int]()
         same = min(agreement(self._ran, text), text.size - 1)
         if same < kv.length:
             try:
                 kv.truncate(same)
-            except RewindError:  # of sliding windows that have gone on
+            except RewindError:  # sliding windows have moved on
                 kv.truncate(same := 0)
         logits, self.caught_up = self._run(text[same:]), text.size - same
         while True:
@@ -49,7 +49,8 @@ class DraftModel:
         return found
 
     def _fitting(self, text: IntArray, most: int) -> IntArray:
-        """The text, or its sinks and its end, which begins at the same token for many drafts."""
+        """The text, or its sinks and an end that fits. The end begins at the same token for many drafts, so that rows
+        can be reused."""
         room = self.engine.kv.capacity - most
         if text.size <= room:
             return text

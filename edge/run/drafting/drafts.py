@@ -1,9 +1,9 @@
 """Drafts of the next tokens, copied from where the text was the same before.
 
-Summaries, edits of code and answers from documents repeat their context. The longest end of the text so far that also
-occurs earlier is looked up, and the tokens that followed it there are the draft, as in SuffixDecoding
-(arXiv:2411.04975). That paper keeps a suffix tree. Here each distance has a byte: for how many tokens the text has been
-the same as that far before. A token changes all of them in one sweep, some 20 µs for 65,536 tokens of any text.
+Summaries, edits of code and answers from documents repeat their context. The draft is the continuation of the longest
+suffix of the text that also occurs earlier, as in SuffixDecoding (arXiv:2411.04975). That paper keeps a suffix tree.
+Here each distance has a byte: the length of the current match with the text that far before. A token updates all of
+them in one sweep, some 20 µs for 65,536 tokens of any text.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import numpy as np
 from edge.plan.plan import DRAFT_TEXT
 from edge.types import AnyArray, IntArray
 
-DEPTH = 64  # tokens of a match that are told apart from a longer one
+DEPTH = 64  # tokens: longer matches count as this length
 
 
 class Drafts:
-    """The tokens of a conversation, and the place where they were the same before.
+    """The tokens of a conversation, and the earlier place that best matches their end.
 
-    match: tokens before that place and at the end that are equal, at most 64; 0: there is no such place.
+    match: length of that match in tokens, at most 64; 0: there is none.
     """
 
     def __init__(self) -> None:
         self._tokens = np.zeros(1024, np.int32)
-        self._runs = np.zeros(1024, np.uint8)  # of equal tokens, by their distance: those of the nearest are last
-        self._count = self._first = 0  # tokens, and those before the conversation
-        self._behind = 0  # tokens that `_runs` have not been told of; DEPTH: they have to begin anew
+        self._runs = np.zeros(1024, np.uint8)  # lengths of matches by distance, the nearest last
+        self._count = self._first = 0  # tokens in all, and tokens before the conversation
+        self._behind = 0  # tokens that `_runs` do not include yet; DEPTH: they have to be rebuilt
         self.match = 0
 
     def clear(self) -> None:
@@ -34,13 +34,13 @@ class Drafts:
         self._count, self._first, self._behind, self.match = 0, 0, DEPTH, 0
 
     def begin(self, tokens: IntArray) -> None:
-        """A conversation begins with these tokens. Of those that are here already, the copy is the one to go on."""
+        """Begin a conversation with these tokens, int [n]; those of earlier conversations stay before them."""
         self._first = self._count
         if tokens.size:
             self.add(tokens)
 
     def drop(self, count: int) -> None:
-        """Forget the last tokens: they will be added again."""
+        """Drop the last `count` tokens, which will be added again."""
         self._count, self._behind = max(self._first, self._count - count), DEPTH
 
     @property
@@ -49,7 +49,7 @@ class Drafts:
         return self._tokens[self._first : self._count]
 
     def add(self, tokens: IntArray) -> None:
-        """Tokens, int [n], that follow those before. Of a text longer than DRAFT_TEXT, older ones are forgotten."""
+        """Append tokens, int [n]. Once there are more than DRAFT_TEXT, older tokens are forgotten."""
         tokens = tokens[-DRAFT_TEXT // 2 :]
         if self._count + tokens.size > DRAFT_TEXT:
             kept = self._tokens[self._count - DRAFT_TEXT // 2 : self._count].copy()
@@ -71,10 +71,10 @@ class Drafts:
         if place < 0:
             return self._tokens[:0]
         follows = self._tokens[place + 1 : self._count][:most]
-        return np.resize(follows, most)  # a place so near that the text goes round: it may go on so
+        return np.resize(follows, most)  # a match nearer than `most` tokens: repeat the period
 
     def _find(self) -> int:
-        """The place of the longest match, the latest of equally long ones; -1: there is none. Sets `match`."""
+        """The end of the longest match, the latest of equally long ones; -1: there is none. Sets `match`."""
         if self._behind == DEPTH:
             self._runs.fill(0)
         for last in range(max(0, self._count - self._behind), self._count):
@@ -86,5 +86,5 @@ class Drafts:
         return runs.tobytes().rfind(self.match) if self.match else -1
 
     def _runs_at(self, last: int) -> AnyArray:
-        """Those of the places before `last`, the first of them first."""
+        """A view of the match lengths for the places before `last`, in the order of the text, uint8 [last]."""
         return self._runs[self._runs.size - max(0, last) :]

@@ -1,14 +1,14 @@
-"""How many tokens of a draft to verify at once: as many as let the most tokens be expected per second.
+"""The number of drafted tokens to verify in a pass: the one with the most expected tokens per second.
 
-With a chance a that a drafted token is right, if those before it are, a pass over n of them and the p tokens before
+Let a be the chance that a drafted token is right if those before it are. A pass over n of them and the p tokens before
 (one, or those that a grammar forces) yields p + a + a² + … + aⁿ tokens, and takes c(p + n) times as long as a pass over
-one. c is measured as passes run, by the rows that they read, since those of each token are read for it alone; lengths
-that have not run lie between those that have. a is counted, by the length of the match that the draft came from. A
-draft that is not worth a try is compared with the token that comes, so what was wrong for long is tried again once it
-would be right. Of few tokens, a is as likely too high as too low, and only what is too high costs passes: drafts have
-to pay by the lower end of what it may be. (To count a by the place in the draft, too, made no text faster.)
+one. c is measured as passes run, by context length, since each token reads its rows separately; lengths that have not
+run are interpolated. a is counted, by the length of the match that the draft came from. The first token of an unused
+draft is compared with the next token, so that drafts that were long wrong are tried again once they would be right.
+Counted on few tokens, a is as likely too high as too low, but only an overestimate costs passes: drafts have to pay by
+a lower bound of a. (Counting a by the place in the draft, too, made no text faster.)
 
-A draft of another model takes n · d of these times, too. Of both drafts, the one that is expected to bring more goes.
+A model's draft costs n · d of these times more. Of both drafts, the one with the higher expected gain is verified.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from edge.types import IntArray
 if TYPE_CHECKING:
     from edge.run.drafting.mtp_layer import MTPLayer
 
-LEAST_GAIN = 1.05  # by which a draft must be expected to pay
-CAUTION = 0.25  # standard errors by which a chance may be lower than it was counted
+LEAST_GAIN = 1.05  # the least expected speedup of a draft
+CAUTION = 0.25  # standard errors subtracted from a counted chance
 FIRST_COST = (1.4, 0.05)  # of a pass over n > 1 tokens, until it is measured: 1.4 + 0.05 n passes over one
 FIRST_CHANCES = (0.12, 0.25, 0.48, 0.65, 0.8, 0.9, 0.95)  # by ⌊log₂ match⌋, until they are counted
-_MODEL, _FIRST_OF_MODEL = len(FIRST_CHANCES), 0.7  # the place of a model that drafts, behind those of matches
-TRUSTED = 4.0  # tokens for which a first chance counts
-MEMORY = 64.0  # tokens, of the latest that count
+_MODEL, _FIRST_OF_MODEL = len(FIRST_CHANCES), 0.7  # the index of a model that drafts, after those of matches
+TRUSTED = 4.0  # weight of a first chance, in tokens
+MEMORY = 64.0  # most tokens that count: older ones lose their weight
 _CAUGHT_UP = 2  # tokens of the text that a model has to run for its next draft, if the last one was right
-CONTEXTS = (1024, 4096, 16384)  # rows, from which times are counted apart
-FEW = 3  # passes before a time counts: the shortest of them, as the first may read weights from the disk
-NEWEST = 0.15  # the share of a new pass in a mean time
-OUTLIER = 2.0  # times the mean: another process had the core
+CONTEXTS = (1024, 4096, 16384)  # rows: bounds of the context lengths that are timed separately
+FEW = 3  # passes before a mean counts: until then the shortest, since the first may read weights from the disk
+NEWEST = 0.15  # weight of a new pass in a mean time
+OUTLIER = 2.0  # × the mean: longer times are cut to this, since another process had the core
 
 
 @dataclass
 class Speculation:
-    """The drafts of a sequence, and what became of them: `drafted` tokens, of which `accepted` were right.
+    """The drafts of a sequence, and their success: `drafted` tokens, of which `accepted` were right.
 
-    most: tokens that are verified at once. model: drafts where no text is copied, or little of it.
+    most: drafted tokens verified in a pass. model: drafts where it promises more than copied text.
     """
 
     most: int
@@ -58,29 +58,29 @@ class Speculation:
     accepted: int = 0
     _spent: float = 0.0  # seconds of passes, and of the model's drafts
     _tokens: list[int] = field(default_factory=lambda: [0] * (len(CONTEXTS) + 1))  # given or accepted, by context
-    # Seconds of a pass, and how many ran, by its context and its tokens.
+    # Mean seconds of a pass and the number of passes, by context and by tokens in the pass.
     _times: list[dict[int, tuple[float, int]]] = field(default_factory=lambda: [{} for _ in range(len(CONTEXTS) + 1)])
     _context: int = 0  # of the newest pass
-    _model_s: float | None = None  # of a token that the model drafts
+    _model_s: float | None = None  # per token that the model drafts
     _right: list[float] = field(default_factory=lambda: [a * TRUSTED for a in (*FIRST_CHANCES, _FIRST_OF_MODEL)])
     _tried: list[float] = field(default_factory=lambda: [TRUSTED] * (len(FIRST_CHANCES) + 1))
-    _match: int = 0  # the place of the draft that is verified
-    _untried: tuple[int, int] | None = None  # the place of a draft that is not, and its first token
+    _match: int = 0  # the index in `_right` of the draft that is verified
+    _untried: tuple[int, int] | None = None  # the index of a draft that is not verified, and its first token
 
     def begin(self) -> None:
-        """Another generation begins: count anew. Its text may be easier for the model."""
+        """Begin another generation: reset the counts, and a low chance of the model, since its text may be easier."""
         if self._right[_MODEL] < _FIRST_OF_MODEL * self._tried[_MODEL]:
             self._right[_MODEL], self._tried[_MODEL] = _FIRST_OF_MODEL * TRUSTED, TRUSTED
         self.drafted = self.accepted = 0
         self._spent, self._tokens, self._untried = 0.0, [0] * (len(CONTEXTS) + 1), None
 
     def restart(self, tokens: IntArray) -> None:
-        """The text begins with these tokens."""
+        """Begin a text with these tokens, int32 [n]."""
         if self.model:
             self.drafts.begin(tokens)
 
     def note(self, tokens: IntArray) -> None:
-        """The text goes on with these tokens; those of an answer come one by one."""
+        """Continue the text with these tokens, int32 [n]; those of an answer come one by one."""
         if self._untried and tokens.size == 1:
             place, first = self._untried
             self._learn(place, 1, int(tokens[0] == first))
@@ -88,14 +88,14 @@ class Speculation:
         self.drafts.add(tokens)
 
     def report(self) -> Drafted:
-        """Of this generation."""
+        """The report of this generation."""
         alone = [count * (self._alone(context) or 0.0) for context, count in enumerate(self._tokens)]
         gain = sum(alone) / self._spent if self.drafted and any(alone) and self._spent else None
         return Drafted(self.drafted, self.accepted, gain)
 
     def propose(self, most: int, given: int = 1, behind: int = 0) -> IntArray:
-        """The tokens to verify behind the next ones, int32 [n], at most `most`: none where that would not pay. given:
-        how many are known, and run in the same pass. behind: the rows that they read."""
+        """The drafted tokens to verify, int32 [n], at most `most`; empty if none would pay. given: the number of known
+        tokens before them in the same pass. behind: the number of rows that the pass reads."""
         self._context = bisect_right(CONTEXTS, behind)
         if (most := min(most, self.most)) <= 0:
             return np.zeros(0, np.int32)
@@ -113,8 +113,8 @@ class Speculation:
         return draft[:length]
 
     def _length(self, most: int, given: int, place: int, each: float) -> tuple[int, float]:
-        """The best length of a draft, and the tokens per pass over one that it promises. each: of such passes, for a
-        drafted token."""
+        """The best length of a draft, and its expected tokens per time of a pass over one token. each: the cost of
+        drafting a token, in such times."""
         tried = self._tried[place]
         mean = self._right[place] / tried
         chance = max(0.0, mean - CAUTION * math.sqrt(mean * (1 - mean) / tried))
@@ -127,13 +127,13 @@ class Speculation:
 
     @property
     def _share(self) -> float:
-        """The time of a token that the model drafts, of that of a pass over one."""
+        """The time of a token that the model drafts ÷ that of a pass over one token."""
         assert self.model is not None
         alone = self._alone(self._context)
         return self._model_s / alone if self._model_s and alone else self.model.share
 
     def _alone(self, context: int) -> float | None:
-        """The time of a pass over one token, as far as it is known; of a shorter context, if none ran in this one."""
+        """Seconds of a pass over one token, in a shorter context if none ran in this one; None if none is known."""
         return next((each[1][0] for each in self._times[context::-1] if 1 in each), None)
 
     def _ask(self, model: DraftModel | MTPLayer, count: int) -> IntArray:
@@ -148,7 +148,7 @@ class Speculation:
         return found
 
     def _cost(self, rows: int) -> float:
-        """c(rows), of a shorter context as long as it is not known of this one."""
+        """c(rows), measured in a shorter context while it is not known in this one."""
         if rows == 1:
             return 1.0
         for times in self._times[self._context :: -1]:
@@ -161,7 +161,7 @@ class Speculation:
         return base + each * rows
 
     def time(self, given: int, drafted: int, seconds: float, behind: int = 0) -> None:
-        """A pass over tokens that were known and drafted ones, which read the rows behind them, took this long."""
+        """Note the seconds of a pass over `given` known and `drafted` tokens, with `behind` rows before them."""
         self._context = bisect_right(CONTEXTS, behind)
         times = self._times[self._context]
         self._tokens[self._context] += given
@@ -171,10 +171,10 @@ class Speculation:
         times[rows] = mean if passes >= FEW else min(before, seconds), passes + 1
 
     def judge(self, drafted: int, accepted: int) -> None:
-        """The model has chosen: of the drafted tokens, the first `accepted` were right."""
+        """Count a verified draft of `drafted` tokens, of which the first `accepted` were right."""
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
         self._tokens[self._context] += accepted
-        self._learn(self._match, accepted + (accepted < drafted), accepted)  # nothing, behind the first wrong one
+        self._learn(self._match, accepted + (accepted < drafted), accepted)  # nothing after the first wrong token
 
     def _learn(self, place: int, tried: int, accepted: int) -> None:
         kept = min(1.0, MEMORY / (self._tried[place] + tried))

@@ -11,22 +11,22 @@ from edge.types import FloatArray
 
 
 class Constraint(Protocol):
-    """What says which tokens an answer may consist of, from its first token to its last."""
+    """The set of token sequences that an answer may be, followed from its first token to its last."""
 
     def mask(self, logits: FloatArray) -> None:
-        """Put −∞ in place of the logits, float32 [vocab], of tokens that cannot be next."""
+        """Set the logits, float32 [vocab], of tokens that cannot be next to −∞, in place."""
         ...
 
     def allows(self, token: int) -> bool:
-        """Whether this token can be next, at less cost than a mask; False also where only a mask can tell."""
+        """Whether this token can be next, at lower cost than `mask`; also False where only a mask can tell."""
         ...
 
     def accept(self, token: int) -> None:
-        """The answer goes on with this token, which `mask` or `allows` allowed."""
+        """Continue the answer with this token, which `mask` or `allows` allowed."""
         ...
 
     def forced(self) -> list[int]:
-        """Tokens that follow in any case; this accepts them."""
+        """Return and accept the tokens that must follow."""
         ...
 
     @property
@@ -43,14 +43,14 @@ class Constraint(Protocol):
 class Constrained:
     """A constraint within one generation: it holds from the end of the thoughts, which are free.
 
-    skips: whether forced tokens need no logits of their own. begins: it holds for thoughts, too.
+    skips: whether forced tokens need no logits. begins: whether the constraint holds for thoughts, too.
     """
 
     def __init__(self, constraint: Constraint, thinking: Thinking, *, skips: bool, begins: bool = False) -> None:
         self._constraint, self._thinking, self._skips, self._begins = constraint, thinking, skips, begins
-        self._begun = False  # the answer has its first token
-        self._offered: int | None = None  # a token that would open a thought, which was possible beside the grammar's
-        self._lead = list[int]()  # tokens between thoughts and answer that are to follow
+        self._begun = False  # whether the answer has its first token
+        self._offered: int | None = None  # the token that opens a thought, if the last mask allowed it
+        self._lead = list[int]()  # pending tokens between thoughts and answer
         self.holds = begins or thinking.answering
         if begins:
             self._begun = True
@@ -60,13 +60,13 @@ class Constrained:
     def of(
         cls, grammar: Grammar, model: Model, thinking: Thinking, *, skips: bool, begins: bool = False
     ) -> Constrained:
-        """Raises what `Matcher` raises."""
+        """Constrain answers by a grammar. Raises the errors of `Matcher`."""
         from edge.grammar.matcher import Matcher
 
         return cls(Matcher(grammar, model.tokenizer), thinking, skips=skips, begins=begins)
 
     def mask(self, logits: FloatArray) -> None:
-        """As `Constraint.mask`. Before the answer, a token that opens a thought stays possible."""
+        """As `Constraint.mask`. Before the answer, the token that opens a thought stays possible."""
         opening = self._offered = self._opening
         before = None if opening is None else logits[opening]
         self._constraint.mask(logits)
@@ -79,7 +79,7 @@ class Constrained:
         return self._offered is None and self._constraint.allows(token)
 
     def accept(self, token: int) -> None:
-        """A token was drawn, and `thinking` has been fed it."""
+        """Follow a drawn token, which `thinking` has been fed already."""
         if self.holds and token != self._offered:
             self._begun = True
             self._constraint.accept(token)
@@ -88,7 +88,7 @@ class Constrained:
             self._lead = self._thinking.lead if self.holds else []
 
     def thoughts_were_cut(self, tokens: list[int]) -> None:
-        """These tokens that end the thoughts were inserted, with what stands before an answer."""
+        """Follow the inserted tokens that end the thoughts, up to the beginning of the answer."""
         if self._begins:
             for token in tokens:
                 self._constraint.accept(token)
@@ -96,7 +96,7 @@ class Constrained:
             self.holds = self._thinking.answering
 
     def forced(self) -> list[int]:
-        """Tokens that follow without a choice."""
+        """Return and accept the tokens that follow without a choice."""
         lead, self._lead = self._lead, []
         if not self.holds or not self._skips or self._opening is not None:
             return lead

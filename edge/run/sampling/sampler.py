@@ -1,8 +1,8 @@
 """From logits to the next token: small pure functions over a logits array, composed into one sampler.
 
 The order is llama.cpp's: biases, penalties, DRY, top-k, top-p, min-p, XTC, temperature. A caller's processor comes
-before all of them, a grammar's mask behind the penalties, where the order makes no difference to it. The largest logits
-are found by blocks, so that drawing from 49k or 262k of them costs little more than reading them.
+before all of them; a grammar's mask comes after the penalties, which do not affect it. The largest logits are found by
+blocks, so that drawing from 49k or 262k logits costs little more than reading them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from edge.run.sampling.constraint import Constrained
 
 Processor = Callable[[IntArray, FloatArray], FloatArray | None]
-"""Is given the tokens of the answer so far, int32 [n], and the next logits, float32 [vocab]; changes them in place, or
-returns others."""
+"""Takes the answer's tokens so far, int32 [n], and the next logits, float32 [vocab]; changes the logits in place, or
+returns new ones."""
 
-PENALTY_WINDOW = 64  # recent tokens that penalties look at, as in llama.cpp
-COLDEST = 1e-30  # lower temperatures are this one: to divide by less overflows
+PENALTY_WINDOW = 64  # recent tokens that penalties apply to, as in llama.cpp
+COLDEST = 1e-30  # the lowest temperature: division by less overflows
 _BLOCK = 64  # logits per block in top_k
-_FEW = 256  # tokens that are sorted without top-k, if no more are left by the other cuts
+_FEW = 256  # tokens sorted without top-k, if top-p and min-p keep fewer
 
 
 class Sampler:
-    """Logits float32 [vocab] -> token id. It remembers what it drew, for penalties, and writes bans and
-    penalties into the logits it is given.
+    """Logits float32 [vocab] -> token id. Remembers drawn tokens, for penalties, and writes bans and penalties into the
+    given logits.
 
     banned: tokens that are never drawn: those that the model's file suppresses, the end of turn under --ignore-eos.
-    piece: the bytes of a token, by which DRY knows where repetitions begin anew. ends: tokens that are not drawn before
+    piece: returns a token's bytes, in which DRY looks for sequence breakers. ends: end tokens, not drawn before
     `min_tokens` others.
     """
 
@@ -47,14 +47,14 @@ class Sampler:
         self, params: SamplingParams, banned: Iterable[int] = (), *, piece: Callable[[int], bytes] = lambda _: b"",
         processor: Processor | None = None, ends: Iterable[int] = (), whole: bool = False,
     ) -> None:  # fmt: skip
-        """whole: others read the logits, too, and need all of them."""
+        """whole: whether the caller reads the logits, too, and needs all of them."""
         self._held = frozenset(ends) - frozenset(banned) if params.min_tokens else frozenset[int]()
         self.banned: IntArray = np.fromiter(sorted(self._held.union(banned)), dtype=np.int32)
         self._params = params
         self._recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
         self._rng = np.random.default_rng(params.seed) if params.temperature > 0 else None
-        self.constrained: Constrained | None = None  # a grammar that the next token keeps to
-        self.look: Callable[[FloatArray], None] | None = None  # is shown the model's own logits
+        self.constrained: Constrained | None = None  # the grammar that the next token must match
+        self.look: Callable[[FloatArray], None] | None = None  # called with the model's own logits
         self._processor, self._piece, self._whole = processor, piece, whole
         self._biased = np.array([token for token, _ in params.logit_bias], np.int64)
         self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
@@ -67,13 +67,13 @@ class Sampler:
 
     @property
     def _reads_all(self) -> bool:
-        """Whether the largest logits are not enough to choose by."""
+        """Whether the choice needs all logits, rather than the largest ones."""
         hooked = self._whole or self.constrained is not None or self.look is not None or self._answer is not None
         return hooked or self._params.penalizes or self._biased.size > 0
 
     @property
     def candidates(self) -> int:
-        """The number of largest logits from which `draw_from` draws as from all of them; 0 if it takes all."""
+        """The number of largest logits from which `draw_from` draws as if from all; 0 if it needs all."""
         count = 1 if self._rng is None else self._params.top_k
         return count + self.banned.size if count and not self._reads_all else 0
 
@@ -83,17 +83,17 @@ class Sampler:
             self.banned = np.append(self.banned, np.int32(token))
 
     def count(self, drawn: int) -> None:
-        """Tell the length of the answer in tokens: once there are `min_tokens`, it may end."""
+        """Set the length of the answer in tokens: from `min_tokens` on, it may end."""
         if self._held and drawn >= self._params.min_tokens:
             self.banned = self.banned[~np.isin(self.banned, list(self._held))]
             self._held = frozenset()
 
     def most_alike(self, drawn: int) -> int | None:
-        """Further tokens of which none may end the answer, after so many; None: there is no such limit."""
+        """The number of tokens after `drawn` that may not end the answer; None: there is no such limit."""
         return self._params.min_tokens - drawn if self._held else None
 
     def follow(self, tokens: Iterable[int]) -> None:
-        """The answer goes on with tokens that were not drawn."""
+        """Continue the answer with tokens that were not drawn."""
         if self._answer is not None:
             self._answer.extend(tokens)
 
@@ -122,8 +122,8 @@ class Sampler:
         return token
 
     def _constrain(self, constrained: Constrained, logits: FloatArray) -> None:
-        """Put −∞ in place of the logits of tokens that the grammar does not allow; where the likeliest token is the one
-        to take, and allowed, the others may stay."""
+        """Set the logits of tokens that the grammar forbids to −∞. Greedy sampling skips this if the likeliest token is
+        allowed. Raises UnsupportedError if no allowed token may be drawn."""
         if self._rng is None:
             likeliest = int(logits.argmax())
             if logits[likeliest] > -np.inf and constrained.allows(likeliest):
@@ -135,7 +135,7 @@ class Sampler:
             )
 
     def _process(self, logits: FloatArray) -> FloatArray:
-        """By the caller's processor. Raises InputError if it returns something else than logits."""
+        """Apply the caller's processor. Raises InputError if it returns anything but logits or None."""
         assert self._processor is not None
         answer = np.array(self._answer, np.int32)
         found = self._processor(answer, logits)
@@ -150,8 +150,8 @@ class Sampler:
         return any(each in piece for each in DRY_BREAKERS)
 
     def draw_from(self, tokens: IntArray, logits: FloatArray) -> int:
-        """The same token, and the same state of the generator, as from all logits, of which these are the `candidates`
-        largest (or all): largest first, NaN before all others, equal ones by their ids."""
+        """Draw from the `candidates` largest logits (or all) as if from all: token and generator state are the same.
+        logits: float32 [n], largest first, NaN before all others, equal ones by token id."""
         if self.banned.size:
             logits = np.where(np.isin(tokens, self.banned), np.float32(-np.inf), logits)
             order = np.lexsort((tokens, -logits))
@@ -172,7 +172,7 @@ def greedy(logits: FloatArray) -> int:
 
 
 def draw(logits: FloatArray, params: SamplingParams, rng: np.random.Generator) -> int:
-    """One random token: top-k, then top-p, then min-p, then temperature."""
+    """One random token: top-k, then top-p, min-p, XTC and temperature. Raises EngineError if the model produced NaN."""
     _check_finite(logits)
     if params.top_k:
         tokens = top_k(logits, params.top_k)
@@ -194,7 +194,7 @@ def _check_finite(logits: FloatArray) -> None:
 
 
 def _cut_all(logits: FloatArray, params: SamplingParams) -> IntArray:
-    """The tokens that top-p and min-p leave of all, likeliest first. All are sorted only if a few are not enough."""
+    """The tokens that pass top-p and min-p, likeliest first. Sorts all only if the likeliest few do not suffice."""
     largest, total, count = np.float64(logits.max()), 1.0, _FEW
     if params.top_p < 1:
         total = np.exp(logits.astype(np.float64) - largest).sum()
@@ -207,14 +207,14 @@ def _cut_all(logits: FloatArray, params: SamplingParams) -> IntArray:
 
 
 def _draw_sorted(tokens: IntArray, logits: FloatArray, params: SamplingParams, rng: np.random.Generator) -> int:
-    """One of these tokens, of which the likeliest come first."""
+    """Draw one of these tokens, which are sorted, likeliest first."""
     kept = logits.astype(np.float64)
     keep = _cut(softmax(kept), params)
     return _choose(tokens[:keep], kept[:keep], params, rng)
 
 
 def _cut(probabilities: AnyArray, params: SamplingParams) -> int:
-    """How many of the sorted probabilities top-p and min-p leave."""
+    """The number of sorted probabilities that pass top-p and min-p."""
     return max(1, min(top_p(probabilities, params.top_p), min_p(probabilities, params.min_p)))
 
 
@@ -229,8 +229,8 @@ def _choose(tokens: IntArray, logits: AnyArray, params: SamplingParams, rng: np.
 def top_k(logits: FloatArray, k: int) -> IntArray:
     """Ids of the k largest logits, largest first.
 
-    The k-th largest of the blocks' maxima is a lower bound for the k-th largest logit, so only what reaches it
-    has to be sorted.
+    The k-th largest of the blocks' maxima is a lower bound for the k-th largest logit, so only logits that reach it
+    have to be sorted.
     """
     blocks = logits.size // _BLOCK
     if k < blocks:
@@ -243,19 +243,19 @@ def top_k(logits: FloatArray, k: int) -> IntArray:
 
 
 def top_p(probabilities: AnyArray, p: float) -> int:
-    """How many of the sorted probabilities make up at least p."""
+    """The number of sorted probabilities whose sum is at least p."""
     if p >= 1:
         return int(probabilities.size)
     return int(np.searchsorted(np.cumsum(probabilities), p)) + 1
 
 
 def min_p(probabilities: AnyArray, p: float) -> int:
-    """How many of the sorted probabilities are at least p times the largest."""
+    """The number of sorted probabilities that are at least p times the largest."""
     return int(np.count_nonzero(probabilities >= p * probabilities[0]))
 
 
 def xtc(probabilities: AnyArray, threshold: float) -> npt.NDArray[np.bool_]:
-    """Which tokens stay, bool [n]: without those that are at least as likely as the threshold, but for the least likely
+    """The tokens to keep, bool [n]: excludes all tokens of at least the threshold's probability except the least likely
     of them ("Exclude Top Choices", text-generation-webui #6335)."""
     excluded: npt.NDArray[np.bool_] = probabilities >= threshold
     likely = np.flatnonzero(excluded)
@@ -264,15 +264,15 @@ def xtc(probabilities: AnyArray, threshold: float) -> npt.NDArray[np.bool_]:
     return ~excluded
 
 
-DRY_BREAKERS = (b"\n", b":", b'"', b"*")  # text behind which a repetition begins anew, as in llama.cpp
+DRY_BREAKERS = (b"\n", b":", b'"', b"*")  # text that ends a repetition, as in llama.cpp
 _LARGEST_EXPONENT = 88.0  # natural logarithm of the largest float32
 _LARGEST_PENALTY = 1e30  # subtracted from any logit it is still finite
 
 
 def dry(logits: FloatArray, recent: array[int], params: SamplingParams, breaks: Callable[[int], bool]) -> None:
-    """Make tokens less likely, in place, that would continue a repetition of `recent`, by multiplier ·
-    base^(length − allowed length) ("Don't Repeat Yourself", text-generation-webui #5677). breaks: whether a token
-    begins a text anew, so that no repetition reaches over it."""
+    """Penalize tokens, in place, that would continue a repetition in `recent`, by multiplier ·
+    base^(length − allowed length) ("Don't Repeat Yourself", text-generation-webui #5677). breaks: whether a token is a
+    sequence breaker, which no repetition spans."""
     allowed, tokens = params.dry_allowed_length, np.array(recent, np.int32)
     limit = next((back for back, token in enumerate(reversed(recent)) if breaks(token)), len(recent))
     if len(recent) <= allowed or limit < allowed:
@@ -298,7 +298,7 @@ def penalize(logits: FloatArray, tokens: AnyArray, penalty: float) -> None:
 
 
 def subtract(logits: FloatArray, tokens: AnyArray, counts: AnyArray, presence: float, frequency: float) -> None:
-    """Make tokens less likely, in place, which were drawn so often: the penalties of OpenAI's API."""
+    """Make tokens less likely, in place, by the counts of their draws: the penalties of OpenAI's API."""
     logits[tokens] -= counts.astype(np.float32) * np.float32(frequency) + np.float32(presence)
 
 

@@ -1,4 +1,4 @@
-"""Stop strings in streamed text: nothing of one is shown, whichever way it is split over tokens."""
+"""Stop strings in streamed text: no part of one is shown, however it is split over tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge.tools.marks import overlap
 
 
 class StopStrings:
-    """Feed it text as it comes; it gives back what may be shown and remembers whether a stop string was met."""
+    """Passes on streamed text up to the first stop string. met: whether there was one."""
 
     def __init__(self, stops: str | Sequence[str] | None) -> None:
         """stops: one string, several, or none."""
@@ -23,7 +23,7 @@ class StopStrings:
             return text
         self._held += text
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:  # the one that was complete first counts, whatever the sizes of the pieces
+        if found:  # the stop string that ends first counts, whatever the sizes of the pieces
             self.met = True
             shown, self._held = self._held[: min(found)[1]], ""
             return shown

@@ -1,4 +1,4 @@
-"""Thoughts apart from the answer, while both are generated, and the budget after which the model has to answer."""
+"""Separates thoughts from the answer while both are generated, and enforces the budget of thoughts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Symbol = str | int  # a character, or a special token that is part of a mark
 
 
 class Splitter:
-    """Tells thoughts from the answer in a stream of tokens. Marks belong to neither; a mark that is spelled out in
-    ordinary tokens counts where the vocabulary has no token for it.
+    """Separates thoughts from the answer in a stream of tokens. Marks belong to neither; a mark spelled out in ordinary
+    tokens counts where the vocabulary has no token for it.
 
     thinking: whether the next token belongs to a thought. opening: the special token that opens one, if there is one.
-    shown: control tokens that are text, such as marks of calls. recipient: with it in its header, a part is a call,
-    which belongs to the answer, with the header from there on.
+    shown: control tokens to show as text, such as marks of calls. recipient: a part whose header contains this text is
+    a tool call; the part and its header, from this text on, belong to the answer.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Splitter:
         self._header_end = _symbols(tokenizer, headed, special) if headed else []
         self._in_header = bool(headed) and thinking
         self._held: list[Symbol] = []
-        self._begins = thinking  # after a mark, before the first text: blanks there are part of the form
+        self._begins = thinking  # after a mark, before the first text: blanks there are not text
 
     @property
     def between(self) -> bool:
-        """Whether nothing is held back, neither a part of a mark nor of a character, and no header is to come."""
+        """Whether no part of a mark or character is held back, and no header is expected."""
         return not self._held and not self._in_header and not self._decoder.getstate()[0]
 
     def feed(self, token: int) -> list[tuple[bool, str]]:
@@ -77,7 +77,7 @@ class Splitter:
         return found
 
     def _read_header(self, found: list[tuple[bool, str]]) -> bool:
-        """Whether a header that no mark knows is complete: that of a call, or one of a thought."""
+        """Whether a header that is no mark is complete: a call's or a thought's."""
         match = _first_match(self._held, [(self._header_end, True)])
         if match is None:
             self._in_header = len(self._held) <= _LONGEST_HEADER
@@ -97,7 +97,7 @@ class Splitter:
         return self._shown.get(token) or self._tokenizer.piece(token)
 
     def rest(self) -> list[tuple[bool, str]]:
-        """Pieces that were held back, at the end of a generation."""
+        """The pieces held back at the end of a generation."""
         found: list[tuple[bool, str]] = []
         self._emit(len(self._held), found)
         return found
@@ -114,8 +114,8 @@ class Splitter:
 
 
 class Thinking:
-    """The thoughts of one generation, and the text of its answer without them. on_thought: is called with pieces of
-    thoughts. watch: tells what they cost. shown, recipient: as for Splitter."""
+    """The thoughts of one generation, and the text of its answer without them. on_thought: called with pieces of
+    thoughts. watch: measures their cost. shown, recipient: as for Splitter."""
 
     def __init__(
         self, model: Model, prompt: Prompt, think: Think, watch: Watch, on_thought: OnThought | None, keep_text: bool,
@@ -127,15 +127,15 @@ class Thinking:
         self._splitter = Splitter(tokenizer, self._family, prompt.thinks or False, shown, recipient)
         self._limit, self._watch, self._on_thought = think, watch, on_thought
         self.thought = False  # whether the last token belongs to a thought, or to a mark around one
-        self._thought = False  # it has had thoughts, so none may follow where the answer could begin
+        self._thought = False  # whether there were thoughts: then none may open where the answer could begin
         self._text = StringIO() if keep_text else None
         self.tokens, self._added, self._cut = 0, 0, False
         self.held = 0.0  # seconds that the caller's on_thought took
-        self._open = 0  # tokens that may be the beginning of an opening mark
+        self._open = 0  # tokens held back as the possible beginning of an opening mark
         self._seconds, self._joules = 0.0, 0.0
         self._since: tuple[float, float] | None = None  # time and joules when these thoughts began
         self._end_ids, self._end, self._closing = tokenizer.end_ids, -1, list[int]()
-        self.lead = list[int]()  # tokens between the mark behind a thought and the answer
+        self.lead = list[int]()  # tokens between a thought's closing mark and the answer
         if self._family is not None:
             lead = (self._family.empty or "").rpartition(self._family.closing)[2]
             self.lead = tokenizer.encode(lead, start=False).tolist() if lead else []
@@ -145,17 +145,17 @@ class Thinking:
                 self._end = tokenizer.special_tokens().get(self._family.end, (-1, True))[0]
 
     def ends(self, token: int) -> bool:
-        """Whether this token ends the generation; one of them would not within a thought."""
+        """Whether this token ends the generation; the family's end mark does so only outside a thought."""
         return token in self._end_ids or (token == self._end and not self._splitter.thinking)
 
     @property
     def answering(self) -> bool:
-        """Whether the next token belongs to the answer, and to no mark either."""
+        """Whether the next token belongs to the answer, rather than to a thought or a mark."""
         return self._family is None or (not self._splitter.thinking and self._splitter.between)
 
     @property
     def may_open(self) -> int | None:
-        """The special token by which thoughts may begin where the answer could, too."""
+        """The special token that may open thoughts where the answer could begin; None if none may."""
         thought = self._thought or self._limit.enabled is False
         return None if self._family is None or thought else self._splitter.opening
 
@@ -181,7 +181,7 @@ class Thinking:
         return answer
 
     def closing(self) -> list[int]:
-        """The tokens that end the thoughts, once their budget is used up; else none. They are fed to the model next."""
+        """The tokens that end the thoughts, once their budget is used up; else none. The caller runs them next."""
         if not self._splitter.thinking or not self._splitter.between or self._since is None or not self._spent():
             return []
         for token in self._closing:
@@ -192,11 +192,11 @@ class Thinking:
 
     @property
     def banned(self) -> int | None:
-        """The special token that would begin further thoughts, after their budget was used up."""
+        """The special token that would open further thoughts, once their budget is used up."""
         return self._splitter.opening if self._cut and not self._again else None
 
     def end_before_header(self) -> None:
-        """Thoughts whose budget is used up end where the next part begins, whose header a grammar chooses."""
+        """End thoughts over budget by the beginning of the next part, whose header the grammar chooses."""
         if self._family is not None:
             self._closing = self._tokenizer.encode(self._family.again, special=True, start=False).tolist()
             self._again = True
@@ -206,7 +206,7 @@ class Thinking:
         return self._pass_on(self._splitter.rest())
 
     def report(self) -> Thoughts | None:
-        """At the end of a generation; None if the model has not thought."""
+        """The report at the end of a generation; None if the model has not thought."""
         self._finish()
         if not self.tokens:
             return None
@@ -248,7 +248,7 @@ def _symbols(tokenizer: TokenizerLike, mark: str, special: set[int]) -> list[Sym
 
 
 def _first_match(symbols: list[Symbol], marks: list[tuple[list[Symbol], bool]]) -> tuple[int, int, bool] | None:
-    """Start and end of the mark that is complete first, and whether thoughts follow it."""
+    """Start and end of the mark that ends first, and whether thoughts follow it; None if there is none."""
     for end in range(1, len(symbols) + 1):
         for mark, thinks in marks:
             if symbols[max(0, end - len(mark)) : end] == mark:

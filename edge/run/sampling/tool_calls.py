@@ -1,4 +1,4 @@
-"""Calls of tools in an answer, apart from its text, while both are generated."""
+"""Separates tool calls from the text of an answer while both are generated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OnCall = Callable[[Event], None]
 
 
 def special_marks(use: ToolUse, tokenizer: TokenizerLike) -> dict[str, int]:
-    """Marks of calls that are tokens of their own."""
+    """The marks of calls that are single special tokens, with their ids."""
     special = tokenizer.special_tokens()
     return {
         mark: special[mark][0]
@@ -23,7 +23,7 @@ def special_marks(use: ToolUse, tokenizer: TokenizerLike) -> dict[str, int]:
 
 
 class ToolCalls:
-    """The calls of one generation. on_call: is called with each event but those of text."""
+    """The tool calls of one generation. on_call: called with each event except text."""
 
     def __init__(self, use: ToolUse, on_call: OnCall | None) -> None:
         self._parser, self._on_call = use.parser(), on_call
@@ -38,15 +38,15 @@ class ToolCalls:
 
     @property
     def enough(self) -> bool:
-        """Whether the answer ends with the call that it has, since no second one may follow."""
+        """Whether the answer ends now: it has a call, and parallel calls are not allowed."""
         return not self._parallel and bool(self._found)
 
     def feed(self, text: str) -> str:
-        """The text that a piece adds to the answer."""
+        """The part of a piece that is text of the answer."""
         return self._pass_on(self._parser.feed(text))
 
     def rest(self) -> str:
-        """The text that was held back, at the end of a generation."""
+        """The text held back at the end of a generation."""
         return self._pass_on(self._parser.finish())
 
     def _pass_on(self, events: list[Event]) -> str:

@@ -15,7 +15,7 @@ from edge.types import FloatArray, IntArray
 
 
 def check_pooling(pooling: object) -> Pooling | None:
-    """Raises InputError for a pooling that is not there. None: the model's own."""
+    """Return the pooling; None: the model's own. Raises InputError for an unknown one."""
     if pooling is not None and pooling not in get_args(Pooling):
         raise InputError(f"--pooling must be one of {', '.join(get_args(Pooling))}, not {pooling!r:.40}")
     return cast(Pooling | None, pooling)
@@ -24,7 +24,7 @@ def check_pooling(pooling: object) -> Pooling | None:
 def embed(
     sequence: TokenSequence, tokens: IntArray, pooling: Pooling | None, *, normalize: bool, truncate: bool
 ) -> FloatArray:
-    """As `Session.embed`, of token ids."""
+    """As `Session.embed`, for token ids, int [n]."""
     engine, kv, chunk = sequence.engine, sequence.engine.kv, sequence.plan.config.chunk
     if not engine.capabilities.hidden:
         name = sequence.plan.backend
@@ -33,7 +33,7 @@ def embed(
         raise InputError("the text is empty")
     pooling, encoder = pooling or find_network(engine.spec).pooling, engine.spec.encoder
     if truncate and tokens.size > kv.capacity:
-        last = tokens[-1:] if encoder else tokens[:0]  # [SEP], with which texts end
+        last = tokens[-1:] if encoder else tokens[:0]  # [SEP], which ends texts
         tokens = np.concatenate([tokens[: kv.capacity - last.size], last])
     if encoder and tokens.size > kv.capacity:
         raise InputError(

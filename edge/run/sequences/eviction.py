@@ -1,5 +1,5 @@
-"""Between policies and engines: a policy's view of a cache, when to observe attention or read all rows, and how to
-apply its choice."""
+"""The link between policies and engines: a policy's view of a cache, when to observe attention or read all rows, and
+how to apply the policy's choice."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from edge.types import IntArray
 
 
 def view_for(kv: KVCache, needs: Needs, incoming: int = 0, learned: RowImportance | None = None) -> KVView:
-    """The rows in use, before an eviction that leaves room for `incoming` more, with what the policy needs. learned:
-    of the model, if the policy must know it."""
+    """The policy's view of the rows in use, before an eviction that leaves room for `incoming` more. learned: the
+    fitted importance of rows, for policies that need it (`Needs.ranks`)."""
     if not needs.looks:
         return KVView(kv.length)
     heads = cast(HeadKVCache, kv)
@@ -37,10 +37,10 @@ def view_for(kv: KVCache, needs: Needs, incoming: int = 0, learned: RowImportanc
 
 
 def queries_to_observe(needs: Needs, free: int, incoming: int, upcoming: int) -> int:
-    """How many of the next pass's tokens to observe, so that the policy has its scores at the next eviction.
+    """The number of the next pass's tokens to observe, so that the policy has its scores at the next eviction.
 
-    free: rows before the pass, which uses `incoming`; the pass after it will use `upcoming`. Observing takes time, so
-    passes are observed only if an eviction follows.
+    free: free rows before the pass, which uses `incoming`; the pass after it will use `upcoming`. Observing takes time,
+    so only passes that an eviction may follow are observed.
     """
     if needs.queries == EVERY:
         return incoming
@@ -50,7 +50,7 @@ def queries_to_observe(needs: Needs, free: int, incoming: int, upcoming: int) ->
 
 @contextmanager
 def all_rows(engine: Engine, needs: Needs) -> Iterator[None]:
-    """All rows are read, for a token alone, too, or results would depend on how texts are cut into chunks."""
+    """Have the engine read all rows, also for single tokens: else results would depend on the split into chunks."""
     if not needs.reads:
         yield
         return
@@ -63,13 +63,13 @@ def all_rows(engine: Engine, needs: Needs) -> Iterator[None]:
 
 
 def unobserved(needs: Needs, free: int) -> int:
-    """How many tokens can run one by one before any is observed, if `free` rows are; 0 or less: not one."""
+    """The number of tokens that can run one by one before one must be observed, by `free` rows; 0 or less: none."""
     return 0 if needs.queries == EVERY else free - max(1, needs.queries) if needs.queries else free
 
 
 def evict(kv: KVCache, policy: Policy, budget: int, context: int, learned: RowImportance | None) -> int:
-    """Keep the rows that a policy chooses, at most `budget`. Returns how many were evicted, on average where heads
-    differ. context, learned: of the model."""
+    """Keep the rows that a policy chooses, at most `budget`. Returns the number of evicted rows, on average where heads
+    differ. context: the model's, in tokens. learned: as for `view_for`."""
     needs, before = policy.needs, _rows_per_head(kv, policy.needs)
     rows = policy.rows_to_keep(view_for(kv, needs, kv.capacity - budget, learned), budget)
     if isinstance(rows, np.ndarray):

@@ -36,30 +36,30 @@ if TYPE_CHECKING:
 
 
 class TokenSequence:
-    """The tokens of a conversation, and the rows in the engine's KV cache of those that have been run. Rows are evicted
-    by the plan's policy; those of prompts are shared by the prompt cache. Only its methods change its fields."""
+    """The tokens of a conversation, and the rows in the engine's KV cache of the tokens that have been run. The plan's
+    policy evicts rows; the prompt cache shares rows of prompts. Only its methods change its fields."""
 
     def __init__(
         self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter,
         draft: DraftModel | MTPLayer | None = None, learned: RowImportance | None = None,
     ) -> None:  # fmt: skip
         """lora: the adapters that the engine runs. meter: counts the bytes that passes read. draft: drafts tokens.
-        learned: of the model, for a policy that must know it."""
+        learned: the fitted importance of rows, for policies that need it."""
         self.engine, self.plan, self.lora, self.prompt_cache = engine, plan, lora, prompt_cache
-        self._cost = Cost.of_model(engine.spec)  # of tokens whose rows the prompt cache evicts
+        self._cost = Cost.of_model(engine.spec)  # of recomputing rows that the prompt cache evicts
         self.policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
         self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
         self.ahead = Ahead(plan.config.drafts, draft)
         self._meter, self._learned = meter, learned
         self._mtp = cast("MTPLayer", draft) if plan.config.mtp else None
-        # Tokens of an answer have the results of passes of their own, however many run at once.
+        # Whether tokens that run together have the results of separate passes.
         self._exact = engine.capabilities.verifies and not self.policy.needs.queries
         self.changes = engine.kv.foresight > 0  # rows of a short text are not those of a long one
         self._forget()
 
     def _forget(self) -> None:
-        self.prompt = Prompt(())  # the last one, however far it was run; a follow-up first runs the rest of it
+        self.prompt = Prompt(())  # the last prompt, perhaps run in part; a follow-up first runs the rest of it
         self.pending = list[int]()  # tokens of the answer that have not been run
         self.ahead.clear()
         self._leave()
@@ -67,40 +67,40 @@ class TokenSequence:
         self._answered = 0  # tokens of the answer
         self.snapshots.drop(0)
         self.fed = array("i")  # tokens of all rows, if none has been evicted
-        self.lost = False  # whether the conversation was forgotten with the adapter that it had
-        self._again = array("i")  # tokens whose rows were given up, and have to run again
+        self.lost = False  # whether a change of adapters has dropped the conversation
+        self._again = array("i")  # tokens whose rows were dropped, and have to run again
         self.evicted = 0  # rows
         self._outline = Outline()  # of the last prompt
-        self._ends = list[int]()  # rows at which the prompt cache wants the prompt
-        self._prompts_end: int | None = None  # how many of `fed` end with a prompt; None while one is run
+        self._ends = list[int]()  # row counts at which to store the prompt in the prompt cache
+        self._prompts_end: int | None = None  # tokens of `fed` up to the end of the last prompt; None while one runs
         self._outcome: Outcome = np.zeros(0, np.float32)  # of the last pass, during a generation
 
     def _leave(self) -> None:
-        """The next tokens do not follow those that ran last."""
+        """Note that the next tokens do not follow those that ran last."""
         if self._mtp:
             self._mtp.clear()
 
     def reset(self, shared: int = 0) -> None:
-        """Forget the conversation: empty the KV cache, but for the first rows that the next prompt shares."""
+        """Forget the conversation: empty the KV cache, except the first rows, which the next prompt shares."""
         self.engine.kv.truncate(shared)
         fed = self.fed[:shared] if shared else array("i")
         self._forget()
         self.fed = fed
 
     def forget(self) -> None:
-        """Forget all texts, earlier conversations' too, from which drafts are copied: others must not be able to tell
-        them by the time that their answers take."""
+        """Forget the conversation, and all texts, including earlier conversations', from which drafts are copied: the
+        timing of other users' answers must not reveal them."""
         self.reset()
         self.ahead.forget_texts()
 
     def shared(self, tokens: IntArray) -> int:
-        """The number of first rows that a prompt, whose first tokens these are, has in common with this sequence."""
+        """The number of first rows that a prompt that begins with these tokens shares with this sequence."""
         kv = self.engine.kv
         count = self._common(np.frombuffer(self.fed, np.int32)[: kv.length], tokens)
         return count if count >= kv.earliest else 0
 
     def is_ahead_of(self, tokens: IntArray) -> bool:
-        """Whether the rest of this sequence's prompt brings rows that the prompt of these tokens will share."""
+        """Whether the rest of this sequence's prompt will make rows that a prompt of these tokens shares."""
         kv = self.engine.kv
         text = np.concatenate([np.array(self.fed, np.int32), self.prompt.peek(max(0, tokens.size - len(self.fed)))])
         common = self._common(text, tokens)
@@ -109,7 +109,7 @@ class TokenSequence:
         return common > kv.length
 
     def _common(self, text: IntArray, tokens: IntArray) -> int:
-        """The number of first tokens of a prompt whose rows are the same behind `text`; the last one is run."""
+        """The number of a prompt's first tokens whose rows are those of `text`. Never all: the last token is run."""
         kv = self.engine.kv
         fits = len(self.fed) == kv.length and tokens.size <= kv.capacity  # else evictions would come at other times
         if not fits or self.evicted or self.changes or self.policy.needs.queries or not text.size:
@@ -117,7 +117,7 @@ class TokenSequence:
         return min(agreement(text, tokens), max(0, tokens.size - 1))
 
     def take_rows(self, other: TokenSequence, count: int) -> None:
-        """Copy the rows that another sequence has beyond these, up to `count`: both have the same tokens so far."""
+        """Append another sequence's rows after these, up to row `count`. These tokens must be a prefix of its own."""
         kv = self.engine.kv
         for first in range(kv.length, count, BLOCK):
             last = min(first + BLOCK, count)
@@ -125,18 +125,18 @@ class TokenSequence:
             self.fed.extend(other.fed[first:last])
 
     def give_up(self) -> None:
-        """Give up the rows, none of which has been evicted; `resume` and `run_again` bring them back."""
+        """Drop all rows, none of which has been evicted; `resume` and `run_again` restore them."""
         self._leave()
         self._again, self.fed = self.fed + self._again, array("i")
         self.engine.kv.truncate(0)
         self.snapshots.drop(0)
 
     def resume(self, engine: Engine) -> None:
-        """Go on with an engine whose cache is empty."""
+        """Continue with an engine whose cache is empty."""
         self.engine = engine
 
     def run_again(self, most: int) -> bool:
-        """Run at most `most` tokens whose rows were given up. False: none is left."""
+        """Rerun at most `most` tokens whose rows were dropped. False: none is left."""
         if self._again:
             count = min(most, self.chunk, len(self._again))
             tokens = np.array(self._again[:count], np.int32)
@@ -146,19 +146,19 @@ class TokenSequence:
         return bool(self._again)
 
     def forward_prompt(self, tokens: IntArray, upcoming: int) -> FloatArray:
-        """As `forward`, and all rows are read."""
+        """As `forward`, but the tokens read all rows."""
         with all_rows(self.engine, self.policy.needs):
             return self.forward(tokens, upcoming=upcoming)
 
     def adopt(self, lora: Lora | None, lost: bool) -> None:
-        """Forget the conversation; the engine runs these adapters from here on. lost: whether there was one."""
+        """Forget the conversation; the engine now runs these adapters. lost: whether there was a conversation."""
         self.reset()
         self.lora, self.lost = lora, lost
 
     def check_fits(self, prompt: Prompt, shared: int = 0, *, alone: bool = False) -> None:
-        """Raises InputError for a prompt that is empty, or whose rows do not fit beside those of the conversation.
+        """Raise InputError for an empty prompt, or one whose rows do not fit beside those of the conversation.
 
-        shared: its rows that are there. alone: the conversation will be forgotten.
+        shared: the prompt's rows in the cache already. alone: whether the conversation will be forgotten first.
         """
         kv = self.engine.kv
         free = kv.capacity if alone else kv.free + shared
@@ -172,10 +172,10 @@ class TokenSequence:
             )
 
     def begin(self, prompt: Prompt, outline: Outline, *, follow_up: bool) -> Prompt:
-        """The prompt to run now; a follow-up begins with tokens of the conversation that have not been run."""
+        """Return the prompt to run; a follow-up begins with the conversation's tokens that have not been run."""
         if follow_up:
             prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks)
-            self.ahead.drop(len(self.pending))  # they run again
+            self.ahead.drop(len(self.pending))  # noted again as part of the prompt
         else:
             self.ahead.restart(np.array(self.fed, np.int32))
         self.prompt, self.pending, self._prompts_end, self._outline = prompt, [], None, outline
@@ -184,14 +184,14 @@ class TokenSequence:
         return prompt
 
     def pass_size(self, count: int) -> int:
-        """Tokens that are run at once when `count` are to come."""
+        """The number of tokens per pass when `count` are left to run."""
         kv = self.engine.kv
         if count > kv.free and self.chunk > kv.capacity // 2:
-            return max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
+            return max(1, kv.capacity // 8)  # the plan expected no evictions; each must leave most of the cache
         return self.chunk
 
     def halve_chunk(self, least: int) -> None:
-        """Run half as many tokens at once from here on, but no fewer than `least`."""
+        """Halve the tokens per pass, but to no fewer than `least`."""
         self.chunk = max(least, self.chunk // 2)
 
     def run_prompt(self, count: int, *, upcoming: int) -> None:
@@ -204,7 +204,7 @@ class TokenSequence:
         self._keep_place()
 
     def end_prompt(self) -> None:
-        """All of the prompt has been run; the answer follows."""
+        """Note that the whole prompt has been run; the answer follows."""
         self._prompts_end, self._answered = len(self.fed), 0
 
     @property
@@ -213,7 +213,7 @@ class TokenSequence:
         return self._prompts_end is not None
 
     def next_token(self, sample: Sampler) -> int:
-        """The token that follows those that were run. Raises EngineError if the model produced NaN."""
+        """The next token, from the last pass's outcome. Raises EngineError if the model produced NaN."""
         outcome = self._outcome
         if isinstance(outcome, int):
             return outcome
@@ -221,13 +221,13 @@ class TokenSequence:
 
     @property
     def logits(self) -> FloatArray:
-        """Of the last pass, float32 [vocab], if the engine left the choice to others."""
+        """Logits of the last pass, float32 [vocab]; only if the engine did not choose or preselect tokens."""
         assert isinstance(self._outcome, np.ndarray)
         return self._outcome
 
     def branch(self, rows: int, end: KVState | None, tokens: list[int]) -> FloatArray:
-        """Forget what follows the first `rows`, and run these tokens. Returns logits after the last. end: the saved end
-        by which the cache goes back to those rows, if it has a tail."""
+        """Truncate to the first `rows`, and run these tokens. Returns logits after the last, float32 [vocab]. end: the
+        saved end of those rows, if the cache has a tail."""
         self.continue_from(rows, end, tokens)
         while count := min(len(self.pending), self.pass_size(len(self.pending))):
             logits = self.forward(np.array(self.pending[:count], np.int32), upcoming=1)
@@ -235,7 +235,7 @@ class TokenSequence:
         return logits
 
     def continue_from(self, rows: int, end: KVState | None, tokens: list[int]) -> None:
-        """Forget what follows the first `rows`; these tokens are to run next."""
+        """Truncate to the first `rows`; these tokens become pending. end: as for `branch`."""
         self.engine.kv.truncate(rows, end)
         self._leave()
         self.snapshots.drop(rows + 1)
@@ -249,7 +249,7 @@ class TokenSequence:
         self.ahead.note(np.array([token], np.int32))
 
     def insert(self, tokens: list[int]) -> None:
-        """Continue with tokens that the model has not chosen."""
+        """Continue with tokens that the model did not choose."""
         self.settle()
         self.pending += tokens
         self.ahead.note(np.array(tokens, np.int32))
@@ -260,8 +260,7 @@ class TokenSequence:
         return self.ahead.begins_with(self.pending)
 
     def take_ahead(self) -> bool:
-        """Go on behind the pending tokens if they were run ahead; else forget what was run ahead behind those that
-        were."""
+        """Take the pending tokens that were run ahead. True if none is left; else, drop the other tokens run ahead."""
         while self.pending and (outcome := self.ahead.take(self.pending[0])) is not None:
             self._outcome = outcome
             del self.pending[0]
@@ -271,14 +270,14 @@ class TokenSequence:
 
     @property
     def next_pass(self) -> int:
-        """Pending tokens that run at once."""
+        """The number of pending tokens that run in the next pass."""
         count = len(self.pending)
         return min(count, 1 + self.plan.config.drafts if self._exact else self.pass_size(count))
 
     def run_pending(self, sample: Sampler, most_ahead: Callable[[], int]) -> None:
-        """Run the next pending tokens, for which there is room, and perhaps what may follow them.
+        """Run the next pending tokens, for which there is room, and perhaps tokens that may follow them.
 
-        most_ahead: returns the number of tokens that may be run in this pass, the pending one among them; 0 for one.
+        most_ahead: returns the number of tokens that may run in this pass, including the pending one; 0 for one.
         """
         started, behind = time.perf_counter(), self.engine.kv.length
         self.ran = count = self.next_pass
@@ -309,7 +308,7 @@ class TokenSequence:
         self._count(tokens)
 
     def _draft(self, most_ahead: Callable[[], int]) -> IntArray:
-        """Tokens that may follow the pending ones, as many as are worth a try. Nothing is evicted for their rows."""
+        """A draft of the tokens after the pending ones, as long as pays. No row is evicted for it."""
         count, speculation = len(self.pending), self.ahead.speculation
         if speculation is None or count > self.next_pass:
             return np.zeros(0, np.int32)
@@ -330,13 +329,13 @@ class TokenSequence:
         return self.pending[0]
 
     def take(self, logits: FloatArray, sharing: int) -> None:
-        """The same token has run, together with those of `sharing` − 1 other sequences."""
+        """Take the logits of the token from `observe_next`, which ran with those of `sharing` − 1 other sequences."""
         self.ran, self._outcome = 1, logits
         self._count(np.array(self.pending[:1], np.int32), sharing=sharing)
         del self.pending[0]
 
     def _run_greedy(self, token: int, most: int, banned: IntArray) -> int:
-        """Let the engine choose tokens; returns the first, and puts the others into `ahead`."""
+        """Let the engine choose tokens. Returns the first, and puts the others into `ahead`."""
         count = min(most, unobserved(self.policy.needs, self.engine.kv.free), self.ahead.burst(self._answered))
         self._observe(1, upcoming=1)
         chosen = self.ahead.choose(cast(PickingEngine, self.engine), token, count, banned)
@@ -345,7 +344,7 @@ class TokenSequence:
         return chosen[0]
 
     def settle(self) -> None:
-        """Forget the rows of tokens that the answer has not come to."""
+        """Drop the rows of tokens run ahead that the answer has not reached."""
         if count := self.ahead.settle():
             self.engine.kv.truncate(self.engine.kv.length - count)
             if self._mtp:
@@ -353,12 +352,12 @@ class TokenSequence:
             del self.fed[-count:]
 
     def settle_choices(self) -> None:
-        """Forget the engine's own choices: the next token is not free. Drafts stay, since their logits are known."""
+        """Drop tokens that the engine chose, since a grammar holds. Drafts stay, since their logits are known."""
         if not self.ahead.drafted:
             self.settle()
 
     def end(self) -> None:
-        """The generation is over: only rows of the conversation stay, and go to the prompt cache."""
+        """End the generation: keep only rows of the conversation, and store them in the prompt cache."""
         self._outcome = np.zeros(0, np.float32)
         self.settle()
         self.remember()
@@ -384,7 +383,7 @@ class TokenSequence:
             cast(ObservedEngine, self.engine).observe(queries, votes=needs.votes)
 
     def _count(self, tokens: IntArray, passes: int = 1, sharing: int = 1) -> None:
-        """Tokens have been run: what was read of memory for them, and `fed`. sharing: sequences of the same pass."""
+        """Count tokens that were run: the bytes read for them, and `fed`. sharing: sequences in the same pass."""
         kv = self.engine.kv
         weights = self.engine.spec.weight_bytes + (self.lora.size.nbytes if self.lora else 0)
         rows = kv.length - (passes - 1) / 2  # on average
@@ -431,12 +430,12 @@ class TokenSequence:
         rows, end = mark.rows, mark.end
         if end is None and 0 < rows < min(kv.earliest, kv.length):
             rows, end = self.snapshots.latest(rows)
-            if end is None or (rows < mark.rows and self.evicted):  # then nothing tells which tokens are between
+            if end is None or (rows < mark.rows and self.evicted):  # then the tokens in between are unknown
                 return False
         again = np.array(self.fed[rows : mark.rows], np.int32)
         try:
             kv.truncate(rows, end)
-        except RewindError:  # rows have another form since
+        except RewindError:  # rows have changed their form since
             return False
         self._leave()
         self.snapshots.drop(rows + 1)
@@ -449,14 +448,14 @@ class TokenSequence:
         return chain(self.prompt.rest(), [np.array(self.pending, np.int32)])
 
     def keep_beginning(self, prompt: Prompt) -> int:
-        """Keep the rows with which a conversation begins and forget the others; returns how many are kept. At least one
-        token is run for its logits."""
+        """Keep the rows of the prefix shared with `prompt`, and drop the others. Returns the number of kept rows, fewer
+        than the prompt's tokens: at least one is run for its logits."""
         kv = self.engine.kv
         tokens = prompt.peek(min(len(self.fed), max(0, prompt.waiting - 1)))
         differ = np.flatnonzero(tokens != np.array(self.fed[: tokens.size], np.int32))
         rows = int(differ[0]) if differ.size else tokens.size
         if self.prompt_cache is not None and self.prompt_cache.known(kv, prompt.peek(kv.capacity)[:-1]) > rows:
-            rows = 0  # the prompt cache has more of it
+            rows = 0  # the prompt cache has a longer prefix
         if not rows or self.evicted or not (rows == kv.length or self.rewind(Mark(rows))):
             self.reset()
             return 0
@@ -465,17 +464,17 @@ class TokenSequence:
         return kv.length
 
     def reuse(self) -> int:
-        """Take the prompt's first rows from the prompt cache; returns how many.
+        """Take the prompt's first rows from the prompt cache. Returns their number.
 
-        The last token is run for its logits, and as many as the policy wants to observe before an eviction: rows that
-        come back have no attention. A policy that counts all attention there ever was has to see the whole prompt.
+        The last token runs for its logits, and as many as the policy observes before an eviction run, too: restored
+        rows have no attention. A policy that counts the attention of all queries must observe the whole prompt.
         """
         kv, prompt, queries = self.engine.kv, self.prompt, self.policy.needs.queries
         if kv.length:  # rows that the last prompt shared with this one
             prompt.advance(kv.length)
             self._keep_place()
             return kv.length
-        kv.announce(prompt.waiting)  # which decides whose rows are those of this text
+        kv.announce(prompt.waiting)  # decides which stored rows fit this text
         if self.prompt_cache is None or queries == EVERY:
             return 0
         most = min(prompt.waiting, kv.capacity) - max(1, queries, self._outline.opening or 0)
@@ -490,7 +489,7 @@ class TokenSequence:
         return reused
 
     def choose_ends(self) -> None:
-        """Choose where the prompt cache wants the prompt while it runs."""
+        """Choose the row counts at which the running prompt is stored in the prompt cache."""
         kv, prompt, queries = self.engine.kv, self.prompt, self.policy.needs.queries
         self._ends = []
         if self.prompt_cache is None or self.evicted or queries == EVERY or not kv.has_tail:
@@ -501,7 +500,7 @@ class TokenSequence:
         self._ends = [end for end in ends if end > kv.length and end % step == 0]
 
     def until_place(self) -> int:
-        """Tokens of the prompt up to the next place that `run_prompt` keeps for the prompt cache, or to return to."""
+        """Prompt tokens up to the next place at which `run_prompt` stores rows or takes a snapshot."""
         kv, prompt = self.engine.kv, self.prompt
         places = [end - kv.length for end in self._ends[:1]]
         if self.snapshots.most and prompt.waiting <= kv.free:  # evictions come where they would
@@ -517,6 +516,6 @@ class TokenSequence:
             self.snapshots.take(kv)
 
     def remember(self) -> None:
-        """Put the rows of all prompts so far, and of the answers between them, into the prompt cache."""
+        """Store the rows of all prompts so far, and of the answers between them, in the prompt cache."""
         if self.prompt_cache is not None and not self.evicted:
             self.prompt_cache.store(self.engine.kv, np.array(self.fed[: self._prompts_end], np.int32), self._cost)

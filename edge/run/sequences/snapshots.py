@@ -1,7 +1,7 @@
-"""Ways back into a sequence: marks, and snapshots with the places of a prompt at which they are taken.
+"""Rewinding a sequence: marks, and snapshots with the places of a prompt at which they are taken.
 
 A cache without a tail (`KVState.tail`) can drop any number of its newest rows. Hybrids and models with sliding windows
-have one: their caches return to the end of rows whose tail was saved, and the rows themselves stay in the cache.
+have a tail: their caches return only to places whose tail was saved; the rows themselves stay in the cache.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from edge.types import IntArray
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a conversation, to which `Session.rewind` goes back; by default its beginning."""
+    """A position in a conversation, to which `Session.rewind` returns; by default the beginning."""
 
     rows: int = 0
     evicted: int = 0
     left: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that have not been run
     prompts_end: int | None = None
-    end: KVState | None = None  # its tail, if the mark was to hold it
+    end: KVState | None = None  # the tail there, if the mark holds it
 
 
 class Snapshots:
-    """The tails of at most `most` places, by their numbers of rows. The earliest is dropped first."""
+    """The tails of at most `most` places, by row count. The earliest place is dropped first."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -61,7 +61,7 @@ class Snapshots:
         self._ends = {each: end for each, end in self._ends.items() if each < rows}
 
     def shrink(self, most: int) -> None:
-        """Keep no more than `most` from here on."""
+        """Reduce the number of places to `most`."""
         self.most = most
         while len(self._ends) > most:
             del self._ends[min(self._ends)]
@@ -69,15 +69,15 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class Outline:
-    """Places of a prompt to which a later one may return."""
+    """Places in a prompt to which a later prompt may return."""
 
-    system: int = 0  # tokens at its beginning: those of the system prompt, which other conversations share
-    opening: int | None = None  # tokens at its end, before which an answer without its thoughts follows; None: it stays
+    system: int = 0  # tokens at its beginning: the system prompt, which other conversations share
+    opening: int | None = None  # tokens at its end that the template drops with the answer's thoughts; None: none
 
 
 def changed_opening(model: Model, think: Think) -> tuple[int, IntArray] | None:
-    """How many tokens at a prompt's end the template leaves out once the answer has no thoughts, and those that it
-    writes instead. None for templates that keep thoughts, and models without any."""
+    """The number of tokens at a prompt's end that the template drops with the answer's thoughts, and the tokens that it
+    writes instead, int32 [n]. None for templates that keep thoughts, and models without thoughts."""
     if model.template is None or model.template.family is None or model.template.keeps_thoughts:
         return None
     opening, past = model.openings(think)

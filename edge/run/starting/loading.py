@@ -56,8 +56,8 @@ def open_session(
     model: str | Path | Model, options: Options, *, meter: EnergyMeter | None = None,
     on_load: LoadProgress | None = None, more: int | None = None,
 ) -> Session:  # fmt: skip
-    """`load`, for a caller that counts the process's memory itself. more: bytes that the process does not hold yet, but
-    will; None: by the plans of its open sessions."""
+    """`load`, for a caller that accounts for the process's memory itself. more: bytes that the process will hold
+    besides; None: by the plans of its open sessions."""
     check_function("on_load", on_load)
     cache = options.prompt_cache
     if cache is not None:
@@ -79,7 +79,7 @@ def open_session(
 def plan_run(
     file: GGUFFile, spec: ModelSpec, options: Options, progress: LoadProgress | None = None, *, more: int = 0
 ) -> tuple[Backend, Plan]:
-    """`plan_here`, which has engines timed if need be; not in runs whose seconds or joules are counted."""
+    """`plan_here`, with a race of engines if necessary, but not in runs with a budget of seconds or joules."""
 
     def timed(entries: Sequence[tuple[Backend, Plan]]) -> Sequence[Pace]:
         from edge.run.starting.race import race
@@ -91,13 +91,13 @@ def plan_run(
 
 
 def _still_to_come() -> int:
-    """Bytes that the process does not hold yet, but by the plans of its open sessions will."""
+    """Bytes that the process does not hold yet, but will by the plans of its open sessions."""
     planned = max((session.plan.bytes.total for session in open_sessions), default=0)
     return max(0, planned - memory_use().rss)
 
 
 def _open(model: str | Path, options: Options) -> Model:
-    """Downloads it first, if it is on the Hub and not here."""
+    """Open a model; download it first if it is on the Hub and not here."""
     found = find_local(model)
     if found is None:
         from edge.pulling import ensure  # here: local models need no client for HTTP

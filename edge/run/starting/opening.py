@@ -20,7 +20,7 @@ def open_model(model: str | Path) -> Model:
 
 
 def find_tokenizer(file: GGUFFile) -> TokenizerLike:
-    """Raises ModelFormatError, UnsupportedError."""
+    """The file's tokenizer, llama.cpp's if edge has none for it. Raises ModelFormatError, UnsupportedError."""
     try:
         check_known(file)
     except UnsupportedError as unknown:

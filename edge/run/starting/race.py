@@ -1,7 +1,7 @@
 """CPU against GPU, once per model and device: on phones above all, a GPU is often the slower one.
 
 Both engines are loaded with the plans that a run would have, and take turns at a chunk of a prompt and a few tokens of
-an answer. `edge/plan/engines.py` says what follows from it.
+an answer. `edge/plan/engines.py` chooses by the result.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from edge.plan.engines import PROMPT, Pace
 from edge.plan.plan import Plan
 from edge.types import IntArray
 
-ROUNDS = 2  # of each engine, in turns
-STEPS = 16  # tokens of an answer in a round
-_MOST_S = 2.0  # of a round, about
-FEW = 16  # tokens of a prompt by which the time of more is known
+ROUNDS = 2  # per engine, in turns
+STEPS = 16  # answer tokens per round
+_MOST_S = 2.0  # approximate limit of a round
+FEW = 16  # prompt tokens whose time predicts that of more
 
 _log = logging.getLogger("edge")
 
@@ -36,8 +36,8 @@ Result = TypeVar("Result")
 
 
 def race(file: GGUFFile, spec: ModelSpec, entries: Sequence[Entry], progress: LoadProgress | None = None) -> list[Pace]:
-    """Each engine's pace. They are loaded together if both fit the limit of their plans, otherwise one after the
-    other. An engine that fails, or gives NaN, has the pace 0."""
+    """Each engine's pace. Engines are loaded together if both fit the limit of their plans, otherwise one after the
+    other. An engine that fails or produces NaN has the pace 0."""
     shown = progress or (lambda _part, _doing="": None)
     names = [backend.NAME for backend, _ in entries]
     shown(0.0, f"timing {' and '.join(names)}, once for this model")
@@ -61,14 +61,14 @@ def race(file: GGUFFile, spec: ModelSpec, entries: Sequence[Entry], progress: Lo
 
 
 def lap(engine: Engine) -> Pace:
-    """A prompt and the first tokens behind it, on an empty cache, which is left empty. Slow engines run fewer.
+    """Time a prompt and the first tokens after it, on an empty cache, which is left empty. Slow engines run fewer.
 
     Raises EngineError, also for NaN or infinite logits.
     """
     capacity, longest = engine.kv.capacity, min(engine.config.chunk, PROMPT)
     tokens = np.random.default_rng(0).integers(0, engine.spec.vocab, PROMPT).astype(np.int32)
     few = min(FEW, longest, capacity // 2)
-    _timed(engine, tokens[: min(2, few)])  # the driver compiles what it has not yet
+    _timed(engine, tokens[: min(2, few)])  # warm-up: the driver compiles its kernels
     count, seconds = few, _timed(engine, tokens[:few])
     many = min(longest, capacity // 2)
     if many > few and seconds * many / few < _MOST_S / 2:
@@ -101,6 +101,6 @@ def _tried(name: str, work: Callable[[], Result]) -> Result | None:
 
 
 def _fit_together(plans: Sequence[Plan]) -> bool:
-    """Within the limit of each, with the process counted once."""
+    """Whether the plans fit together within the limit of each, with the process itself counted once."""
     together = sum(plan.bytes.total for plan in plans) - min(plan.bytes.interpreter for plan in plans)
     return all(together + plan.bytes.reserve <= plan.limit for plan in plans)
