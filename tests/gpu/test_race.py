@@ -100,20 +100,20 @@ def test_the_faster_one_is_taken_where_it_fits(model: Model, monkeypatch: pytest
 def test_a_driver_that_was_not_measured_is_passed_over_under_a_memory_budget(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its compiler may take any amount."""
+    """Its compiler may take any amount. The budget is far above what the process of the tests has grown to."""
     keep_race(model.spec, Race(choose_adapter().key, "cpu", cpu=Pace(100, 10), gpu=Pace(50, 20)))
 
     def chosen(**options: Any) -> tuple[str, str]:
         engine, plan = plan_here(model.file, model.spec, Options.parse(max_kv_size=64, **options))
         return engine.NAME, plan.chosen
 
-    assert chosen(memory="2GiB")[0] == "gpu"
+    assert chosen(memory="64GiB")[0] == "gpu"
     monkeypatch.setattr("edge.backends.tvm.gpu.hosts.wgpu.compiling_bytes", lambda *_: None)
     assert chosen()[0] == "gpu"
-    name, said = chosen(memory="2GiB")
+    name, said = chosen(memory="64GiB")
     assert name == "cpu"
     assert re.search(r"the CPU's, since on the GPU a first run may exceed --memory: .* --backend=gpu takes it", said)
-    name, said = chosen(memory="2GiB", backend="gpu")
+    name, said = chosen(memory="64GiB", backend="gpu")
     assert name == "gpu"
     assert said.startswith("a first run may exceed --memory: what this GPU's driver takes")
     assert chosen(backend="gpu")[1] == ""
