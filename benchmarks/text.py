@@ -47,10 +47,11 @@ CALIBRATION = ("secH3.html", "secC2.html", "secA2.html", "secD5.html", "secG1.ht
 _MANUAL = ("network-services.html", "advanced-administration.html", "sect.virtualization.html",
            "sect.debian-internals.html", "sect.installation-steps.html", "sect.apt-get.html")  # fmt: skip
 _CODE = ("heapq.py", "statistics.py", "textwrap.py", "shlex.py", "tempfile.py", "fractions.py")
-_LANGUAGES = {"french": "fr-FR", "japanese": "ja-JP"}  # folders of the manual
+_LANGUAGES = {"french": "fr-FR", "japanese": "ja-JP", "norwegian": "nb-NO"}  # folders of the manual
 HELD_OUT = {
     "anarchism": ("secI8.html", "secJ3.html", "secI5.html", "secJ5.html", "secI4.html", "secJ7.html"),
     "debian-handbook": _MANUAL, "python": _CODE, "french": _MANUAL, "japanese": _MANUAL,
+    "norwegian": _MANUAL,
 }  # fmt: skip
 
 
