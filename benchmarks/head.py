@@ -92,30 +92,30 @@ def measure(name: str, count: int, rounds: int, llama: LlamaBench | None) -> dic
             say(f"{name}: round {number + 1} of {rounds}")
         all_tiles = -(-engine.spec.vocab // 16)
         shares = [each / all_tiles for each in tiles if each >= 0]
+        beside = dict[str, Any]()
+        if llama:
+            ratio = ratio_of(theirs, seconds["two_stages"])
+            beside = {"llama_bench_tok_s": 1 / statistics.median(theirs), "two_stages_over_it": ratio}
         return {
             "model": name,
             "median_share": statistics.median(shares),
             "p90_share": float(np.percentile(shares, 90)),
             "whole_heads": tiles.count(-1) / len(tiles),
             **speeds(seconds),
-            **(over(theirs, seconds["two_stages"]) if llama else {}),
+            **beside,
         }
-
-
-def over(theirs: list[float], ours: list[float]) -> dict[str, Any]:
-    """Both: seconds of a token, of runs side by side."""
-    ratios = [their / our for their, our in zip(theirs, ours, strict=True)]
-    return {"llama_bench_tok_s": 1 / statistics.median(theirs), "two_stages_over_it": statistics.median(ratios)}
 
 
 def speeds(seconds: dict[str, list[float]]) -> dict[str, Any]:
     """seconds: of a token, by ways that took turns. Ratios: of the first way's time to the others'."""
     first, *others = seconds
     found = {f"{way}_tok_s": 1 / statistics.median(times) for way, times in seconds.items()}
-    for way in others:
-        ratios = [one / other for one, other in zip(seconds[first], seconds[way], strict=True)]
-        found[f"{way}_ratio"] = statistics.median(ratios)
-    return found
+    return found | {f"{way}_ratio": ratio_of(seconds[first], seconds[way]) for way in others}
+
+
+def ratio_of(first: list[float], second: list[float]) -> float:
+    """The median of ratios of runs side by side."""
+    return statistics.median(one / other for one, other in zip(first, second, strict=True))
 
 
 def answer(session: BundleSession, prompt: str, count: int, *, whole: bool) -> tuple[list[int | None], float]:
