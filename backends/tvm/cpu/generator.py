@@ -18,10 +18,11 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.cpu.arguments import LINE, Job, Table
 from edge.backends.tvm.cpu.kernels import timing
 from edge.backends.tvm.cpu.kernels.cache import move_rows
+from edge.backends.tvm.cpu.kernels.isa import ISAS
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.systems import clock
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
-from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
+from edge.backends.tvm.cpu.kernels.vectors import Register, Value, i64, let, loop, when
 from edge.backends.tvm.cpu.phases import (
     attention,
     delta_net,
@@ -186,7 +187,7 @@ def _environment(design: Design) -> Iterator[None]:
     functions = imports(design.target, exported=design.exported)
     functions += clock(design.target) + timing.FUNCTIONS if design.timed else ""
     functions += experts.FUNCTIONS if design.streams else ""
-    functions += PINS if design.target.machine == "wasm32" else ""
+    functions += ISAS[design.target.name].pins
     with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", functions):
         yield
 

@@ -18,6 +18,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     lanes_of,
     let,
     pinned,
+    pins,
     pure,
     spread,
 )
@@ -26,6 +27,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
 class Isa(Protocol):
     """16 int32 lanes hold 4 weights each; a word of x is one int32 of 4 signed bytes, the same for all lanes."""
 
+    pins: str  # LLVM IR for what is `pinned`
     signed_offset: int  # added by `dot` to every signed weight; the caller subtracts its product with the sum of x
 
     def dots(
@@ -55,6 +57,7 @@ class Isa(Protocol):
 class Generic:
     """Plain vector arithmetic, which LLVM compiles for every CPU."""
 
+    pins = ""
     signed_offset = 0
 
     def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
@@ -112,16 +115,27 @@ class _Float16Instructions(Generic):
 class Avx2(_Float16Instructions):
     """vpmaddubsw adds two products of an unsigned and a signed byte in 16 bits: weights below 129 cannot overflow."""
 
-    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+    pins = pins("x", "int32x8")
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        """8 of the 16 rows for all tokens, then the others: the weights of both halves, with all else, would not fit in
+        16 registers, and LLVM's own order takes them together."""
         halves = []
         for which in (0, 1):
             registers = [half(weight, which, "int32x8") for weight in weights]
-            pairs = [self._pairs(w, spread(word, 8), largest) for w, word in zip(registers, x, strict=True)]
-            # Sums stay in 16 bits as long as they fit.
-            fit = 1 if largest is None else ((1 << 15) - 1) // (2 * largest * 127)
-            pairs = [functools.reduce(_add, pairs[at : at + fit]) for at in range(0, len(pairs), fit)]
-            halves.append(functools.reduce(_add, map(self._widened, pairs)))
-        return let(sums + T.vectorcombine("int32x16", *halves))
+            halves.append([pinned(self._half(registers, words, largest)) for words in x])
+        for start, *both in zip(starts, *halves, strict=True):
+            yield let(start + T.vectorcombine("int32x16", *both))
+
+    def _half(self, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        """The products of 8 rows and one token."""
+        pairs = [self._pairs(w, spread(word, 8), largest) for w, word in zip(weights, x, strict=True)]
+        # Sums stay in 16 bits as long as they fit.
+        fit = 1 if largest is None else ((1 << 15) - 1) // (2 * largest * 127)
+        pairs = [functools.reduce(_add, pairs[at : at + fit]) for at in range(0, len(pairs), fit)]
+        return functools.reduce(_add, map(self._widened, pairs))
 
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         bytes_of = T.reinterpret("int8x32", _repeated(table, 8))
@@ -171,22 +185,17 @@ class AvxVnni(Avx2):
 
     signed_offset = 128
 
-    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
-        registers = [_unsigned(register, largest) for register in weights]
-        halves = []
-        for which in (0, 1):
-            part = let(half(sums, which, "int32x8"))
-            for register, word in zip(registers, x, strict=True):
-                bytes_of = half(register, which, "int32x8"), spread(word, 8)
-                arguments = (T.reinterpret("int8x32", each) for each in bytes_of)
-                part = let(pure("int32x8", "llvm.x86.avx512.vpdpbusd.256", part, *arguments))
-            halves.append(part)
-        return let(T.vectorcombine("int32x16", *halves))
+    def _half(self, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        sums = ints(0, 8)
+        for register, word in zip(weights, x, strict=True):
+            arguments = (T.reinterpret("int8x32", each) for each in (_unsigned(register, largest), spread(word, 8)))
+            sums = let(pure("int32x8", "llvm.x86.avx512.vpdpbusd.256", sums, *arguments))
+        return sums
 
 
 def _unsigned(weights: Value, largest: int | None) -> Value:
     """Bytes for vpdpbusd, which takes unsigned ones: 128 is added to signed bytes."""
-    return weights if largest is not None else let(weights ^ ints(-0x7F7F7F80))  # 0x80808080
+    return weights if largest is not None else let(weights ^ ints(-0x7F7F7F80, lanes_of(weights)))  # 0x80808080
 
 
 class Neon(_Float16Instructions):
@@ -313,6 +322,7 @@ class Simd128(Generic):
     soon.
     """
 
+    pins = pins("r", "int16x8", "int32x4", "float32x4")
     _swizzle = "llvm.wasm.swizzle"
 
     def operand(self, word: Value, largest: int | None) -> Value:

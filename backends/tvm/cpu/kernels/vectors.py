@@ -76,20 +76,25 @@ def pure(dtype: str, intrinsic: str, *arguments: Value) -> Value:
     return T.call_llvm_pure_intrin(dtype, intrinsic, *arguments)
 
 
-# LLVM orders instructions so that engines of WebAssembly run out of registers. An empty piece of assembly keeps its
-# place, and the value that it returns is not fused with what follows.
+# LLVM orders instructions so that engines of WebAssembly, and CPUs with 16 vector registers, run out of registers. An
+# empty piece of assembly keeps its place, and the value that it returns is not fused with what follows.
 _PIN = """
 define <TYPE> @edge_pin_NAME(<TYPE> %value) {
-  %same = call <TYPE> asm sideeffect "", "=r,0"(<TYPE> %value)
+  %same = call <TYPE> asm sideeffect "", "=REGISTER,0"(<TYPE> %value)
   ret <TYPE> %same
 }
 """
-_PINNED = {"int16x8": "8 x i16", "int32x4": "4 x i32", "float32x4": "4 x float"}
-PINS = "".join(_PIN.replace("TYPE", of).replace("NAME", name) for name, of in _PINNED.items())  # LLVM IR
+_PINNED = {"int16x8": "8 x i16", "int32x4": "4 x i32", "float32x4": "4 x float", "int32x8": "8 x i32"}
+
+
+def pins(register: str, *dtypes: str) -> str:
+    """LLVM IR for `pinned` values of these types. register: LLVM's constraint for the registers that hold them."""
+    pin = _PIN.replace("REGISTER", register)
+    return "".join(pin.replace("TYPE", _PINNED[name]).replace("NAME", name) for name in dtypes)
 
 
 def pinned(value: Value) -> Value:
-    """The same 128 bits, computed before what follows. For WebAssembly."""
+    """The same value, computed before what follows: of a type in the target's `Isa.pins`."""
     dtype = str(value.ty)
     return let(T.call_extern(dtype, f"edge_pin_{dtype}", value))
 
