@@ -2,6 +2,7 @@
 
     python benchmarks/peers.py [--backend cpu] [--isa avx2] [--large] [--busy] [--json]
     python benchmarks/peers.py --openvino-python DIR    a venv with `pip install openvino-genai`: its columns
+    python benchmarks/peers.py --llama-bench PATH [--llama-args "-fa 1 -rtr 1"]    a build of llama.cpp or of a fork
     python benchmarks/peers.py --rows start,memory      only the rows whose names contain one of these words
     python benchmarks/peers.py --tiny --rounds 1        a test that everything runs; its figures mean nothing
 
@@ -13,6 +14,8 @@ parent waits until no worker uses CPU time. Columns:
 - llama.cpp: its C API without edge; flash attention, f16 KV, repacked weights, its own defaults otherwise.
 - OpenVINO: GenAI's LLMPipeline on the same file, f16 KV in the rows of speed (faster there than its
   8-bit default); its own defaults otherwise. Times come from its own metrics.
+- llama-bench: that of --llama-bench with --llama-args (-rtr is ik_llama.cpp's), in rows of speed; a process for each
+  unit, which has loaded and warmed up before it counts.
 - edge / peer: ratio of the medians. In rows marked (−) less is better, so that a ratio below 1 is in edge's favour.
 
 Rows:
@@ -43,6 +46,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from llama_bench import LlamaBench
 from machine import files_folder, machine, memory_bandwidth, say
 from model_files import bytes_per_token, large_file, pure_file
 from turns import (
@@ -204,7 +208,7 @@ def cells(row: Row, engines: Sequence[str]) -> list[str]:
 
 
 def print_report(setting: Setting, about: dict[str, Any], bandwidth: float, rows: Sequence[Row]) -> None:
-    engines = setting.engines()
+    engines = setting.columns()
     isa = ", ".join(about["isa"])
     print(f"\n## edge ({setting.backend}{f', EDGE_ISA={setting.isa}' if setting.isa else ''}) against its peers\n")
     print(f"{about['cpu']} (family {about['family']}; {isa}), {about['cores']} cores, {about['memory_gib']} GiB,")
@@ -230,6 +234,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--isa", help="EDGE_ISA for edge's workers, such as avx2")
     parser.add_argument("--openvino-python", metavar="DIR", help="venv (or interpreter) with openvino-genai")
+    parser.add_argument("--llama-bench", type=Path, help="measure this llama-bench, too")
+    parser.add_argument("--llama-args", default="-fa 1", help="more of its arguments")
     parser.add_argument("--cache", type=Path, default=files_folder())
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--starts", type=int, default=7, help="fresh processes per engine for the start row")
@@ -244,6 +250,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     openvino, reason = find_openvino(options.openvino_python)
+    bench_arguments = ("-t", str(options.threads), *options.llama_args.split())
     setting = Setting(
         backend=options.backend,
         isa=options.isa,
@@ -254,6 +261,7 @@ def main() -> None:
         rounds=options.rounds,
         starts=options.starts,
         wanted=tuple(filter(None, options.rows.split(","))),
+        llama_bench=LlamaBench(options.llama_bench, bench_arguments) if options.llama_bench else None,
     )
     if reason:
         setting.skip(OPENVINO, "all rows", reason)

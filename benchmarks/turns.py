@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llama_bench import BenchWorker, LlamaBench
 from machine import say
 from model_files import WORKERS, vocabulary
 
@@ -72,7 +73,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         medians = {engine: self.median(engine) for engine in self.runs}
-        ratios = {peer: self.ratio(peer) for peer in (LLAMA, OPENVINO)}
+        ratios = {peer: self.ratio(peer) for peer in (LLAMA, OPENVINO, BenchWorker.engine)}
         shares = {e: m / self.share_of[e] for e, m in medians.items() if m and e in self.share_of}
         return {**asdict(self), "medians": medians, "edge_over": ratios, "shares": shares}
 
@@ -158,6 +159,7 @@ class Setting:
     rounds: int
     starts: int
     wanted: tuple[str, ...]
+    llama_bench: LlamaBench | None = None
     foreign: list[float] = field(default_factory=list)  # of every unit: share of the machine that others used
     skipped: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -166,7 +168,11 @@ class Setting:
         return not self.wanted or any(word in name for word in self.wanted)
 
     def engines(self) -> list[str]:
+        """Those with workers, which measure memory and starts as well."""
         return [EDGE, LLAMA] + ([OPENVINO] if self.openvino else [])
+
+    def columns(self) -> list[str]:
+        return self.engines() + ([BenchWorker.engine] if self.llama_bench else [])
 
     def command(self, engine: str, mode: str, model: Path, cells: int, *rest: int) -> list[str]:
         """The command line of a worker of this engine."""
@@ -195,7 +201,7 @@ class Team:
 
     def __init__(self, setting: Setting, model: Path, where: str) -> None:
         self._setting, self._where = setting, where
-        self._workers: list[Worker] = []
+        self._workers: list[Worker | BenchWorker] = []
         for engine in setting.engines():
             command = setting.command(engine, "serve", model, setting.sizes.cells)
             try:
@@ -204,7 +210,9 @@ class Team:
                 setting.skip(engine, where, error)
                 continue
             self._workers.append(worker)
-            setting.versions[engine] = worker.version
+        if setting.llama_bench:
+            self._workers.append(BenchWorker(setting.llama_bench, model))
+        setting.versions |= {worker.engine: worker.version for worker in self._workers}
 
     def __enter__(self) -> Team:
         return self
@@ -227,7 +235,7 @@ class Team:
                     self._measure(worker, row, condition, number, n=n, **request)
         return rows
 
-    def _measure(self, worker: Worker, row: Row, condition: Any, number: int, **request: Any) -> None:
+    def _measure(self, worker: Worker | BenchWorker, row: Row, condition: Any, number: int, **request: Any) -> None:
         """One unit of work; each engine's first, number 0, does not count. Every round has its own tokens."""
         wait_until_quiet(self._workers)
         try:
@@ -246,7 +254,7 @@ class Team:
             row.runs.setdefault(worker.engine, []).append(request["n"] / seconds)
 
 
-def wait_until_quiet(workers: Sequence[Worker]) -> None:
+def wait_until_quiet(workers: Sequence[Worker | BenchWorker]) -> None:
     """Wait until no worker has used CPU time for a while: some engines' threads spin after their work."""
     deadline = time.monotonic() + PATIENCE_S
     before = [worker.cpu_seconds() for worker in workers]
