@@ -27,7 +27,11 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 def _parse(value: str | float, units: dict[str, int] | dict[str, float], what: str, example: str) -> float:
     """Parse an amount. Text needs a unit, unless `units` has none; a number is in the base unit."""
-    text, units = str(value), units if isinstance(value, str) else {**units, "": 1}
+    try:
+        text = str(value)
+    except ValueError:  # Python writes no integer of more than some thousand digits
+        raise InputError(f"{what} is too large") from None
+    units = units if isinstance(value, str) else {**units, "": 1}
     match = _QUANTITY.fullmatch(text)
     unit = None if match is None else units.get(match[2], units.get(match[2].lower()))  # MJ are no mJ
     if match is not None and not match[2] and unit is None:
