@@ -174,6 +174,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Forget what earlier runs remembered in the cache, before any worker starts."""
+    if config.getoption("exhaustive") == "no":  # LLVM's optimizations are most of what software drivers' compilers do
+        os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
+        os.environ.setdefault("GALLIVM_PERF", "nopt")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Wings(whole=config.getoption("wings")))
         for folder in ("hashes", "history"):

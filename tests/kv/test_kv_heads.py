@@ -513,7 +513,7 @@ def test_endless_decoding_stays_within_the_context(policy: str, dtype: str, tmp_
     ) as session:
         compared = HeadOracle(model, capacity=300, chunk=1) if dtype == "f32" else None
         twin = Twin(session, compared)
-        for count, token in enumerate(some_tokens(2000)):
+        for count, token in enumerate(some_tokens(800)):
             if count == 300:
                 twin.oracle = None
             twin.feed(token[None])

@@ -84,7 +84,7 @@ SLOW = pytest.param(NATIVE[0], marks=pytest.mark.slow)
 SELDOM = pytest.param(GPU, marks=pytest.mark.exhaustive)
 # Native code that others show, since angles are computed outside of it; each model takes seconds to compile.
 OLD_FORMULAS = ("ernie4_5", "gemma", "gemma3-linear", "llama-linear", "qwen2-untied", "qwen2-yarn")
-GPU_OFTEN = ("gemma2", "gpt2", "phi3-longrope", "qwen3", "smollm3", "stablelm")
+GPU_OFTEN = ("gemma2", "gpt2", "phi3-longrope", "smollm3")  # the cores of test_cores.py have the other formulas
 SMALL_ROWS = ("gemma3", "gpt2", "phi3-longrope", "qwen2")  # different enough
 HALVES = ("gemma3", "gpt2")  # float16 of the others: `test_quantized_models_of_every_architecture`
 
@@ -275,8 +275,16 @@ def test_engines_stream_as_the_reference_does(
 
 
 @pytest.mark.parametrize("close_gaps", [True, False], ids=["close", "leave"])
-@pytest.mark.parametrize("name", ["gemma2", "gemma3-linear"])
-@pytest.mark.parametrize("row", [SLOW, ONNX[0], GPU], ids=str)
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        pytest.param(NATIVE[0], "gemma2", marks=pytest.mark.slow),
+        pytest.param(NATIVE[0], "gemma3-linear", marks=pytest.mark.slow),
+        (ONNX[0], "gemma2"), (ONNX[0], "gemma3-linear"), (GPU, "gemma2"),
+        pytest.param(GPU, "gemma3-linear", marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_layers_with_windows_keep_their_rows_whatever_is_evicted(
     row: Row, name: str, close_gaps: bool, engines: Callable[[Engine], Engine]
 ) -> None:
