@@ -284,6 +284,10 @@ class VerifyingEngine(Engine, Protocol):
         """
         ...
 
+    def verify_top(self, tokens: IntArray, count: int) -> list[tuple[IntArray, FloatArray]]:
+        """As `verify`, but returns only the `count` largest logits after each, as `TopEngine.forward_top` does."""
+        ...
+
 
 class LoadProgress(Protocol):
     def __call__(self, part: float, doing: str = "", /) -> None:

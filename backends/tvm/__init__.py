@@ -149,7 +149,8 @@ class CPU(Backend):
         observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
         kept = Kept.of(network, target.gemm_tokens, config.drafts)
         given = config.chunk, config.threads, observed, rank, config.together, kept.floats, pages_held(config)
-        scratch = make_scratch(shape, target, *given, estimates=not shape.encoder)
+        halves = not shape.encoder and "Q8_0" in dict(spec.type_bytes)  # the head, which may be of another type
+        scratch = make_scratch(shape, target, *given, estimates=halves * (1 + config.drafts))
         per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
         fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
         per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes

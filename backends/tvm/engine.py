@@ -106,7 +106,8 @@ class NativeEngine:
         rank = padded_rank(config.lora_rank)
         kept = Kept.of(network, target.gemm_tokens, config.drafts)
         sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats, pages_held(config)
-        scratch, copies = make_scratch(shape, target, *sizes, estimates=design.estimates), config.threads * kept.copied
+        bounded = design.estimates * (1 + config.drafts)
+        scratch, copies = make_scratch(shape, target, *sizes, estimates=bounded), config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, self._head, config.sequences)
         reads = 0
@@ -137,7 +138,7 @@ class NativeEngine:
         self._given = self._floats[at : at + count].reshape(-1, shape.padded_hidden)
         self.stages: TwoStages | None = None  # of the head; counts are those of all sequences
         if design.estimates and not config.resident:
-            self.stages = TwoStages.of(spec.vocab, scratch, self._floats, self._integers)
+            self.stages = TwoStages.of(spec.vocab, bounded, scratch, self._floats, self._integers)
         self.most_candidates = MOST_CANDIDATES if self.stages else 0
         at, count = scratch.offsets["layer_inputs"], tokens * shape.layers * shape.padded_inputs
         self._inputs = self._floats[at : at + count].reshape(tokens, shape.layers, -1) if count else self._floats[:0]
@@ -308,8 +309,16 @@ class NativeEngine:
         """See VerifyingEngine, and `NativeSequence.verify`."""
         return self._sequences[0].verify(tokens)
 
-    def _verify(self, sequence: NativeSequence, tokens: IntArray) -> FloatArray:
-        """Run tokens of one sequence as if each ran alone. Returns their logits."""
+    def verify_top(self, tokens: IntArray, count: int) -> list[tuple[IntArray, FloatArray]]:
+        """See VerifyingEngine, and `NativeSequence.verify_top`."""
+        return self._sequences[0].verify_top(tokens, count)
+
+    def _verify(
+        self, sequence: NativeSequence, tokens: IntArray, wanted: int | None = None,
+        then: Callable[[], None] = lambda: None,
+    ) -> FloatArray:  # fmt: skip
+        """Run tokens of one sequence as if each ran alone. Returns their logits. wanted, then: as for `_run`; None: all
+        logits."""
         kv, count = sequence.kv, tokens.size
         check_positions(self.spec, kv.next_position + count)
         self._begin(tokens, sequence.adapters)
@@ -321,7 +330,7 @@ class NativeEngine:
         positions = kv.next_position + np.arange(count, dtype=np.int32)
         angle = sequence.angles.row(kv.rope.rotation, kv.next_rope_position, count)
         observed, drafts = np.zeros(count, np.int32), Job.VERIFIED if kv.state else 0
-        found = self._run_together(positions, observed, angle, [(sequence, count)], drafts)
+        found = self._run_together(positions, observed, angle, [(sequence, count)], drafts, wanted, then)
         if kv.state:
             kv.state.draft(count)
         return found
@@ -388,22 +397,24 @@ class NativeEngine:
         self._end()
         return self._logits_of(max(wanted, 0))
 
-    def _run_top(self, sequence: NativeSequence, token: IntArray, count: int) -> tuple[IntArray, FloatArray]:
-        """Run one token of a sequence. Returns the `count` largest logits: ids, and values."""
-        stages, workers = self.stages, self._workers
+    def _run_top(self, sequence: NativeSequence, tokens: IntArray, count: int) -> list[tuple[IntArray, FloatArray]]:
+        """Run a token of a sequence, or verify several. Returns the `count` largest logits after each: ids, values."""
+        stages, workers, rows = self.stages, self._workers, tokens.size
         if stages is None or workers is None:
             raise EngineError("the engine is closed")
         if not stages.pays(count):
-            return largest_of(self._run(sequence, token, 1)[0], count)
+            whole = self._run(sequence, tokens, 1) if rows == 1 else self._verify(sequence, tokens)
+            return [largest_of(each, count) for each in whole]
         tiles = np.zeros(0, np.int32)
 
         def rescore() -> None:
             nonlocal tiles
-            tiles = stages.survivors(count)
-            workers.run(kind=Job.RESCORE, count=tiles.size, wanted=1)
+            tiles = stages.survivors(count, rows)
+            workers.run(kind=Job.RESCORE, count=tiles.size, wanted=rows)
 
-        self._run(sequence, token, Job.ESTIMATED, rescore)
-        return stages.largest(self._logits, tiles, count)
+        (self._run if rows == 1 else self._verify)(sequence, tokens, Job.ESTIMATED, rescore)
+        logits = self._logits.reshape(-1, self._padded_vocab)
+        return [stages.largest(logits[row], tiles, count) for row in range(rows)]
 
     def _run_batch(self, tokens: IntArray, sequences: Sequence[NativeSequence]) -> FloatArray:
         """Run one token each of several sequences. Returns their logits."""
@@ -421,10 +432,10 @@ class NativeEngine:
 
     def _run_together(
         self, positions: IntArray, observed: IntArray, angle: int, sequences: Sequence[tuple[NativeSequence, int]],
-        drafts: int = 0,
+        drafts: int = 0, wanted: int | None = None, then: Callable[[], None] = lambda: None,
     ) -> FloatArray:  # fmt: skip
         """Run the tokens of `_begin`, each as if it ran alone. angle: the row of the first token's angles. sequences:
-        each with the number of its new rows. Returns the tokens' logits."""
+        each with the number of its new rows. wanted, then: as for `_verify`. Returns the tokens' logits."""
         count = positions.size
         numbers = np.repeat([each.number for each, _ in sequences], [rows for _, rows in sequences])
         self._tokens[count : 4 * count] = np.concatenate([positions, observed, numbers])
@@ -433,8 +444,10 @@ class NativeEngine:
         fitting = (at for at, size in enumerate(self._batches) if size >= count)
         self._finish(
             count, kind=Job.BATCH + next(fitting, len(self._batches) - 1), position=0, angle=angle,
-            wanted=count, observed=int(observed.any()), votes=0, sequence=sequences[0][0].number, drafts=drafts,
+            wanted=count if wanted is None else wanted, observed=int(observed.any()), votes=0,
+            sequence=sequences[0][0].number, drafts=drafts,
         )  # fmt: skip
+        then()
         for sequence, rows in sequences:
             sequence.kv.appended(rows)
         self._end()

@@ -53,7 +53,7 @@ class NativeSequence:
 
     run: runs tokens, at most a chunk, and returns the last rows of logits, [wanted, vocab]. verify: runs tokens as if
     each ran alone. adapt: changes the adapters of sequences. adapters: the number of this sequence's (`adapters.py`).
-    run_top: runs one token and returns its largest logits.
+    run_top: runs a token, or verifies several, and returns their largest logits.
     """
 
     capabilities = ENGINE.CAPABILITIES
@@ -63,7 +63,7 @@ class NativeSequence:
         run: Callable[[NativeSequence, IntArray, int], FloatArray],
         verify: Callable[[NativeSequence, IntArray], FloatArray],
         adapt: Callable[[Sequence[NativeSequence], Lora | None], None],
-        run_top: Callable[[NativeSequence, IntArray, int], tuple[IntArray, FloatArray]] | None = None,
+        run_top: Callable[[NativeSequence, IntArray, int], list[tuple[IntArray, FloatArray]]] | None = None,
     ) -> None:  # fmt: skip
         self.number, self.spec, self.config, self.kv, self.angles = number, spec, config, kv, angles
         self._run, self._verify, self._adapt, self._run_top = run, verify, adapt, run_top
@@ -106,7 +106,7 @@ class NativeSequence:
         check_generates(self.spec)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         self.kv.announce(1)
-        return self._run_top(self, tokens, count)
+        return self._run_top(self, tokens, count)[0]
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         check_generates(self.spec)
@@ -121,12 +121,23 @@ class NativeSequence:
 
     def verify(self, tokens: IntArray) -> FloatArray:
         """See VerifyingEngine. Raises UnsupportedError for more tokens than `EngineConfig.drafts` has room for."""
+        tokens = self._announce(tokens)
+        return self._run(self, tokens, 1) if tokens.size == 1 else self._verify(self, tokens)
+
+    def verify_top(self, tokens: IntArray, count: int) -> list[tuple[IntArray, FloatArray]]:
+        """See VerifyingEngine. Raises what `verify` raises."""
+        if self._run_top is None:
+            return [largest_of(each, count) for each in self.verify(tokens)]
+        return self._run_top(self, self._announce(tokens), count)
+
+    def _announce(self, tokens: IntArray) -> IntArray:
+        """The tokens that are verified together."""
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         if tokens.size > 1 + self.config.drafts:
             raise UnsupportedError(f"the engine can verify {self.config.drafts} drafts at once, not {tokens.size - 1}")
         tokens = tokens[: self.kv.at_once(tokens.size)]
         self.kv.announce(tokens.size)
-        return self._run(self, tokens, 1) if tokens.size == 1 else self._verify(self, tokens)
+        return tokens
 
     def close(self) -> None:
         """Does nothing: sequences are closed with their engine."""

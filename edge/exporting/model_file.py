@@ -181,7 +181,7 @@ def designs_section(layout: PackedLayout, config: EngineConfig, targets: Sequenc
         kept = Kept.of(layout.network, target.gemm_tokens, config.drafts)
         sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats
         estimates = Design.of(layout, config.kv_dtype, target).estimates
-        scratch = make_scratch(layout.shape, target, *sizes, estimates=estimates)
+        scratch = make_scratch(layout.shape, target, *sizes, estimates=int(estimates))
         copies = config.threads * kept.copied
         tokens = round_up(config.chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, layout.shape.padded_head)

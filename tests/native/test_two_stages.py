@@ -30,6 +30,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 pytest.importorskip("edge.backends.tvm")
 pytest.importorskip("tvm_ffi")
 
+DRAFTS = 3
 HIDDEN, VOCAB = 256, 1067  # more than one band of tiles; the last tile has rows that are no tokens
 COUNTS = (1, 2, 7, 16)
 TIED = Small(hidden=32, vocab=1103, heads=1, kv_heads=1, ffn=32, tied=True, types={"": "F16", "token_embd": "Q8_0"})
@@ -58,9 +59,8 @@ def blocks(quants: AnyArray, scales: AnyArray) -> AnyArray:
 
 
 def open_engine(model: Model, threads: int = 2) -> Any:
-    return find_backend("cpu", model.file, model.spec).load(
-        model.file, model.spec, EngineConfig(capacity=8, chunk=8, kv_dtype="f16", threads=threads)
-    )
+    config = EngineConfig(capacity=8, chunk=8, kv_dtype="f16", threads=threads, logits_rows=8, drafts=DRAFTS)
+    return find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config)
 
 
 def sorted_logits(logits: FloatArray, count: int) -> tuple[IntArray, FloatArray]:
@@ -70,24 +70,28 @@ def sorted_logits(logits: FloatArray, count: int) -> tuple[IntArray, FloatArray]
 
 
 def check(engine: Any, tokens: IntArray) -> None:
-    """Both stages run for each of the tokens, which see no others."""
-    for token in tokens:
+    """Both stages run for each of the tokens: alone, and in drafts of different lengths."""
+    places = [slice(at, at + 1) for at in range(len(tokens))]
+    places += [slice(at, at + 2 + at % DRAFTS) for at in range(0, len(tokens) - 1, DRAFTS)]
+    for place in places:
+        part = tokens[place]
         engine.kv.truncate(0)
-        logits = engine.forward(token[None]).copy()
+        logits = [engine.forward(token[None]).copy() for token in part]
         for count in COUNTS:
             engine.kv.truncate(0)
             engine.stages.go_on()
-            ids, values = engine.forward_top(token[None], count)
-            expected_ids, expected = sorted_logits(logits, count)
-            np.testing.assert_array_equal(ids, expected_ids)
-            np.testing.assert_array_equal(values.view(np.uint32), expected.view(np.uint32))
+            found = engine.verify_top(part, count) if part.size > 1 else [engine.forward_top(part, count)]
+            for (ids, values), whole in zip(found, logits, strict=True):
+                expected_ids, expected = sorted_logits(whole, count)
+                np.testing.assert_array_equal(ids, expected_ids)
+                np.testing.assert_array_equal(values.view(np.uint32), expected.view(np.uint32))
         lower, upper = engine.stages.bounds
-        padded = np.pad(logits, (0, -logits.size % 16), constant_values=-np.inf).reshape(-1, 16)
+        padded = np.pad(logits[0], (0, -logits[0].size % 16), constant_values=-np.inf).reshape(-1, 16)
         with np.errstate(invalid="ignore"):
             largest = np.fmax.reduce(padded, axis=1)
         assert (lower[:-1] <= largest[:-1]).all()
         assert ((upper >= largest) | ~np.isfinite(largest)).all()
-    assert engine.stages.tokens >= len(tokens) * len(COUNTS)
+    assert engine.stages.tokens >= len(places) * len(COUNTS)
 
 
 def bad_states(random: np.random.Generator) -> FloatArray:
@@ -152,7 +156,7 @@ def test_a_row_counts_once_its_logits_are_there(
     """An interruption between the stages leaves none."""
     engine = engines(open_engine(open_model(write_small(tmp_path / "model.gguf", TIED))))
 
-    def interrupt(count: int) -> None:
+    def interrupt(*_: int) -> None:
         raise KeyboardInterrupt
 
     token = np.array([7], np.int32)

@@ -37,8 +37,8 @@ class Job:
     sequence: the sequence whose fixed state a step, a chunk or drafts change.
     drafts: VERIFIED for a batch of tokens of one sequence that may be forgotten: inputs of fixed states are kept, and
     the states stay. An APPLY job with APPLIED then adds the first `count` of these tokens to the states.
-    wanted: ESTIMATED if a step bounds the logits of all tokens instead. A RESCORE job then computes those of `count`
-    tiles (phases/estimate.py).
+    wanted: ESTIMATED if a step or a batch bounds the logits of all tokens instead. A RESCORE job then computes those of
+    `count` tiles, for `wanted` rows (phases/estimate.py).
     """
 
     NAMES = (
@@ -255,13 +255,13 @@ def work_offsets(core: Attention, target: Target) -> dict[str, int]:
 
 def make_scratch(
     shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0, lora_rank: int = 0,
-    sequences: int = 1, kept: int = 0, pages: int = 0, *, estimates: bool = False,
+    sequences: int = 1, kept: int = 0, pages: int = 0, *, estimates: int = 0,
 ) -> Scratch:  # fmt: skip
     """Lay out the scratch memory. Rows are the tokens of a chunk or, in a step, a copy for each thread.
 
     observed_rows: rows that one head may hold, in whole tiles, if attention is observed; else 0. lora_rank: padded.
-    kept: `Kept.floats`. pages: the most that one head may hold, if steps select pages; else 0. estimates: with memory
-    for a head in two stages.
+    kept: `Kept.floats`. pages: the most that one head may hold, if steps select pages; else 0. estimates: tokens
+    whose logits are bounded at once; 0 without a head in two stages.
     """
     tokens = round_up(max(chunk, sequences), target.gemm_tokens)
     rows = max(tokens, threads)
@@ -294,16 +294,16 @@ def make_scratch(
         "kept": kept,
         "page_scores": shape.kv_heads * page_stride,
     }
-    tiles = shape.padded_vocab // 16 if estimates else 0
+    tiles, bounded = shape.padded_vocab // 16 if estimates else 0, threads + estimates if estimates else 0
     floats |= {
-        "head_upper": tiles,
-        "head_lower": tiles,
-        "head_bounds": threads * round_up(shape.hidden // 32, LINE) if tiles else 0,
+        "head_upper": estimates * tiles,
+        "head_lower": estimates * tiles,
+        "head_bounds": bounded * round_up(shape.hidden // 32, LINE),
     }
     integers = {
         "words": values // 4, "corrections": blocks, "half_corrections": 2 * blocks,
         "page_list": threads * page_stride,
-        "head_tiles": tiles, "head_exact": threads * LINE if tiles else 0,
+        "head_tiles": tiles, "head_exact": bounded * LINE,
     }  # fmt: skip
     of_integers = {name for core in cores for name in kind_of(core).integers(core, Sizes(1, 1, 1))}
     for name, count in found.items():

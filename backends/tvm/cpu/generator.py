@@ -36,7 +36,7 @@ from edge.backends.tvm.cpu.phases import (
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, PassKind, Unit, pass_kinds
 from edge.backends.tvm.cpu.phases.embed import embed
 from edge.backends.tvm.cpu.phases.estimate import estimate
-from edge.backends.tvm.cpu.phases.head import head
+from edge.backends.tvm.cpu.phases.head import head, rescore
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.shape import Shape, padded_head
@@ -85,7 +85,7 @@ def build(design: Design) -> Program:
     """Build a design's functions. Units are separate: LLVM takes more than twice the time for twice the size."""
     units: dict[str, dict[str, Any]] = {}
     for name, (unit, number) in _units(design).items():
-        passes = [kind for kind in pass_kinds(design) if kind.single or name not in _OF_STEPS]
+        passes = [kind for kind in pass_kinds(design) if name not in _OF_HEADS or _OF_HEADS[name](kind)]
         kinds = {_unit_name(kind, name): kind for kind in reversed(passes)}  # the first of equal names
         units[name] = {
             design.symbol(function): _unit(design, kind, name, unit, number)
@@ -122,6 +122,8 @@ def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
             found[design.shape.code(number, name)] = (_then_evict(unit) if ends and name == last else unit), number
     if design.estimates:
         found["estimate"] = lambda b, _layer: estimate(b), None
+        if design.batches:
+            found["rescore"] = lambda b, _layer: rescore(b), None
     return found if design.shape.encoder else found | {"head": (lambda b, _layer: head(b), None)}
 
 
@@ -274,7 +276,7 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
                         _layer(shape, form, kind, layer, emit, waves)
             if shape.encoder:
                 continue
-            if not (kind.single and design.estimates):
+            if not (_OF_HEADS["estimate"](kind) and design.estimates):
                 emit(kind, "head", i64(0), i64(0))
                 continue
             wanted = let(T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])[Job.slot("wanted")])
@@ -283,8 +285,13 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
             with when(wanted > Job.ESTIMATED):
                 emit(kind, "head", i64(0), i64(0))
     if design.estimates:
-        with when(number == Job.RESCORE):
-            emit(next(kind for kind in pass_kinds(design) if kind.single), "head", i64(0), i64(0))
+        step, *batches = filter(_OF_HEADS["estimate"], pass_kinds(design))
+        wanted = let(T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])[Job.slot("wanted")])
+        with when(T.And(number == Job.RESCORE, wanted == 1)):
+            emit(step, "head", i64(0), i64(0))
+        for kind in batches[-1:]:
+            with when(T.And(number == Job.RESCORE, wanted > 1)):
+                emit(kind, "rescore", i64(0), i64(0))
     of_drafts = [kind for kind in pass_kinds(design) if kind.drafts]
     if shape.states and of_drafts:
         with when(number == Job.APPLY), loop(i64(0), i64(shape.layers)) as layer:
@@ -326,7 +333,10 @@ CORES: dict[type, dict[str, Unit]] = {
     Mamba: mamba.UNITS, ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
     NextToken: next_token.UNITS,
 }  # fmt: skip
-_OF_STEPS = ("estimate",)
+# Units of heads in two stages, and the passes that have them. (A step rescores by the code of its whole head.)
+_OF_HEADS: dict[str, Callable[[PassKind], bool]] = {
+    "estimate": lambda kind: kind.single or kind.apart, "rescore": lambda kind: kind.apart,
+}  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
 _RECURRENT: dict[type, str] = {DeltaNet: "delta_net", Mamba: "mamba_scan", ShortConvolution: "convolve"}
 _ALIKE = ("embed", "attend", *_RECURRENT.values())  # units without products

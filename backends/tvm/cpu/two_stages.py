@@ -22,9 +22,10 @@ _BLOCK = 64  # logits of which one maximum is taken
 class TwoStages:
     """Chooses tiles by their bounds, and whether bounds are worth computing.
 
-    upper, lower: the largest upper and lower bounds of each tile. tiles: the list for the second stage. Counts:
-    `tokens` that went through both stages, the `tiles_read` for them in the second, and `whole` tokens, for which the
-    head was read as a whole, because many tiles had survived before, or many logits were wanted.
+    upper, lower: the largest upper and lower bounds of each tile, [tokens of a pass, tiles]. tiles: the list for the
+    second stage. Counts: the `tokens` (of a draft, all as one) that went through both stages, the `tiles_read` for them
+    in the second, and `whole` ones, for which the head was read as a whole, because many tiles had survived before, or
+    many logits were wanted.
     """
 
     def __init__(self, vocab: int, upper: FloatArray, lower: FloatArray, tiles: IntArray) -> None:
@@ -33,9 +34,11 @@ class TwoStages:
         self.tokens = self.tiles_read = self.whole = 0
 
     @classmethod
-    def of(cls, vocab: int, scratch: Scratch, floats: FloatArray, integers: IntArray) -> TwoStages:
+    def of(cls, vocab: int, tokens: int, scratch: Scratch, floats: FloatArray, integers: IntArray) -> TwoStages:
+        """tokens: the most of a pass."""
         count = -(-vocab // TILE)
-        upper, lower = (floats[scratch.offsets[name] :][:count] for name in ("head_upper", "head_lower"))
+        arrays = (floats[scratch.offsets[name] :][: tokens * count] for name in ("head_upper", "head_lower"))
+        upper, lower = (each.reshape(tokens, count) for each in arrays)
         return cls(vocab, upper, lower, integers[scratch.offsets["head_tiles"] :][:count])
 
     @property
@@ -45,8 +48,8 @@ class TwoStages:
 
     @property
     def bounds(self) -> tuple[FloatArray, FloatArray]:
-        """The largest lower and upper bounds of every tile, for the last token that went through both stages."""
-        return self._lower, self._upper
+        """The largest lower and upper bounds of every tile, for the first token of the last pass in two stages."""
+        return self._lower[0], self._upper[0]
 
     def go_on(self) -> None:
         """Send the next token through both stages, however many tiles survived before."""
@@ -60,12 +63,13 @@ class TwoStages:
             return False
         return True
 
-    def survivors(self, count: int) -> IntArray:
-        """The tiles that may hold one of the `count` largest logits, in ascending order."""
+    def survivors(self, count: int, tokens: int = 1) -> IntArray:
+        """The tiles that may hold one of the `count` largest logits of one of the tokens, in ascending order."""
+        upper, lower = self._upper[:tokens], self._lower[:tokens]
         if self._vocab % TILE:  # rows of the last tile are no tokens
-            self._upper[-1], self._lower[-1] = np.inf, -np.inf
-        threshold = self._lower.max() if count == 1 else np.partition(self._lower, -count)[-count]
-        found = np.flatnonzero(self._upper >= threshold)
+            upper[:, -1], lower[:, -1] = np.inf, -np.inf
+        thresholds = lower.max(axis=1) if count == 1 else np.partition(lower, -count, axis=1)[:, -count]
+        found = np.flatnonzero((upper >= thresholds[:, None]).any(axis=0))
         self._tiles[: found.size] = found
         self.tokens, self.tiles_read = self.tokens + 1, self.tiles_read + found.size
         many = found.size > FEW * self._tiles.size

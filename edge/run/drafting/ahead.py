@@ -80,15 +80,19 @@ class Ahead:
         """Most tokens that the engine chooses in one burst, in an answer of `answered` tokens so far."""
         return min(1 + answered // IN_VAIN, int(BURST_S / self._pace))
 
-    def verify(self, engine: VerifyingEngine, tokens: IntArray, draft: IntArray) -> tuple[int, int, FloatArray]:
-        """Run pending tokens and the draft after them, and keep the part of the draft that was run.
+    def verify(
+        self, engine: VerifyingEngine, tokens: IntArray, draft: IntArray, top: int = 0
+    ) -> tuple[int, int, Outcome]:  # fmt: skip
+        """Run pending tokens and the draft after them, and keep the part of the draft that was run. top: the largest
+        logits that are enough; 0: all are needed.
 
-        Returns the number of tokens that have been run, the number of pending ones among them, and the logits after the
-        last of these, float32 [vocab].
+        Returns the number of tokens that have been run, the number of pending ones among them, and the outcome of the
+        last of these.
         """
-        found = engine.verify(np.concatenate([tokens, draft]) if draft.size else tokens)
+        together = np.concatenate([tokens, draft]) if draft.size else tokens
+        found = engine.verify_top(together, top) if top else engine.verify(together)
         pending = min(tokens.size, len(found))
-        outcome, *others = list[FloatArray](found[pending - 1 :])
+        outcome, *others = list[Outcome](found[pending - 1 :])
         self.drafted = len(others)
         self._queue.extend(zip(draft.tolist(), others, strict=False))
         return len(found), pending, outcome

@@ -284,7 +284,6 @@ class TokenSequence:
         tokens, engine = np.array(self.pending[:count], np.int32), cast(PickingEngine, self.engine)
         picks = engine.capabilities.picks
         tops = engine.capabilities.tops and 0 < sample.candidates <= engine.most_candidates
-        tops = tops and (picks or count == 1)  # of a chunk, an engine without a device of its own has all
         chooses = picks and len(self.pending) == 1 and sample.greedy and sample.banned.size <= engine.most_banned
         if chooses and (most := most_ahead()):
             self._outcome = self._run_greedy(self.pending[0], most, sample.banned)
@@ -294,8 +293,8 @@ class TokenSequence:
             if tops and tokens.size + draft.size == 1:
                 self._run_top(engine, tokens, sample.candidates)
             else:
-                self._verify(tokens, draft)
-        elif tops:
+                self._verify(tokens, draft, sample.candidates if tops else 0)
+        elif tops and (picks or count == 1):  # of a chunk, an engine without a device of its own has all
             self._run_top(engine, tokens, sample.candidates)
         else:
             self._outcome = self.forward(tokens, upcoming=1)
@@ -315,12 +314,12 @@ class TokenSequence:
         room = min(most_ahead(), self.engine.kv.free, 1 + self.plan.config.drafts)
         return speculation.propose(room - count, count, self.engine.kv.length)
 
-    def _verify(self, tokens: IntArray, draft: IntArray) -> None:
-        """Run pending tokens and a draft, which goes into `ahead`."""
+    def _verify(self, tokens: IntArray, draft: IntArray, top: int) -> None:
+        """Run pending tokens and a draft, which goes into `ahead`. top: as for `Ahead.verify`."""
         if tokens.size + draft.size == 1:
             self._outcome = self.forward(tokens, upcoming=1)
             return
-        found, self.ran, self._outcome = self.ahead.verify(cast(VerifyingEngine, self.engine), tokens, draft)
+        found, self.ran, self._outcome = self.ahead.verify(cast(VerifyingEngine, self.engine), tokens, draft, top)
         self._count(np.concatenate([tokens, draft])[:found])
 
     def observe_next(self) -> int:

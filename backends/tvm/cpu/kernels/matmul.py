@@ -141,17 +141,21 @@ def _integers(
             each.value = result
 
 
-def sum_of_scales(
-    isa: Isa, weights: Weights, matrix: Matrix, tile: Value, factors: Buffer, start: Value
-) -> Register:  # fmt: skip
-    """Σ over parts of |d| · factors[start + part], of 16 rows. The matrix is one of the halves of `HALVED`."""
+def sums_of_scales(
+    isa: Isa, weights: Weights, matrix: Matrix, tile: Value, factors: Buffer, starts: Sequence[Value]
+) -> list[Register]:  # fmt: skip
+    """Σ over parts of |d| · factors[start + part], of 16 rows, for each start. The matrix is one of the halves of
+    `HALVED`."""
     assert isinstance(matrix.block, IntegerBlock)
     _, first_scales = _tile(matrix, HALVED, tile)
-    found = Register()
-    found.value = floats(0)
+    found = [Register() for _ in starts]
+    for each in found:
+        each.value = floats(0)
     with loop(i64(0), i64(matrix.pieces)) as at:
         scale, *_ = _read_scale(isa, weights, HALVED, first_scales, at, 0)
-        found.value = found.value + pure("float32x16", "llvm.fabs", scale) * spread(factors[start + at])
+        size = let(pure("float32x16", "llvm.fabs", scale))
+        for each, start in zip(found, starts, strict=True):
+            each.value = each.value + size * spread(factors[start + at])
     return found
 
 

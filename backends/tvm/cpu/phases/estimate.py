@@ -21,13 +21,15 @@ everything.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.arguments import LINE
 from edge.backends.tvm.cpu.kernels.activations import Quantized
-from edge.backends.tvm.cpu.kernels.matmul import multiply, prefetch_part, sum_of_scales
+from edge.backends.tvm.cpu.kernels.matmul import multiply, prefetch_part, sums_of_scales
 from edge.backends.tvm.cpu.kernels.vectors import (
     Register,
     Value,
@@ -39,6 +41,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     load,
     loop,
     pure,
+    quotient,
     when,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
@@ -53,40 +56,95 @@ _MOST = 3.4028234663852886e38  # of float32
 
 
 def estimate(b: PassBuilder) -> None:
-    """Store each tile's largest upper and largest lower bound of a logit; rows beyond the vocabulary are 0."""
-    shape, row = b.shape, b.thread
-    b.norm_row(i64(0), row, "output_norm", None)
-    b.quantize_row("normed", shape.padded_hidden, row, row, [b.design.head])
-    parts = shape.hidden // PART
-    exact = min(MOST_EXACT, parts)
-    bounds, chosen = let(b.at("head_bounds") + row * round_up(parts, LINE)), let(b.at("head_exact") + row * LINE)
-    _bound_blocks(b, b.quantized(), parts, bounds)
-    _choose_exact(b, parts, bounds, exact, chosen)
-    b.mark("output_norm")
-    inputs = b.inputs("normed", shape.padded_hidden)
-    halved = b.matrix(b.design.head, shape.hidden, "head")
+    """Store each tile's largest upper and largest lower bound of a logit, for every token; rows beyond the vocabulary
+    are 0."""
+    tiles, chosen = b.shape.padded_vocab // 16, let(b.at("head_exact") + b.thread * LINE)
+    own = _bounds_at(b, b.thread)
+    if b.single:
+        _prepare_row(b, i64(0), b.thread, own)
+        _choose_exact(b, own, chosen)
+        _reduce(b, own, chosen)
+        b.mark("output_norm")
+    else:
+        _prepare_rows(b, own, chosen)
+    inputs = b.inputs("normed", b.shape.padded_hidden)
+    halved = b.matrix(b.design.head, b.shape.hidden, "head")
     high, low = (replace(halved, block=half) for half in HALVED.halves)
     upper_at, lower_at = b.at("head_upper"), b.at("head_lower")
     ahead = _TILES_AHEAD * (b.threads if b.dealt else 1)
-    with b.phase("head"), b.shared_out(i64(shape.padded_vocab // 16)) as tile:
-        with loop(i64(0), i64(exact)) as number:
-            part = let(T.cast(b.integers[chosen + number], "int64"))
-            prefetch_part(b.weights, low, tile + ahead, part, b.target)
-        (sums,) = b.multiply(high, tile, inputs, [row])
-        with loop(i64(0), i64(exact)) as number:
-            part = let(T.cast(b.integers[chosen + number], "int64"))
-            (more,) = multiply(b.isa, b.weights, low, tile, inputs, [row], None, (part, part + 1))
-            sums.value = sums.value + more.value
-        error = let(sum_of_scales(b.isa, b.weights, high, tile, b.floats, bounds).value + floats(_UNDERFLOW))
-        upper = let(T.Select(error <= floats(_LARGEST), sums.value + error, floats(_MOST)))
-        lower = let(T.Select(error <= floats(_LARGEST), sums.value - error, floats(-_MOST)))
-        T.buffer_store(b.floats, largest(upper), [upper_at + tile])
-        T.buffer_store(b.floats, largest(lower), [lower_at + tile])
+
+    @contextmanager
+    def exact_parts() -> Iterator[Value]:
+        with loop(i64(0), i64(_exact(b))) as number:
+            yield let(T.cast(b.integers[chosen + number], "int64"))
+
+    def bound(tile: Value, rows: Sequence[Value], bounds: Sequence[Value]) -> list[tuple[Value, Value]]:
+        """The bounds of a tile's logits, for these rows of activations."""
+        sums = b.multiply(high, tile, inputs, rows)
+        with exact_parts() as part:
+            more = multiply(b.isa, b.weights, low, tile, inputs, rows, None, (part, part + 1))
+            for each, other in zip(sums, more, strict=True):
+                each.value = each.value + other.value
+        found = []
+        for each, size in zip(sums, sums_of_scales(b.isa, b.weights, high, tile, b.floats, bounds), strict=True):
+            error = let(size.value + floats(_UNDERFLOW))
+            upper = let(T.Select(error <= floats(_LARGEST), each.value + error, floats(_MOST)))
+            lower = let(T.Select(error <= floats(_LARGEST), each.value - error, floats(-_MOST)))
+            found.append((largest(upper), largest(lower)))
+        return found
+
+    with b.phase("head"), b.shared_out(i64(tiles)) as tile:
+        if b.single:
+            with exact_parts() as part:
+                prefetch_part(b.weights, low, tile + ahead, part, b.target)
+            ((upper, lower),) = bound(tile, [b.thread], [own])
+            T.buffer_store(b.floats, upper, [upper_at + tile])
+            T.buffer_store(b.floats, lower, [lower_at + tile])
+            return
+        with loop(i64(0), quotient(b.count + (b.batch - 1), b.batch)) as block:
+            rows = [let(T.min(block * b.batch + index, b.count - 1)) for index in range(b.batch)]
+            found = bound(tile, rows, [_bounds_at(b, b.threads + row) for row in rows])
+            for row, (upper, lower) in zip(rows, found, strict=True):
+                T.buffer_store(b.floats, upper, [upper_at + row * tiles + tile])
+                T.buffer_store(b.floats, lower, [lower_at + row * tiles + tile])
 
 
-def _bound_blocks(b: PassBuilder, x: Quantized, parts: int, bounds: Value) -> None:
+def _exact(b: PassBuilder) -> int:
+    return min(MOST_EXACT, b.shape.hidden // PART)
+
+
+def _bounds_at(b: PassBuilder, number: Value) -> Value:
+    """Where the factors of the bound are: each thread has some of its own, and then each token of a batch."""
+    return let(b.at("head_bounds") + number * round_up(b.shape.hidden // PART, LINE))
+
+
+def _prepare_rows(b: PassBuilder, own: Value, chosen: Value) -> None:
+    """Prepare the tokens of a batch, for all of which the low bits of the same blocks are read: those in which the
+    tokens' activations together are largest."""
+    with b.phase("output_norm"), b.shared_out(b.count) as row:
+        _prepare_row(b, row, row, _bounds_at(b, b.threads + row))
+    with b.phase("output_norm"):
+        with loop(i64(0), i64(b.shape.hidden // PART)) as part:
+            T.buffer_store(b.floats, T.float32(0), [own + part])
+            with loop(i64(0), b.count) as row:
+                each = let(b.floats[_bounds_at(b, b.threads + row) + part])
+                with when(each >= T.float32(0)):  # no NaN
+                    T.buffer_store(b.floats, b.floats[own + part] + each, [own + part])
+        _choose_exact(b, own, chosen)
+    with b.phase("output_norm"), b.shared_out(b.count) as row:
+        _reduce(b, _bounds_at(b, b.threads + row), chosen)
+
+
+def _prepare_row(b: PassBuilder, source: Value, row: Value, bounds: Value) -> None:
+    """Normalize and quantize a row, and store its factors of the bound."""
+    b.norm_row(source, row, "output_norm", None)
+    b.quantize_row("normed", b.shape.padded_hidden, row, row, [b.design.head])
+    _bound_blocks(b, b.quantized(), row, b.shape.hidden // PART, bounds)
+
+
+def _bound_blocks(b: PassBuilder, x: Quantized, row: Value, parts: int, bounds: Value) -> None:
     """The factor of |d| in the bound, for every block."""
-    words, scales = let(x.words_at(b.thread)), let(x.scales + x.blocks_at(b.thread))
+    words, scales = let(x.words_at(row)), let(x.scales + x.blocks_at(row))
     factor = (MIDDLE + _rounding(parts)) * (1 + 2.0**-12)
     with loop(i64(0), i64(parts)) as part:
         sums = [_sum_of_sizes(b, words + part * 8 + at) for at in (0, 4)]
@@ -100,24 +158,29 @@ def _sum_of_sizes(b: PassBuilder, at: Value) -> Value:
     return let(pure("int32", "llvm.vector.reduce.add", T.max(values, ints(0) - values)))
 
 
-def _choose_exact(b: PassBuilder, parts: int, bounds: Value, exact: int, chosen: Value) -> None:
-    """Choose the blocks with the largest bounds, and reduce these to their share of the rounding. It is negative until
-    all are chosen, so that none is chosen twice unless its activations are 0."""
-    share = _rounding(parts) / (MIDDLE + _rounding(parts)) * (1 + 2.0**-12)
-    for number in range(exact):
+def _choose_exact(b: PassBuilder, bounds: Value, chosen: Value) -> None:
+    """Choose the blocks with the largest bounds, which become negative, so that none is chosen twice unless its
+    activations are 0."""
+    for number in range(_exact(b)):
         found, most = b.counter(), Register(lanes=1)
         most.value = T.float32(-1)
-        with loop(i64(0), i64(parts)) as part:
+        with loop(i64(0), i64(b.shape.hidden // PART)) as part:
             bound = let(b.floats[bounds + part])
             with when(T.And(bound >= T.float32(0), bound > most.value)):
                 most.value = bound
                 found.value = T.cast(part, "int32")
         T.buffer_store(b.integers, found.value, [chosen + number])
         at = let(bounds + T.cast(found.value, "int64"))
-        T.buffer_store(b.floats, b.floats[at] * T.float32(-share), [at])
-    for number in range(exact):
+        T.buffer_store(b.floats, T.float32(0) - b.floats[at], [at])
+
+
+def _reduce(b: PassBuilder, bounds: Value, chosen: Value) -> None:
+    """Reduce the bounds of the chosen blocks to their share of the rounding."""
+    parts = b.shape.hidden // PART
+    share = _rounding(parts) / (MIDDLE + _rounding(parts)) * (1 + 2.0**-12)
+    for number in range(_exact(b)):
         at = let(bounds + T.cast(b.integers[chosen + number], "int64"))
-        T.buffer_store(b.floats, T.max(b.floats[at], T.float32(0) - b.floats[at]), [at])
+        T.buffer_store(b.floats, T.max(b.floats[at], T.float32(0) - b.floats[at]) * T.float32(share), [at])
 
 
 def _rounding(parts: int) -> float:

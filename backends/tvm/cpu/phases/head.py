@@ -53,6 +53,16 @@ def head(b: PassBuilder) -> None:
         evict_piece(b, let(part + shape.layers))
 
 
+def rescore(b: PassBuilder) -> None:
+    """Logits of several tokens, of the `given` tiles that are listed, with the activations that `estimate` left."""
+    matrix, inputs = b.matrix(b.design.head, b.shape.hidden, "head"), b.inputs("normed", b.shape.padded_hidden)
+    with b.phase("head"), b.shared_out(b.given) as index:
+        tile = let(T.cast(b.integers[b.at("head_tiles") + index], "int64"))
+        with loop(i64(0), _batches(b)) as block:
+            rows = [let(block * b.batch + index) for index in range(b.batch)]
+            logits_tile(b, matrix, tile, inputs, rows, rows)
+
+
 def _batches(b: PassBuilder) -> Value:
     return quotient(b.wanted + (b.batch - 1), b.batch)
 
