@@ -52,7 +52,7 @@ def functions(name: str) -> dict[str, Any]:
     from tvm.tirx.script.builder import ir as T  # noqa: N812
 
     from edge.backends.tvm.cpu.kernels.isa import ISAS
-    from edge.backends.tvm.cpu.kernels.vectors import LANES, PINS, i64, let, load, store
+    from edge.backends.tvm.cpu.kernels.vectors import LANES, i64, let, load, store
 
     isa, made = ISAS[name], dict[str, Any]()
 
@@ -61,7 +61,7 @@ def functions(name: str) -> dict[str, Any]:
             T.func_name(symbol)
             T.func_attr({"global_symbol": symbol, "tirx.noalias": True})
             arguments = [T.arg(f"argument{at}", T.ptr(each)) for at, each in enumerate(types)]
-            with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", PINS):
+            with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", isa.pins):
                 emit(*(T.decl_buffer((1 << 20,), each, data=at) for each, at in zip(types, arguments, strict=True)))
         made[symbol] = builder.get()
 

@@ -68,6 +68,7 @@ def test_a_chat_on_a_phone(page: Page, folder: Path) -> None:
     until(page, f"document.querySelectorAll('#turns li:not(.note)').length === 4 && {LAST}.ariaBusy === 'false'")
     page.value("document.getElementById('new').click()")
     until(page, "!document.querySelectorAll('#turns li').length")
+    until(page, f"!(await {RECORD})?.turns?.length")
     page.visit(url)
     until(page, READY)
     assert turns(page) == []

@@ -207,7 +207,7 @@ def run_job(design: Design, threads: int) -> Any:
         pointers = {
             name: T.match_buffer(argument, (T.int64(),), types[name]).data for name, argument in arguments.items()
         }
-        functions = imports(design.target) + experts.FUNCTIONS
+        functions = imports(design.target) + experts.FUNCTIONS + ISAS[design.target.name].pins
         with T.attr(0, "pragma_import_llvm", functions), T.parallel(0, threads) as thread:
             job = T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])
             units = _units(design)
