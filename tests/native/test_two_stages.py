@@ -72,7 +72,7 @@ def sorted_logits(logits: FloatArray, count: int) -> tuple[IntArray, FloatArray]
 def check(engine: Any, tokens: IntArray) -> None:
     """Both stages run for each of the tokens: alone, and in drafts of different lengths."""
     places = [slice(at, at + 1) for at in range(len(tokens))]
-    places += [slice(at, at + 2 + at % DRAFTS) for at in range(0, len(tokens) - 1, DRAFTS)]
+    places += [slice(at, at + 2 + number % DRAFTS) for number, at in enumerate(range(0, len(tokens) - 1, DRAFTS))]
     for place in places:
         part = tokens[place]
         engine.kv.truncate(0)

@@ -294,16 +294,16 @@ def make_scratch(
         "kept": kept,
         "page_scores": shape.kv_heads * page_stride,
     }
-    tiles, bounded = shape.padded_vocab // 16 if estimates else 0, threads + estimates if estimates else 0
+    choosing = threads if estimates else 0  # each thread finds the blocks whose low bits it reads
     floats |= {
-        "head_upper": estimates * tiles,
-        "head_lower": estimates * tiles,
-        "head_bounds": bounded * round_up(shape.hidden // 32, LINE),
+        "head_upper": estimates * shape.padded_vocab // 16,
+        "head_lower": estimates * shape.padded_vocab // 16,
+        "head_bounds": (choosing + estimates) * round_up(shape.hidden // 32, LINE),
     }
     integers = {
         "words": values // 4, "corrections": blocks, "half_corrections": 2 * blocks,
         "page_list": threads * page_stride,
-        "head_tiles": tiles, "head_exact": bounded * LINE,
+        "head_tiles": shape.padded_vocab // 16 if estimates else 0, "head_exact": choosing * LINE,
     }  # fmt: skip
     of_integers = {name for core in cores for name in kind_of(core).integers(core, Sizes(1, 1, 1))}
     for name, count in found.items():

@@ -254,7 +254,10 @@ Emit = Callable[[PassKind, str, Value, Value], None]
 def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) -> None:
     """Emit the units of a job in order, layer by layer and block by block."""
     shape, slots = design.shape, Table.of(design.shape)
-    table, integers = (T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("table", "integers"))
+    table, integers, job = (
+        T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("table", "integers", "job")
+    )
+    wanted = let(job[Job.slot("wanted")])
 
     def waves(kind: PassKind, layer: Value, names: Sequence[str]) -> None:
         """Emit units of experts for several tokens, in waves of some of the experts."""
@@ -279,14 +282,12 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
             if not (_OF_HEADS["estimate"](kind) and design.estimates):
                 emit(kind, "head", i64(0), i64(0))
                 continue
-            wanted = let(T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])[Job.slot("wanted")])
             with when(wanted == Job.ESTIMATED):
                 emit(kind, "estimate", i64(0), i64(0))
             with when(wanted > Job.ESTIMATED):
                 emit(kind, "head", i64(0), i64(0))
     if design.estimates:
         step, *batches = filter(_OF_HEADS["estimate"], pass_kinds(design))
-        wanted = let(T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])[Job.slot("wanted")])
         with when(T.And(number == Job.RESCORE, wanted == 1)):
             emit(step, "head", i64(0), i64(0))
         for kind in batches[-1:]:
