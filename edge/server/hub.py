@@ -42,7 +42,7 @@ class Hub:
             self.counts["reused_tokens"] += result.tokens.reused
             self.counts["generated_tokens"] += result.tokens.generated
             self.counts["evicted_rows"] += result.kv.evicted
-            self.counts["millijoules"] += round(1e3 * result.energy.joules)
+            self.counts["microjoules"] += round(1e6 * result.energy.joules)
             self.counts["milliseconds"] += round(1e3 * result.timings.total_s)
         ended = "answers" if isinstance(result, RunReport) else "failed"
         self.counts["cancelled" if job.cancelled else ended] += 1

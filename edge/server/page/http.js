@@ -1,4 +1,6 @@
 /** The back end: this server's chat completions, as a stream. */
+import { joulesText } from "./chat/chat.js";
+
 /** @typedef {import("./chat/chat.js").Turn} Turn @typedef {import("./chat/chat.js").Part} Part */
 
 const KEY = "edge key"; // of the API, in this tab's storage
@@ -107,11 +109,6 @@ function figures(usage, timings) {
     speed && `${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s`,
     joules !== undefined && `${joulesText(joules)} J`,
   ].filter(Boolean).join(" · ");
-}
-
-/** @param {number} joules */
-export function joulesText(joules) {
-  return joules.toFixed(joules < 100 ? 1 : 0);
 }
 
 /** The JSON of server-sent events. @param {Response} response */

@@ -1,7 +1,7 @@
 /** The chat page of `edge serve`: conversations with its models, kept in this browser. */
-import { Chat, saidOf } from "./chat/chat.js";
+import { Chat, joulesText, saidOf } from "./chat/chat.js";
 import { element, icon, iconButton } from "./chat/dom.js";
-import { answer, call, joulesText, onKeyNeeded } from "./http.js";
+import { answer, call, onKeyNeeded } from "./http.js";
 import { forgetChat, keepChat, keepSettings, readChat, readChats, readSettings, titleOf } from "./store.js";
 
 const find = (/** @type {string} */ id) => /** @type {any} */ (document.getElementById(id));

@@ -94,7 +94,7 @@ def _edge(answers: list[Answer], reports: list[RunReport]) -> dict[str, Any]:
     last = reports[-1]
     prefix = next((each.ended.prefix for each in answers if each.ended and each.ended.prefix), None)
     return {
-        "joules": round(sum(each.energy.joules for each in reports), 3),
+        "joules": round(sum(each.energy.joules for each in reports), 6),
         "energy": {"source": last.energy.source, "certainty": last.energy.certainty, "scope": last.energy.scope},
         "seconds": round(sum(each.timings.total_s for each in reports), 4),
         "stop_reason": last.stop_reason,

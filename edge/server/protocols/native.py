@@ -85,7 +85,7 @@ def props(hub: Hub, entry: Entry) -> dict[str, Any]:
                 "max_temp": options.max_temp,
             },
             "memory": hub.pool.ledger.figures(),
-            "joules": hub.counts["millijoules"] / 1e3,
+            "joules": hub.counts["microjoules"] / 1e6,
             "plan": session.plan.to_dict() if session else None,
         },
     }  # fmt: skip
@@ -108,10 +108,10 @@ def metrics(hub: Hub) -> Response:
 
     for name, help in _HELP.items():
         add(f"{name}_total", "counter", help, ("", hub.counts[name]))
-    add("joules_total", "counter", "Joules of answers.", ("", hub.counts["millijoules"] / 1e3))
+    add("joules_total", "counter", "Joules of answers.", ("", hub.counts["microjoules"] / 1e6))
     pool.energy.read(anew=True)
     add("model_joules_total", "counter", "Joules of the passes of a model, by their time.",
-        *((f'{{model="{name}"}}', round(share.joules, 3)) for name, share in pool.shares.items()))  # fmt: skip
+        *((f'{{model="{name}"}}', round(share.joules, 6)) for name, share in pool.shares.items()))  # fmt: skip
     add("answer_seconds_total", "counter", "Seconds of answers.", ("", hub.counts["milliseconds"] / 1e3))
     responses = sorted(hub.responses.items())
     add("responses_total", "counter", "Responses by path and status.",

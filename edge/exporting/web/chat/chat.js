@@ -273,3 +273,8 @@ export function saidOf(error) {
   const said = String(error?.message ?? error);
   return /^https?:/.test(said) ? said : said.charAt(0).toUpperCase() + said.slice(1);
 }
+
+/** Of less than a joule two digits, so that a short answer never costs 0.0. @param {number} joules */
+export function joulesText(joules) {
+  return joules < 1 ? String(Number(joules.toPrecision(2))) : joules.toFixed(joules < 100 ? 1 : 0);
+}

@@ -1,5 +1,5 @@
 /** The chat page: one conversation with the model of this site, which survives a reload. */
-import { Chat, saidOf } from "./chat/chat.js";
+import { Chat, joulesText, saidOf } from "./chat/chat.js";
 import { forgetChat, keepChat, readChat } from "./chats.js";
 import { Edge } from "./edge/index.js";
 
@@ -85,7 +85,7 @@ function meter(report) {
   const { bytes, bound } = report.memory;
   find("speed").textContent = report.tokensPerSecond ? report.tokensPerSecond.toFixed(0) : "–";
   find("memory").textContent = `${mib(bytes)} of ${mib(bound)}`;
-  find("joules").textContent = report.joules === undefined ? "–" : report.joules.toFixed(report.joules < 100 ? 1 : 0);
+  find("joules").textContent = report.joules === undefined ? "–" : joulesText(report.joules);
   find("bar").firstElementChild.style.width = `${(100 * bytes) / bound}%`;
 }
 
