@@ -132,7 +132,9 @@ class Pool:
         waiting = sum(worker.queued + worker.running for worker in self.workers.values())
         pace = max((worker.seconds for worker in self.workers.values()), default=1.0)
         retry = int(min(60, max(1, waiting * pace)))
-        return RefusedError(429, f"no room for {name} now: other requests are being answered", code="busy", retry=retry)
+        return RefusedError(
+            429, f"{name} is busy with other requests: try again in {retry} s", code="busy", retry=retry
+        )
 
     async def close(self) -> None:
         """Unload all models."""
