@@ -70,11 +70,11 @@ def make_app(hub: Hub) -> ASGIApp:
         Route("/v1/responses", server.respond, methods=["POST"]),
         Route("/v1/embeddings", server.embed, methods=["POST"]),
         Route("/embeddings", server.embed, methods=["POST"]),
-        Route("/v1/messages", _refusing(server.message, anthropic.refused), methods=["POST"]),
-        Route("/v1/messages/count_tokens", _refusing(server.count, anthropic.refused), methods=["POST"]),
-        Route("/api/chat", _refusing(server.of_ollama(ApiChatBody), ollama.refused), methods=["POST"]),
-        Route("/api/generate", _refusing(server.of_ollama(ApiGenerateBody), ollama.refused), methods=["POST"]),
-        Route("/api/show", _refusing(server.show, ollama.refused), methods=["POST"]),
+        Route("/v1/messages", server.message, methods=["POST"]),
+        Route("/v1/messages/count_tokens", server.count, methods=["POST"]),
+        Route("/api/chat", server.of_ollama(ApiChatBody), methods=["POST"]),
+        Route("/api/generate", server.of_ollama(ApiGenerateBody), methods=["POST"]),
+        Route("/api/show", server.show, methods=["POST"]),
         Route("/api/tags", server.about(lambda request: Json(ollama.tags(hub)))),
         Route("/api/version", server.about(lambda request: Json({"version": ollama.VERSION}))),
         Route("/tokenize", server.with_model(TokenizeBody, native.tokenize), methods=["POST"]),
@@ -93,18 +93,6 @@ def make_app(hub: Hub) -> ASGIApp:
     }  # fmt: skip
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     return Guard(Counting(app, hub.responses), hub.settings, page.names())
-
-
-def _refusing(handle: Handler, refused: Callable[[RefusedError], dict[str, Any]]) -> Handler:
-    """A handler that answers refusals and edge's errors in the form of a protocol."""
-
-    async def handle_or_refuse(request: Request) -> Response:
-        try:
-            return await handle(request)
-        except (RefusedError, EdgeError) as error:
-            return refuse(error, refused)
-
-    return handle_or_refuse
 
 
 class Endpoints:
@@ -319,7 +307,7 @@ class Counting:
 async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGoneError):
         return Response(status_code=499)
-    return refuse(error)
+    return refuse(error, request.scope)
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:
@@ -327,4 +315,6 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     words = {404: f"there is no {request.url.path[:80]}", 405: f"{request.method} does not work here"}
     headers = dict(getattr(error, "headers", None) or {})
     refused = RefusedError(status, words.get(status, "bad request"), code={404: "not_found", 405: "method"}.get(status))
-    return Json(refused.body(), status, headers)
+    found = refuse(refused, request.scope)
+    found.headers.update(headers)
+    return found

@@ -8,17 +8,18 @@ import logging
 import traceback
 from collections.abc import Iterable
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.server.http import refuse
-from edge.server.refusal import RefusedError
+from edge.server.refusal import RefusedError, protocol_of
 from edge.server.settings import Settings
 
 _OPEN = ("/health", "/v1/health", "/")  # paths that reveal nothing about the server need no key
-_ALLOWED = "Authorization, Content-Type, X-Api-Key, Edge-Energy, Edge-Time"
+_EXPOSED = "Retry-After, Request-Id, X-Request-Id"  # headers of responses that pages of other origins may read
 
 _log = logging.getLogger("edge.server")
 
@@ -36,17 +37,21 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        _make_relative(scope)
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        shared = (
-            {"Access-Control-Allow-Origin": origin, "Vary": "Origin"} if self._is_allowed(origin) and origin else {}
-        )
+        identifier = scope["request_id"] = f"req_{uuid4().hex[:24]}"
+        always = {"Request-Id" if protocol_of(scope) == "anthropic" else "X-Request-Id": identifier}
+        if allowed := self._is_allowed(origin) and origin:
+            always |= {
+                "Access-Control-Allow-Origin": allowed, "Vary": "Origin", "Access-Control-Expose-Headers": _EXPOSED,
+            }  # fmt: skip
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 found = MutableHeaders(scope=message)
                 found.setdefault("X-Content-Type-Options", "nosniff")
-                for name, value in shared.items():
+                for name, value in always.items():
                     found[name] = value
                 if self._settings.log:
                     _log.info("%s %a %s", scope["method"], scope["path"], message["status"])
@@ -55,13 +60,13 @@ class Guard:
         try:
             self._check_host(headers.get("host", ""))
             self._check_origin(origin, headers.get("host", ""))
-            if scope["method"] == "OPTIONS" and shared and "access-control-request-method" in headers:
-                await _preflight()(scope, receive, answer)
+            if scope["method"] == "OPTIONS" and allowed and "access-control-request-method" in headers:
+                await _preflight(headers)(scope, receive, answer)
                 return
             if scope["path"] not in self._public:
                 scope["tenant"] = self._check_key(headers)
         except RefusedError as refused:
-            await refuse(refused)(scope, receive, answer)
+            await refuse(refused, scope)(scope, receive, answer)
             return
         try:
             await self._app(scope, receive, answer)
@@ -105,15 +110,29 @@ def where(error: BaseException) -> str:
     return f"{type(error).__name__} at {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
-def _preflight() -> Response:
-    return Response(
-        status_code=204,
-        headers={
-            "Access-Control-Allow-Methods": "GET, POST",
-            "Access-Control-Allow-Headers": _ALLOWED,
-            "Access-Control-Max-Age": "600",
-        },
-    )
+def _preflight(headers: Headers) -> Response:
+    """The response to the preflight request of an allowed page: it may send any headers, since each client has its
+    own, such as X-Stainless-Retry-Count."""
+    found = {
+        "Access-Control-Allow-Methods": "GET, POST, DELETE",
+        "Access-Control-Allow-Headers": headers.get("access-control-request-headers", ""),
+        "Access-Control-Max-Age": "600",
+    }
+    if headers.get("access-control-request-private-network") == "true":
+        found["Access-Control-Allow-Private-Network"] = "true"
+    return Response(status_code=204, headers=found)
+
+
+def _make_relative(scope: Scope) -> None:
+    """Split a target in absolute form (`GET http://host/path`, RFC 9112, section 3.2.2), whose host stands above the
+    header's."""
+    if not scope["path"].lower().startswith(("http://", "https://")):
+        return
+    authority, slash, path = scope["path"].split("//", 1)[1].partition("/")
+    scope["path"] = slash + path or "/"
+    scope["raw_path"] = scope["path"].encode()
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    scope["headers"] = [*others, (b"host", authority.encode())]
 
 
 def _host_name(host: str) -> str:

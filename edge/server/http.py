@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edge.server.deadline import Deadline
-from edge.server.refusal import RefusedError, refusal_of
+from edge.server.refusal import RefusedError, protocol_of, refusal_of
 from edge.values import parse
 
 MOST_VALUES = 1 << 18  # values in a body: each takes many times its text in memory
@@ -23,6 +24,7 @@ EXPANDED = 6  # approximate bytes of memory per byte of a body that is being rea
 BODY_S = 30.0  # seconds within which a client must have sent its request
 STALLED_S = 60.0  # seconds for which a client may leave a part of the answer unread
 QUIET_S = 10.0  # seconds without text after which a stream sends a keep-alive
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*\\?(?:"|\Z)', re.DOTALL)  # matches from every quote, in linear time
 
 T = TypeVar("T")
 
@@ -56,7 +58,7 @@ def check_type(request: Request, *, lenient: bool) -> None:
 
 def decode(body: bytes) -> Any:
     """Parse JSON. Raises RefusedError if it is invalid, has too many values, or is nested too deep."""
-    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+    if _marks(body) > MOST_VALUES and _marks(_STRINGS.sub(b"", body)) > MOST_VALUES:
         raise RefusedError(413, f"the request has more than {MOST_VALUES} values", code="too_large")
     try:
         found = json.loads(body, parse_constant=_refuse_constant)
@@ -69,6 +71,11 @@ def decode(body: bytes) -> Any:
     if _too_deep(found):
         raise RefusedError(400, f"the request is nested more than {DEEPEST} deep", code="json")
     return found
+
+
+def _marks(body: bytes) -> int:
+    """How many commas and opening brackets there are: at least as many as values, but for one."""
+    return sum(map(body.count, (b",", b"[", b"{")))
 
 
 def _refuse_constant(name: str) -> Any:
@@ -119,10 +126,10 @@ class Json(Response):
         return dumps(content)
 
 
-def refuse(error: Exception, body: Callable[[RefusedError], Any] = RefusedError.body) -> Json:
-    """The response to a request that fails. body: the protocol's form of errors."""
+def refuse(error: Exception, scope: Scope) -> Json:
+    """The response to a request that fails, in the form of its protocol."""
     refused = refusal_of(error)
-    return Json(body(refused), refused.status, refused.headers)
+    return Json(refused.body(protocol_of(scope), scope.get("request_id")), refused.status, refused.headers)
 
 
 def event(data: Any, name: str | None = None) -> bytes:

@@ -1,8 +1,11 @@
-"""Refused requests: a status and one line of JSON, in the form that OpenAI's clients read."""
+"""Refused requests: a status and one line of JSON, in the form of the protocol."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from starlette.datastructures import Headers
 
 from edge.errors import BudgetError, EdgeError, EngineError, InputError, UnsupportedError
 
@@ -10,6 +13,18 @@ _TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
     500: "server_error", 503: "overloaded_error",
 }  # fmt: skip
+_ANTHROPIC = {413: "request_too_large", 500: "api_error"}  # names that differ in Anthropic's API
+
+Protocol = Literal["openai", "anthropic", "ollama"]
+
+
+def protocol_of(scope: Mapping[str, Any]) -> Protocol:
+    """The protocol of an HTTP request, by its path, or by a header that Anthropic's clients send with each request."""
+    path = scope["path"]
+    if path.startswith("/api/"):
+        return "ollama"
+    named = "anthropic-version" in Headers(scope=scope)  # type: ignore[arg-type]
+    return "anthropic" if named or path.startswith("/v1/messages") else "openai"
 
 
 class RefusedError(Exception):
@@ -31,8 +46,13 @@ class RefusedError(Exception):
         found = {} if self.retry is None else {"Retry-After": str(self.retry)}
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
-    def body(self) -> dict[str, Any]:
-        """The error in the form of OpenAI's API."""
+    def body(self, protocol: Protocol = "openai", request_id: str | None = None) -> dict[str, Any]:
+        """The error in the form of a protocol."""
+        if protocol == "ollama":
+            return {"error": self.message}
+        if protocol == "anthropic":
+            error = {"type": _ANTHROPIC.get(self.status, self.type), "message": self.message}
+            return {"type": "error", "error": error, "request_id": request_id}
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,13 @@ from edge.server.settings import Settings
 
 KEYS = ["first-key-123", "second-key-45"]
 CHATS = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 SHORT = {"messages": HELLO, "max_tokens": 2}
+OPENAIS = (  # headers for which a page's openai asks
+    "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,"
+    "x-stainless-retry-count,x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout"
+)
+ANTHROPICS = "anthropic-dangerous-direct-browser-access,anthropic-version,content-type,x-api-key,x-stainless-os"
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +68,17 @@ def test_names_that_are_not_of_this_machine_are_refused(client: TestClient, host
     assert client.get("/v1/models", headers={"Host": host}).status_code == 403
 
 
+@pytest.mark.parametrize(("authority", "status"), [("127.0.0.1:8080", 200), ("evil.example", 403)])
+def test_target_in_absolute_form(client: TestClient, authority: str, status: int) -> None:
+    """Its host counts, not the header's."""
+    app, path = client.app, f"http://{authority}/v1/models"
+
+    async def absolute(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+
+    assert TestClient(absolute, base_url="http://127.0.0.1:8080").get("/").status_code == status
+
+
 @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8080", "LOCALHOST"])
 def test_names_of_this_machine_may_ask(client: TestClient, host: str) -> None:
     assert client.get("/v1/models", headers={"Host": host}).status_code == 200
@@ -79,11 +97,12 @@ def test_pages_of_other_origins_may_not_ask(client: TestClient) -> None:
 def test_pages_that_were_allowed_ask(client: TestClient) -> None:
     origin = "app://obsidian.md"
     with served(cors=[origin], api_key=KEYS) as client:
-        asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-        response = client.options(CHATS, headers=asked)
-        assert response.status_code == 204
-        assert response.headers["access-control-allow-origin"] == origin
-        assert "Authorization" in response.headers["access-control-allow-headers"]
+        for names in (OPENAIS, ANTHROPICS):
+            asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names}
+            response = client.options(CHATS, headers=asked)
+            assert response.status_code == 204
+            assert response.headers["access-control-allow-origin"] == origin
+            assert response.headers["access-control-allow-headers"] == names
         headers = {"Origin": origin, "Authorization": f"Bearer {KEYS[0]}"}
         assert client.post(CHATS, json=SHORT, headers=headers).headers["access-control-allow-origin"] == origin
         assert client.post(CHATS, json=SHORT, headers={"Origin": origin}).status_code == 401
@@ -131,6 +150,27 @@ def test_many_small_values_are_refused() -> None:
         response = client.post(CHATS, content=body, headers={"Content-Type": "application/json"})
         assert response.status_code == 413
         assert hub_of(client).pool.ledger.claims.total() == 0
+        table = 'a,[{\\"' * (1 << 17)  # values of a table within a text are one
+        assert client.post(CHATS, content=json.dumps({"messages": table}), headers=JSON).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/models", "/v1/nothing", "/api/chat", "/api/nothing", CHATS])
+def test_forms_of_errors(path: str) -> None:
+    """Without a key and with one, known paths or not, each protocol has its own."""
+    with served(api_key=KEYS) as client:
+        ours = {} if path in ("/api/chat", "/api/nothing", CHATS) else {"anthropic-version": "2023-06-01"}
+        for key, statuses in ((None, (401,)), (KEYS[0], (400, 404, 405))):
+            response = client.post(path, json={}, headers={**ours, **({"x-api-key": key} if key else {})})
+            assert response.status_code in statuses
+            found = response.json()
+            if path.startswith("/api/"):
+                assert isinstance(found["error"], str)
+            elif ours:
+                assert (found["type"], found["request_id"]) == ("error", response.headers["request-id"])
+                assert found["error"]["type"].endswith("_error")
+            else:
+                error_of(response)
+                assert response.headers["x-request-id"]
 
 
 def test_unknown_paths_and_methods(client: TestClient) -> None:

@@ -124,11 +124,6 @@ def _think(thinking: dict[str, Any] | None) -> Think:
     return Think(enabled=thinking.get("type") in ("enabled", "adaptive"))
 
 
-def refused(error: RefusedError) -> dict[str, Any]:
-    """An error in the form of this API."""
-    return {"type": "error", "error": {"type": error.type, "message": error.message}}
-
-
 class Writer:
     """Writes one response, whole or in events."""
 
@@ -177,7 +172,7 @@ class Writer:
 
     def failed(self, error: RefusedError) -> list[bytes]:
         """The end of a stream after an error."""
-        return [event(refused(error), "error")]
+        return [event(error.body("anthropic"), "error")]
 
     def whole(self, events: list[Event]) -> dict[str, Any]:
         """The response to a request without streaming."""

@@ -116,11 +116,6 @@ def _call(call: Any, identifier: str) -> dict[str, Any]:
     return {"id": identifier, "type": "function", "function": {"name": function.get("name"), "arguments": text}}
 
 
-def refused(error: RefusedError) -> dict[str, Any]:
-    """An error in the form of this API."""
-    return {"error": error.message}
-
-
 class Writer:
     """Writes one response, whole or in lines. chats: the request is of /api/chat."""
 
@@ -143,7 +138,7 @@ class Writer:
 
     def failed(self, error: RefusedError) -> list[bytes]:
         """The end of a stream after an error."""
-        return [dumps(refused(error)) + b"\n"]
+        return [dumps(error.body("ollama")) + b"\n"]
 
     def whole(self, events: list[Event]) -> dict[str, Any]:
         """The response to a request without streaming."""
