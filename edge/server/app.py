@@ -249,7 +249,7 @@ class Endpoints:
         make: Callable[[Lease], Any],
         *,
         streams: bool,
-        work: Callable[[Asked, Session, Job], None] | None = None,
+        work: Callable[[Asked, int, Session, Job], None] | None = None,
         media_type: str = "text/event-stream",
         quiet: bytes = b": waiting\n\n",
     ) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
@@ -19,6 +19,7 @@ from edge.server.prompts import make_request
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
 
+_AT_ONCE = 8  # texts scored or embedded before other requests have their turn
 _SOON_S = 5.0  # after which a stream begins, even without text
 
 
@@ -58,31 +59,47 @@ class Hub:
         return await self.pool.acquire(model)
 
     async def ask(
-        self, wanted: Sequence[Asked], *, work: Callable[[Asked, Session, Job], None] | None = None
+        self, wanted: Sequence[Asked], *, work: Callable[[Asked, int, Session, Job], None] | None = None
     ) -> Answering:
-        """Begin to answer requests to one model. Choices are numbered across requests. work: replaces generating.
+        """Begin to answer requests to one model. Choices are numbered across requests. work: replaces generating; it
+        takes a request and its number.
 
         Raises RefusedError if the queue is full.
         """
-        jobs = sum(each.choices for each in wanted)
+        numbered = list(enumerate((asked, choice) for asked in wanted for choice in range(asked.choices)))
+        jobs = len(numbered) if work is None else 1
         if self.queued and self.queued + jobs > self.settings.queue:
             raise self.pool.full(wanted[0].model)
         lease = await self.lease(wanted[0].model)
-        flow, number = Flow(), 0
+        flow = Flow()
         answering = Answering(flow, lease, self)
         try:
-            for asked in wanted:
-                for choice in range(asked.choices):
-                    job = partial(Job, flow, number, PRIORITIES.index(asked.priority), lease.lora, tenant=asked.tenant)
-                    todo = None if work is None else partial(work, asked)
-                    lease.worker.submit(job(make=partial(make_request, asked, choice), work=todo))
-                    number += 1
+            for number, (asked, choice) in numbered[:jobs]:
+                job = partial(Job, flow, number, PRIORITIES.index(asked.priority), lease.lora, tenant=asked.tenant)
+                make = partial(make_request, asked, choice)
+                lease.worker.submit(job(make=make, work=None if work is None else _in_turns(work, numbered)))
         except BaseException:
             answering.close()
             raise
-        answering.expected = number
+        answering.expected = len(numbered)
         answering.expire_after(self.settings.most_wait)
         return answering
+
+
+def _in_turns(
+    work: Callable[[Asked, int, Session, Job], None], numbered: Sequence[tuple[int, tuple[Asked, int]]]
+) -> Callable[[Session, Job], bool]:
+    """Work through requests, _AT_ONCE in each turn of a job."""
+    left = deque(numbered)
+
+    def turn(session: Session, job: Job) -> bool:
+        for _ in range(min(_AT_ONCE, len(left))):
+            number, (asked, _) = left.popleft()
+            session.reset()
+            work(asked, number, session, job)
+        return bool(left)
+
+    return turn
 
 
 class Answering:

@@ -117,7 +117,7 @@ def _chat_prompt(model: Model, chat: Chat, think: Think) -> Prompt:
     )  # fmt: skip
 
 
-def score(asked: Asked, session: Session, job: Job) -> None:
+def score(asked: Asked, choice: int, session: Session, job: Job) -> None:
     """Report each token's log-probability after those before it, with the likeliest alternatives; and the likeliest
     next token, if one is to be generated. Raises InputError if the prompt does not fit."""
     tokens = prompt_of(session.model, asked.prompt, asked.think).first(None)
@@ -143,4 +143,4 @@ def score(asked: Asked, session: Session, job: Job) -> None:
             logprobs.append(found.logprob)
             likeliest.append(dict(found.top))
     ids = (*tokens.tolist(), *generated)
-    job.flow.put(Scored(job.choice, ids, tuple(logprobs), tuple(likeliest), len(generated)))
+    job.flow.put(Scored(choice, ids, tuple(logprobs), tuple(likeliest), len(generated)))

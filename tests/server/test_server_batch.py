@@ -14,6 +14,7 @@ from serving import HELLO, MODEL, chat, events_of, hub_of, served
 from starlette.testclient import TestClient
 
 from edge.run.starting.loading import load
+from edge.server.protocols.embeddings import MOST_TEXTS
 
 SEVERAL: dict[str, Any] = {"backend": "cpu", "max_kv_size": 256, "threads": 1, "sequences": 3}
 
@@ -100,7 +101,17 @@ def test_embeddings_are_those_of_a_session(client: TestClient) -> None:
     values = np.frombuffer(base64.b64decode(coded["data"][0]["embedding"]), np.float32)
     np.testing.assert_allclose(values, expected[0], atol=1e-6)
     assert coded["usage"]["prompt_tokens"] == len(tokens)
-    for body in ({}, {"input": []}, {"input": [""]}, {"input": "x", "dimensions": 7}, {"input": [1 << 20]}):
+    many = client.post("/v1/embeddings", json={"input": [*["sea"] * (MOST_TEXTS - 1), texts[1]]}).json()["data"]
+    assert [each["index"] for each in many] == list(range(MOST_TEXTS))
+    np.testing.assert_allclose(many[-1]["embedding"], expected[1], atol=1e-6)
+    for body in (
+        {"input": ["sea"] * (MOST_TEXTS + 1)},
+        {},
+        {"input": []},
+        {"input": [""]},
+        {"input": "x", "dimensions": 7},
+        {"input": [1 << 20]},
+    ):
         assert client.post("/v1/embeddings", json=body).status_code == 400
 
 

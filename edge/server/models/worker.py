@@ -66,12 +66,13 @@ class Job:
     priority: int
     lora: Loras
     make: Callable[[Job, Session], Request] | None = None  # makes the request, when the model is loaded
-    work: Callable[[Session, Job], None] | None = None  # instead of a request: needs the session to itself
+    work: Callable[[Session, Job], bool] | None = None  # instead of a request: needs the session to itself; True: again
     tenant: str = ""
     arrived: float = field(default_factory=time.perf_counter)
     prefix: dict[str, Any] | None = None
     tokens: IntArray | None = None  # of the prompt
     ticket: Any = None
+    began: bool = False
     began_badly: bool = False  # its adapter could not be set, or its work failed
 
     @property
@@ -130,11 +131,10 @@ class Worker:
             self._lock.notify()
 
     def has_begun(self, flow: Flow) -> bool:
-        """Whether a job of the request runs, or none of its jobs waits any more."""
+        """Whether a job of the request has begun, or none of its jobs waits any more."""
         with self._lock:
-            return any(job.flow is flow for job in self._running) or all(
-                job.flow is not flow for _, _, job in self._waiting
-            )
+            waiting = [job for _, _, job in self._waiting if job.flow is flow]
+            return any(job.flow is flow for job in self._running) or not waiting or any(job.began for job in waiting)
 
     def wake(self) -> None:
         """Drop cancelled jobs from the queue, and interrupt the session if all running jobs are cancelled."""
@@ -224,15 +224,18 @@ class Worker:
         return job.work is not None or (job.lora != self._lora and not driver.adapts)
 
     def _work(self, session: Session, job: Job) -> None:
-        """Do the part of a job that needs the session to itself: change the adapter, and run the job's `work`."""
+        """Do the part of a job that needs the session to itself: change the adapter, and run the job's `work`. What is
+        left of it waits for another turn, behind other jobs."""
+        job.began = True
         try:
             if job.lora != self._lora:
                 session.set_lora(job.lora)
                 self._lora = job.lora
             if job.work is not None:
                 with self._turns.turn(self._share):
-                    session.reset()
-                    job.work(session, job)
+                    more = job.work(session, job)
+                if more and not job.cancelled:
+                    self.submit(job)
         except Exception as error:
             job.began_badly = True
             self._end(job, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Any, Literal
 
@@ -10,13 +11,16 @@ import numpy as np
 
 from edge.records import dataclass
 from edge.run.session import Session
-from edge.server.asked import Asked
+from edge.server.asked import Asked, Text
 from edge.server.events import Embedded, Event
 from edge.server.models.worker import Job
-from edge.server.protocols.bodies import MOST_PROMPTS, TokenId
+from edge.server.protocols.bodies import TokenId
 from edge.server.protocols.fields import said
 from edge.server.refusal import RefusedError
 from edge.types import FloatArray
+
+MOST_TEXTS = 2048  # of OpenAI's API
+_DECIMALS = 9  # of numbers of unit vectors, beyond the resolution of float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +42,18 @@ def translate(body: EmbeddingsBody, tenant: str) -> list[Asked]:
         given = [given]
     if not given or not all(given):
         raise RefusedError(400, "the input is empty", param="input", code="invalid_value")
-    if len(given) > MOST_PROMPTS:
-        message = f"input has {len(given)} texts, {MOST_PROMPTS} are the most"
+    return asked_of([each if isinstance(each, str) else tuple(each) for each in given], body.model, tenant)
+
+
+def asked_of(texts: Sequence[Text], model: str | None, tenant: str) -> list[Asked]:
+    """A request for each text. Raises RefusedError for more than MOST_TEXTS."""
+    if len(texts) > MOST_TEXTS:
+        message = f"input has {len(texts)} texts, {MOST_TEXTS} are the most"
         raise RefusedError(400, message, param="input", code="invalid_value")
-    return [
-        Asked(model=body.model or "", prompt=each if isinstance(each, str) else tuple(each), tenant=tenant)
-        for each in given
-    ]
+    return [Asked(model=model or "", prompt=each, tenant=tenant) for each in texts]
 
 
-def embed(asked: Asked, session: Session, job: Job) -> None:
+def embed(asked: Asked, choice: int, session: Session, job: Job, *, truncate: bool = False) -> None:
     """Embed a text. Runs in the worker's thread. Raises RefusedError for impossible token ids."""
     assert isinstance(asked.prompt, str | tuple)
     if isinstance(asked.prompt, str):
@@ -57,7 +63,7 @@ def embed(asked: Asked, session: Session, job: Job) -> None:
         if int(tokens.max()) >= session.model.tokenizer.size:
             most = session.model.tokenizer.size - 1
             raise RefusedError(400, f"token ids must be from 0 to {most}", param="input", code="invalid_value")
-    job.flow.put(Embedded(job.choice, int(tokens.size), session.embed(tokens)))
+    job.flow.put(Embedded(choice, int(tokens.size), session.embed(tokens, truncate=truncate)))
 
 
 class Writer:
@@ -85,4 +91,9 @@ class Writer:
     def _write(self, values: FloatArray) -> Any:
         if self._body.encoding_format == "base64":
             return base64.b64encode(values.astype("<f4").tobytes()).decode()
-        return values.tolist()
+        return numbers(values)
+
+
+def numbers(values: FloatArray) -> list[float]:
+    """An embedding for JSON, in half the characters of float64."""
+    return [round(each, _DECIMALS) for each in values.tolist()]
