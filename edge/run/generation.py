@@ -159,9 +159,9 @@ class Generation:
 
     def end(self, reason: StopReason) -> str:
         """Set the stop reason. Returns the text held back in the search for tool calls."""
-        rest = self.calls.rest() if self.calls else ""
-        called = self.calls is not None and bool(self.calls.found)
         natural = reason == "eos" or (reason == "stop" and not self.stops.met)
+        rest = self.calls.rest(cut=not natural) if self.calls else ""
+        called = self.calls is not None and bool(self.calls.found)
         self.stop_reason = "tool_calls" if called and natural else reason
         return rest
 

@@ -72,6 +72,7 @@ class ToolParser:
         self._literals = Literals(self._scan, self._give, form.quote)
         self._open: int | None = None  # index of the call that has begun
         self._plain = True  # nothing but blanks and calls so far
+        self._cut = False  # the text ended before its writer did
         self._machine = self._read()
         next(self._machine)
 
@@ -81,8 +82,10 @@ class ToolParser:
             self._machine.send(char)
         return self._taken()
 
-    def finish(self) -> list[Event]:
-        """End the text, and return the remaining events."""
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """End the text, and return the remaining events. cut: something else ended it than its writer, so that a mark
+        without its call's name at the end is no text."""
+        self._cut = cut
         try:
             while True:
                 self._machine.send("")
@@ -160,6 +163,8 @@ class ToolParser:
                 self._events.append(CallCut(self._open))
                 self._open, self._scan.raw = None, None
                 yield from self._skip()
+            elif mark and self._cut and not self._form.begins:
+                self._scan.raw = None
             else:  # not a call: read its characters again, as text
                 raw = self._scan.raw or []
                 count = 0 if self.calls > before else 1 if mark else 2

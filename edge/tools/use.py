@@ -28,6 +28,11 @@ class ToolUse:
     parallel: bool = True
     thinks: bool = True
 
+    @property
+    def forced(self) -> bool:
+        """Whether the answer must be calls."""
+        return self.required or self.only is not None
+
     def parser(self) -> ToolParser:
         return ToolParser(self.form, self.tools)
 
@@ -36,13 +41,13 @@ class ToolUse:
 
         tokens: special tokens of the vocabulary, by their text.
         """
-        forced = self.required or self.only is not None
-        if not forced and not any(tool["function"].get("strict") for tool in self.tools):
+        if not self.forced and not any(tool["function"].get("strict") for tool in self.tools):
             return None
         parallel = self.parallel and self.only is None
         return call_grammar(
-            self.form, self.tools, tokens=tokens, name=self.only, required=forced, parallel=parallel, thinks=self.thinks
-        )
+            self.form, self.tools, tokens=tokens, name=self.only, required=self.forced, parallel=parallel,
+            thinks=self.thinks,
+        )  # fmt: skip
 
 
 def parse_choice(choice: object, names: Sequence[str]) -> tuple[str | None, bool, bool]:

@@ -89,6 +89,36 @@ def test_responses_call_tools(client: TestClient) -> None:
     assert sent(client, "/v1/responses", {"input": follow, "max_output_tokens": 4})["output"]
 
 
+LONG = {"type": "object", "properties": {"text": {"type": "string", "minLength": 300}}, "required": ["text"]}
+
+
+@pytest.mark.parametrize(("count", "begun"), [(12, False), (90, True)])
+def test_forced_calls_that_are_cut(client: TestClient, count: int, begun: bool) -> None:
+    """Their beginning is no text; /v1/responses ends each item that it began."""
+    function = {"name": "note", "parameters": LONG}
+    for path, body in {
+        "/v1/chat/completions": {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+        "/v1/messages": {"tools": [{"name": "note", "input_schema": LONG}], "tool_choice": {"type": "any"}},
+    }.items():
+        found = sent(client, path, {"messages": HELLO, "max_tokens": count, **body})
+        if "choices" in found:
+            assert found["choices"][0]["message"] == {"role": "assistant", "content": ""}
+            assert found["choices"][0]["finish_reason"] == "length"
+        else:
+            assert (found["content"], found["stop_reason"]) == ([{"type": "text", "text": ""}], "max_tokens")
+    body = {"input": "Hello", "tools": [{"type": "function", **function}], "tool_choice": "required",
+            "max_output_tokens": count, "stream": True}  # fmt: skip
+    events = named_events(client.post("/v1/responses", json=body).text)
+    assert [each["sequence_number"] for _, each in events] == list(range(len(events)))
+    added = [each["item"]["id"] for name, each in events if name == "response.output_item.added"]
+    done = [each["item"] for name, each in events if name == "response.output_item.done"]
+    assert added == [each["id"] for each in done]
+    assert [(each["type"], each["status"]) for each in done] == [("function_call", "incomplete")] * begun
+    name, last = events[-1]
+    assert (name, last["response"]["status"]) == ("response.incomplete", "incomplete")
+    assert last["response"]["output"] == done
+
+
 def test_messages_have_the_answers_of_chats(client: TestClient) -> None:
     system = [{"type": "text", "text": "x-anthropic-billing-header: cch=1;\n"}, {"type": "text", "text": "Be brief."}]
     content = [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]

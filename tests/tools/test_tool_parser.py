@@ -275,6 +275,14 @@ def test_arguments_come_as_soon_as_they_are_sure() -> None:
     assert parser.finish() == [CallCut(0)]
 
 
+@pytest.mark.parametrize("text", ["<tool_call>", '<tool_call>\n{"', '<tool_call>{"name": "ti'])
+def test_mark_of_cut_call_is_no_text(text: str) -> None:
+    """Unless the model itself ended there."""
+    for cut, expected in ((True, []), (False, [TextPiece(text)])):
+        parser = ToolParser(HERMES, KNOWN)
+        assert merged([*parser.feed(text), *parser.finish(cut=cut)]) == expected
+
+
 def test_families_are_found_by_their_templates() -> None:
     found = {
         "hermes": [QWEN3, SMOLLM3, "no tools", None], "qwen-tags": [QWEN35], "gemma4": [GEMMA4], "lfm2": [LFM2],

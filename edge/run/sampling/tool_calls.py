@@ -27,7 +27,7 @@ class ToolCalls:
 
     def __init__(self, use: ToolUse, on_call: OnCall | None) -> None:
         self._parser, self._on_call = use.parser(), on_call
-        self._parallel = use.parallel
+        self._parallel, self._forced = use.parallel, use.forced
         self._open: list[str] = []  # of the call that has begun: id, name, pieces of arguments
         self._found: list[ToolCall] = []
 
@@ -45,9 +45,11 @@ class ToolCalls:
         """The part of a piece that is text of the answer."""
         return self._pass_on(self._parser.feed(text))
 
-    def rest(self) -> str:
-        """The text held back at the end of a generation."""
-        return self._pass_on(self._parser.finish())
+    def rest(self, *, cut: bool) -> str:
+        """The text held back at the end of a generation. cut: a limit ended it; then the beginning of a call is no
+        text."""
+        said = self._pass_on(self._parser.finish(cut=cut))
+        return "" if cut and self._forced else said
 
     def _pass_on(self, events: list[Event]) -> str:
         said = ""

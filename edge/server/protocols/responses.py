@@ -12,7 +12,7 @@ from edge.server.asked import Asked, Chat
 from edge.server.events import Call, Ended, Event, Piece
 from edge.server.http import event
 from edge.server.prompts import text_of
-from edge.server.protocols.answers import Answer, gather, usage_of
+from edge.server.protocols.answers import Answer, gather, reason_of, usage_of
 from edge.server.protocols.bodies import Budget, Count, Drawn, grammar_of, limits_of, think_of
 from edge.server.protocols.fields import said
 from edge.server.refusal import RefusedError
@@ -141,7 +141,7 @@ class Writer:
             elif isinstance(part, CallCut | CallEnd):
                 sent += self._done(cut=isinstance(part, CallCut))
         elif isinstance(found, Ended):
-            sent += self._done()
+            sent += self._done(cut=reason_of(found) == "length")
         return sent
 
     def last(self) -> list[bytes]:
@@ -197,9 +197,6 @@ class Writer:
         else:
             item["arguments"] = text
             sent.append(self._event("response.function_call_arguments.done", **self._place(), arguments=text))
-        if cut:  # clients would take the truncated item for a call
-            self._items.pop()
-            return []
         return [*sent, self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)]
 
     def _finished(self) -> dict[str, Any]:
