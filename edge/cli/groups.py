@@ -19,7 +19,7 @@ class Question:
         None, "-p", "--prompt", group=PROMPT, twin=False, help="The same; piped text goes before it."
     )
     file: Path | None = option(
-        None, "-f", "--file", group=PROMPT, twin=False, help="Read the prompt from a file."
+        None, "-f", "--file", group=PROMPT, twin=False, help="Read the prompt from a file; its text goes before -p."
     )  # fmt: skip
     json_schema: Path | None = option(
         None, "--json-schema", group=PROMPT, twin=False, help="Answer in JSON, by the JSON schema in this file."

@@ -223,7 +223,7 @@ class Conversation:
         path = Path(path).expanduser()
         if path.is_file() and path.stat().st_size:
             try:
-                _turns(path)
+                saved_turns(path)
             except InputError:
                 raise InputError(f"{path} exists and holds no conversation: choose another file") from None
         check_file(path, force=True)
@@ -238,7 +238,7 @@ class Conversation:
         the user's and the assistant's alternate, with results after tool calls. Raises InputError, and changes
         nothing, for anything else.
         """
-        system, turns = _turns(Path(path).expanduser())
+        system, turns = saved_turns(Path(path).expanduser())
         self.reset()
         self._system, self._turns, self._held = system, turns, False
 
@@ -274,7 +274,7 @@ class Conversation:
             self._turns[-1] = replace(turn, opened=None)
 
 
-def _turns(path: Path) -> tuple[str | None, list[Turn]]:
+def saved_turns(path: Path) -> tuple[str | None, list[Turn]]:
     """The system prompt and the turns of a saved conversation. Raises InputError."""
     messages = _read_messages(path)
     system = messages[0]["content"] if messages[0]["role"] == "system" else None

@@ -162,7 +162,7 @@ def test_environment_twins_work_and_flags_win() -> None:
         (["run", MODEL, "-p", "x", "--threads", "0"], 2, "--threads"),
         (["run", MODEL, "-p", "x", "--temp", "nan"], 2, "--temp"),
         (["run", MODEL, "-p", "x", "--backend", "magic"], 2, "unknown backend"),
-        (["run", MODEL, "-p", "x", "-f", "y"], 2, "not both"),
+        (["run", MODEL, "-p", "-", "-f", "y"], 2, "not both"),
         (["run", MODEL, "-p", "x", "--magic"], 2, "No such option"),
         (["run", MODEL, "-p", ""], 2, "the prompt is empty"),
         (["run", MODEL], 2, "stdin is empty"),
@@ -335,6 +335,31 @@ def test_chat_pins_the_system_prompt_and_says_what_was_evicted(tmp_path: Path) -
     assert (done.returncode, done.stdout) == (2, "")
     assert "--keep 24 needs at least 56 KV rows: raise --max-kv-size 50 or lower --keep" in done.stderr
     assert edge("chat", TINY, *flags, "--keep", "0", "-n", "2", stdin="Hello\n").returncode == 0
+
+
+def test_chat_reads_files_and_goes_on_with_a_saved_conversation(tmp_path: Path) -> None:
+    (tmp_path / "a letter.txt").write_text("Dear all\n", "utf-8")
+    (tmp_path / "list.txt").write_text("1\n2\n", "utf-8")
+    first, second = tmp_path / "first one.json", tmp_path / "second.json"
+    flags = ["--backend", "reference", "-n", "2"]
+    commands = [f'/read "{tmp_path}/a letter.txt"', "Who?", '/system "Be \\"brief\\"."', "/system",
+                f'/save "{first}"']  # fmt: skip
+    done = edge("chat", TINY, *flags, "-f", str(tmp_path / "list.txt"), stdin="\n".join(commands))
+    assert done.returncode == 0
+    assert "(a letter.txt: 9 characters, which go before the next question)" in done.stderr
+    messages = json.loads(first.read_text("utf-8"))["messages"]
+    assert [each["content"] for each in messages[:2]] == ['Be "brief".', "1\n2\n\nDear all\n\nWho?"]
+
+    commands = ["Go on", "/read nope.txt", "/system", '/system "Yes" or "no"', f"/save {second}"]
+    done = edge("chat", TINY, *flags, "--load", str(first), stdin="\n".join(commands))
+    assert "edge: nope.txt: no such file" in done.stderr
+    assert '(system prompt: Be "brief".' in done.stderr
+    found = json.loads(second.read_text("utf-8"))["messages"]
+    assert found[1:4] == [*messages[1:], {"role": "user", "content": "Go on"}]
+    assert found[0]["content"] == '"Yes" or "no"'
+    done = edge("chat", TINY, *flags, "--load", str(tmp_path / "none.json"), stdin="Hi\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "none.json: no such file" in done.stderr
 
 
 def test_run_keeps_the_first_rows_that_keep_names() -> None:

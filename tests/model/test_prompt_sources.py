@@ -114,11 +114,12 @@ def test_a_file_is_read_and_stdin_is_not(tmp_path: Path, connect: Connect) -> No
     os.write(writer, b"piped")
     (tmp_path / "letter.txt").write_text("Dear all", encoding="utf-8")
     assert asked(file=tmp_path / "letter.txt") == "Dear all"
+    assert asked(ASKED, file=tmp_path / "letter.txt") == "Dear all\n\nWhat is it?"
     os.close(writer)
 
 
 @pytest.mark.parametrize(
-    ("given", "file", "says"), [((ASKED, "Why?"), None, "the prompt once"), ((ASKED,), Path("letter.txt"), "not both")]
+    ("given", "file", "says"), [((ASKED, "Why?"), None, "the prompt once"), (("-",), Path("letter.txt"), "not both")]
 )
 def test_a_prompt_is_given_once(given: tuple[str, ...], file: Path | None, says: str) -> None:
     with pytest.raises(InputError, match=says):

@@ -36,6 +36,7 @@ def test_models_are_found_by_their_names(client: TestClient) -> None:
     found = client.get("/v1/models").json()["data"]
     assert [each["id"] for each in found] == [MODEL, OTHER]
     assert f"{MODEL}.gguf" in found[0]["aliases"]
+    assert found[0]["chat_template"] is True
     assert found[0]["meta"]["n_ctx_train"] >= found[0]["meta"]["n_ctx"] > 0
     assert client.get(f"/v1/models/{OTHER}").json()["id"] == OTHER
     assert client.get("/v1/models/none").status_code == 404

@@ -26,6 +26,7 @@ class Script:
     asked: list[dict[str, Any]] = field(default_factory=list)
     key: str = ""
     models: tuple[str, ...] = ("tiny", "other")
+    unchatting: tuple[str, ...] = ()  # models without a chat template, which come first
     budget: int = 256 * MIB  # 0: none
     go: threading.Event = field(default_factory=threading.Event)
     gone: threading.Event = field(default_factory=threading.Event)
@@ -59,7 +60,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif not self._refused():
             memory = {"resident": 141 * MIB, "budget": self.script.budget}
             found: dict[str, Any] = {
-                "/v1/models": {"data": [{"id": name} for name in self.script.models]},
+                "/v1/models": {
+                    "data": [
+                        *({"id": name, "chat_template": False} for name in self.script.unchatting),
+                        *({"id": name, "chat_template": True} for name in self.script.models),
+                    ]
+                },
                 "/props": {"edge": {"memory": memory, "budgets": {"energy": 40.0}}},
             }
             self._send(200 if self.path in found else 404, json.dumps(found.get(self.path)).encode())

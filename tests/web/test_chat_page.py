@@ -267,6 +267,40 @@ def test_conversations_are_kept_and_deleted(page: Page, server: tuple[str, Scrip
     assert page.value("Object.keys(localStorage).filter((each) => each.startsWith('edge chat'))") == []
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_reload_opens_last_conversation(page: Page, server: tuple[str, Script], width: int) -> None:
+    """Also in a new tab; after New chat, an empty one."""
+    url, script = server
+    script.answers = [["Paris"], ["Rome"]]
+    open_page(page, url, width)
+    ask(page, "France?")
+    page.value("document.getElementById('new').click()")
+    until(page, "!document.querySelector('#turns li')")
+    open_page(page, url, width)
+    assert page.value(SAID) == []
+    ask(page, "Italy?")
+    for address in (url, page.value("location.href")):
+        open_page(page, address, width)
+        assert page.value(SAID) == ["Italy?", "Rome"]
+        assert page.value("document.getElementById('title').textContent") == "Italy?"
+    page.value("document.querySelector('#chats [aria-label^=\"Delete Italy\"]').click()")
+    page.value("document.querySelector('#confirm [value=delete]').click()")
+    until(page, "!document.querySelector('#turns li')")
+    open_page(page, url, width)
+    assert page.value(SAID) == []
+
+
+def test_models_without_chat_template_are_not_offered(page: Page, server: tuple[str, Script]) -> None:
+    url, script = server
+    script.unchatting = ("base",)
+    open_page(page, url)
+    assert page.value("[...document.getElementById('model').options].map((each) => each.value)") == ["tiny", "other"]
+    script.models = ()
+    page.visit(url)
+    until(page, "document.getElementById('status').textContent.startsWith('No model here has a chat template')")
+    assert page.value("document.getElementById('model').hidden")
+
+
 def page_id(page: Page, url: str, question: str) -> str:
     """Of a conversation, by its first question."""
     page.visit(f"{url}chat/icon.svg")

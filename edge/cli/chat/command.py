@@ -34,6 +34,14 @@ def chat(
             "--tools", metavar="FILE", help="Functions that the model may call: a JSON list. You type their results."
         ),
     ] = None,
+    file: Annotated[
+        Optional[Path],  # noqa: UP045
+        o.flag("--file", "-f", metavar="FILE", help="Text that goes before the first question."),
+    ] = None,
+    saved: Annotated[
+        Optional[Path],  # noqa: UP045
+        o.flag("--load", metavar="FILE", help="Go on with a conversation that /save wrote."),
+    ] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -43,7 +51,7 @@ def chat(
     --time and --energy limit each answer. With --json, every answer is one RunReport on a line of its own.
     """
     from edge.cli.chat.lines import is_terminal, turns
-    from edge.cli.chat.slash import Chat, Settings, is_command, obey, read_tools, warn_unpinned
+    from edge.cli.chat.slash import Chat, Settings, is_command, obey, read_file, read_tools, warn_unpinned
     from edge.cli.terminal.fetching import fetch_missing
     from edge.cli.terminal.signals import Terminated
     from edge.devices.child import room_for_children
@@ -51,12 +59,14 @@ def chat(
     from edge.model.spec import check_generates
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
-    from edge.run.conversation import Conversation
+    from edge.run.conversation import Conversation, saved_turns
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
 
     known = [] if tools is None else read_tools(tools)
     limit, system, think = check_limit(answer.max_tokens), answer.system, Think.parse(answer.think)
+    if saved is not None and system is None:
+        system, _ = saved_turns(saved.expanduser())
     with progress(enabled=not quiet) as shown:
         fetch_missing(model, options, shown, quiet=quiet)
 
@@ -102,11 +112,16 @@ def chat(
                 raise
             chat.talk, settings.sampling = before.moved(session), other.sampling(**sampling)
 
-        talk = Conversation(session, system=system, tools=known)
+        talk = Conversation(session, tools=known)
+        if saved is not None:
+            talk.load(saved)
+        talk.system = system
         chat = Chat(talk, settings, shown.step("prefill"), thoughts.show, switch)
         if typed and not quiet:
             note(f"{opened.spec.label}, {session.plan.config.capacity:,} KV rows. /help lists commands, Ctrl-D leaves")
             warn_unpinned(chat.talk)
+        if file is not None:
+            read_file(chat, file)
         for line in lines:
             text = line.text
             try:

@@ -45,18 +45,27 @@ class Chat:
     switch: Callable[[str], None]
     left: bool = False
     results: list[str] = field(default_factory=list)  # of the first calls that wait for them
+    files: list[str] = field(default_factory=list)  # texts that go before the next question
 
     def say(self, text: str) -> Pieces | None:
-        """The answer to a turn, or to the results of calls, once all are there."""
-        options = {"on_prefill": self.on_prefill, "on_thought": self.on_thought, **vars(self.settings)}
+        """The answer to a turn after the files that were read, or to the results of calls, once all are there."""
         if not self.talk.calls:
-            return self.talk.say(text, **options) if text.strip() else None
+            if not text.strip():
+                return None
+            files, self.files = self.files, []
+            return self.ask("\n\n".join([*(file.strip("\n") for file in files), text]))
         self.results.append(text)
         if len(self.results) < len(self.talk.calls):
             self.show_call()
             return None
         results, self.results = self.results, []
-        return self.talk.give(results, **options)
+        return self.talk.give(results, **self._options())
+
+    def ask(self, question: str) -> Pieces:
+        return self.talk.say(question, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {"on_prefill": self.on_prefill, "on_thought": self.on_thought, **vars(self.settings)}
 
     def show_call(self) -> None:
         """Show the next call whose result is missing."""
@@ -72,6 +81,15 @@ def read_tools(path: Path) -> list[dict[str, Any]]:
         return parse_tools(read) or []
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def read_file(chat: Chat, path: Path) -> None:
+    """Put a file's text before the next question. Raises InputError."""
+    from edge.cli.terminal.prompts import read_whole
+
+    text = read_whole(path.expanduser())
+    chat.files.append(text)
+    note(f"({path.name}: {len(text):,} characters, which go before the next question)")
 
 
 def is_command(text: str) -> bool:
@@ -113,6 +131,7 @@ def _quit(chat: Chat, argument: str) -> None:
 
 def _reset(chat: Chat, argument: str) -> None:
     chat.talk.reset()
+    chat.files.clear()
     note("(the conversation is forgotten" + (", the system prompt stays)" if chat.talk.system else ")"))
 
 
@@ -126,8 +145,11 @@ def _retry(chat: Chat, argument: str) -> Pieces | None:
     if sampling.temperature == 0 or sampling.seed is not None:
         why = "temp is 0" if sampling.temperature == 0 else "the seed is fixed"
         note(f"(the same question gets the same answer, since {why}: /set temp 0.7, /set seed random)")
-    question = chat.talk.undo()
-    return chat.say(question)
+    return chat.ask(chat.talk.undo())
+
+
+def _read(chat: Chat, argument: str) -> None:
+    read_file(chat, Path(_file(argument)))
 
 
 def _save(chat: Chat, argument: str) -> None:
@@ -144,7 +166,7 @@ def _load(chat: Chat, argument: str) -> None:
 def _system(chat: Chat, argument: str) -> None:
     talk = chat.talk
     if argument:
-        talk.system = None if argument == '""' else argument
+        talk.system = _text(argument) or None
         warn_unpinned(talk)
     shown = "none but the template's own" if talk.system is None else _short(talk.system)
     note(f"(system prompt: {shown}{_replayed(talk)})")
@@ -152,7 +174,8 @@ def _system(chat: Chat, argument: str) -> None:
 
 def _tools(chat: Chat, argument: str) -> None:
     if argument:
-        chat.talk.tools = [] if argument == '""' else read_tools(Path(argument))
+        file = _file(argument)
+        chat.talk.tools = read_tools(Path(file)) if file else []
     names = [tool["function"]["name"] for tool in chat.talk.tools]
     note(f"(tools: {', '.join(names) or 'none'})")
 
@@ -209,7 +232,8 @@ def _set(chat: Chat, argument: str) -> None:
 
         settings.max_tokens = check_limit(int(_number(name, value, int) or 0))
     elif name == "stop":
-        settings.stop = (_text(value),) if value else ()
+        stop = _text(value)
+        settings.stop = (stop,) if stop else ()
     elif name:
         raise InputError(f"/set knows no {name:.40}: choose {', '.join(_NUMBERS)}, max-tokens, stop")
     sampling = settings.sampling
@@ -238,20 +262,23 @@ def _number(name: str, value: str, parse: type[int] | type[float]) -> float | No
 
 
 def _text(value: str) -> str:
-    """The text itself, or a JSON string in quotes: "\\n" is a line break."""
-    if value.startswith('"'):
+    """The text without quotes around it, in which JSON's escapes are read: "\\n" is a line break. Other quotes stay."""
+    if _is_quoted(value):
         try:
-            text = json.loads(value)
+            return str(json.loads(value, strict=False))  # line breaks may be there as they are
         except ValueError:
-            raise InputError(f"{value:.40} is no text in quotes, such as " + r'"\n\n"') from None
-        return str(text)
+            pass  # "a" or "b"
     return value
+
+
+def _is_quoted(text: str) -> bool:
+    return len(text) > 1 and text[0] == text[-1] == '"'
 
 
 def _file(argument: str) -> str:
     if not argument:
-        raise InputError("name a file: /save talk.json, /load talk.json")
-    return argument
+        raise InputError("name a file: /read letter.txt, /save talk.json, /load talk.json")
+    return argument[1:-1] if _is_quoted(argument) else argument
 
 
 def _count(talk: Conversation) -> str:
@@ -285,6 +312,7 @@ _COMMANDS = {
     "/tools": _Command("/tools [FILE]", 'show or change the tools that may be called; "" takes them away', _tools),
     "/set": _Command("/set [OPTION VALUE]", f"{', '.join(_NUMBERS)}, max-tokens, stop", _set),
     "/think": _Command("/think [on|off|N|NJ]", "whether, or for how many tokens or joules, the model thinks", _think),
+    "/read": _Command("/read FILE", "put a file's text before the next question", _read),
     "/save": _Command("/save FILE", "write the conversation as JSON", _save),
     "/load": _Command("/load FILE", "go on with a saved conversation", _load),
     "/model": _Command("/model [MODEL]", "show the model, or go on with another one", _model),

@@ -15,21 +15,23 @@ from edge.devices.platform import has_input
 from edge.errors import InputError
 
 PATIENCE_S = 2.0  # for the first byte of a pipe
+_MOST_HELD = 2_000_000  # characters of a file in a conversation: more tokens than any model has positions for
 _BLOCK = 64 << 10  # characters read at a time: a prompt of any length is tokenized while it is read
 
 
 def read_prompt(given: Sequence[str], file: Path | None) -> str | Iterator[str]:
     """The prompt: in blocks if it comes from a file or from stdin. Raises InputError.
 
-    given: the arguments of the command line; `-` stands for stdin. Piped text goes before a given prompt.
+    given: the arguments of the command line; `-` stands for stdin. A file's text, or piped text, goes before a given
+    prompt.
     """
     prompts = [each for each in given if each != "-"]
-    if given and file is not None:
-        raise InputError("give the prompt on the command line or with --file, not both")
     if len(prompts) > 1:
         raise InputError("give the prompt once: with -p, or after MODEL")
     if file is not None:
-        return read_text(file)
+        if "-" in given:
+            raise InputError("read a file (--file) or stdin (-), not both")
+        return _before(read_text(file), prompts[0]) if prompts else read_text(file)
     stdin: TextIO | None = sys.stdin
     if stdin is None or stdin.isatty():
         if prompts and len(given) == 1:
@@ -78,6 +80,16 @@ def read_text(path: Path) -> Iterator[str]:
         return _blocks(open(path, "rb"), str(path))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_whole(path: Path) -> str:
+    """A UTF-8 text file that is held in memory, as `read_text` reads it. Raises InputError, also if it is too long."""
+    text = ""
+    for block in read_text(path):
+        text += block
+        if len(text) > _MOST_HELD:
+            raise InputError(f"{path} is longer than {_MOST_HELD:,} characters: edge run -f reads files of any length")
+    return text
 
 
 def read_lines() -> Iterator[str]:

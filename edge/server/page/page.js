@@ -2,7 +2,7 @@
 import { Chat, joulesText, saidOf } from "./chat/chat.js";
 import { element, icon, iconButton } from "./chat/dom.js";
 import { answer, call, onKeyNeeded } from "./http.js";
-import { forgetChat, keepChat, keepSettings, readChat, readChats, readSettings, titleOf } from "./store.js";
+import { forgetChat, keepChat, keepLast, keepSettings, readChat, readChats, readLast, readSettings, titleOf } from "./store.js";
 
 const find = (/** @type {string} */ id) => /** @type {any} */ (document.getElementById(id));
 const [side, list, status, models, settings] = ["side", "chats", "status", "model", "settings"].map(find);
@@ -30,8 +30,15 @@ function changed() {
   current = { ...current, model: models.value, changed: Date.now(), turns: chat.turns };
   if (chat.turns.length) keepChat(current);
   else forgetChat(current.id);
+  point();
   drawChats();
   if (chat.busy) watch();
+}
+
+/** Have reloads, and visits without a conversation's address, open the current one. */
+function point() {
+  keepLast(current.id);
+  history.replaceState(null, "", current.turns.length ? `#${current.id}` : location.pathname);
 }
 
 function drawChats() {
@@ -55,7 +62,7 @@ function drawChats() {
 async function openChat(id) {
   await chat.stop();
   current = (id && readChat(id)) || blank();
-  history.replaceState(null, "", current.turns.length ? `#${current.id}` : location.pathname);
+  point();
   chat.show(current.turns);
   if ([...models.options].some(({ value }) => value === current.model)) models.value = current.model;
   drawChats();
@@ -167,9 +174,12 @@ async function connect() {
   status.textContent = "Connecting";
   try {
     const { data } = await (await call("v1/models")).json();
+    const chatting = data.filter((/** @type {any} */ each) => each.chat_template);
+    models.hidden = !chatting.length;
+    if (models.hidden) throw new Error("no model here has a chat template: serve one that has, or use /v1/completions");
     const before = current.model || localStorage.getItem(MODEL);
-    models.replaceChildren(...data.map((/** @type {any} */ { id }) => new Option(id, id, false, id === before)));
-    models.disabled = data.length < 2;
+    models.replaceChildren(...chatting.map((/** @type {any} */ { id }) => new Option(id, id, false, id === before)));
+    models.disabled = chatting.length < 2;
     status.textContent = LOOPBACK.test(location.hostname) ? "On this machine" : `On ${location.host}`;
     chat.ready = true;
     watch();
@@ -203,7 +213,7 @@ document.addEventListener("keydown", (event) => {
 }, true);
 addEventListener("storage", drawChats); // another tab's conversations
 
-const kept = readChat(location.hash.slice(1));
+const kept = readChat(location.hash.slice(1)) ?? readLast();
 if (kept) current = kept;
 chat.show(current.turns);
 drawChats();

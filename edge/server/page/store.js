@@ -1,5 +1,6 @@
 /** Conversations and settings, in this browser's storage. */
 const CHAT = "edge chat ";
+const OPEN = "edge open"; // the id of the conversation that was shown last
 const SETTINGS = "edge settings";
 const TITLE = 80; // characters
 
@@ -17,6 +18,16 @@ export function readChats() {
 /** @param {string} id @returns {Kept | null} */
 export function readChat(id) {
   return read(CHAT + id, null);
+}
+
+/** The conversation that was shown last; null if that was a new one. @returns {Kept | null} */
+export function readLast() {
+  return readChat(localStorage.getItem(OPEN) ?? "");
+}
+
+/** @param {string} id */
+export function keepLast(id) {
+  localStorage.setItem(OPEN, id);
 }
 
 /** Throws if there is no room. @param {Kept} chat */

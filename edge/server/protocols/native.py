@@ -49,6 +49,7 @@ def _model(hub: Hub, entry: Entry, name: str, adapter: tuple[LoraFile, ...] = ()
         "aliases": [] if adapter else list(entry.aliases),
         "loaded": session is not None,
         "parent": entry.name if adapter else None,
+        "chat_template": bool(entry.template),
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "meta": {
             "n_ctx": session.plan.config.capacity if session else spec.context, "n_ctx_train": spec.context,
