@@ -58,6 +58,7 @@ class Guard:
             await send(message)
 
         try:
+            _check_length(headers)
             self._check_host(headers.get("host", ""))
             self._check_origin(origin, headers.get("host", ""))
             if scope["method"] == "OPTIONS" and allowed and "access-control-request-method" in headers:
@@ -81,7 +82,8 @@ class Guard:
 
     def _check_origin(self, origin: str | None, host: str) -> None:
         """Refuse pages of other origins, unless --cors allows them."""
-        if origin is not None and not self._is_allowed(origin) and urlsplit(origin).netloc != host:
+        own = (f"http://{host}", f"https://{host}")
+        if origin is not None and not self._is_allowed(origin) and origin not in own:
             raise RefusedError(
                 403, f"pages of {origin[:80]} may not ask: --cors {origin[:80]} would let them", code="origin"
             )
@@ -121,6 +123,13 @@ def _preflight(headers: Headers) -> Response:
     if headers.get("access-control-request-private-network") == "true":
         found["Access-Control-Allow-Private-Network"] = "true"
     return Response(status_code=204, headers=found)
+
+
+def _check_length(headers: Headers) -> None:
+    """Refuse a body with two lengths, of which a proxy may have taken the other one (RFC 9112, section 6.3)."""
+    if "content-length" in headers and "transfer-encoding" in headers:
+        message = "Content-Length and Transfer-Encoding exclude each other"
+        raise RefusedError(400, message, code="http", closes=True)
 
 
 def _make_relative(scope: Scope) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -44,6 +44,8 @@ async def read_body(request: Request, most: int) -> bytes:
                 parts.append(part)
     except asyncio.TimeoutError:
         raise RefusedError(400, f"the request was not sent within {BODY_S:.0f} s", code="timeout") from None
+    except ClientDisconnect:
+        raise ClientGoneError from None
     return b"".join(parts)
 
 

@@ -29,13 +29,15 @@ def protocol_of(scope: Mapping[str, Any]) -> Protocol:
 
 class RefusedError(Exception):
     """A request that is not carried out. param: the field of the body that is wrong. retry: seconds after which the
-    same request may succeed."""
+    same request may succeed. closes: the connection ends with the response."""
 
     def __init__(
-        self, status: int, message: str, *, code: str | None = None, param: str | None = None, retry: int | None = None
-    ) -> None:
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None,
+        retry: int | None = None, closes: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.message, self.code, self.param, self.retry = status, message, code, param, retry
+        self.closes = closes
 
     @property
     def type(self) -> str:
@@ -44,6 +46,7 @@ class RefusedError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         found = {} if self.retry is None else {"Retry-After": str(self.retry)}
+        found |= {"Connection": "close"} if self.closes else {}
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
     def body(self, protocol: Protocol = "openai", request_id: str | None = None) -> dict[str, Any]:

@@ -6,21 +6,18 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edge.errors import InputError
 from edge.options import Options
 from edge.server.app import make_app
+from edge.server.connections import limited
 from edge.server.hub import Hub
 from edge.server.models.pool import Pool
 from edge.server.settings import Settings
 
 _KEEP_ALIVE_S = 75
-_HEADERS_S = 15.0  # within which a connection must send the head of its request
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _LONGEST_HEAD = 32 << 10  # bytes
 
 
@@ -61,7 +58,7 @@ async def _serve(hub: Hub, listener: socket.socket, ready: Callable[[str], None]
         break
     host, port = settings.host, listener.getsockname()[1]
     config = uvicorn.Config(
-        make_app(hub), http=_limited(settings.connections), ws="none", lifespan="on", log_config=None,
+        make_app(hub), http=limited(settings.connections), ws="none", lifespan="on", log_config=None,
         access_log=False, server_header=False, timeout_keep_alive=_KEEP_ALIVE_S, loop="asyncio",
         timeout_graceful_shutdown=max(1, round(settings.drain)), h11_max_incomplete_event_size=_LONGEST_HEAD,
     )  # fmt: skip
@@ -81,34 +78,3 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._hub.draining = True
         await super().shutdown(sockets)
-
-
-def _limited(most: int) -> type[H11Protocol]:
-    """Connections, `most` at a time, that are closed unless they send the head of a request within _HEADERS_S."""
-
-    class Limited(H11Protocol):
-        _late: asyncio.TimerHandle | None = None
-        _began = False
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > most:
-                transport.write(_FULL)
-                transport.close()
-                return
-            self._late = self.loop.call_later(_HEADERS_S, self._give_up)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self._late is not None:
-                self._late.cancel()
-            super().connection_lost(exc)
-
-        def handle_events(self) -> None:
-            super().handle_events()
-            self._began = self._began or self.scope is not None
-
-        def _give_up(self) -> None:
-            if not self._began:
-                self.transport.close()
-
-    return Limited

@@ -127,6 +127,13 @@ def test_a_damaged_result_is_refused_or_read_and_never_a_crash(data: st.DataObje
     assert "\n" not in said
 
 
+def test_a_long_run_ended_by_no_power() -> None:
+    whole = json.loads(result_text())
+    whole["sustained"]["hopeless"] = True
+    with pytest.raises(InputError, match=r"^r.json: a damaged result \(a long run that ended"):
+        parse_result(json.dumps(whole).encode(), "r.json")
+
+
 def test_a_kit_that_cannot_run_says_why(tmp_path: Path) -> None:
     folder = tmp_path / "kit"
     shutil.copytree(kit_for(sustained=0.5), folder)

@@ -85,7 +85,16 @@ def test_names_of_this_machine_may_ask(client: TestClient, host: str) -> None:
 
 
 def test_pages_of_other_origins_may_not_ask(client: TestClient) -> None:
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999"):
+    wrong = (
+        "http://evil.example",
+        "null",
+        "http://127.0.0.1:9999",
+        "http://[",
+        "//127.0.0.1:8080",
+        "",
+        "127.0.0.1:8080",
+    )
+    for origin in wrong:
         response = client.post(CHATS, json=SHORT, headers={"Origin": origin})
         assert response.status_code == 403
         assert "access-control-allow-origin" not in response.headers

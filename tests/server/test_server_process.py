@@ -72,22 +72,6 @@ def test_a_client_that_goes_away_ends_its_answer() -> None:
         assert httpx.post(url + CHATS, json={"messages": HELLO, "max_tokens": 2}, timeout=PATIENCE).status_code == 200
 
 
-def test_connections_are_limited() -> None:
-    with server("--connections", "2") as (_, url):
-        host, _, port = url.removeprefix("http://").partition(":")
-        held = [socket.create_connection((host, int(port))) for _ in range(2)]
-        try:
-            for connection in held:  # it is counted once it has been answered
-                connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                assert connection.recv(100).startswith(b"HTTP/1.1 200")
-            response = httpx.get(f"{url}/health", timeout=PATIENCE)
-            assert response.status_code == 503
-            assert response.headers["retry-after"] == "1"
-        finally:
-            for connection in held:
-                connection.close()
-
-
 def test_answers_are_finished_after_sigterm() -> None:
     with server("--drain", "100s") as (process, url):
         body = {**LONG, "max_tokens": 150}

@@ -222,6 +222,8 @@ def _check(result: Result) -> None:
     ]  # fmt: skip
     if min(figures) <= 0:
         raise ValueError("a figure that must be greater than 0 is not")
+    if long_run is not None and long_run.hopeless and not kit.settings.watts:
+        raise ValueError("a long run that ended for a power that it was not held to")
 
 
 def profile_of(result: Result, again: str = "") -> Profile:

@@ -1,0 +1,129 @@
+"""Connections over sockets: slow clients, and what is no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from conftest import GOLDEN
+from serving import HELLO, MODEL, PLAIN
+
+from edge.options import Options
+from edge.server import connections
+from edge.server.running import _serve, listen, make_hub
+from edge.server.settings import Settings
+
+HEAD = "{} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+HEALTH = HEAD.format("GET /health") + "\r\n"
+BODY = HEAD.format("POST /health") + "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+PATIENCE = 120.0
+
+
+@contextmanager
+def listening(**settings: Any) -> Iterator[int]:
+    """The port of a server in a thread of this process."""
+    given = Settings.parse(port=0, **settings)
+    hub = make_hub([str(GOLDEN / f"{MODEL}.gguf")], Options.parse(**PLAIN), given)
+    ready, ended = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    async def serve() -> None:
+        found.extend((asyncio.get_running_loop(), asyncio.current_task()))
+        try:
+            await _serve(hub, listener, lambda url: ready.set())
+        except asyncio.CancelledError:
+            await hub.pool.close()
+
+    with listen(given) as listener:
+        thread = threading.Thread(target=lambda: (asyncio.run(serve()), ended.set()))
+        thread.start()
+        assert ready.wait(PATIENCE)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            loop, task = found
+            loop.call_soon_threadsafe(task.cancel)
+            assert ended.wait(PATIENCE)
+
+
+def connect(port: int, text: str = "") -> socket.socket:
+    found = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+    found.sendall(text.encode())
+    return found
+
+
+def read(connection: socket.socket) -> str:
+    """All until the server closes the connection."""
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts).decode()
+
+
+@pytest.mark.parametrize("begun", ["", HEALTH, HEALTH + "G", HEAD, BODY, BODY + "x"])
+def test_waiting_connections_make_room(begun: str) -> None:
+    with listening(connections=2) as port, ExitStack() as held:
+        several = [held.enter_context(connect(port, begun)) for _ in range(2)]
+        if begun.startswith((HEALTH, BODY)):
+            for each in several:
+                assert each.recv(100).startswith(b"HTTP/1.1 ")
+        for _ in range(3):
+            with connect(port, HEALTH) as one:
+                assert one.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_connections_that_are_answered_keep_their_place() -> None:
+    body = json.dumps({"messages": HELLO, "stream": True, "ignore_eos": True, "max_tokens": 1_000_000})
+    head = HEAD.format("POST /v1/chat/completions") + f"Content-Type: application/json\r\nContent-Length: {len(body)}"
+    with listening(connections=1) as port, connect(port, f"{head}\r\n\r\n{body}") as first:
+        assert first.recv(100).startswith(b"HTTP/1.1 200")
+        with connect(port, HEALTH) as second:
+            answer = read(second)
+        assert answer.startswith("HTTP/1.1 503")
+        assert json.loads(answer.split("\r\n\r\n")[1])["error"]["code"] == "busy"
+        assert first.recv(100)
+
+
+@pytest.mark.parametrize("begun", ["", "G", HEALTH + "G", HEAD, BODY])
+def test_slow_clients_are_left(begun: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that come one at a time do not keep a connection."""
+    monkeypatch.setattr(connections, "SENT_S", 0.3)
+    with listening() as port, connect(port, begun) as connection:
+        connection.settimeout(0.05)
+        while True:
+            try:
+                connection.sendall(b"x" if begun else b"")
+                if not connection.recv(1 << 16):
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\x00\r\n\r\n", "GET\r\n\r\n", "GET / HTTP/1.1\r\n\r\n", HEAD.format("GET /health") + "Content-Length: x\r\n\r\n",
+     HEAD.format("GET /" + "x" * 99999), HEAD.format("GET /") + "Transfer-Encoding: gzip\r\n\r\n",
+     HEAD.format("POST /health") + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
+)  # fmt: skip
+def test_malformed_requests(text: str) -> None:
+    with listening() as port, connect(port, text) as connection:
+        head, body = read(connection).split("\r\n\r\n")
+        assert head.startswith("HTTP/1.1 400 Bad Request\r\n")
+        assert "application/json" in head
+        assert json.loads(body)["error"]["code"] == "http"
+
+
+def test_a_malformed_chunk_ends_its_request(capfd: pytest.CaptureFixture[str]) -> None:
+    head = HEAD.format("POST /v1/completions") + "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with listening() as port, connect(port, head) as connection:
+        connection.sendall(b"zz\r\n")
+        assert read(connection).startswith("HTTP/1.1 400")
+    assert "Traceback" not in capfd.readouterr().err
