@@ -39,11 +39,22 @@ from edge.server.hub import Hub
 from edge.server.models.pool import Lease
 from edge.server.models.worker import Job
 from edge.server.prompts import prompt_of, score
-from edge.server.protocols import anthropic, chat, completions, embeddings, native, ollama, openapi, responses
+from edge.server.protocols import (
+    anthropic,
+    chat,
+    completions,
+    embeddings,
+    native,
+    ollama,
+    ollama_models,
+    openapi,
+    responses,
+)
 from edge.server.protocols.anthropic import MessagesBody
 from edge.server.protocols.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from edge.server.protocols.embeddings import EmbeddingsBody
-from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody, ApiShowBody
+from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody
+from edge.server.protocols.ollama_models import ApiEmbedBody, ApiEmbeddingsBody, ApiShowBody
 from edge.server.protocols.responses import ResponsesBody
 from edge.server.refusal import RefusedError, refusal_of
 
@@ -75,7 +86,12 @@ def make_app(hub: Hub) -> ASGIApp:
         Route("/api/chat", server.of_ollama(ApiChatBody), methods=["POST"]),
         Route("/api/generate", server.of_ollama(ApiGenerateBody), methods=["POST"]),
         Route("/api/show", server.show, methods=["POST"]),
-        Route("/api/tags", server.about(lambda request: Json(ollama.tags(hub)))),
+        Route("/api/pull", server.pull, methods=["POST"]),
+        Route("/api/embed", server.embed_for_ollama(ApiEmbedBody), methods=["POST"]),
+        Route("/api/embeddings", server.embed_for_ollama(ApiEmbeddingsBody), methods=["POST"]),
+        *(Route(path, server.unchanged, methods=[method]) for path, (method, _) in ollama_models.UNCHANGED.items()),
+        Route("/api/tags", server.about(lambda request: Json(ollama_models.tags(hub)))),
+        Route("/api/ps", server.about(lambda request: Json(ollama_models.running(hub)))),
         Route("/api/version", server.about(lambda request: Json({"version": ollama.VERSION}))),
         Route("/tokenize", server.with_model(TokenizeBody, native.tokenize), methods=["POST"]),
         Route("/tokenizer_info", server.tokenizer_info),
@@ -204,6 +220,8 @@ class Endpoints:
         async def handle(request: Request) -> Response:
             async with self._body(request, lenient=True) as data:
                 body = parse_body(kind, data)
+                if not body.text:
+                    return await self._load(body, chats=kind is ApiChatBody)
                 asked = ollama.translate(body, request.headers, request.scope.get("tenant", ""))
                 writer = ollama.Writer(self._name(body.model), chats=kind is ApiChatBody)
                 return await self._answer(
@@ -218,7 +236,41 @@ class Endpoints:
         async with self._body(request, lenient=True) as data:
             body = parse_body(ApiShowBody, data)
             entry, _ = self._hub.pool.find(body.model or body.name)
-            return Json(ollama.show(entry))
+            return Json(ollama_models.show(entry))
+
+    async def pull(self, request: Request) -> Response:
+        """POST /api/pull"""
+        async with self._body(request, lenient=True) as data:
+            body = parse_body(ApiShowBody, data)
+            return Json(ollama_models.pull(self._hub, body.model or body.name))
+
+    async def unchanged(self, request: Request) -> Response:
+        """Endpoints that would change the server's models."""
+        raise ollama_models.unchanged(request.url.path)
+
+    def embed_for_ollama(self, kind: type[ApiEmbedBody] | type[ApiEmbeddingsBody]) -> Handler:
+        """A handler of /api/embed or /api/embeddings."""
+
+        async def handle(request: Request) -> Response:
+            async with self._body(request, lenient=True) as data:
+                body = parse_body(kind, data)
+                asked = ollama_models.to_embed(body, request.scope.get("tenant", ""))
+                writer = ollama_models.EmbeddingWriter(self._name(body.model), body)
+                if not asked:
+                    return Json(writer.whole([]))
+                return await self._answer(request, asked, lambda lease: writer, streams=False, work=writer.work)
+
+        return handle
+
+    async def _load(self, body: ApiChatBody | ApiGenerateBody, *, chats: bool) -> Response:
+        """Load or unload the model of a request without a text."""
+        writer = ollama.Writer(self._name(body.model), chats=chats)
+        if body.unloads:
+            await self._hub.pool.unload(body.model)
+        else:
+            async with self._session(body.model):
+                pass
+        return Json(writer.without_text(unloaded=body.unloads))
 
     def _name(self, model: str | None) -> str:
         """The model's name as requested; by default, the first model's. Raises RefusedError for an unknown model."""

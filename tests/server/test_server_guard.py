@@ -169,7 +169,7 @@ def test_forms_of_errors(path: str) -> None:
     with served(api_key=KEYS) as client:
         ours = {} if path in ("/api/chat", "/api/nothing", CHATS) else {"anthropic-version": "2023-06-01"}
         for key, statuses in ((None, (401,)), (KEYS[0], (400, 404, 405))):
-            response = client.post(path, json={}, headers={**ours, **({"x-api-key": key} if key else {})})
+            response = client.post(path, json=[], headers={**ours, **({"x-api-key": key} if key else {})})
             assert response.status_code in statuses
             found = response.json()
             if path.startswith("/api/"):

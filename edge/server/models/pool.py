@@ -44,6 +44,7 @@ class Entry:
     template: str | None  # of chats
     size: int  # bytes of the file
     created: int  # seconds since 1970, of the file
+    identity: str  # differs for other files, and for a file that has changed
     adapters: dict[str, Loras]
 
 
@@ -92,7 +93,10 @@ class Pool:
                 if adapter != name and adapter in entry.adapters:
                     return entry, entry.adapters[adapter]
         raise RefusedError(
-            404, f"no model {name[:80]!r}: choose from {', '.join(self.names())}", code="model_not_found", param="model"
+            404,
+            f"model {name[:80]!r} not found: choose from {', '.join(self.names())}",
+            code="model_not_found",
+            param="model",
         )
 
     def names(self) -> Iterator[str]:
@@ -182,6 +186,15 @@ class Pool:
                 return
             await asyncio.sleep(0.02)
 
+    async def unload(self, name: str | None) -> None:
+        """Unload a model, if it is loaded. Raises RefusedError while requests need it."""
+        entry, _ = self.find(name)
+        worker = self.workers.get(entry.name)
+        if worker is not None and not worker.idle:
+            raise self.full(entry.name)
+        if worker is not None:
+            await self._evict(entry.name)
+
     async def _evict(self, name: str) -> None:
         worker = self.workers.pop(name)
         self.evictions += 1
@@ -249,5 +262,5 @@ def _entry(model: str) -> Entry:
     template = opened.file.metadata.get("tokenizer.chat_template")
     return Entry(
         name, model, opened.spec, aliases, template if isinstance(template, str) else None,
-        opened.spec.weight_bytes, int(status.st_mtime), {},
+        opened.spec.weight_bytes, int(status.st_mtime), f"{path.resolve()} {status.st_size} {status.st_mtime_ns}", {},
     )  # fmt: skip

@@ -75,9 +75,7 @@ class Writer:
     def whole(self, events: list[Event]) -> dict[str, Any]:
         """The response. Raises RefusedError if the request wants other dimensions than the model's."""
         found = sorted((each for each in events if isinstance(each, Embedded)), key=lambda each: each.choice)
-        size = found[0].values.size
-        if self._body.dimensions not in (None, size):
-            raise RefusedError(400, f"this model has {size} dimensions", param="dimensions", code="invalid_value")
+        check_dimensions(self._body.dimensions, found[0].values.size)
         tokens = sum(each.tokens for each in found)
         return {
             "object": "list",
@@ -92,6 +90,12 @@ class Writer:
         if self._body.encoding_format == "base64":
             return base64.b64encode(values.astype("<f4").tobytes()).decode()
         return numbers(values)
+
+
+def check_dimensions(wanted: int | None, size: int) -> None:
+    """Refuse other dimensions than the model's."""
+    if wanted not in (None, size):
+        raise RefusedError(400, f"this model has {size} dimensions", param="dimensions", code="invalid_value")
 
 
 def numbers(values: FloatArray) -> list[float]:

@@ -1,9 +1,10 @@
-"""Ollama's /api/chat, /api/generate, /api/tags, /api/show and /api/version, for programs that know no other."""
+"""Ollama's /api/chat and /api/generate, for programs that know no other."""
 
 from __future__ import annotations
 
 import datetime
 import json
+import re
 from dataclasses import field
 from typing import Any
 
@@ -12,14 +13,14 @@ from edge.records import dataclass
 from edge.server.asked import Asked, Chat
 from edge.server.events import Ended, Event, Piece
 from edge.server.http import dumps
-from edge.server.hub import Hub
-from edge.server.models.pool import Entry
 from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, grammar_of, limits_of
 from edge.server.protocols.fields import said
 from edge.server.refusal import RefusedError
 
 VERSION = "0.12.0"  # of the protocol: programs refuse older ones
+
+_ZERO = re.compile(r"0+(\.0*)?[a-zµ]*$")
 
 _NAMES = ("temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "presence_penalty", "frequency_penalty")
 
@@ -33,7 +34,20 @@ class Shared:
     format: str | dict[str, Any] | None = said("json, or a JSON schema.")
     options: dict[str, Any] | None = said("num_predict, temperature, top_k, top_p, min_p, seed, stop and penalties.")
     think: bool | str | None = said("Think before the answer, or not.")
+    keep_alive: str | float | None = said(
+        "0 without a text unloads the model; else it stays until another needs the memory."
+    )
     edge: Budget | None = said("Budgets of this request.")
+
+    @property
+    def text(self) -> Any:
+        """The text to answer. Without one, the request loads or unloads the model."""
+        raise NotImplementedError
+
+    @property
+    def unloads(self) -> bool:
+        """Whether the model is no longer needed: `keep_alive` is 0, with or without a unit."""
+        return not self.text and bool(_ZERO.match(str(self.keep_alive)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +56,10 @@ class ApiChatBody(Shared):
 
     messages: list[dict[str, Any]] = field(default_factory=list, metadata={"help": "The conversation."})
     tools: list[dict[str, Any]] | None = said("Functions that the model may call.")
+
+    @property
+    def text(self) -> Any:
+        return self.messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +70,9 @@ class ApiGenerateBody(Shared):
     system: str | None = said("The system prompt.")
     raw: bool | None = said("Continue the prompt as it is, without a chat template.")
 
-
-@dataclass(frozen=True)
-class ApiShowBody:
-    """POST /api/show"""
-
-    model: str | None = None
-    name: str | None = said("The same, in older programs.")
+    @property
+    def text(self) -> Any:
+        return self.prompt
 
 
 def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) -> Asked:
@@ -85,14 +99,11 @@ def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) ->
 
 def _prompt(body: ApiChatBody | ApiGenerateBody) -> Chat | str:
     if isinstance(body, ApiGenerateBody):
-        if not body.prompt:
-            raise RefusedError(400, "the prompt is empty", param="prompt", code="invalid_value")
+        assert body.prompt
         if body.raw:
             return body.prompt
         system = [{"role": "system", "content": body.system}] if body.system else []
         return Chat((*system, {"role": "user", "content": body.prompt}))
-    if not body.messages:
-        raise RefusedError(400, "messages is empty", param="messages", code="invalid_value")
     messages, last = [], ""
     for number, message in enumerate(body.messages):
         if not isinstance(message.get("role"), str):
@@ -146,6 +157,10 @@ class Writer:
             gather(self._answers, each)
         return self._end(self._answers[0].text, self._answers[0].thought)
 
+    def without_text(self, *, unloaded: bool) -> dict[str, Any]:
+        """The response to a request that loads or unloads the model."""
+        return {**self._line(""), "done": True, "done_reason": "unload" if unloaded else "load"}
+
     def _line(self, text: str, thought: str = "", calls: Any = None) -> dict[str, Any]:
         now = datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
         head = {"model": self._model, "created_at": now, "done": False}
@@ -171,36 +186,3 @@ class Writer:
             "eval_duration": int(1e6 * timings.get("predicted_ms", 0)),
             "edge": usage.get("edge"),
         }  # fmt: skip
-
-
-def tags(hub: Hub) -> dict[str, Any]:
-    """GET /api/tags"""
-    names = [(entry, name) for entry in hub.pool.entries.values() for name in (entry.name, *_adapters(entry))]
-    return {"models": [{"name": name, "model": name, "size": entry.size, **_about(entry)} for entry, name in names]}
-
-
-def show(entry: Entry) -> dict[str, Any]:
-    """POST /api/show"""
-    spec = entry.spec
-    info = {
-        "general.architecture": spec.architecture,
-        "general.parameter_count": spec.parameters,
-        f"{spec.architecture}.context_length": spec.context,
-        f"{spec.architecture}.embedding_length": spec.hidden,
-    }
-    capabilities = ["completion", *(["tools"] if entry.template else [])]
-    return {"template": entry.template or "", "model_info": info, "capabilities": capabilities, **_about(entry)}
-
-
-def _adapters(entry: Entry) -> list[str]:
-    return [f"{entry.name}:{name}" for name in entry.adapters]
-
-
-def _about(entry: Entry) -> dict[str, Any]:
-    spec = entry.spec
-    changed = datetime.datetime.fromtimestamp(entry.created, datetime.timezone.utc).isoformat()
-    details = {
-        "format": "gguf", "family": spec.architecture, "families": [spec.architecture],
-        "parameter_size": spec.label.split()[1], "quantization_level": spec.weight_type,
-    }  # fmt: skip
-    return {"modified_at": changed.replace("+00:00", "Z"), "digest": "", "details": details}

@@ -13,7 +13,8 @@ from edge.server.protocols.anthropic import MessagesBody
 from edge.server.protocols.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from edge.server.protocols.embeddings import EmbeddingsBody
 from edge.server.protocols.fields import Range
-from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody, ApiShowBody
+from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody
+from edge.server.protocols.ollama_models import ApiEmbedBody, ApiEmbeddingsBody, ApiShowBody
 from edge.server.protocols.responses import ResponsesBody
 from edge.storage.versions import edge_version
 
@@ -27,6 +28,9 @@ BODIES: dict[str, type] = {
     "/api/chat": ApiChatBody,
     "/api/generate": ApiGenerateBody,
     "/api/show": ApiShowBody,
+    "/api/pull": ApiShowBody,
+    "/api/embed": ApiEmbedBody,
+    "/api/embeddings": ApiEmbeddingsBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
@@ -36,6 +40,7 @@ GETS = {
     "/props": "Properties of a model, budgets and memory.",
     "/tokenizer_info": "The tokens that begin and end a model's texts, and its chat template.",
     "/api/tags": "The models, in Ollama's form.",
+    "/api/ps": "The models in memory.",
     "/api/version": "The version of Ollama's protocol.",
 }
 _PLAIN: dict[Any, dict[str, Any]] = {
