@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from model_files import pure_file
 from turns import EDGE, LLAMA, Setting, Sizes, Worker, wait_until_quiet
 
 from edge.cli.terminal.show import table
+from edge.devices.host import logical_cores
 from edge.devices.load import others_from_now
 from edge.model.catalog import find_model
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backend", default="cpu", help="edge's engine; cpu:int8 has other KV rows")
     parser.add_argument("--model", default="smollm2-135m", help="GGUF file or installed name, made all Q4_0")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=logical_cores())
     parser.add_argument("--isa", help="EDGE_ISA for edge's worker, such as avx2")
     parser.add_argument("--cache", type=Path, default=files_folder())
     parser.add_argument("--rounds", type=int, default=7)

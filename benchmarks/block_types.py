@@ -11,7 +11,6 @@ llama.cpp: decode of 64 tokens into an empty cache, prefill of 512. Perplexity: 
 from __future__ import annotations
 
 import argparse
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from turns import EDGE, LLAMA, Row, Setting, Sizes, Team
 
 from edge.cli.terminal.show import table
 from edge.converters.ggml import NEED_IMPORTANCE, quantize_with_llamacpp
+from edge.devices.host import logical_cores
 from edge.formats.gguf import read_gguf
 from edge.model.catalog import find_model
 from edge.model.model import open_model
@@ -64,7 +64,7 @@ def speed_cells(row: Row) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--types", default=",".join(TYPES), help="some of them, with commas")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=logical_cores())
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--tokens", type=int, default=2048, help="of each document, for perplexity; 0 measures none")
     parser.add_argument("--cache", type=Path, default=files_folder())

@@ -26,6 +26,7 @@ from model_files import WORKERS, make_file
 from turns import EDGE, Row, Worker, WorkerError, wait_until_quiet
 
 from edge.cli.terminal.show import table
+from edge.devices.host import logical_cores
 from edge.model.catalog import find_model
 
 GENAI = "genai"
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("--genai-python", required=True, metavar="DIR")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--kv-dtype", default="f32", help="of edge; genai's are f32")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=logical_cores())
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--cache", type=Path, default=files_folder())
     parser.add_argument("--json", action="store_true")

@@ -11,7 +11,6 @@ empty cache, prefill of 512. `q4_0` and `q8_0` are plain rounding, for compariso
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from contextlib import ExitStack, closing
@@ -30,6 +29,7 @@ from edge.converters.calibrate import calibration_tokens
 from edge.converters.convert import Conversion, convert
 from edge.converters.onnx_methods import METHODS
 from edge.converters.quantize import Settings
+from edge.devices.host import logical_cores
 from edge.quality.windows import Windows, divergence
 
 ROUNDED = {"q4_0": "Q4_0", "q8_0": "Q8_0"}
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--methods", default=",".join([*ROUNDED, *METHODS]))
     parser.add_argument("--model", type=Path, help="a GGUF file of floats")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=logical_cores())
     parser.add_argument("--tokens", type=int, default=20_000, help="held-out ones, of all texts together")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cache", type=Path, default=files_folder())

@@ -39,7 +39,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -66,6 +65,7 @@ from turns import (
 )
 
 from edge.cli.terminal.show import table
+from edge.devices.host import logical_cores
 from edge.model.catalog import find_model
 
 _BANDWIDTH = "GB/s"
@@ -231,7 +231,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backend", default="cpu", help="edge's engine")
     parser.add_argument("--model", default="smollm2-135m", help="GGUF file or installed name, made all Q4_0")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=logical_cores())
     parser.add_argument("--isa", help="EDGE_ISA for edge's workers, such as avx2")
     parser.add_argument("--openvino-python", metavar="DIR", help="venv (or interpreter) with openvino-genai")
     parser.add_argument("--llama-bench", type=Path, help="measure this llama-bench, too")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from edge.devices.cores import own_fast_cores
-from edge.devices.kernel import read_text, whole
-from edge.devices.memory import MemoryLimit, memory_limit, total_memory
+from edge.devices.kernel import read_text, read_whole, whole
+from edge.devices.memory import MemoryLimit, cgroup_folders, memory_limit, total_memory
 from edge.devices.platform import system_number
 from edge.records import dataclass
 
@@ -50,7 +50,7 @@ def probe_host(root: Path = Path("/")) -> Host:
         processor=model_name(read_text(root / "proc/cpuinfo")) or platform.processor() or platform.machine(),
         physical_cores=psutil.cpu_count(logical=False) or logical,
         logical_cores=logical,
-        usable_cores=usable_cores(),
+        usable_cores=usable_cores(root),
         instruction_sets=notable(cpu_flags(root)),
         caches=_caches(root),
         memory=total_memory(),
@@ -83,17 +83,31 @@ def processor_of(cpuinfo: str, machine: str, otherwise: str) -> Processor:
     return Processor(f"{name} ({family}, model {model})" if model else name, family)
 
 
-def usable_cores() -> int:
+def usable_cores(root: Path = Path("/")) -> int:
     """The number of physical cores that this process may run on and that are worth using: the default number of
-    threads."""
-    allowed = logical_cores()
+    threads. root: of the cgroups."""
+    allowed = logical_cores(root)
     fast = own_fast_cores() if sys.platform == "linux" and platform.machine() == "aarch64" else 0
     return max(1, min(allowed, fast or _physical_cores() or allowed))
 
 
-def logical_cores() -> int:
-    """The number of logical cores that this process may run on; more threads than these only wait for each other."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def logical_cores(root: Path = Path("/")) -> int:
+    """The number of logical cores that this process may run on, and whose time its cgroups grant; more threads than
+    these only wait for each other. root: of the cgroups."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([allowed, *_granted_cores(root)])
+
+
+def _granted_cores(root: Path) -> Iterator[int]:
+    """Cores whose time each cgroup grants, rounded up; nothing of cgroups without a limit."""
+    for folder in cgroup_folders(root, "cpu"):
+        quota, _, period = read_text(folder / "cpu.max").partition(" ")  # version 2
+        microseconds = whole(quota), whole(period)
+        if not quota:
+            microseconds = read_whole(folder / "cpu.cfs_quota_us"), read_whole(folder / "cpu.cfs_period_us")
+        granted, of = microseconds
+        if granted is not None and of is not None and granted > 0 and of > 0:  # no limit: "max", or -1
+            yield -(-granted // of)
 
 
 def _physical_cores() -> int | None:

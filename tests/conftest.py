@@ -41,6 +41,7 @@ from edge.backends.base import AdaptedEngine, Engine, EngineConfig
 from edge.backends.kv_cache import KVCache, KVState
 from edge.backends.tvm.compiler.child import evict_library
 from edge.backends.tvm.gpu.hosts import all_adapters
+from edge.devices.host import logical_cores
 from edge.devices.memory.pressure import Pressure, read_pressure
 from edge.errors import speaking
 from edge.model.lora import Lora
@@ -250,6 +251,12 @@ def open_session() -> Iterator[Callable[..., Session]]:
             return opened.enter_context(load(GOLDEN / f"{name}.gguf", **options))
 
         yield make
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """As many as the cores whose time a container grants."""
+    return logical_cores()
 
 
 @pytest.fixture(scope="session", autouse=True)

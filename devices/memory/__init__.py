@@ -123,8 +123,11 @@ def _available(root: Path) -> int:
     return free
 
 
-def cgroup_folders(root: Path = Path("/")) -> list[Path]:
-    """The folders of all cgroups that may limit this process; a parent's limit applies to its children."""
+def cgroup_folders(root: Path = Path("/"), controller: str = "memory") -> list[Path]:
+    """The folders of all cgroups that may limit this process; a parent's limit applies to its children.
+
+    controller: of version 1, where each may have a tree of its own.
+    """
     folders: list[Path] = []
     for line in read_text(root / "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
@@ -133,8 +136,8 @@ def cgroup_folders(root: Path = Path("/")) -> list[Path]:
         if controllers == "":
             base = root / "sys/fs/cgroup"
             base = base / "unified" if (base / "unified").is_dir() else base  # where version 1 is mounted, too
-        elif "memory" in controllers.split(","):
-            base = root / "sys/fs/cgroup/memory"
+        elif controller in controllers.split(","):
+            base = root / "sys/fs/cgroup" / controller
         else:
             continue
         group = base / path.lstrip("/")

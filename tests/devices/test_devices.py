@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from edge.devices.graphics import resident_memory
-from edge.devices.host import probe_host, usable_cores
+from edge.devices.host import logical_cores, probe_host, usable_cores
 from edge.devices.memory import MemoryLimit, MemoryUse, memory_limit, memory_use, release_free_memory, total_memory
 
 STATUS = """Name:\tpython
@@ -211,6 +211,38 @@ def test_cores_that_this_process_may_use() -> None:
         assert usable_cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"proc/self/cgroup": "0::/pod/me", "sys/fs/cgroup/pod/me/cpu.max": "max 100000"}, 8),
+        ({"proc/self/cgroup": "0::/pod/me", "sys/fs/cgroup/pod/me/cpu.max": "150000 100000"}, 2),
+        ({"proc/self/cgroup": "0::/pod/me", "sys/fs/cgroup/pod/cpu.max": "20000 100000"}, 1),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "3200000 100000"}, 8),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "nonsense"}, 8),
+        (
+            {
+                "proc/self/cgroup": "2:memory:/\n1:cpu,cpuacct:/pod",
+                "sys/fs/cgroup/cpu/pod/cpu.cfs_quota_us": "250000",
+                "sys/fs/cgroup/cpu/pod/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            3,
+        ),
+    ],
+)
+def test_cores_that_cgroups_grant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for name, content in files.items():
+        write(tmp_path, name, content)
+    assert logical_cores(tmp_path) == cores
+    assert usable_cores(tmp_path) <= cores
+    assert probe_host(tmp_path).usable_cores == usable_cores(tmp_path)
 
 
 # GPUs
