@@ -46,6 +46,10 @@ class Grammar:
             raise InputError(f"the {name} must be text, not {value!r:.60}")
         if not value.strip():
             raise InputError(f"the {name} is empty")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"the {name} has half of a surrogate pair, which no text has") from None
         if len(value) > MOST_TEXT:
             raise InputError(f"the {name} has {len(value)} characters, and may have at most {MOST_TEXT}")
         alike = _alike(value) if self.lark is not None else 0 if self.regex is not None else _most_alike(value)

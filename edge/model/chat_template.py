@@ -24,7 +24,7 @@ from typing import Any
 
 from edge.errors import CacheError, InputError, ModelFormatError, UnsupportedError
 from edge.model.messages import THOUGHT_NAMES, Marked, Message, Segment, parse_messages, parse_tools
-from edge.model.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, TOO_MUCH, Compiled, Renderer, limit_process
+from edge.model.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, OWN, TOO_MUCH, Compiled, Renderer, limit_process
 from edge.model.thinking import EFFORTS, Think, find_family
 from edge.storage import cache
 from edge.storage.versions import edge_version, version_of
@@ -278,6 +278,8 @@ def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
         word = isinstance(value, str) and re.fullmatch(r"[a-z_]{0,32}", value)
         if not (re.fullmatch(r"[a-z_]{1,64}", name) and (value is None or isinstance(value, bool | int) or word)):
             raise InputError(f"the template's variable {name!r:.40} must be true, false, a number or a word")
+        if name in OWN:
+            raise InputError(f"the template's variable {name!r} comes from the conversation: leave it out")
     return dict(variables)
 
 

@@ -31,6 +31,9 @@ MOST_TEXT = 1 << 20  # characters that a template may put around conversations
 _IDLE_SECONDS = 60  # after which the long-lived child exits and frees its memory
 TOO_MUCH = "it takes too much memory or time"
 
+# Variables that a caller cannot set.
+OWN = {"self", "messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
+
 # A mark stands for a text of a user. It has nine characters, the length that Mistral's templates require of the
 # identifier of a call, all of them from a plane of Unicode that is for private use.
 # Its first character says how the text is written: as it is, or escaped as in JSON, as in ASCII JSON, or as by `repr`.

@@ -99,12 +99,12 @@ def _too_deep(value: Any) -> bool:
     return True
 
 
-def parse_body(kind: type[T], data: Any) -> T:
-    """The checked fields of a body. Raises RefusedError, which names the wrong field."""
+def parse_body(kind: type[T], data: Any, where: str = "") -> T:
+    """The checked fields of a body, or of a part of it. Raises RefusedError, which names the wrong field."""
     if not isinstance(data, dict):
         raise RefusedError(400, "the request must be a JSON object", code="json")
     try:
-        return parse(kind, data)
+        return parse(kind, data, where)
     except ValueError as error:
         message = str(error)
         raise RefusedError(400, message, param=message.split(" ", 1)[0][:80], code="invalid_value") from None

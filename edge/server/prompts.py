@@ -48,6 +48,8 @@ def text_of(content: Any, where: str) -> str:
         return ""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise RefusedError(400, f"{where} must be text or a list of parts", code="invalid_value", param=where)
     texts = []
     for number, part in enumerate(content):
         kind = part.get("type", "text") if isinstance(part, dict) else None

@@ -189,8 +189,10 @@ class DetokenizeBody:
 
 def grammar_of(form: dict[str, Any] | None) -> Grammar | None:
     """The grammar of a response_format. Raises RefusedError."""
-    kind = None if form is None else form.get("type")
-    if form is None or kind == "text":
+    if form is None:
+        return None
+    kind = form.get("type") if isinstance(form, dict) else ""
+    if kind == "text":
         return None
     schema: Any = {"type": "object"} if kind == "json_object" else None
     if kind == "json_schema":

@@ -12,7 +12,7 @@ from edge.model.thinking import Think
 from edge.records import dataclass
 from edge.server.asked import Asked, Chat
 from edge.server.events import Ended, Event, Piece
-from edge.server.http import dumps
+from edge.server.http import dumps, parse_body
 from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, grammar_of, limits_of
 from edge.server.protocols.fields import said
@@ -78,14 +78,10 @@ class ApiGenerateBody(Shared):
 def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) -> Asked:
     """The request in internal form. Raises RefusedError."""
     options = body.options or {}
-    stop, limit = options.get("stop"), options.get("num_predict")
-    if not (
-        stop is None or isinstance(stop, str) or (isinstance(stop, list) and all(isinstance(s, str) for s in stop))
-    ):
-        raise RefusedError(400, "options.stop must be a list of texts", param="options.stop", code="invalid_value")
+    limit = options.get("num_predict")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
         raise RefusedError(400, "options.num_predict must be a whole number", param="options", code="invalid_value")
-    drawn = Drawn(**{name: options[name] for name in _NAMES if options.get(name) is not None}, stop=stop)
+    drawn = parse_body(Drawn, {name: options[name] for name in (*_NAMES, "stop") if name in options}, "options")
     form = body.format
     grammar = None
     if form:
@@ -110,6 +106,9 @@ def _prompt(body: ApiChatBody | ApiGenerateBody) -> Chat | str:
             raise RefusedError(400, f"messages[{number}].role must be text", param="messages", code="invalid_value")
         said = {"role": message["role"], "content": message.get("content") or ""}
         if calls := message.get("tool_calls"):
+            if not isinstance(calls, list):
+                where = f"messages[{number}].tool_calls"
+                raise RefusedError(400, f"{where} must be a list", param="messages", code="invalid_value")
             said["tool_calls"] = [_call(call, f"call_{number}_{n}") for n, call in enumerate(calls)]
             last = f"call_{number}_0"
         if said["role"] == "tool":

@@ -1,0 +1,158 @@
+"""Bodies with values of wrong types, on every protocol: refused in its form, never an internal error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serving import served
+from starlette.testclient import TestClient
+
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+FUNCTION = {"name": "weather", "description": "Tells it", "parameters": SCHEMA}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+TEXT = [{"type": "text", "text": "Hello"}]
+WHOLE: dict[str, dict[str, Any]] = {  # a valid body of each protocol, with most of its fields
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXT},
+            {"role": "assistant", "content": None, "reasoning_content": "Hm", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "12"},
+        ],
+        "model": "llama-gqa-tied", "max_tokens": 1, "temperature": 0.5, "seed": 3, "stop": ["x"], "n": 1,
+        "stream_options": {"include_usage": True}, "logit_bias": {"3": 1.0}, "logprobs": True, "top_logprobs": 2,
+        "tools": [{"type": "function", "function": FUNCTION}],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}}, "parallel_tool_calls": True,
+        "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": True},
+        "edge": {"energy": "30J", "time": 20},
+    },
+    "/v1/chat/completions?form": {
+        "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
+    },
+    "/v1/completions": {
+        "prompt": ["Hello", "there"], "max_tokens": 1, "echo": True, "logprobs": 2, "temperature": 0, "suffix": "",
+        "best_of": 1, "top_k": 3, "min_p": 0.1, "stop": "x",
+    },
+    "/v1/responses": {
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+            {"type": "reasoning", "summary": []},
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "12"},
+        ],
+        "instructions": "Be brief.", "max_output_tokens": 1, "tools": [{"type": "function", **FUNCTION}],
+        "tool_choice": {"type": "function", "name": "weather"}, "reasoning": {"effort": "low"},
+    },
+    "/v1/responses?form": {
+        "input": "Hello", "max_output_tokens": 1, "text": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    },
+    "/v1/embeddings": {"input": [[3, 4], [5]], "encoding_format": "float", "dimensions": 64},
+    "/v1/messages": {
+        "messages": [
+            {"role": "user", "content": TEXT},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "Hm"}, {"type": "text", "text": "So"},
+                {"type": "tool_use", "id": "t", "name": "weather", "input": {"city": "Rome"}},
+            ]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": TEXT}]},
+        ],
+        "max_tokens": 1, "system": TEXT, "stop_sequences": ["x"], "thinking": {"type": "enabled", "budget_tokens": 9},
+        "tools": [{"name": "weather", "description": "Tells it", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "tool", "name": "weather", "disable_parallel_tool_use": True},
+    },
+    "/api/chat": {
+        "messages": [
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {}}}]},
+            {"role": "tool", "tool_name": "weather", "content": "12"},
+        ],
+        "tools": [{"type": "function", "function": FUNCTION}], "think": False,
+        "stream": False, "options": {"num_predict": 1, "seed": 3, "stop": ["x"], "temperature": 0.5, "top_k": 3},
+    },
+    "/api/generate": {
+        "prompt": "Hello", "system": "Be brief.", "raw": False, "format": SCHEMA, "stream": False,
+        "options": {"num_predict": 1},
+    },
+    "/api/embed": {"input": ["Hello"], "truncate": True},
+    "/api/embeddings": {"prompt": "Hello"},
+    "/api/show": {"model": "llama-gqa-tied"},
+    "/tokenize": {"content": "Hello", "add_special": True, "with_pieces": True},
+    "/detokenize": {"tokens": [3, 4]},
+}  # fmt: skip
+WHOLE["/v1/messages/count_tokens"] = WHOLE["/v1/messages"]
+WRONG: list[Any] = [None, True, 0, -1, 2, 1 << 70, 0.5, "", "x", "\ud800", "-", [], [-1], [None], [[]], {}, {"x": 1}]
+
+
+def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The ways to all values within a value."""
+    if way:
+        yield way
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, (*way, key))
+
+
+def changed(body: dict[str, Any], way: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    found = deepcopy(body)
+    inner: Any = found
+    for key in way[:-1]:
+        inner = inner[key]
+    inner[way[-1]] = value
+    return found
+
+
+def send(client: TestClient, path: str, body: dict[str, Any]) -> Any:
+    return client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with served() as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", WHOLE)
+def test_valid_bodies(client: TestClient, path: str) -> None:
+    response = send(client, path, WHOLE[path])
+    assert response.status_code == 200, response.text
+
+
+FOUND = [  # bodies that were internal errors
+    ("/v1/chat/completions?form", ("response_format", "json_schema", "schema", "type"), "\ud800"),
+    ("/v1/chat/completions", ("chat_template_kwargs",), {"messages": 1}),
+    ("/v1/chat/completions", ("chat_template_kwargs",), {"self": 1}),
+    ("/v1/chat/completions", ("chat_template_kwargs",), {"bos_token": "x"}),
+    ("/v1/responses", ("input", 0, "content"), 2),
+    ("/v1/responses?form", ("text", "format"), []),
+    ("/v1/messages", ("messages", 2, "content", 0, "content"), 0.5),
+    ("/v1/messages/count_tokens", ("messages", 2, "content", 0, "content"), True),
+    ("/api/chat", ("options", "seed"), "x"),
+    ("/api/chat", ("options", "seed"), {}),
+    ("/api/chat", ("messages", 0, "content"), -1),
+    ("/api/chat", ("messages", 1, "tool_calls"), -1),
+    ("/api/chat", ("messages", 1, "tool_calls"), [-1]),
+    ("/api/generate", ("format", "type"), "\ud800"),
+]
+
+
+@pytest.mark.parametrize(("path", "way", "value"), FOUND)
+def test_wrong_values_are_refused(client: TestClient, path: str, way: tuple[Any, ...], value: Any) -> None:
+    response = send(client, path, changed(WHOLE[path], way, value))
+    assert response.status_code == 400
+    assert response.json()["error"]
+
+
+@given(st.data())
+def test_no_value_breaks_the_server(client: TestClient, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(list(WHOLE)))
+    way = data.draw(st.sampled_from(list(places(WHOLE[path]))))
+    response = send(client, path, changed(WHOLE[path], way, data.draw(st.sampled_from(WRONG))))
+    assert response.status_code in (200, 400, 404, 413, 422), response.text
+    if response.status_code != 200:
+        assert "backtrace" not in response.text
+        assert response.json()["error"]
