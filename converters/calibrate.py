@@ -16,10 +16,11 @@ from edge.backends.base import EngineConfig
 from edge.backends.reference.context import At
 from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.experts import activated, choose, of_all, of_shared, shared_inner
-from edge.backends.reference.weights import read_weights
+from edge.backends.reference.per_layer_input import make_inputs
+from edge.backends.reference.weights import read_rows, read_weights
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
-from edge.model.cores import Core, Experts, PerLayerInput
+from edge.model.cores import Attention, Core, Experts, PerLayerInput
 from edge.model.layers import Block
 from edge.model.mtp import mtp_tensors
 from edge.model.spec import ModelSpec
@@ -32,6 +33,7 @@ TOKENS = 16384  # by default
 SEQUENCE = 512  # tokens that see each other
 LEAST = 128  # tokens; statistics of fewer say nothing
 _CHARACTERS_PER_TOKEN = 16  # more than any text has: the rest is not tokenized
+_TABLE = "per_layer_token_embd"
 _SLICE = 4096  # rows that are multiplied at once
 
 
@@ -200,13 +202,16 @@ def crossed(inputs: FloatArray, exact: FloatArray, factors: FloatArray | None = 
     return np.asarray(total / np.float32(len(inputs)))
 
 
-def check_walk(spec: ModelSpec) -> None:
-    """Refuse encoders, and models with a table that is too large to be in memory. Raises UnsupportedError."""
+def check_walk(spec: ModelSpec, sequences: int = 2) -> None:
+    """Refuse encoders, and more than one sequence where layers read the rows of earlier ones. Raises
+    UnsupportedError."""
     if spec.encoder:
         raise UnsupportedError("encoders cannot be calibrated yet: use --method=rtn or --method=hqq")
-    for core in find_network(spec).cores:
+    for core in find_network(spec).cores if sequences > 1 else ():
         if isinstance(core, PerLayerInput):
             raise UnsupportedError(f"models with {core.kind} cannot be calibrated, nor quantized layer by layer, yet")
+        if isinstance(core, Attention) and core.rows_of is not None:
+            raise UnsupportedError("models whose layers share KV rows cannot be calibrated yet: use --method=rtn")
 
 
 class Walk:
@@ -224,7 +229,7 @@ class Walk:
         tokens: IntArray,
         read: Callable[[GGUFFile, Mapping[str, Source]], FloatArrays] = read_weights,
     ) -> None:
-        check_walk(spec)
+        check_walk(spec, len(tokens))
         self._file, self._spec, self._read_weights = file, spec, read
         self._sources = find_tensors(file, spec)
         count, self._length = tokens.shape
@@ -233,6 +238,7 @@ class Walk:
         self._engine = ReferenceEngine(file, spec, EngineConfig(self._length, self._length, "f32", 1), self.weights)
         positions = np.arange(self._length, dtype=np.int32)
         self.hidden = np.concatenate([self._engine.embed(tokens[at], positions) for at in range(count)])
+        self._inputs = self._layer_inputs(tokens.reshape(-1))
 
     def layer(self, layer: int) -> Iterator[tuple[tuple[str, ...], Inputs]]:
         """Iterate over the stages of a layer: names of matrices that share inputs, and the inputs [tokens, columns].
@@ -248,7 +254,8 @@ class Walk:
             self._layer = layer
         for block in engine.network.layers[layer]:
             if not block.beside:
-                normed = self._checked(engine.norm(self.hidden, f"{at}{block.norm}"), at)
+                normed = engine.norm(self.hidden, f"{at}{block.norm}") if block.norm else self.hidden
+                self._checked(normed, at)
             if isinstance(block.core, Experts):
                 x = yield from self._experts(block.core, At(layer), names, normed)
             else:
@@ -310,21 +317,38 @@ class Walk:
     def _run(self, block: Block, layer: int, x: FloatArray) -> FloatArray:
         """Run a block sequence by sequence."""
 
-        def run(part: FloatArray) -> FloatArray:
+        def run(part: FloatArray, inputs: FloatArray) -> FloatArray:
             self._engine.kv.truncate(0)
             self._engine.kv.announce(len(part))
-            return self._engine.run_core(block, At(layer, *self._engine.kv.reserve(len(part))), part)
+            rows, positions = self._engine.kv.reserve(len(part))
+            return self._engine.run_core(block, At(layer, rows, positions, inputs[:, layer]), part)
 
-        return np.concatenate([run(x[at : at + self._length]) for at in range(0, len(x), self._length)])
+        starts = range(0, len(x), self._length)
+        return np.concatenate([run(*(each[at : at + self._length] for each in (x, self._inputs))) for at in starts])
 
     def _checked(self, x: FloatArray, at: str) -> FloatArray:
         if not np.isfinite(x).all():
             raise ModelFormatError(f"{self._file.path}: {at.rstrip('.')} is not finite: the file is damaged")
         return x
 
+    def _layer_inputs(self, tokens: IntArray) -> FloatArray:
+        """The vectors of the tokens for all layers (`PerLayerInput`), [tokens, layers, size]. Of their table, which may
+        be larger than the memory, only the tokens' rows are read."""
+        network = self._engine.network
+        if network.layer_inputs:
+            used, places = np.unique(tokens, return_inverse=True)
+            tokens = places.astype(np.int32)
+            self.weights[_TABLE] = self._checked(read_rows(self._file, self._sources[_TABLE].tensor, used), _TABLE)
+        inputs = make_inputs(self._engine, network, tokens, self.hidden)
+        self.drop(_TABLE)
+        return inputs
+
     def _read(self, at: str) -> FloatArrays:
         """Read the weights of a layer, or those outside of layers."""
-        wanted = {name: each for name, each in self._sources.items() if name.startswith(at or "blk.") == bool(at)}
+        wanted = {
+            name: each for name, each in self._sources.items()
+            if name.startswith(at or "blk.") == bool(at) and name != _TABLE
+        }  # fmt: skip
         weights = self._read_weights(self._file, wanted)
         for name, each in weights.items():
             self._checked(each, name)

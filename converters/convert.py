@@ -35,14 +35,14 @@ from edge.converters.quantizers.mixed import Mixture, types_of_gguf
 from edge.converters.repair import repair
 from edge.devices.memory import memory_use
 from edge.devices.output import check_file, check_folder, work_folder
-from edge.errors import InputError, UnsupportedError
+from edge.errors import InputError, MissingExtraError, UnsupportedError
 from edge.formats.blocks import GRIDS
 from edge.formats.compiled import Compiled
 from edge.formats.coreml_folder import is_coreml_folder
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_parts import find_parts, join, joined_header
 from edge.formats.gguf_writer import Planned, copy_gguf, fields_of, planned_as, write_outline
-from edge.formats.onnx_folder import is_model_folder, read_manifest
+from edge.formats.onnx_folder import WEIGHTS, is_model_folder, read_folder, read_manifest
 from edge.model.catalog import find_model
 from edge.model.lora import open_lora
 from edge.model.lora_file import LoraFile
@@ -83,6 +83,10 @@ class Conversion:
     evaluates: bool = False  # compare the quantized model with its source
 
     @property
+    def quantizes(self) -> bool:
+        return self.settings is not None or self.onnx_method is not None
+
+    @property
     def keeps_blocks(self) -> bool:
         """Whether matrices that are quantized in the checkpoint keep their blocks."""
         return self.settings is None and self.pruning is None and not self.lora and self.to != "hf"
@@ -112,6 +116,7 @@ class Report:
     )  # around pruning, on held-out calibration text (measured)
     mixture: Mixture | None = None
     quantized: Quantized | None = None
+    bits_per_weight: float = 0.0  # of what was quantized
     evaluated: Evaluated | None = None  # the loss of quantizing
     unevaluated: str = ""  # why the loss is unknown
     rounded: list[str] = field(default_factory=list)  # block types rounded to 8 bits, since the format lacks their grid
@@ -179,8 +184,15 @@ def convert(
             before, file = file, read_gguf(made)
             if wanted.evaluates:
                 _evaluate(before, file, report, steps)
+        parameters = read_spec(file).parameters
         _write(file, work, wanted, ids, force, report, steps)
+        if wanted.onnx_method and wanted.evaluates:
+            _evaluate(file, read_folder(target), report, steps)
     report.files = {target.name: target.stat().st_size} if target.is_file() else coreml.file_sizes(target)
+    if report.quantized:
+        report.bits_per_weight = report.quantized.bits_per_weight
+    elif wanted.onnx_method:
+        report.bits_per_weight = 8 * report.files[WEIGHTS] / parameters
     report.peak = memory_use().peak
     return report
 
@@ -300,7 +312,7 @@ def _evaluate(source: GGUFFile, made: GGUFFile, report: Report, steps: Steps) ->
     with _timed(report, "evaluating", steps) as progress:
         try:
             report.evaluated = evaluate(source, made, progress)
-        except (UnsupportedError, InputError) as error:
+        except (UnsupportedError, InputError, MissingExtraError) as error:
             report.unevaluated = str(error)
 
 

@@ -10,7 +10,7 @@ from edge.errors import UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
 from edge.model.tensors import Source
-from edge.types import FloatArray
+from edge.types import FloatArray, IntArray
 
 UNWARNED = np.errstate(all="ignore")  # damaged weights give values that are not finite, which are refused in one line
 
@@ -30,11 +30,16 @@ def read_weights(
     return weights
 
 
-def _dequantize(file: GGUFFile, name: str) -> FloatArray:
+def read_rows(file: GGUFFile, name: str, rows: IntArray) -> FloatArray:
+    """Rows of a matrix in float32, [rows, columns], by the tensor's name in the file."""
+    return _dequantize(file, name, rows)
+
+
+def _dequantize(file: GGUFFile, name: str, rows: IntArray | None = None) -> FloatArray:
     info = file.tensors[name]
     data = file.tensor_bytes(info).reshape(info.elements // info.shape[0], -1)
     try:
-        values = dequantize(data, info.type)
+        values = dequantize(data if rows is None else data[rows], info.type)
     except UnsupportedError:
         raise UnsupportedError(
             f"the reference engine cannot read {info.type} ({name}): use --backend=llamacpp"

@@ -20,7 +20,7 @@ from edge.quality.windows import Windows, divergence
 SOURCE = GOLDEN / "llama-gqa-tied.gguf"
 
 
-@pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", "lfm2"])
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", "gemma4", "lfm2"])
 def test_losses_are_those_of_whole_models(name: str, tmp_path: Path) -> None:
     source, target = GOLDEN / f"{name}.gguf", tmp_path / "small.gguf"
     wanted = Conversion("gguf", settings=Settings("Q4_0", "rtn"), evaluates=True)
@@ -36,6 +36,26 @@ def test_losses_are_those_of_whole_models(name: str, tmp_path: Path) -> None:
     assert ours.kl_mean > 0.01
     for figure in ("kl_mean", "kl_p99", "kl_p999", "top1", "ratio", "perplexity"):
         np.testing.assert_allclose(getattr(ours, figure), getattr(found, figure), rtol=1e-3, err_msg=figure)
+
+
+@pytest.mark.parametrize("method", ["nf4", "w8a8", "smoothquant", "llm-int8"])
+def test_methods_of_onnx_are_compared_with_their_source(method: str, tmp_path: Path) -> None:
+    """By ONNX Runtime's predictions, which have the rounded activations."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    source, target = GOLDEN / "llama-gqa-tied.gguf", tmp_path / "model"
+    report = convert(source, target, Conversion("onnx", onnx_method=method, evaluates=True))
+    first, second = open_model(source), open_model(target)
+    tokens = first.tokenizer.encode(TEXT)[:TOKENS]
+    sizes = {"capacity": TOKENS, "chunk": TOKENS, "logits_rows": TOKENS}
+    engines = [load_engine(each, name, "f32", **sizes) for each, name in ((first, "reference"), (second, "onnx"))]
+    found = divergence(engines[0], engines[1], Windows(tokens, TOKENS))
+    assert report.evaluated is not None
+    assert report.evaluated.divergence.tokens == found.tokens
+    assert report.evaluated.divergence.kl_mean > 1e-4
+    for figure in ("kl_mean", "top1", "ratio"):
+        np.testing.assert_allclose(getattr(report.evaluated.divergence, figure), getattr(found, figure), rtol=5e-2)
+    assert 4 < report.bits_per_weight < 32
 
 
 def test_a_model_loses_nothing_against_itself() -> None:
@@ -78,6 +98,6 @@ def test_the_speed_on_a_device_is_that_of_edge_plan(command: str, tmp_path: Path
 
 
 def test_a_model_that_cannot_be_evaluated_is_converted_all_the_same(tmp_path: Path) -> None:
-    done = edge("quantize", str(GOLDEN / "gemma4.gguf"), str(tmp_path / "a.gguf"), "q8_0")
+    done = edge("quantize", str(GOLDEN / "encoders/bert.gguf"), str(tmp_path / "a.gguf"), "q8_0")
     assert done.returncode == 0
     assert "what was lost is not known" in done.stderr

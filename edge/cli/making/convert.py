@@ -148,7 +148,7 @@ def convert(
     if target_kl is not None and not target_kl > 0:
         raise InputError(f"--target-kl {target_kl:g}: state more than 0 nats")
     shown = None if npu else device  # what an NPU does, edge plan predicts
-    check_device(shown, evaluates=wanted.evaluates and wanted.settings is not None and not dry_run)
+    check_device(shown, evaluates=wanted.evaluates and wanted.quantizes and not dry_run)
     if dry_run and wanted.mixes:
         raise InputError("which types are mixed is known when they have been measured: leave --dry-run out")
     if onnx_method and type:
@@ -289,8 +289,7 @@ def _show(report: Report, device: str | None, *, quiet: bool) -> None:
         note(f"perplexity of the calibration text's last eighth: {said} (measured)")
     if report.unevaluated:
         note(f"what was lost is not known: {report.unevaluated}")
-    if report.evaluated and report.quantized:
-        bits, nbytes = report.quantized.bits_per_weight, sum(report.files.values())
-        show_cost(report.evaluated, report.target, bits, nbytes, device)
+    if report.evaluated:
+        show_cost(report.evaluated, report.target, report.bits_per_weight, sum(report.files.values()), device)
     spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())
     note(f"{spent} · memory peak {format_bytes(report.peak)} (measured)")
