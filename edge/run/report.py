@@ -239,8 +239,9 @@ class RunReport:
     """The report of one answer (docs/report.md).
 
     `text` is None if the caller asked not to keep it, `heat` where the device shows no temperature, `thoughts` where
-    the model did not think. `incomplete`: the stop reason, if it cut the answer where its grammar allowed no end.
-    `logprobs`: of the tokens that were drawn, if the caller asked for them. `beams`: of a beam search, the best first.
+    the model did not think. `stop_text`: the stop string before which the answer ended. `incomplete`: the stop reason,
+    if it cut the answer where its grammar allowed no end. `logprobs`: of the tokens that were drawn, if the caller
+    asked for them. `beams`: of a beam search, the best first.
     """
 
     text: str | None
@@ -259,6 +260,7 @@ class RunReport:
     lora: tuple[AdapterUse, ...] = ()
     drafted: Drafted | None = None  # where drafts may be verified
     tool_calls: tuple[ToolCall, ...] = ()
+    stop_text: str | None = None
     incomplete: StopReason | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     beams: tuple[Beam, ...] | None = None

@@ -33,6 +33,7 @@ def report_of(
         tokens=run.tokens,
         timings=run.timings(loaded.seconds),
         stop_reason=run.stop_reason,
+        stop_text=run.stops.found,
         memory=_memory(run, loaded, options),
         kv=KVUse(sequence.policy.name, kv.capacity, kv.length, plan.config.kv_dtype, sequence.evicted),
         plan=plan.to_dict(),

@@ -35,8 +35,7 @@ from edge.server.http import (
     refuse,
     until_gone,
 )
-from edge.server.hub import Hub
-from edge.server.models.pool import Lease
+from edge.server.hub import Answering, Hub
 from edge.server.models.worker import Job
 from edge.server.prompts import prompt_of, score
 from edge.server.protocols import (
@@ -56,7 +55,7 @@ from edge.server.protocols.embeddings import EmbeddingsBody
 from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody
 from edge.server.protocols.ollama_models import ApiEmbedBody, ApiEmbeddingsBody, ApiShowBody
 from edge.server.protocols.responses import ResponsesBody
-from edge.server.refusal import RefusedError, refusal_of
+from edge.server.refusal import RefusedError, protocol_of, refusal_of
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -72,8 +71,8 @@ def make_app(hub: Hub) -> ASGIApp:
         Route("/metrics", server.about(lambda request: native.metrics(hub))),
         Route("/props", server.about(server.props)),
         Route("/openapi.json", server.about(lambda request: Json(openapi.describe()))),
-        Route("/v1/models", server.about(lambda request: Json(native.models(hub)))),
-        Route("/models", server.about(lambda request: Json(native.models(hub)))),
+        Route("/v1/models", server.about(server.models)),
+        Route("/models", server.about(server.models)),
         Route("/v1/models/{name:path}", server.about(server.model)),
         Route("/v1/chat/completions", server.converse, methods=["POST"]),
         Route("/chat/completions", server.converse, methods=["POST"]),
@@ -129,13 +128,18 @@ class Endpoints:
         entry, _ = self._hub.pool.find(request.query_params.get("model"))
         return Json(native.props(self._hub, entry))
 
+    def models(self, request: Request) -> Response:
+        """GET /v1/models"""
+        found = native.models(self._hub)
+        return Json(anthropic.models(found["data"]) if protocol_of(request.scope) == "anthropic" else found)
+
     def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME"""
         name = request.path_params["name"]
         entry, _ = self._hub.pool.find(name)
-        found = native.models(self._hub)["data"]
-        return Json(next((each for each in found if each["id"] == name), None) or next(
-            each for each in found if each["id"] == entry.name
-        ))  # fmt: skip
+        found = {each["id"]: each for each in native.models(self._hub)["data"]}
+        model = found.get(name) or found[entry.name]
+        return Json(anthropic.model(model) if protocol_of(request.scope) == "anthropic" else model)
 
     def with_model(self, kind: type[T], work: Callable[[T, Any], dict[str, Any]]) -> Handler:
         """A handler that needs a loaded model, but generates nothing."""
@@ -159,8 +163,8 @@ class Endpoints:
             asked = chat.translate(body, request.headers, request.scope.get("tenant", ""))
             name = self._name(body.model)
 
-            def make(lease: Lease) -> chat.Writer:
-                tokenizer = lease.session.model.tokenizer
+            def make(answering: Answering) -> chat.Writer:
+                tokenizer = answering.lease.session.model.tokenizer
                 return chat.Writer(name, tokenizer, usage=body.wants_usage, logprobs=bool(body.logprobs))
 
             return await self._answer(request, [asked], make, streams=bool(body.stream))
@@ -172,8 +176,8 @@ class Endpoints:
             asked = completions.translate(body, request.headers, request.scope.get("tenant", ""))
             name = self._name(body.model)
 
-            def make(lease: Lease) -> completions.Writer:
-                return completions.Writer(name, body, lease.session.model.tokenizer)
+            def make(answering: Answering) -> completions.Writer:
+                return completions.Writer(name, body, answering.lease.session.model.tokenizer)
 
             work = score if completions.scores(body) else None
             return await self._answer(request, asked, make, streams=bool(body.stream), work=work)
@@ -184,7 +188,7 @@ class Endpoints:
             body = parse_body(ResponsesBody, data)
             asked = responses.translate(body, request.headers, request.scope.get("tenant", ""))
             writer = responses.Writer(self._name(body.model))
-            return await self._answer(request, [asked], lambda lease: writer, streams=bool(body.stream))
+            return await self._answer(request, [asked], lambda answering: writer, streams=bool(body.stream))
 
     async def embed(self, request: Request) -> Response:
         """POST /v1/embeddings"""
@@ -192,16 +196,16 @@ class Endpoints:
             body = parse_body(EmbeddingsBody, data)
             asked = embeddings.translate(body, request.scope.get("tenant", ""))
             writer = embeddings.Writer(self._name(body.model), body)
-            return await self._answer(request, asked, lambda lease: writer, streams=False, work=embeddings.embed)
+            return await self._answer(request, asked, lambda answering: writer, streams=False, work=embeddings.embed)
 
     async def message(self, request: Request) -> Response:
         """POST /v1/messages"""
         async with self._body(request) as data:
             body = parse_body(MessagesBody, data)
             asked = anthropic.translate(body, request.headers, request.scope.get("tenant", ""))
-            writer = anthropic.Writer(self._name(body.model))
+            name = self._name(body.model)
             return await self._answer(
-                request, [asked], lambda lease: writer, streams=bool(body.stream),
+                request, [asked], lambda answering: anthropic.Writer(name, answering.flow), streams=bool(body.stream),
                 quiet=event({"type": "ping"}, "ping"),
             )  # fmt: skip
 
@@ -225,7 +229,7 @@ class Endpoints:
                 asked = ollama.translate(body, request.headers, request.scope.get("tenant", ""))
                 writer = ollama.Writer(self._name(body.model), chats=kind is ApiChatBody)
                 return await self._answer(
-                    request, [asked], lambda lease: writer, streams=body.stream is not False,
+                    request, [asked], lambda answering: writer, streams=body.stream is not False,
                     media_type="application/x-ndjson", quiet=b"",
                 )  # fmt: skip
 
@@ -258,7 +262,7 @@ class Endpoints:
                 writer = ollama_models.EmbeddingWriter(self._name(body.model), body)
                 if not asked:
                     return Json(writer.whole([]))
-                return await self._answer(request, asked, lambda lease: writer, streams=False, work=writer.work)
+                return await self._answer(request, asked, lambda answering: writer, streams=False, work=writer.work)
 
         return handle
 
@@ -298,7 +302,7 @@ class Endpoints:
         self,
         request: Request,
         asked: Sequence[Asked],
-        make: Callable[[Lease], Any],
+        make: Callable[[Answering], Any],
         *,
         streams: bool,
         work: Callable[[Asked, int, Session, Job], None] | None = None,
@@ -308,7 +312,7 @@ class Endpoints:
         """Generate, and send the events as they come or as one response. make: creates the protocol's writer."""
         answering = await until_gone(request.receive, self._hub.ask(asked, work=work))
         try:
-            writer = make(answering.lease)
+            writer = make(answering)
             events = answering.events()
             if not streams:
                 found = await until_gone(request.receive, _all(events))

@@ -84,6 +84,7 @@ class Flow:
         self._lock = threading.Lock()
         self._events: deque[Event | Exception] = deque()
         self._waiting = 0  # characters
+        self.prompt_tokens = 0  # of the request, once it has begun
         self._ready = asyncio.Event()
         self.closed = False
         self._on_close: list[Callable[[], None]] = []

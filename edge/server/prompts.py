@@ -75,6 +75,7 @@ def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Reque
     job.tokens = prompt.first(None)
     prompt.read()  # sets `ended`: all blocks have been read
     _check_ids(job.tokens, model)
+    job.flow.prompt_tokens = job.tokens.size
     room = session.engine.kv.capacity
     if job.tokens.size >= room and not session.may_evict:
         raise InputError(f"the prompt has {job.tokens.size} tokens, but there are {room} free KV rows")

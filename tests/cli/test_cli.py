@@ -49,6 +49,7 @@ REPORT_KEYS = {
     "seed": None,
     "drafted": None,
     "tool_calls": None,
+    "stop_text": None,
     "incomplete": None,
     "logprobs": None,
     "beams": None,

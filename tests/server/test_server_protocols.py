@@ -105,7 +105,10 @@ def test_forced_calls_that_are_cut(client: TestClient, count: int, begun: bool) 
             assert found["choices"][0]["message"] == {"role": "assistant", "content": ""}
             assert found["choices"][0]["finish_reason"] == "length"
         else:
-            assert (found["content"], found["stop_reason"]) == ([{"type": "text", "text": ""}], "max_tokens")
+            assert (found["content"], found["stop_reason"]) == (
+                [{"type": "text", "text": "", "citations": None}],
+                "max_tokens",
+            )
     body = {"input": "Hello", "tools": [{"type": "function", **function}], "tool_choice": "required",
             "max_output_tokens": count, "stream": True}  # fmt: skip
     events = named_events(client.post("/v1/responses", json=body).text)
@@ -125,7 +128,7 @@ def test_messages_have_the_answers_of_chats(client: TestClient) -> None:
     body = {"model": MODEL, "max_tokens": 8, "system": system, "messages": [{"role": "user", "content": content}]}
     found = sent(client, "/v1/messages", body)
     expected = answer_of(client, [{"role": "system", "content": "Be brief."}, *HELLO])
-    assert found["content"] == [{"type": "text", "text": expected}]
+    assert found["content"] == [{"type": "text", "text": expected, "citations": None}]
     assert found["stop_reason"] in ("end_turn", "max_tokens")
     events = named_events(client.post("/v1/messages", json={**body, "stream": True}).text)
     assert all(name == each["type"] for name, each in events)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+from collections.abc import Sequence
 from dataclasses import field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from edge.model.thinking import Think
 from edge.records import dataclass
+from edge.run.arguments import MOST_TOKENS
 from edge.server.asked import Asked, Chat
-from edge.server.events import Call, Ended, Event, Piece
+from edge.server.events import Call, Ended, Event, Flow, Piece
 from edge.server.http import event
 from edge.server.prompts import text_of
 from edge.server.protocols.answers import Answer, gather, usage_of
-from edge.server.protocols.bodies import Budget, Count, Drawn, limits_of
-from edge.server.protocols.fields import said
+from edge.server.protocols.bodies import Budget, Drawn, limits_of
+from edge.server.protocols.fields import said, whole, within
 from edge.server.refusal import RefusedError
 from edge.tools.parser import ArgumentPiece, CallBegin
 
@@ -33,12 +36,12 @@ class MessagesBody:
     """POST /v1/messages"""
 
     messages: list[AnthropicMessage] = field(metadata={"help": "The conversation; the last message is the user's."})
-    max_tokens: Count | None = said("Most tokens of the answer.")
+    max_tokens: Annotated[int, whole(1, MOST_TOKENS)] | None = said("Most tokens of the answer.")
     model: str | None = said("A name of /v1/models; the first model without it.")
     system: str | list[dict[str, Any]] | None = said("The system prompt.")
     stop_sequences: list[str] | None = said("Texts before which the answer ends.")
     stream: bool | None = said("Send the answer in pieces, as server-sent events.")
-    temperature: float | None = None
+    temperature: Annotated[float, within(0, 1)] | None = None
     top_k: int | None = None
     top_p: float | None = None
     tools: list[dict[str, Any]] | None = said("Functions that the model may call.")
@@ -73,8 +76,8 @@ def translate(body: MessagesBody, headers: Any, tenant: str) -> Asked:
     )
     return Asked(
         model=body.model or "", prompt=Chat(tuple(messages), tools, choice, parallel),
-        max_tokens=body.max_tokens if body.max_tokens and body.max_tokens > 0 else None, sampling=drawn.sampling(),
-        stop=drawn.stops(), think=_think(body.thinking), tenant=tenant, **limits_of(body.edge, headers),
+        max_tokens=body.max_tokens, sampling=drawn.sampling(),
+        stop=drawn.stops(), think=_think(body), tenant=tenant, **limits_of(body.edge, headers),
     )  # fmt: skip
 
 
@@ -115,20 +118,44 @@ def _choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
     return {"any": "required", "none": "none"}.get(str(kind), "auto"), parallel
 
 
-def _think(thinking: dict[str, Any] | None) -> Think:
+def _think(body: MessagesBody) -> Think:
+    thinking = body.thinking
     if thinking is None:
         return Think()
     budget = thinking.get("budget_tokens")
+    if body.max_tokens and isinstance(budget, int) and budget >= body.max_tokens:
+        message = f"thinking.budget_tokens is {budget}: it must be less than max_tokens, {body.max_tokens}"
+        raise RefusedError(400, message, param="thinking", code="invalid_value")
     if thinking.get("type") == "enabled" and isinstance(budget, int) and budget > 0:
         return Think(enabled=True, tokens=budget)
     return Think(enabled=thinking.get("type") in ("enabled", "adaptive"))
 
 
-class Writer:
-    """Writes one response, whole or in events."""
+def models(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """GET /v1/models in the form of this API. found: the models in the form of OpenAI's."""
+    data = [model(each) for each in found]
+    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
 
-    def __init__(self, model: str) -> None:
-        self._head = {"id": f"msg_{uuid4().hex[:24]}", "type": "message", "role": "assistant", "model": model}
+
+def model(found: dict[str, Any]) -> dict[str, Any]:
+    """GET /v1/models/NAME in the form of this API."""
+    created = datetime.datetime.fromtimestamp(found["created"], datetime.timezone.utc)
+    rows = found["meta"]["n_ctx"]
+    return {
+        "type": "model", "id": found["id"], "display_name": found["id"],
+        "created_at": created.isoformat().replace("+00:00", "Z"), "max_input_tokens": rows, "max_tokens": rows,
+        "capabilities": None, "lifecycle": "active", "deprecated_at": None, "retires_at": None, "line": None,
+    }  # fmt: skip
+
+
+class Writer:
+    """Writes one response, whole or in events. flow: knows the prompt's tokens."""
+
+    def __init__(self, model: str, flow: Flow) -> None:
+        self._head = {
+            "id": f"msg_{uuid4().hex[:24]}", "type": "message", "role": "assistant", "model": model, "container": None,
+        }  # fmt: skip
+        self._flow = flow
         self._answers: dict[int, Answer] = {0: Answer()}
         self._open: tuple[str, int] | None = None  # kind of the block, and its index
         self._blocks = 0
@@ -140,7 +167,7 @@ class Writer:
         sent: list[bytes] = []
         if not self._began:
             self._began = True
-            usage = {"input_tokens": 0, "output_tokens": 0}
+            usage = _usage(self._flow.prompt_tokens, 0, 0)  # the end says how many of them were reused
             message: dict[str, Any] = {
                 **self._head,
                 "content": [],
@@ -156,7 +183,7 @@ class Writer:
                 sent += [*self._end_block(), self._begin_block(kind, start)]
             sent.append(self._delta({"type": f"{kind}_delta", kind: found.text}))
         elif isinstance(found, Call) and isinstance(found.event, CallBegin):
-            block = {"type": "tool_use", "id": found.event.id, "name": found.event.name, "input": {}}
+            block = {"type": "tool_use", "id": _tool_id(found.event.id), "name": found.event.name, "input": {}}
             sent += [*self._end_block(), self._begin_block("tool_use", block)]
         elif isinstance(found, Call) and isinstance(found.event, ArgumentPiece):
             sent.append(self._delta({"type": "input_json_delta", "partial_json": found.event.text}))
@@ -166,8 +193,7 @@ class Writer:
 
     def last(self) -> list[bytes]:
         """The end of a stream."""
-        reason = _REASONS[self._answers[0].reason]
-        delta = {"stop_reason": reason, "stop_sequence": None}
+        delta = {**self._end(), "container": None}
         return [_event("message_delta", delta=delta, usage=self._usage()), _event("message_stop")]
 
     def failed(self, error: RefusedError) -> list[bytes]:
@@ -185,19 +211,23 @@ class Writer:
         if answer.text or not answer.calls:
             content.append(_text(answer.text))
         content += [
-            {"type": "tool_use", "id": each.id, "name": each.name, "input": json.loads(each.arguments)}
+            {"type": "tool_use", "id": _tool_id(each.id), "name": each.name, "input": json.loads(each.arguments)}
             for each in answer.calls
         ]
-        reason = _REASONS[answer.reason]
-        return {**self._head, "content": content, "stop_reason": reason, "stop_sequence": None, "usage": self._usage()}
+        return {**self._head, "content": content, **self._end(), "usage": self._usage()}
 
     def _usage(self) -> dict[str, Any]:
         found = usage_of(self._answers.values())
         cached = found["prompt_tokens_details"]["cached_tokens"]
-        return {
-            "input_tokens": found["prompt_tokens"] - cached, "output_tokens": found["completion_tokens"],
-            "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0, "edge": found.get("edge"),
-        }  # fmt: skip
+        usage = _usage(found["prompt_tokens"] - cached, cached, found["completion_tokens"])
+        return usage | {"edge": found.get("edge")}
+
+    def _end(self) -> dict[str, Any]:
+        """Why the answer ended."""
+        ended = self._answers[0].ended
+        text = ended.report.stop_text if ended and ended.report else None
+        reason = "stop_sequence" if text is not None else _REASONS[self._answers[0].reason]
+        return {"stop_reason": reason, "stop_sequence": text}
 
     def _begin_block(self, kind: str, block: dict[str, Any]) -> bytes:
         self._open = kind, self._blocks
@@ -213,7 +243,18 @@ class Writer:
 
 
 def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
+    return {"type": "text", "text": text, "citations": None}
+
+
+def _tool_id(identifier: str) -> str:
+    return "toolu_" + identifier.removeprefix("call_")
+
+
+def _usage(fresh: int, cached: int, generated: int) -> dict[str, Any]:
+    return {
+        "input_tokens": fresh, "output_tokens": generated, "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0, "cache_creation": None, "server_tool_use": None, "service_tier": None,
+    }  # fmt: skip
 
 
 def _event(name: str, **fields: Any) -> bytes:

@@ -13,13 +13,18 @@ from edge.values import Rule
 class Range(Rule):
     """A number from `low` to `high`."""
 
-    low: int = 0
-    high: int = 0
+    low: float = 0
+    high: float = 0
 
 
 def whole(low: int, high: int) -> Range:
     """The rule for a whole number from `low` to `high`."""
     return Range(f"a whole number from {low} to {high}", lambda value: low <= value <= high, low, high)
+
+
+def within(low: float, high: float) -> Range:
+    """The rule for a number from `low` to `high`."""
+    return Range(f"a number from {low} to {high}", lambda value: low <= value <= high, low, high)
 
 
 def said(help: str, default: Any = None) -> Any:
