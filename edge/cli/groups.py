@@ -25,7 +25,11 @@ class Question:
         None, "--json-schema", group=PROMPT, twin=False, help="Answer in JSON, by the JSON schema in this file."
     )
     grammar: Path | None = option(
-        None, "--grammar", group=PROMPT, twin=False, help="Answer by the grammar in this file, in Lark's notation."
+        None,
+        "--grammar",
+        group=PROMPT,
+        twin=False,
+        help="Answer by the grammar in this file, in Lark's notation or GBNF.",
     )
     regex: str | None = option(
         None, "--regex", group=PROMPT, twin=False, help="Answer so that this matches all of it."

@@ -24,7 +24,7 @@ class Grammar:
 
     json_schema: a JSON schema, as a dict or as JSON text; properties come in the order of the schema. regex: a regular
     expression in Rust's syntax, which the whole answer matches. lark: a grammar in llguidance's variant of Lark, whose
-    `start` the answer matches.
+    `start` the answer matches, or in llama.cpp's GBNF, whose `root` it matches.
 
     Raises InputError for anything else. The grammar itself is checked when an answer begins, or by
     `edge.check_grammar`.
@@ -55,6 +55,17 @@ class Grammar:
         alike = _alike(value) if self.lark is not None else 0 if self.regex is not None else _most_alike(value)
         if alike > MOST_ALIKE:
             raise InputError(f"the {name} wants a text to match {alike} patterns at once: at most {MOST_ALIKE} may")
+
+    @classmethod
+    def of_choices(cls, texts: object) -> Grammar:
+        """The grammar of an answer that is one of these texts. Raises InputError."""
+        if (
+            not isinstance(texts, list | tuple)
+            or not texts
+            or not all(isinstance(each, str) and each for each in texts)
+        ):
+            raise InputError(f"choices must be a list of texts, not {texts!r:.60}")
+        return cls(lark="start: " + " | ".join(json.dumps(each) for each in texts))
 
     @property
     def name(self) -> str:

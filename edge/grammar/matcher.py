@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -17,6 +18,7 @@ from edge.types import FloatArray
 # States of a lexer take 1 to 2 KiB each, and stay; real schemas make some hundreds.
 _MOST_LEXER_STATES = 20_000
 _BUILDING, _STEP, _ITEMS = 1_000_000, 200_000, 50_000  # llguidance's defaults: 20 ms, 15 ms, and 2.5 ms of work
+_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 _ECHOED = 300  # characters of llguidance's messages that errors repeat
 
 # Blanks between the parts of a JSON text: a model that writes nothing else would never end its answer.
@@ -109,8 +111,20 @@ def _definition(grammar: Grammar) -> str:
     elif grammar.regex is not None:
         text = make.grammar_from_regex(grammar.regex)
     else:
-        text = make.grammar_from_lark(grammar.lark)
+        text = make.grammar_from_lark(_lark(grammar.lark or ""))
     return text
+
+
+def _lark(text: str) -> str:
+    """A grammar in Lark's notation, converted if it is in GBNF. Raises InputError."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if not _GBNF.search(text):
+        return text
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:  # its own, IndexError or RecursionError
+        raise InputError(f"the grammar cannot be used: {_one_line(str(error))}") from None
 
 
 class _Encoder:

@@ -52,9 +52,11 @@ from edge.server.protocols import (
 from edge.server.protocols.anthropic import MessagesBody
 from edge.server.protocols.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from edge.server.protocols.embeddings import EmbeddingsBody
+from edge.server.protocols.offered import of_responses
 from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody
 from edge.server.protocols.ollama_models import ApiEmbedBody, ApiEmbeddingsBody, ApiShowBody
 from edge.server.protocols.responses import ResponsesBody
+from edge.server.protocols.unread import check_fields, ignored_header
 from edge.server.refusal import RefusedError, protocol_of, refusal_of
 
 T = TypeVar("T")
@@ -146,7 +148,7 @@ class Endpoints:
 
         async def handle(request: Request) -> Response:
             async with self._body(request) as data:
-                body = parse_body(kind, data)
+                body = self._parse(request, kind, data)
                 async with self._session(getattr(body, "model", None)) as session:
                     return Json(work(body, session))
 
@@ -159,7 +161,7 @@ class Endpoints:
     async def converse(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
         async with self._body(request) as data:
-            body = parse_body(ChatBody, data)
+            body = self._parse(request, ChatBody, data)
             asked = chat.translate(body, request.headers, request.scope.get("tenant", ""))
             name = self._name(body.model)
 
@@ -172,7 +174,7 @@ class Endpoints:
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions"""
         async with self._body(request) as data:
-            body = parse_body(CompletionBody, data)
+            body = self._parse(request, CompletionBody, data)
             asked = completions.translate(body, request.headers, request.scope.get("tenant", ""))
             name = self._name(body.model)
 
@@ -185,15 +187,15 @@ class Endpoints:
     async def respond(self, request: Request) -> Response:
         """POST /v1/responses"""
         async with self._body(request) as data:
-            body = parse_body(ResponsesBody, data)
+            body = self._parse(request, ResponsesBody, data)
             asked = responses.translate(body, request.headers, request.scope.get("tenant", ""))
-            writer = responses.Writer(self._name(body.model))
+            writer = responses.Writer(self._name(body.model), of_responses(body.tools))
             return await self._answer(request, [asked], lambda answering: writer, streams=bool(body.stream))
 
     async def embed(self, request: Request) -> Response:
         """POST /v1/embeddings"""
         async with self._body(request) as data:
-            body = parse_body(EmbeddingsBody, data)
+            body = self._parse(request, EmbeddingsBody, data)
             asked = embeddings.translate(body, request.scope.get("tenant", ""))
             writer = embeddings.Writer(self._name(body.model), body)
             return await self._answer(request, asked, lambda answering: writer, streams=False, work=embeddings.embed)
@@ -201,7 +203,7 @@ class Endpoints:
     async def message(self, request: Request) -> Response:
         """POST /v1/messages"""
         async with self._body(request) as data:
-            body = parse_body(MessagesBody, data)
+            body = self._parse(request, MessagesBody, data)
             asked = anthropic.translate(body, request.headers, request.scope.get("tenant", ""))
             name = self._name(body.model)
             return await self._answer(
@@ -212,7 +214,7 @@ class Endpoints:
     async def count(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens"""
         async with self._body(request) as data:
-            body = parse_body(MessagesBody, data)
+            body = self._parse(request, MessagesBody, data)
             asked = anthropic.translate(body, request.headers, "")
             async with self._session(body.model) as session:
                 prompt = await asyncio.to_thread(prompt_of, session.model, asked.prompt, Think())
@@ -223,7 +225,7 @@ class Endpoints:
 
         async def handle(request: Request) -> Response:
             async with self._body(request, lenient=True) as data:
-                body = parse_body(kind, data)
+                body = self._parse(request, kind, data)
                 if not body.text:
                     return await self._load(body, chats=kind is ApiChatBody)
                 asked = ollama.translate(body, request.headers, request.scope.get("tenant", ""))
@@ -238,14 +240,14 @@ class Endpoints:
     async def show(self, request: Request) -> Response:
         """POST /api/show"""
         async with self._body(request, lenient=True) as data:
-            body = parse_body(ApiShowBody, data)
+            body = self._parse(request, ApiShowBody, data)
             entry, _ = self._hub.pool.find(body.model or body.name)
             return Json(ollama_models.show(entry))
 
     async def pull(self, request: Request) -> Response:
         """POST /api/pull"""
         async with self._body(request, lenient=True) as data:
-            body = parse_body(ApiShowBody, data)
+            body = self._parse(request, ApiShowBody, data)
             return Json(ollama_models.pull(self._hub, body.model or body.name))
 
     async def unchanged(self, request: Request) -> Response:
@@ -257,7 +259,7 @@ class Endpoints:
 
         async def handle(request: Request) -> Response:
             async with self._body(request, lenient=True) as data:
-                body = parse_body(kind, data)
+                body = self._parse(request, kind, data)
                 asked = ollama_models.to_embed(body, request.scope.get("tenant", ""))
                 writer = ollama_models.EmbeddingWriter(self._name(body.model), body)
                 if not asked:
@@ -275,6 +277,11 @@ class Endpoints:
             async with self._session(body.model):
                 pass
         return Json(writer.without_text(unloaded=body.unloads))
+
+    def _parse(self, request: Request, kind: type[T], data: Any) -> T:
+        """The checked fields of a body. Raises RefusedError, also for fields that are not supported."""
+        request.state.ignored = check_fields(kind, data)
+        return parse_body(kind, data)
 
     def _name(self, model: str | None) -> str:
         """The model's name as requested; by default, the first model's. Raises RefusedError for an unknown model."""
@@ -310,6 +317,7 @@ class Endpoints:
         quiet: bytes = b": waiting\n\n",
     ) -> Response:
         """Generate, and send the events as they come or as one response. make: creates the protocol's writer."""
+        ignored = ignored_header([*request.state.ignored, *asked[0].ignored])
         answering = await until_gone(request.receive, self._hub.ask(asked, work=work))
         try:
             writer = make(answering)
@@ -317,13 +325,13 @@ class Endpoints:
             if not streams:
                 found = await until_gone(request.receive, _all(events))
                 answering.close()
-                return Json(writer.whole(found))
+                return Json(writer.whole(found), headers=ignored)
             first = await until_gone(request.receive, answering.first())
             events = answering.events(first)
         except BaseException:
             answering.close()
             raise
-        return Stream(_stream(writer, events), media_type, quiet, answering.close)
+        return Stream(_stream(writer, events), media_type, quiet, answering.close, ignored)
 
 
 async def _stream(writer: Any, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:

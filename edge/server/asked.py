@@ -45,4 +45,5 @@ class Asked:
     time: float | None = None  # seconds
     energy: float | None = None  # joules
     priority: Priority = "interactive"
+    ignored: tuple[str, ...] = ()  # what the request has and the answer goes without
     tenant: str = ""  # requests of one tenant may reuse rows of each other's prompts

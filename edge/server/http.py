@@ -172,11 +172,16 @@ class Stream(Response):
     """Sends parts as they come, until the client goes away or stops reading. quiet: sent while no part comes."""
 
     def __init__(
-        self, parts: AsyncIterator[bytes], media_type: str, quiet: bytes = b"", end: Callable[[], None] = lambda: None
+        self,
+        parts: AsyncIterator[bytes],
+        media_type: str,
+        quiet: bytes = b"",
+        end: Callable[[], None] = lambda: None,
+        headers: dict[str, str] | None = None,
     ) -> None:
         self.parts, self.quiet, self.end, self.status_code, self.background = parts, quiet, end, 200, None
         self.media_type = media_type
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -115,7 +115,7 @@ def _chat_prompt(model: Model, chat: Chat, think: Think) -> Prompt:
         settled = settle_prefix(text) if message["role"] in ("system", "developer") else text
         messages.append({**message, "content": settled})
     return model.chat_prompt(
-        messages, tools=chat.tools or None, think=think, tool_choice=chat.tool_choice if chat.tools else None,
+        messages, tools=chat.tools or None, think=think, tool_choice=chat.tool_choice,
         parallel_tool_calls=chat.parallel, variables=chat.variables or None,
     )  # fmt: skip
 

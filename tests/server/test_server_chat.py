@@ -296,7 +296,7 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str | None]] = [
     ({"messages": HELLO, "max_tokens": 1.5}, 400, "max_tokens"),
     ({"messages": HELLO, "logit_bias": {"x": 1}}, 400, "logit_bias"),
     ({"messages": HELLO, "tools": [{"type": "function"}]}, 400, None),
-    ({"messages": HELLO, "tool_choice": "required", "tools": []}, 200, None),
+    ({"messages": HELLO, "tool_choice": "required", "tools": []}, 400, None),
     ({"messages": HELLO, "n": 0}, 400, "n"),
     ({"messages": HELLO, "n": 1000}, 400, "n"),
     ({"messages": HELLO, "stop": [""] * 100}, 400, "stop"),

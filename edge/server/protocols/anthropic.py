@@ -9,6 +9,7 @@ from dataclasses import field
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
+from edge.grammar.grammar import Grammar
 from edge.model.thinking import Think
 from edge.records import dataclass
 from edge.run.arguments import MOST_TOKENS
@@ -17,8 +18,9 @@ from edge.server.events import Call, Ended, Event, Flow, Piece
 from edge.server.http import event
 from edge.server.prompts import text_of
 from edge.server.protocols.answers import Answer, gather, usage_of
-from edge.server.protocols.bodies import Budget, Drawn, limits_of
+from edge.server.protocols.bodies import Budget, Drawn, grammar_of, limits_of
 from edge.server.protocols.fields import said, whole, within
+from edge.server.protocols.offered import of_messages
 from edge.server.refusal import RefusedError
 from edge.tools.parser import ArgumentPiece, CallBegin
 
@@ -47,6 +49,8 @@ class MessagesBody:
     tools: list[dict[str, Any]] | None = said("Functions that the model may call.")
     tool_choice: dict[str, Any] | None = said("auto, any, none or a tool.")
     thinking: dict[str, Any] | None = said("Whether the model thinks, and for how many tokens at most.")
+    output_config: dict[str, Any] | None = said("The form of the answer, in `format`.")
+    output_format: dict[str, Any] | None = said("The form of the answer, in older programs.")
     edge: Budget | None = said("Budgets of this request.")
 
 
@@ -59,26 +63,26 @@ def translate(body: MessagesBody, headers: Any, tenant: str) -> Asked:
     for number, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{number}].content")
     choice, parallel = _choice(body.tool_choice)
-    tools = tuple(
-        {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool.get("description", ""),
-                "parameters": tool.get("input_schema") or {"type": "object"},
-            },
-        }
-        for tool in body.tools or ()
-        if isinstance(tool.get("name"), str) and "input_schema" in tool  # others are Anthropic's own
-    )
+    offered = of_messages(body.tools)
     drawn = Drawn(
         temperature=body.temperature, top_k=body.top_k, top_p=body.top_p, stop=list(body.stop_sequences or ())
     )
     return Asked(
-        model=body.model or "", prompt=Chat(tuple(messages), tools, choice, parallel),
+        model=body.model or "", prompt=Chat(tuple(messages), offered.tools, choice, parallel),
         max_tokens=body.max_tokens, sampling=drawn.sampling(),
-        stop=drawn.stops(), think=_think(body), tenant=tenant, **limits_of(body.edge, headers),
+        stop=drawn.stops(), think=_think(body), grammar=_grammar(body), ignored=offered.left_out,
+        tenant=tenant, **limits_of(body.edge, headers),
     )  # fmt: skip
+
+
+def _grammar(body: MessagesBody) -> Grammar | None:
+    """The grammar of `output_config.format`, or of the older `output_format`. Raises RefusedError."""
+    form = (body.output_config or {}).get("format")
+    if body.output_format is not None:
+        return grammar_of(body.output_format, "output_format")
+    if form is not None and not isinstance(form, dict):
+        raise RefusedError(400, "output_config.format must be an object", param="output_config", code="invalid_value")
+    return grammar_of(form, "output_config.format")
 
 
 def _messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Fields of requests. Each is defined once, for the check of requests and for /openapi.json.
 
-Other fields are ignored, as the protocols' own servers ignore later ones.
+Of other fields, unread.py has the list.
 """
 
 from __future__ import annotations
@@ -104,6 +104,34 @@ class OpenAI(Drawn):
     stream_options: StreamOptions | None = None
     logit_bias: dict[str, float] | None = said("Added to the logits of tokens, by their ids.")
     user: str | None = said("Ignored.")
+    repetition_penalty: float | None = said("The same as repeat_penalty, as vLLM has it.")
+    response_format: dict[str, Any] | None = said("The form of the answer.")
+    structured_outputs: dict[str, Any] | None = said(
+        "The same, as vLLM has it: json, regex, choice, grammar, json_object."
+    )
+    guided_json: str | dict[str, Any] | None = said("A JSON schema, in older programs for vLLM.")
+    guided_regex: str | None = said("A regular expression, likewise.")
+    guided_choice: list[str] | None = said("Texts of which the answer is one, likewise.")
+    guided_grammar: str | None = said("A grammar in Lark's notation or GBNF, likewise.")
+    json_schema: str | dict[str, Any] | None = said("A JSON schema, as llama-server has it.")
+    grammar: str | None = said("A grammar in GBNF or in Lark's notation, as llama-server has it.")
+
+    def sampling(self) -> dict[str, Any]:
+        alias = {} if self.repetition_penalty is None else {"repeat_penalty": self.repetition_penalty}
+        return alias | super().sampling()
+
+    def grammar_of_answer(self) -> Grammar | None:
+        """The form of the answer. Raises RefusedError for an impossible one, or for two."""
+        stated = {name: (kind, getattr(self, name)) for name, kind in _FORMS.items()}
+        for key, value in (self.structured_outputs or {}).items():
+            stated[f"structured_outputs.{key}"] = (key, value)
+        if (self.response_format or {}).get("type", "text") != "text":
+            stated["response_format"] = ("response_format", self.response_format)
+        given = [(name, *each) for name, each in stated.items() if each[1] not in (None, "", False)]
+        if len(given) > 1:
+            message = f"{given[0][0]} and {given[1][0]} are two forms of one answer: state one"
+            raise RefusedError(400, message, param=given[1][0], code="invalid_value")
+        return _grammar(*given[0]) if given else None
 
     @property
     def wants_usage(self) -> bool:
@@ -138,7 +166,6 @@ class ChatBody(OpenAI):
     max_completion_tokens: Count | None = said("The same as max_tokens, which it goes before.")
     logprobs: bool | None = said("Say how likely each token was.")
     top_logprobs: Logprobs | None = said("Alternatives of each token.")
-    response_format: dict[str, Any] | None = said("The form of the answer.")
     tools: list[dict[str, Any]] | None = said("Functions that the model may call.")
     tool_choice: str | dict[str, Any] | None = said("none, auto, required, or a function.")
     parallel_tool_calls: bool | None = said("Whether the model may call several functions.")
@@ -187,24 +214,50 @@ class DetokenizeBody:
     model: str | None = None
 
 
-def grammar_of(form: dict[str, Any] | None) -> Grammar | None:
-    """The grammar of a response_format. Raises RefusedError."""
+_FORMS = {
+    "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
+    "json_schema": "json", "grammar": "grammar",
+}  # fmt: skip
+
+
+def _grammar(name: str, kind: str, value: Any) -> Grammar | None:
+    """The grammar of a stated form. Raises RefusedError."""
+    if kind == "response_format":
+        return grammar_of(value, name)
+    try:
+        if kind == "json":
+            return Grammar(json_schema=value)
+        if kind == "json_object":
+            return Grammar(json_schema={"type": "object"})
+        if kind == "regex":
+            return Grammar(regex=value)
+        if kind == "grammar":
+            return Grammar(lark=value)
+        if kind == "choice":
+            return Grammar.of_choices(value)
+    except InputError as error:
+        raise RefusedError(400, f"{name}: {error}", param=name, code="invalid_value") from None
+    raise RefusedError(400, f"{name} is not supported", param=name, code="unsupported")
+
+
+def grammar_of(form: dict[str, Any] | None, name: str) -> Grammar | None:
+    """The grammar of a field with a form in OpenAI's words. name: the field's. Raises RefusedError."""
     if form is None:
         return None
     kind = form.get("type") if isinstance(form, dict) else ""
     if kind == "text":
         return None
-    schema: Any = {"type": "object"} if kind == "json_object" else None
+    schema: Any = (form.get("schema") or {"type": "object"}) if kind == "json_object" else None
     if kind == "json_schema":
         described = form.get("json_schema", form)  # of the chat API; the responses API has the schema beside the type
         schema = described.get("schema") if isinstance(described, dict) else None
     if not isinstance(schema, dict):
-        message = "response_format must have the type text, json_object, or json_schema with a schema"
-        raise RefusedError(400, message, param="response_format", code="invalid_value")
+        message = f"{name} must have the type text, json_object, or json_schema with a schema"
+        raise RefusedError(400, message, param=name, code="invalid_value")
     try:
         return Grammar(json_schema=schema)
     except InputError as error:
-        raise RefusedError(400, str(error), param="response_format", code="invalid_value") from None
+        raise RefusedError(400, str(error), param=name, code="invalid_value") from None
 
 
 def think_of(effort: str | None) -> Think:

@@ -14,7 +14,8 @@ from edge.server.events import Call, Ended, Event, Likely, Piece
 from edge.server.http import event
 from edge.server.prompts import is_background, text_of
 from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
-from edge.server.protocols.bodies import ChatBody, grammar_of, limits_of
+from edge.server.protocols.bodies import ChatBody, limits_of
+from edge.server.protocols.offered import of_chat
 from edge.server.refusal import RefusedError
 from edge.tools.parser import ArgumentPiece, CallBegin
 
@@ -28,20 +29,20 @@ def translate(body: ChatBody, headers: Any, tenant: str) -> Asked:
     if body.top_logprobs and not body.logprobs:
         raise RefusedError(400, "top_logprobs needs logprobs", param="top_logprobs", code="invalid_value")
     messages = tuple({k: v for k, v in asdict(each).items() if v is not None} for each in body.messages)
+    offered = of_chat(body.tools)
     variables = {name: value for name, value in (body.chat_template_kwargs or {}).items() if name != "enable_thinking"}
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return Asked(
         model=body.model or "",
-        prompt=Chat(
-            messages, tuple(body.tools or ()), body.tool_choice, body.parallel_tool_calls is not False, variables
-        ),
+        prompt=Chat(messages, offered.tools, body.tool_choice, body.parallel_tool_calls is not False, variables),
         choices=body.n or 1,
         max_tokens=limit_of(limit),
         sampling=body.sampling(),
         stop=body.stops(),
         ignore_eos=bool(body.ignore_eos),
         think=body.think(),
-        grammar=grammar_of(body.response_format),
+        grammar=body.grammar_of_answer(),
+        ignored=offered.left_out,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         priority=priority_of(body),
         tenant=tenant,

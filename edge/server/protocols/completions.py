@@ -31,6 +31,8 @@ def translate(body: CompletionBody, headers: Any, tenant: str) -> list[Asked]:
         raise RefusedError(
             400, f"prompt has {len(prompts)} prompts, {MOST_PROMPTS} are the most", param="prompt", code="invalid_value"
         )
+    if (grammar := body.grammar_of_answer()) is not None and scores(body):
+        raise RefusedError(400, "the form of the answer goes without echo", param="echo", code="invalid_value")
     limit = body.max_tokens if scores(body) else limit_of(16 if body.max_tokens is None else body.max_tokens)
     return [
         Asked(
@@ -42,6 +44,7 @@ def translate(body: CompletionBody, headers: Any, tenant: str) -> list[Asked]:
             stop=body.stops(),
             ignore_eos=bool(body.ignore_eos),
             logprobs=body.logprobs,
+            grammar=grammar,
             tenant=tenant,
             **limits_of(body.edge, headers),
         )

@@ -16,13 +16,15 @@ from edge.server.http import dumps, parse_body
 from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, grammar_of, limits_of
 from edge.server.protocols.fields import said
+from edge.server.protocols.offered import of_chat
 from edge.server.refusal import RefusedError
 
 VERSION = "0.12.0"  # of the protocol: programs refuse older ones
 
 _ZERO = re.compile(r"0+(\.0*)?[a-zµ]*$")
 
-_NAMES = ("temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "presence_penalty", "frequency_penalty")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "presence_penalty", "frequency_penalty")
+OPTIONS = (*SAMPLING, "stop", "num_predict")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +83,17 @@ def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) ->
     limit = options.get("num_predict")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
         raise RefusedError(400, "options.num_predict must be a whole number", param="options", code="invalid_value")
-    drawn = parse_body(Drawn, {name: options[name] for name in (*_NAMES, "stop") if name in options}, "options")
+    drawn = parse_body(Drawn, {name: options[name] for name in (*SAMPLING, "stop") if name in options}, "options")
     form = body.format
     grammar = None
     if form:
-        grammar = grammar_of({"type": "json_object"} if form == "json" else {"type": "json_schema", "schema": form})
+        grammar = grammar_of(
+            {"type": "json_object"} if form == "json" else {"type": "json_schema", "schema": form}, "format"
+        )
     return Asked(
         model=body.model or "", prompt=_prompt(body), max_tokens=limit if limit and limit > 0 else None,
-        sampling=drawn.sampling(), stop=drawn.stops(), think=Think.parse(body.think), grammar=grammar, tenant=tenant,
+        sampling=drawn.sampling(), stop=drawn.stops(), think=Think.parse(body.think), grammar=grammar,
+        ignored=of_chat(body.tools).left_out if isinstance(body, ApiChatBody) else (), tenant=tenant,
         **limits_of(body.edge, headers),
     )  # fmt: skip
 
@@ -114,7 +119,7 @@ def _prompt(body: ApiChatBody | ApiGenerateBody) -> Chat | str:
         if said["role"] == "tool":
             said["tool_call_id"] = message.get("tool_call_id") or last
         messages.append(said)
-    return Chat(tuple(messages), tuple(body.tools or ()))
+    return Chat(tuple(messages), of_chat(body.tools).tools)
 
 
 def _call(call: Any, identifier: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from edge.server.prompts import text_of
 from edge.server.protocols.answers import Answer, gather, reason_of, usage_of
 from edge.server.protocols.bodies import Budget, Count, Drawn, grammar_of, limits_of, think_of
 from edge.server.protocols.fields import said
+from edge.server.protocols.offered import Offered, of_responses
 from edge.server.refusal import RefusedError
 from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd
 
@@ -30,11 +31,14 @@ class ResponsesBody:
     stream: bool | None = said("Send the answer in pieces, as server-sent events.")
     temperature: float | None = None
     top_p: float | None = None
-    tools: list[dict[str, Any]] | None = said("Functions that the model may call; tools of other types are left out.")
+    tools: list[dict[str, Any]] | None = said(
+        "Functions that the model may call, in namespaces or not; others are left out."
+    )
     tool_choice: str | dict[str, Any] | None = said("none, auto, required, or a function.")
     parallel_tool_calls: bool | None = said("Whether the model may call several functions.")
     text: dict[str, Any] | None = said("The form of the answer, in `format`.")
     reasoning: dict[str, Any] | None = said("How long the model thinks, in `effort`.")
+    include: list[str] | None = said("Ignored, but for message.output_text.logprobs, which is not supported.")
     previous_response_id: str | None = said("Not supported: nothing is stored.")
     edge: Budget | None = said("Budgets of this request.")
 
@@ -44,36 +48,32 @@ def translate(body: ResponsesBody, headers: Any, tenant: str) -> Asked:
     if body.previous_response_id:
         message = "previous_response_id: this server stores nothing: send the whole conversation as input"
         raise RefusedError(400, message, param="previous_response_id", code="unsupported")
+    if "message.output_text.logprobs" in (body.include or ()):
+        raise RefusedError(400, "include: there are no logprobs here", param="include", code="unsupported")
     if not body.input:
         raise RefusedError(400, "input is empty", param="input", code="invalid_value")
     messages: list[dict[str, Any]] = []
+    offered = of_responses(body.tools)
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     for number, item in enumerate(items):
-        _add(messages, item, f"input[{number}]")
-    tools = tuple(
-        {
-            "type": "function",
-            "function": {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key)},
-        }
-        for tool in body.tools or ()
-        if tool.get("type") == "function"
-    )
+        _add(messages, item, f"input[{number}]", offered)
     choice = body.tool_choice
     if isinstance(choice, dict):
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
+        choice = {"type": "function", "function": {"name": offered.seen(choice.get("name"), choice.get("namespace"))}}
     drawn = Drawn(temperature=body.temperature, top_p=body.top_p)
     return Asked(
         model=body.model or "",
-        prompt=Chat(_merged(messages), tools, choice if tools else None, body.parallel_tool_calls is not False),
+        prompt=Chat(_merged(messages), offered.tools, choice, body.parallel_tool_calls is not False),
         max_tokens=body.max_output_tokens if body.max_output_tokens and body.max_output_tokens > 0 else None,
         sampling=drawn.sampling(), think=think_of((body.reasoning or {}).get("effort")),
-        grammar=grammar_of((body.text or {}).get("format")), tenant=tenant, **limits_of(body.edge, headers),
+        grammar=grammar_of((body.text or {}).get("format"), "text.format"), ignored=offered.left_out,
+        tenant=tenant, **limits_of(body.edge, headers),
     )  # fmt: skip
 
 
-def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str, offered: Offered) -> None:
     """Add an item of a conversation as a chat message. Raises RefusedError for unknown kinds of items."""
     kind = item.get("type", "message")
     if kind == "message":
@@ -82,7 +82,10 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> No
             raise RefusedError(400, f"{where}.role is {str(role)[:40]!r}", param=where, code="invalid_value")
         messages.append({"role": "system" if role == "developer" else role, "content": text})
     elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+        function = {
+            "name": offered.seen(item.get("name"), item.get("namespace")),
+            "arguments": item.get("arguments") or "{}",
+        }
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         if messages and messages[-1]["role"] == "assistant":
             messages[-1].setdefault("tool_calls", []).append(call)
@@ -107,9 +110,10 @@ def _merged(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
 
 
 class Writer:
-    """Writes one response, whole or in events."""
+    """Writes one response, whole or in events. offered: the tools of the request."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, offered: Offered) -> None:
+        self._offered = offered
         self._head = {
             "id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time.time()), "model": model,
             "store": False, "previous_response_id": None, "error": None,
@@ -134,7 +138,10 @@ class Writer:
         elif isinstance(found, Call):
             part = found.event
             if isinstance(part, CallBegin):
-                sent += [*self._done(), *self._begin("function_call", call_id=part.id, name=part.name, arguments="")]
+                sent += [
+                    *self._done(),
+                    *self._begin("function_call", call_id=part.id, arguments="", **self._offered.place(part.name)),
+                ]
             elif isinstance(part, ArgumentPiece):
                 self._text.append(part.text)
                 sent.append(self._delta("response.function_call_arguments.delta", part.text))

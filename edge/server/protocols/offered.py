@@ -1,0 +1,87 @@
+"""The functions among a request's tools, in the form of OpenAI's chats, and the tools that edge cannot offer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge.records import dataclass
+
+Tool = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Offered:
+    """tools: what the model may call. left_out: the others, as `Asked.ignored` names them. places: the name and the
+    namespace, for functions of namespaces, by the name that the model sees."""
+
+    tools: tuple[Tool, ...] = ()
+    left_out: tuple[str, ...] = ()
+    places: Mapping[str, dict[str, str]] | None = None
+
+    def seen(self, name: Any, namespace: Any) -> Any:
+        """The name that the model sees of a function in a namespace."""
+        wanted = {"name": name, "namespace": namespace}
+        return next((seen for seen, place in (self.places or {}).items() if place == wanted), name)
+
+    def place(self, seen: str) -> dict[str, str]:
+        """The name of a function, and its namespace if it has one."""
+        return (self.places or {}).get(seen, {"name": seen})
+
+
+def of_chat(tools: Sequence[Tool] | None) -> Offered:
+    """OpenAI's chats, and Ollama's."""
+    kept, left_out = list[Tool](), list[str]()
+    for number, tool in enumerate(tools or ()):
+        if tool.get("type", "function") == "function":
+            kept.append(tool)
+        else:
+            left_out.append(_named(number, tool))
+    return Offered(tuple(kept), tuple(left_out))
+
+
+def of_responses(tools: Sequence[Tool] | None) -> Offered:
+    """OpenAI's responses, where a namespace has functions inside. The model sees a function by its own name, unless
+    another one has the same."""
+    found, left_out = list[tuple[Tool, str | None]](), list[str]()
+    for number, tool in enumerate(tools or ()):
+        kind, inner = tool.get("type"), tool.get("tools")
+        if kind == "function":
+            found.append((tool, None))
+        elif kind == "namespace" and isinstance(inner, list) and isinstance(tool.get("name"), str):
+            for place, each in enumerate(inner):
+                if isinstance(each, dict) and each.get("type") == "function" and isinstance(each.get("name"), str):
+                    found.append((each, tool["name"]))
+                else:
+                    left_out.append(f"tools[{number}].{_named(place, each)}")
+        else:
+            left_out.append(_named(number, tool))
+    counts = Counter(tool.get("name") for tool, _ in found if isinstance(tool.get("name"), str))
+    kept, places = list[Tool](), dict[str, dict[str, str]]()
+    for tool, namespace in found:
+        function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key)}
+        if namespace is not None:
+            seen = tool["name"] if counts[tool["name"]] == 1 else f"{namespace}_{tool['name']}"
+            places[seen] = {"name": tool["name"], "namespace": namespace}
+            function["name"] = seen
+        kept.append({"type": "function", "function": function})
+    return Offered(tuple(kept), tuple(left_out), places)
+
+
+def of_messages(tools: Sequence[Tool] | None) -> Offered:
+    """Anthropic's messages, where tools of Anthropic's own have no schema."""
+    kept, left_out = list[Tool](), list[str]()
+    for number, tool in enumerate(tools or ()):
+        if isinstance(tool.get("name"), str) and "input_schema" in tool:
+            described = {"name": tool["name"], "description": tool.get("description", "")}
+            strict = {"strict": True} if tool.get("strict") is True else {}
+            parameters = tool.get("input_schema") or {"type": "object"}
+            kept.append({"type": "function", "function": {**described, **strict, "parameters": parameters}})
+        else:
+            left_out.append(_named(number, tool))
+    return Offered(tuple(kept), tuple(left_out))
+
+
+def _named(number: int, tool: Any) -> str:
+    return f"tools[{number}] ({tool.get('type') if isinstance(tool, dict) else 'no object'})"
