@@ -44,6 +44,7 @@ class Asked:
     grammar: Grammar | None = None
     time: float | None = None  # seconds
     energy: float | None = None  # joules
+    evict: bool = False  # whether rows of a prompt may be evicted that is longer than the cache
     priority: Priority = "interactive"
     ignored: tuple[str, ...] = ()  # what the request has and the answer goes without
     tenant: str = ""  # requests of one tenant may reuse rows of each other's prompts

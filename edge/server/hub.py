@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
+from edge.options import AUTO, Options
 from edge.run.report import RunReport
 from edge.run.session import Session
 from edge.server.asked import PRIORITIES, Asked
@@ -52,6 +53,11 @@ class Hub:
     def queued(self) -> int:
         return sum(worker.queued for worker in self.pool.workers.values())
 
+    @property
+    def evicts(self) -> bool:
+        """Whether the owner lets rows of long prompts be evicted: by --evict, or by a policy chosen for that."""
+        return self.settings.evict or self.pool.options.kv_policy not in (Options.kv_policy, AUTO)
+
     async def lease(self, model: str | None) -> Lease:
         """Lease a model, loading it if necessary. Raises RefusedError and the errors of `Pool.acquire`."""
         if self.draining:
@@ -76,7 +82,7 @@ class Hub:
         try:
             for number, (asked, choice) in numbered[:jobs]:
                 job = partial(Job, flow, number, PRIORITIES.index(asked.priority), lease.lora, tenant=asked.tenant)
-                make = partial(make_request, asked, choice)
+                make = partial(make_request, asked, choice, evict=self.evicts)
                 lease.worker.submit(job(make=make, work=None if work is None else _in_turns(work, numbered)))
         except BaseException:
             answering.close()

@@ -21,7 +21,7 @@ from edge.server.asked import Asked, Chat
 from edge.server.events import Scored
 from edge.server.models.pool import SCORED_AT_ONCE
 from edge.server.models.worker import Job
-from edge.server.refusal import RefusedError
+from edge.server.refusal import RefusedError, TooLongError
 from edge.types import IntArray
 
 _BILLING = re.compile(r"^x-anthropic-billing-header:.*\n*", re.MULTILINE)
@@ -61,8 +61,11 @@ def text_of(content: Any, where: str) -> str:
     return "".join(texts)
 
 
-def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Request:
-    """The request to a session. Raises InputError, UnsupportedError, RefusedError."""
+def make_request(asked: Asked, choice: int, job: Job, session: Session, *, evict: bool = False) -> Request:
+    """The request to a session. evict: whether long prompts are answered though their first rows are evicted.
+
+    Raises InputError, UnsupportedError, RefusedError.
+    """
     model = session.model
     check_generates(model.spec)
     think = asked.think
@@ -77,8 +80,8 @@ def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Reque
     _check_ids(job.tokens, model)
     job.flow.prompt_tokens = job.tokens.size
     room = session.engine.kv.capacity
-    if job.tokens.size >= room and not session.may_evict:
-        raise InputError(f"the prompt has {job.tokens.size} tokens, but there are {room} free KV rows")
+    if job.tokens.size >= room and not (session.may_evict and (evict or asked.evict)):
+        raise TooLongError(job.tokens.size, room - 1)
     longest = room if session.may_evict else room - job.tokens.size
     return Request(
         prompt=prompt, max_tokens=asked.max_tokens or longest,
@@ -127,7 +130,7 @@ def score(asked: Asked, choice: int, session: Session, job: Job) -> None:
     _check_ids(tokens, session.model)
     kv, top = session.engine.kv, max(1, asked.logprobs or 0)
     if tokens.size > kv.capacity:
-        raise InputError(f"the prompt has {tokens.size} tokens, but there are {kv.capacity} free KV rows")
+        raise TooLongError(tokens.size, kv.capacity)
     logprobs: list[float | None] = [None]
     likeliest: list[dict[int, float] | None] = [None]
     generated = [] if not asked.max_tokens else [0]

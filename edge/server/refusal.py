@@ -49,14 +49,36 @@ class RefusedError(Exception):
         found |= {"Connection": "close"} if self.closes else {}
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
+    def words(self, protocol: Protocol) -> str:
+        """The message, which some protocols have in words of their own."""
+        return self.message
+
     def body(self, protocol: Protocol = "openai", request_id: str | None = None) -> dict[str, Any]:
         """The error in the form of a protocol."""
         if protocol == "ollama":
-            return {"error": self.message}
+            return {"error": self.words(protocol)}
         if protocol == "anthropic":
-            error = {"type": _ANTHROPIC.get(self.status, self.type), "message": self.message}
+            error = {"type": _ANTHROPIC.get(self.status, self.type), "message": self.words(protocol)}
             return {"type": "error", "error": error, "request_id": request_id}
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class TooLongError(RefusedError):
+    """A prompt that is longer than the rows, in the words by which programs know that they have to compact it."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(
+            400, f"the maximum context length is {most} tokens, but the prompt has {tokens}: shorten it, or let its "
+            'rows be evicted by "edge": {"evict": true}', code="context_length_exceeded",
+        )  # fmt: skip
+        self._tokens, self._most = tokens, most
+
+    def words(self, protocol: Protocol) -> str:
+        if protocol == "anthropic":
+            return f"prompt is too long: {self._tokens} tokens > {self._most} maximum"
+        if protocol == "ollama":
+            return f"prompt too long; exceeded max context length by {self._tokens - self._most} tokens"
+        return self.message
 
 
 def refusal_of(error: Exception) -> RefusedError:
@@ -67,8 +89,7 @@ def refusal_of(error: Exception) -> RefusedError:
     if isinstance(error, BudgetError):
         return RefusedError(422, message, code="budget_exceeded")
     if isinstance(error, InputError):
-        long = "free KV rows" in message
-        return RefusedError(400, message, code="context_length_exceeded" if long else "invalid_value")
+        return RefusedError(400, message, code="invalid_value")
     if isinstance(error, UnsupportedError):
         return RefusedError(400, message, code="unsupported")
     if isinstance(error, EdgeError) and not isinstance(error, EngineError):

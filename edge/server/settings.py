@@ -50,6 +50,10 @@ class Settings:
         None, "--prompt-memory", group=SERVER, typed=str, parse=partial(parse_bytes, what="--prompt-memory"),
         help="Memory for the rows of earlier prompts, for each model (default: a sixteenth of --memory).",
     )  # fmt: skip
+    evict: bool = option(
+        False, "--evict", group=SERVER,
+        help="Answer prompts that are longer than the KV rows, of which --kv-policy evicts some; refused by default.",
+    )  # fmt: skip
     share_prompts: bool = option(
         False, "--share-prompts", group=SERVER,
         help="Let several keys share rows of earlier prompts, by which one can tell what another has asked.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -350,3 +351,40 @@ def test_a_prompt_that_does_not_fit_is_refused() -> None:
             assert response.status_code == 400
             assert error_of(response)["code"] == "context_length_exceeded"
         assert chat(client)["choices"][0]["finish_reason"] == "length"
+
+
+LONG = "long " * 50
+TOO_LONG = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2},
+    "/v1/completions": {"prompt": LONG, "max_tokens": 2},
+    "/v1/responses": {"input": LONG, "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2},
+    "/api/chat": {"messages": [{"role": "user", "content": LONG}], "options": {"num_predict": 2}},
+    "/api/generate": {"prompt": LONG, "options": {"num_predict": 2}},
+}
+
+
+@pytest.mark.parametrize("path", TOO_LONG)
+def test_long_prompts_are_evicted_only_if_asked(path: str) -> None:
+    body = TOO_LONG[path]
+    asked: list[dict[str, Any]] = [{"edge": {"evict": True}}]
+    asked += [{"truncation": "auto"}] if path == "/v1/responses" else []
+    asked += [{"truncate": True}] if path.startswith("/api/") else []
+    with served(options={"max_kv_size": 64}, evict=False) as client:
+        for streams in (False, True):
+            response = client.post(path, json={**body, "stream": streams})
+            assert response.status_code == 400
+            error = response.json()["error"]
+            if path.startswith("/api/"):
+                assert re.fullmatch(r"prompt too long; exceeded max context length by \d+ tokens", error)
+            elif path == "/v1/messages":
+                assert error["type"] == "invalid_request_error"
+                assert re.fullmatch(r"prompt is too long: \d+ tokens > 63 maximum", error["message"])
+            else:
+                assert error["code"] == "context_length_exceeded"
+                assert "maximum context length is 63 tokens" in error["message"]
+        for more in asked:
+            assert client.post(path, json={**body, **more}).status_code == 200
+    for owner in ({"evict": True}, {"options": {"max_kv_size": 64, "kv_policy": "window"}, "evict": False}):
+        with served(**{"options": {"max_kv_size": 64}, **owner}) as client:
+            assert client.post(path, json=body).status_code == 200

@@ -39,11 +39,14 @@ def listening(**settings: Any) -> Iterator[int]:
             await _serve(hub, listener, lambda url: ready.set())
         except asyncio.CancelledError:
             await hub.pool.close()
+        finally:
+            ready.set()
 
     with listen(given) as listener:
         thread = threading.Thread(target=lambda: (asyncio.run(serve()), ended.set()))
         thread.start()
         assert ready.wait(PATIENCE)
+        assert not ended.is_set()
         try:
             yield listener.getsockname()[1]
         finally:

@@ -62,7 +62,7 @@ WHOLE: dict[str, dict[str, Any]] = {  # a valid body of each protocol, with most
             ]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": TEXT}]},
         ],
-        "max_tokens": 1, "system": TEXT, "stop_sequences": ["x"], "thinking": {"type": "enabled", "budget_tokens": 9},
+        "max_tokens": 10, "system": TEXT, "stop_sequences": ["x"], "thinking": {"type": "enabled", "budget_tokens": 9},
         "tools": [{"name": "weather", "description": "Tells it", "input_schema": SCHEMA}],
         "tool_choice": {"type": "tool", "name": "weather", "disable_parallel_tool_use": True},
     },

@@ -37,6 +37,7 @@ class Budget:
 
     energy: str | float | None = said("Joules, such as 30J: the answer ends before more is spent.")
     time: str | float | None = said("Seconds, such as 20s: the answer ends then, the wait for its turn included.")
+    evict: bool | None = said("Answer a prompt that is longer than the KV rows: the policy evicts the others.")
 
 
 @dataclass(frozen=True)
@@ -267,10 +268,10 @@ def think_of(effort: str | None) -> Think:
     return Think.parse(effort) if effort in EFFORTS else Think()
 
 
-def limits_of(budget: Budget | None, headers: Any) -> dict[str, Any]:
+def limits_of(budget: Budget | None, headers: Any, *, evict: bool = False) -> dict[str, Any]:
     """`time` (seconds) and `energy` (joules) of a request, from its body, else from the headers Edge-Time and
-    Edge-Energy. Raises RefusedError."""
-    found: dict[str, Any] = {}
+    Edge-Energy, and `evict`, as the protocol has it or from the body. Raises RefusedError."""
+    found: dict[str, Any] = {"evict": evict or bool(budget and budget.evict)}
     for name, parse in (("time", parse_seconds), ("energy", parse_joules)):
         value = getattr(budget, name, None)
         value = headers.get(f"edge-{name}") if value is None else value

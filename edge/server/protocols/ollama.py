@@ -39,6 +39,7 @@ class Shared:
     keep_alive: str | float | None = said(
         "0 without a text unloads the model; else it stays until another needs the memory."
     )
+    truncate: bool | None = said("Let rows of a prompt that is too long be evicted (default: no).")
     edge: Budget | None = said("Budgets of this request.")
 
     @property
@@ -94,7 +95,7 @@ def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) ->
         model=body.model or "", prompt=_prompt(body), max_tokens=limit if limit and limit > 0 else None,
         sampling=drawn.sampling(), stop=drawn.stops(), think=Think.parse(body.think), grammar=grammar,
         ignored=of_chat(body.tools).left_out if isinstance(body, ApiChatBody) else (), tenant=tenant,
-        **limits_of(body.edge, headers),
+        **limits_of(body.edge, headers, evict=body.truncate is True),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from edge.records import dataclass
@@ -40,6 +40,7 @@ class ResponsesBody:
     reasoning: dict[str, Any] | None = said("How long the model thinks, in `effort`.")
     include: list[str] | None = said("Ignored, but for message.output_text.logprobs, which is not supported.")
     previous_response_id: str | None = said("Not supported: nothing is stored.")
+    truncation: Literal["auto", "disabled"] | None = said("auto: rows of a prompt that is too long may be evicted.")
     edge: Budget | None = said("Budgets of this request.")
 
 
@@ -69,7 +70,7 @@ def translate(body: ResponsesBody, headers: Any, tenant: str) -> Asked:
         max_tokens=body.max_output_tokens if body.max_output_tokens and body.max_output_tokens > 0 else None,
         sampling=drawn.sampling(), think=think_of((body.reasoning or {}).get("effort")),
         grammar=grammar_of((body.text or {}).get("format"), "text.format"), ignored=offered.left_out,
-        tenant=tenant, **limits_of(body.edge, headers),
+        tenant=tenant, **limits_of(body.edge, headers, evict=body.truncation == "auto"),
     )  # fmt: skip
 
 

@@ -77,11 +77,11 @@ HARMLESS: dict[type, frozenset[str]] = {
     CompletionBody: _OPENAI,
     ResponsesBody: _names(
         "metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention user stream_options",
-        "truncation max_tool_calls client_metadata",
+        "max_tool_calls client_metadata",
     ),
     MessagesBody: _names("metadata service_tier inference_geo cache_control context_management betas"),
-    ApiChatBody: _names("keep_alive truncate shift"),
-    ApiGenerateBody: _names("keep_alive truncate shift"),
+    ApiChatBody: _names("keep_alive shift"),
+    ApiGenerateBody: _names("keep_alive shift"),
     EmbeddingsBody: _names("user"),
 }
 _OPTIONS = _names(
