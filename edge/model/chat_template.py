@@ -17,7 +17,7 @@ import os
 import re
 import signal
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,9 @@ from typing import Any
 from edge.errors import CacheError, InputError, ModelFormatError, UnsupportedError
 from edge.model.messages import THOUGHT_NAMES, Marked, Message, Segment, parse_messages, parse_tools
 from edge.model.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, OWN, TOO_MUCH, Compiled, Renderer, limit_process
+from edge.model.repairs import SUPPOSED, Tools, repaired
 from edge.model.thinking import EFFORTS, Think, find_family
+from edge.records import dataclass
 from edge.storage import cache
 from edge.storage.versions import edge_version, version_of
 
@@ -52,13 +54,23 @@ _MODES: dict[str, dict[str, Any]] = {
     **{effort: dict.fromkeys(_SWITCHES, True) | {"reasoning_effort": effort} for effort in EFFORTS},
 }
 
-_FORMS = 1  # version of cached forms: increment it when this module, or one that it renders with, changes them
+_FORMS = 2  # version of cached forms: increment it when this module, or one that it renders with, changes them
 
 Forms = dict[str, dict[str, str]]
 """By mode and conversation (`on/first`): {"text": …} or {"error": …}."""
 
 
 _DEFAULT = Think()
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """A conversation as a template writes it."""
+
+    marked: Marked
+    text: str
+    fault: str = ""  # why it cannot be the prompt
+    lacks: frozenset[str] = frozenset()  # of REPAIRS, or "tools": what the text shows to be lacking
 
 
 class ChatTemplate:
@@ -74,12 +86,13 @@ class ChatTemplate:
         self._renderer = Renderer(source, bos, eos)
         self._words = frozenset(re.findall(r"\w+", source))
         self._guises = {*source}.isdisjoint(GUISES)
-        # Things that the template cannot write: "tools", "calls", "results"; several calls in a message ("parallel").
+        # What the template cannot write: "tools", and names of REPAIRS.
         self._lacks = frozenset(() if "tools" in self._words else ("tools", "calls", "results"))
         if "tool_calls[0]" in source and not re.search(r"\bin\s+\w+\.tool_calls", source):
             self._lacks |= {"parallel"}
         # Gemma 4's first template expects results within the message of their calls, and has no role for them.
-        self._results_within = "tool_responses" in self._words and not re.search(r"[=!]=\s*['\"]tool['\"]", source)
+        if "tool_responses" in self._words and not re.search(r"[=!]=\s*['\"]tool['\"]", source):
+            self._lacks |= {"results apart"}
 
     def first_turn(
         self, user: str | Iterable[str], system: str | None = None, think: Think = _DEFAULT, *, answered: bool = False
@@ -133,67 +146,51 @@ class ChatTemplate:
         if think.chosen:
             self._form("first", think)  # refuses a choice that the model lacks
         said, known = parse_messages(messages), parse_tools(tools)
-        names = {**_MODES[think.mode], **_checked(variables or {})}
-        lacks = set(self._lacks)
-        while True:
-            marked = Marked(*self._adapted(said, known, lacks), guises=self._guises)
-            answer = self._renderer.render(marked.messages, marked.tools, **names)
-            rendered = answer.get("text")
-            more = self._lacking(said, known, marked, rendered, lacks) - lacks
-            if not more:
-                break
-            lacks |= more
-        if rendered is None:
-            raise InputError(f"the model's chat template refuses these messages: {answer['error']}")
-        for index in marked.dropped(rendered):
-            if not marked.messages[index].get("tool_calls"):
-                raise InputError(f"the model's chat template drops the text of the {marked.messages[index]['role']}")
-        return self._opened(marked.fill(rendered), think, calls=bool(known))
-
-    def _adapted(
-        self, messages: list[Message], tools: list[dict[str, Any]] | None, lacks: set[str]
-    ) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        """Messages and tools as the template can write them."""
         if "developer" not in self._words:
-            messages = [replace(each, role="system") if each.role == "developer" else each for each in messages]
-        if self._results_within:
-            messages = _with_responses(messages)
-        if "calls" in lacks:
-            messages = [_spelled_calls(each) for each in messages]
-        if "results" in lacks:
-            messages = _spelled_results(messages)
-        if "parallel" in lacks:
-            messages = _one_call_each(messages)
-        if tools and "tools" in lacks:
-            messages, tools = _spelled_tools(messages, tools), None
-        return messages, tools
+            said = [replace(each, role="system") if each.role == "developer" else each for each in said]
+        rendered = self._repaired(said, known, {**_MODES[think.mode], **_checked(variables or {})})
+        return self._opened(rendered.marked.fill(rendered.text), think, calls=bool(known))
 
-    def _lacking(
-        self,
-        messages: list[Message],
-        tools: list[dict[str, Any]] | None,
-        marked: Marked,
-        rendered: str | None,
-        before: set[str],
-    ) -> set[str]:
-        """The parts of a conversation that the template did not write."""
+    def _repaired(self, messages: list[Message], tools: Tools | None, names: Mapping[str, Any]) -> _Rendered:
+        """The rendered conversation, with as few repairs as the template needs. Raises InputError."""
+        lacks, supposed = set(self._lacks), list[str]()
+        first = found = self._render(messages, tools, names, lacks)
+        while found.fault:
+            before = repaired(messages, tools, lacks)
+            more = found.lacks - lacks or next(
+                (frozenset({name}) for name in SUPPOSED if repaired(messages, tools, lacks | {name}) != before),
+                frozenset(),
+            )
+            if not more or found.fault == TOO_MUCH:
+                raise InputError(f"the model's chat template {first.fault}")
+            supposed += more - found.lacks
+            lacks |= more
+            found = self._render(messages, tools, names, lacks)
+        for name in supposed[:-1]:  # the last one was needed
+            less = self._render(messages, tools, names, lacks - {name})
+            if not less.fault:
+                lacks, found = lacks - {name}, less
+        return found
+
+    def _render(
+        self, messages: list[Message], tools: Tools | None, names: Mapping[str, Any], lacks: set[str]
+    ) -> _Rendered:
+        """The conversation with repairs of what the template lacks, and what is wrong with it."""
+        said, offered = repaired(messages, tools, lacks)
+        marked = Marked(said, offered, guises=self._guises)
+        answer = self._renderer.render(marked.messages, marked.tools, **names)
+        if (text := answer.get("text")) is None:
+            return _Rendered(marked, "", f"refuses these messages: {answer['error']}")
+        dropped = [marked.messages[index] for index in marked.dropped(text)]
         calls = [call.name for each in messages for call in each.calls]
-        results = any(each.role == "tool" for each in messages)
-        if rendered is None:
-            several = any(len(each.calls) > 1 for each in messages)
-            if several and "parallel" not in before:
-                return {"parallel"}
-            return ({"calls"} if calls else set()) | ({"results"} if results else set())
-        lacks = set()
-        if marked.tools and not all(
-            marked.shows(rendered, tool["function"]["name"], of_tool=True) for tool in tools or ()
-        ):
-            lacks.add("tools")
-        if calls and "calls" not in before and not all(marked.shows(rendered, name) for name in calls):
-            lacks.add("calls")
-        if any(marked.messages[index]["role"] == "tool" for index in marked.dropped(rendered)):
-            lacks.add("results")
-        return lacks
+        found = {
+            "tools": any(not marked.shows(text, tool["function"]["name"], of_tool=True) for tool in offered or ()),
+            "calls": "calls" not in lacks and any(not marked.shows(text, name) for name in calls),
+            "results": any(each["role"] == "tool" for each in dropped),
+        }
+        roles = [each["role"] for each in dropped if not each.get("tool_calls")]
+        fault = f"drops the text of the {roles[0]}" if roles else "drops a call" if any(found.values()) else ""
+        return _Rendered(marked, text, fault, frozenset(name for name, lacking in found.items() if lacking))
 
     def _opened(self, segments: list[Segment], think: Think, *, calls: bool) -> tuple[list[Segment], bool]:
         """The prompt with the opening for `think`, and whether the answer begins inside a thought. calls: the answer
@@ -267,6 +264,8 @@ def _render_forms(source: str, bos: str, eos: str, thinks: bool) -> Forms:
     for mode, names in modes.items():
         for conversation, messages in conversations.items():
             form = template.render(messages, **names)
+            if conversation == "system" and _SYSTEM not in form.get("text", ""):  # it has no system prompt
+                form = template.render([{"role": "user", "content": f"{_SYSTEM}\n\n{_USER}"}], **names)
             left -= len(form.get("text", ""))
             forms[f"{mode}/{conversation}"] = form if left >= 0 else {"error": "it writes too much"}
     return forms
@@ -281,92 +280,6 @@ def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
         if name in OWN:
             raise InputError(f"the template's variable {name!r} comes from the conversation: leave it out")
     return dict(variables)
-
-
-def _spelled_tools(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages, with the tools described in the system prompt."""
-    from edge.tools import common_form
-
-    system = messages[0] if messages[0].role == "system" else None
-    said = [Segment(f"{system.content}\n\n", trusted=False)] if system and system.content else []
-    text = (
-        *said,
-        Segment(common_form.TOOLS, trusted=True),
-        Segment(common_form.describe(tools), trusted=False, embedded=True),
-        Segment(common_form.TOOLS_END, trusted=True),
-    )
-    return [Message("system", text), *messages[1 if system else 0 :]]
-
-
-def _spelled_calls(message: Message) -> Message:
-    """The message with its calls as text after the assistant's answer."""
-    from edge.tools import common_form
-
-    if not message.calls:
-        return message
-    parts = [Segment(f"{message.content}\n", trusted=False)] if message.content else []
-    for number, call in enumerate(message.calls):
-        written = common_form.write_call(call.name, call.parsed)
-        parts += [
-            Segment("\n" * (number > 0) + common_form.CALL, trusted=True),
-            Segment(written, trusted=False, embedded=True),
-            Segment(common_form.CALL_END, trusted=True),
-        ]
-    return replace(message, content=tuple(parts), calls=())
-
-
-def _spelled_results(messages: list[Message]) -> list[Message]:
-    """The messages with results of tools as messages of the user, consecutive results in one."""
-    from edge.tools import common_form
-
-    found: list[Message] = []
-    for message in messages:
-        if message.role != "tool":
-            found.append(message)
-            continue
-        last = found[-1] if found else message
-        before = last.content if last.role == "user" and isinstance(last.content, tuple) else ()
-        text = (
-            *before,
-            Segment("\n" * bool(before) + common_form.RESULT, trusted=True),
-            Segment(str(message.content), trusted=False),
-            Segment(common_form.RESULT_END, trusted=True),
-        )
-        found[len(found) - bool(before) :] = [Message("user", text)]
-    return found
-
-
-def _one_call_each(messages: list[Message]) -> list[Message]:
-    """Each call in a message of its own, followed by its result."""
-    found: list[Message] = []
-    results = {each.call_id: each for each in messages if each.role == "tool" and each.call_id}
-    placed: set[str | None] = set()
-    for message in messages:
-        if len(message.calls) < 2:
-            found += [message] if message.role != "tool" or message.call_id not in placed else []
-            continue
-        for number, call in enumerate(message.calls):
-            found.append(replace(message, calls=(call,)) if number == 0 else Message("assistant", calls=(call,)))
-            if call.id in results:
-                found.append(results[call.id])
-                placed.add(call.id)
-    return found
-
-
-def _with_responses(messages: list[Message]) -> list[Message]:
-    """Move results of tools, and the answer that follows them, into the message with their calls."""
-    found: list[Message] = []
-    for message in messages:
-        last = found[-1] if found else None
-        if last is not None and last.calls and message.role == "tool":
-            found[-1] = replace(last, responses=(*last.responses, message))
-        elif (
-            last is not None and last.responses and message.role == "assistant" and not (last.content or message.calls)
-        ):
-            found[-1] = replace(last, content=message.content)
-        else:
-            found.append(message)
-    return found
 
 
 def _known_forms(source: str, bos: str, eos: str, thinks: bool) -> Forms:

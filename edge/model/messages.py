@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, count, groupby
 from reprlib import repr as brief
 from typing import Any
 
@@ -95,8 +96,65 @@ def parse_messages(messages: object) -> list[Message]:
     if first > 1:
         text = "\n\n".join(str(each.content) for each in parsed[:first])
         parsed[:first] = [replace(parsed[0], content=text)]
-    names = {call.id: call.name for each in parsed for call in each.calls}
-    return [replace(each, name=each.name or names.get(each.call_id or "")) if each.call_id else each for each in parsed]
+    return _matched(parsed)
+
+
+def _matched(messages: list[Message]) -> list[Message]:
+    """The messages with an identifier of its own for each call, and each result with that of its call: the nearest
+    earlier one that has no result yet. Identifiers, which clients may number anew in each turn, and names choose among
+    the calls of that turn. Neighbouring results stand in the order of their calls."""
+    found: list[Message] = []
+    turns: list[list[_Waiting]] = []  # calls, by the messages that made them without results in between
+    taken: set[str] = set()
+    for message in messages:
+        if message.calls:
+            calls = tuple(replace(each, id=_own(each.id, taken)) for each in message.calls)
+            if not turns or found[-1].role != "assistant":
+                turns.append([])
+            turns[-1] += [_Waiting(given.id, own) for given, own in zip(message.calls, calls, strict=True)]
+            message = replace(message, calls=calls)
+        elif message.role == "tool" and (waiting := _call_of(message, turns)) is not None:
+            waiting.answered = True
+            message = replace(message, call_id=waiting.call.id, name=waiting.call.name)
+        found.append(message)
+    order = {waiting.call.id: at for at, waiting in enumerate(chain.from_iterable(turns))}
+    runs = groupby(found, lambda each: each.role == "tool")
+    last = len(order)
+    return [
+        each
+        for results, run in runs
+        for each in (sorted(run, key=lambda result: order.get(result.call_id or "", last)) if results else run)
+    ]
+
+
+@dataclass
+class _Waiting:
+    """A call that may wait for its result."""
+
+    given: str  # the client's identifier
+    call: Call
+    answered: bool = False
+
+
+def _own(identifier: str, taken: set[str]) -> str:
+    """An identifier that no other call has."""
+    names = chain([identifier] if identifier else [], (f"{identifier or 'call'}_{number}" for number in count(1)))
+    own = next(name for name in names if name not in taken)
+    taken.add(own)
+    return own
+
+
+def _call_of(result: Message, turns: list[list[_Waiting]]) -> _Waiting | None:
+    """The call that a result belongs to; None if there is none."""
+    latest = list(reversed([[each for each in turn if not each.answered] for turn in turns]))
+    if result.call_id:
+        if same := next((each for turn in latest for each in turn if each.given == result.call_id), None):
+            return same
+        again = [each for turn in reversed(turns) for each in turn if each.given == result.call_id]
+        if again:
+            return again[0]  # a second result
+    waiting = next((turn for turn in latest if turn), [])
+    return next((each for each in waiting if each.call.name == result.name), waiting[0] if waiting else None)
 
 
 def parse_tools(tools: object) -> list[dict[str, Any]] | None:
@@ -151,8 +209,6 @@ def _message(number: int, message: object) -> Message:
     for field, value in texts.items():
         if value is not None and not isinstance(value, str):
             raise InputError(f"{where}: {field} must be text, not {brief(value)}")
-    if role == "user" and not content:
-        raise InputError(f"{where} is empty")
     name, call_id = message.get("name"), message.get("tool_call_id")
     return Message(role, content, calls, thoughts if role == "assistant" else None, call_id, name)
 
@@ -179,7 +235,8 @@ def _call(where: str, at: int, call: object) -> Call:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise InputError(f"{where} must be an object with a function, not {brief(call)}")
-    arguments, identifier = function.get("arguments", "{}"), call.get("id", "")
+    arguments, identifier = function.get("arguments"), call.get("id")
+    arguments, identifier = "{}" if arguments is None else arguments, "" if identifier is None else identifier
     name = _checked_name(where, function.get("name"))
     if isinstance(arguments, Mapping):
         _check_json(where, arguments)

@@ -351,15 +351,20 @@ def failure(source: str, system: str | None = None) -> str:
     return message
 
 
-def test_templates_that_refuse_a_system_prompt() -> None:
-    assert "System role not supported" in failure(GEMMA, "be kind")
-    assert template(GEMMA).first_turn("user")
+def test_a_system_prompt_goes_before_the_question_where_a_template_has_none() -> None:
+    expected = compiled(GEMMA).render(
+        messages=[{"role": "user", "content": "be kind\n\nHi"}], add_generation_prompt=True, bos_token="<s>"
+    )
+    assert joined(template(GEMMA).first_turn("Hi", "be kind")) == expected
+    said = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Hi"}]
+    assert template(GEMMA).conversation(said)[0] == template(GEMMA).first_turn("Hi", "be kind")
+    assert joined(template("{{ messages[-1].content }}").first_turn("Hi", "be kind")) == "be kind\n\nHi"
+    assert "never" in failure("{{ raise_exception('never') }}", "be kind")
 
 
 def test_templates_that_drop_something() -> None:
     assert "drops the user's text" in failure("hello")
     assert "drops the user's text" in failure("")
-    assert "drops the system prompt" in failure("{{ messages[-1].content }}", "be kind")
     with pytest.raises(UnsupportedError, match="drops the assistant's replies"):
         template("{{ messages[-1].content }}").next_turn("user")
 

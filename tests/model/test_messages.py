@@ -164,8 +164,8 @@ def test_a_template_without_tools_has_them_as_text(source: str) -> None:
 def test_texts_that_a_template_drops_are_reported() -> None:
     with pytest.raises(InputError, match="drops the text of the user"):
         ours("{{ messages[-1].content }}", PLAIN[1:])
-    with pytest.raises(InputError, match=r"refuses these messages: .*must be at the beginning"):
-        ours(TEMPLATES["qwen35"], [user("Hi"), SYSTEM, user("Hi")])
+    with pytest.raises(InputError, match=r"refuses these messages: .*never"):
+        ours("{{ raise_exception('never') }}", [user("Hi"), SYSTEM, user("Hi")])
     with pytest.raises(UnsupportedError, match="does not think"):
         ours(LFM2, PLAIN, think="on")
 
@@ -263,7 +263,6 @@ def test_a_conversation_has_the_tokens_of_a_chat(tmp_path: Path, think: str | No
         ("Hi", "messages must be a list"),
         (["Hi"], "message 1 must be an object"),
         ([{"role": "nobody", "content": "x"}], "message 1: role must be one of system"),
-        ([user("")], "message 1 is empty"),
         ([user([{"type": "image_url", "image_url": {}}])], "a part of its content is 'image_url'"),  # type: ignore[arg-type]
         ([{"role": "user", "content": 5}], "content must be text"),
         ([user("x") | {"tool_calls": [call("f", "{}")]}], "only the assistant has tool_calls"),

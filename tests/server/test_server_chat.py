@@ -285,7 +285,7 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str | None]] = [
     ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0].role"),
     ({"messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": ""}]}, 400, None),
+    ({"messages": [{"role": "user", "content": ""}]}, 200, None),
     ({"messages": HELLO, "response_format": {"type": "xml"}}, 400, "response_format"),
     ({"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format"),
     ({"messages": HELLO, "model": "gpt-4"}, 404, "model"),
