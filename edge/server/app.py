@@ -52,7 +52,6 @@ from edge.server.protocols import (
 from edge.server.protocols.anthropic import MessagesBody
 from edge.server.protocols.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from edge.server.protocols.embeddings import EmbeddingsBody
-from edge.server.protocols.offered import of_responses
 from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody
 from edge.server.protocols.ollama_models import ApiEmbedBody, ApiEmbeddingsBody, ApiShowBody
 from edge.server.protocols.responses import ResponsesBody
@@ -167,7 +166,9 @@ class Endpoints:
 
             def make(answering: Answering) -> chat.Writer:
                 tokenizer = answering.lease.session.model.tokenizer
-                return chat.Writer(name, tokenizer, usage=body.wants_usage, logprobs=bool(body.logprobs))
+                return chat.Writer(
+                    name, tokenizer, choices=body.n or 1, usage=body.wants_usage, logprobs=bool(body.logprobs)
+                )
 
             return await self._answer(request, [asked], make, streams=bool(body.stream))
 
@@ -189,7 +190,7 @@ class Endpoints:
         async with self._body(request) as data:
             body = self._parse(request, ResponsesBody, data)
             asked = responses.translate(body, request.headers, request.scope.get("tenant", ""))
-            writer = responses.Writer(self._name(body.model), of_responses(body.tools))
+            writer = responses.Writer(self._name(body.model), body)
             return await self._answer(request, [asked], lambda answering: writer, streams=bool(body.stream))
 
     async def embed(self, request: Request) -> Response:

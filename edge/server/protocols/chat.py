@@ -70,17 +70,20 @@ def priority_of(body: ChatBody) -> Priority:
 class Writer:
     """Writes one response, whole or in chunks."""
 
-    def __init__(self, model: str, tokenizer: TokenizerLike, *, usage: bool = False, logprobs: bool = False) -> None:
-        self._tokenizer, self._usage, self._logprobs = tokenizer, usage, logprobs
+    def __init__(
+        self, model: str, tokenizer: TokenizerLike, *, choices: int = 1, usage: bool = False, logprobs: bool = False
+    ) -> None:
+        self._tokenizer, self._choices, self._usage, self._logprobs = tokenizer, choices, usage, logprobs
         self._waiting: dict[int, list[TokenLogprob]] = {}  # tokens whose text has not been sent
         self._answers: dict[int, Answer] = {}
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": model}
 
     def chunks(self, found: Event) -> list[bytes]:
         """The chunks for an event of the answer."""
-        first = found.choice not in self._answers
+        sent = []
+        if not self._answers:  # programs take an answer for ended when its only choice so far has ended
+            sent = [self._chunk(choice, {"role": "assistant", "content": ""}) for choice in range(self._choices)]
         gather(self._answers, found)
-        sent = [self._chunk(found.choice, {"role": "assistant", "content": ""})] if first else []
         if isinstance(found, Piece) and found.thought:
             sent.append(self._chunk(found.choice, {"reasoning_content": found.text}))
         elif isinstance(found, Piece):
@@ -154,7 +157,8 @@ class Writer:
 
 
 def _message(answer: Answer) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
+    content = answer.text or (None if answer.calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if answer.calls:
         message["tool_calls"] = [
             {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}

@@ -19,6 +19,8 @@ from edge.server.protocols.offered import Offered, of_responses
 from edge.server.refusal import RefusedError
 from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd
 
+_TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}  # by items: the types of their parts
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResponsesBody:
@@ -39,6 +41,7 @@ class ResponsesBody:
     text: dict[str, Any] | None = said("The form of the answer, in `format`.")
     reasoning: dict[str, Any] | None = said("How long the model thinks, in `effort`.")
     include: list[str] | None = said("Ignored, but for message.output_text.logprobs, which is not supported.")
+    metadata: dict[str, Any] | None = said("Comes back with the answer.")
     previous_response_id: str | None = said("Not supported: nothing is stored.")
     truncation: Literal["auto", "disabled"] | None = said("auto: rows of a prompt that is too long may be evicted.")
     edge: Budget | None = said("Budgets of this request.")
@@ -111,13 +114,19 @@ def _merged(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
 
 
 class Writer:
-    """Writes one response, whole or in events. offered: the tools of the request."""
+    """Writes one response, whole or in events."""
 
-    def __init__(self, model: str, offered: Offered) -> None:
-        self._offered = offered
+    def __init__(self, model: str, body: ResponsesBody) -> None:
+        self._offered = of_responses(body.tools)
         self._head = {
             "id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time.time()), "model": model,
-            "store": False, "previous_response_id": None, "error": None,
+            "store": False, "previous_response_id": None, "error": None, "incomplete_details": None,
+            "background": False, "truncation": body.truncation or "disabled", "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens, "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False, "tool_choice": body.tool_choice or "auto",
+            "tools": _offered(body.tools),
+            "temperature": body.temperature, "top_p": body.top_p,
+            "text": {"format": {"type": "text"}, **(body.text or {})}, "reasoning": body.reasoning,
         }  # fmt: skip
         self._answers: dict[int, Answer] = {0: Answer()}
         self._items: list[dict[str, Any]] = []  # of the output
@@ -127,15 +136,17 @@ class Writer:
     def chunks(self, found: Event) -> list[bytes]:
         """The server-sent events for an event of the answer."""
         gather(self._answers, found)
-        sent = [] if self._sequence else [self._event("response.created", response=self._response("in_progress"))]
-        kind = self._open
+        kind, sent = self._open, list[bytes]()
+        if not self._sequence:
+            states = ("response.created", "response.in_progress")
+            sent += [self._event(name, response=self._response("in_progress")) for name in states]
         if isinstance(found, Piece):
             wanted = "reasoning" if found.thought else "message"
             if kind != wanted:
                 sent += [*self._done(), *self._begin(wanted)]
             self._text.append(found.text)
-            name = "response.reasoning_text.delta" if found.thought else "response.output_text.delta"
-            sent.append(self._delta(name, found.text, content_index=0))
+            more: dict[str, Any] = {} if found.thought else {"logprobs": []}
+            sent.append(self._delta(f"response.{_TEXTS[wanted]}.delta", found.text, content_index=0, **more))
         elif isinstance(found, Call):
             part = found.event
             if isinstance(part, CallBegin):
@@ -184,8 +195,8 @@ class Writer:
         self._text = []
         index = len(self._items) - 1
         sent = [self._event("response.output_item.added", output_index=index, item=dict(item))]
-        if kind == "message":
-            part = _part("")
+        if kind in _TEXTS:
+            part = _part(kind, "")
             sent.append(self._event("response.content_part.added", **self._place(), content_index=0, part=part))
         return sent
 
@@ -195,13 +206,12 @@ class Writer:
             return []
         item, text, sent = self._items[-1], "".join(self._text), list[bytes]()
         item["status"] = "incomplete" if cut else "completed"
-        if kind == "message":
-            item["content"] = [_part(text)]
-            sent.append(self._event("response.output_text.done", **self._place(), content_index=0, text=text))
-            part = _part(text)
-            sent.append(self._event("response.content_part.done", **self._place(), content_index=0, part=part))
-        elif kind == "reasoning":
-            item["content"] = [{"type": "reasoning_text", "text": text}]
+        if kind in _TEXTS:
+            part, place = _part(kind, text), {**self._place(), "content_index": 0}
+            item["content"] = [part]
+            more: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
+            sent.append(self._event(f"response.{_TEXTS[kind]}.done", **place, text=text, **more))
+            sent.append(self._event("response.content_part.done", **place, part=part))
         else:
             item["arguments"] = text
             sent.append(self._event("response.function_call_arguments.done", **self._place(), arguments=text))
@@ -216,7 +226,8 @@ class Writer:
         found = usage_of(self._answers.values())
         usage = {
             "input_tokens": found["prompt_tokens"], "output_tokens": found["completion_tokens"],
-            "total_tokens": found["total_tokens"], "input_tokens_details": found["prompt_tokens_details"],
+            "total_tokens": found["total_tokens"],
+            "input_tokens_details": {**found["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens_details": found["completion_tokens_details"], "edge": found.get("edge"),
         }  # fmt: skip
         return {
@@ -237,5 +248,12 @@ class Writer:
         return event({"type": name, "sequence_number": self._sequence - 1, **fields}, name)
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": []}
+def _offered(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The tools that a response names: those of the request that the model may call."""
+    kinds = {"function": {"parameters": None, "strict": None}, "namespace": {}}
+    return [{**kinds[tool["type"]], **tool} for tool in tools or () if tool.get("type") in kinds]
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    more: dict[str, Any] = {} if kind == "reasoning" else {"annotations": [], "logprobs": []}
+    return {"type": _TEXTS[kind], "text": text, **more}

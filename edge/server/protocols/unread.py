@@ -76,12 +76,12 @@ HARMLESS: dict[type, frozenset[str]] = {
     ChatBody: _OPENAI,
     CompletionBody: _OPENAI,
     ResponsesBody: _names(
-        "metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention user stream_options",
+        "store service_tier safety_identifier prompt_cache_key prompt_cache_retention user stream_options",
         "max_tool_calls client_metadata",
     ),
     MessagesBody: _names("metadata service_tier inference_geo cache_control context_management betas"),
-    ApiChatBody: _names("keep_alive shift"),
-    ApiGenerateBody: _names("keep_alive shift"),
+    ApiChatBody: _names("shift"),
+    ApiGenerateBody: _names("shift"),
     EmbeddingsBody: _names("user"),
 }
 _OPTIONS = _names(
