@@ -118,7 +118,7 @@ def _head_group(threads: int, tile: int) -> int:
 def make_streams(layout: PackedLayout, kept: int, threads: int) -> Streams:
     """The blocks that a pass evicts. kept: 256ths of every layer and of the head that stay. A block belongs to the
     piece of its last byte."""
-    head, tables = layout.places[layout.network.head], layout.places["token_embd"]
+    head = layout.places[layout.network.head]
     pieces: list[tuple[Blocks, Blocks]] = []
     for layer in range(layout.shape.layers):
         first, stop = _layer_blocks(layout, layer)
@@ -131,12 +131,25 @@ def make_streams(layout: PackedLayout, kept: int, threads: int) -> Streams:
     for at in [*range(0, tiles, step), tiles]:
         start, stop = (stays, tiles) if at == tiles else (max(stays, at), max(stays, min(tiles, at + step)))
         pieces.append((_part(head.quants, quants, start, stop), _part(head.scales, scales, start, stop)))
-    inputs, none = layout.places.get("per_layer_model_proj"), (0, 0)
-    pieces[-1] = (  # read before the first layer: no part of them stays
-        _part(tables.quants, tables.nbytes, 0, 1) if tables is not head else none,
-        _part(inputs.quants, inputs.nbytes, 0, 1) if inputs else none,
-    )
+    pieces[-1] = _looked_up(layout, stays)
     return Streams(BLOCK, pieces, _rest(pieces, -(-layout.nbytes_without_experts // BLOCK)), step)
+
+
+def _looked_up(layout: PackedLayout, stays: int) -> tuple[Blocks, Blocks]:
+    """The blocks that are read before the first layer. stays: tiles of the head that stay.
+
+    A chunk without logits reads rows of a tied head, and runs no head that would evict them.
+    """
+    head, table = layout.places[layout.network.head], layout.places["token_embd"]
+    inputs = layout.places.get("per_layer_model_proj")
+    second = _part(inputs.quants, inputs.nbytes, 0, 1) if inputs else (0, 0)
+    if table is not head:
+        return _part(table.quants, table.nbytes, 0, 1), second
+    tiles, quants, scales = _tiles(head)
+    if not inputs:
+        return _part(head.quants, quants, stays, tiles), _part(head.scales, scales, stays, tiles)
+    first = (head.quants + stays * quants) // BLOCK
+    return (first, (head.quants + head.nbytes) // BLOCK - first), second
 
 
 def _layer_blocks(layout: PackedLayout, layer: int) -> tuple[int, int]:
