@@ -129,6 +129,12 @@ class IncompleteError(EdgeError):
         self.reason, self.text = reason, text
 
 
+class ShortMemoryError(EdgeError):
+    """An answer was cut since memory is short, or since the run took more than its memory budget."""
+
+    exit_code = 5
+
+
 class OutputError(EdgeError):
     """The output cannot be written to stdout: a full disk, a closed stream."""
 

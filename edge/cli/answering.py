@@ -32,7 +32,7 @@ def answer_prompt(
     from edge.model.spec import check_generates
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
-    from edge.run.reporting import check_complete
+    from edge.run.reporting import check_complete, check_memory
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
     from edge.storage.making import account
@@ -120,3 +120,4 @@ def answer_prompt(
             if session.report is not None and session.report.stop_reason == "interrupted":
                 raise KeyboardInterrupt
             check_complete(session.report)
+            check_memory(session.report)

@@ -83,6 +83,7 @@ def plan(
         f"\n{spec.label} on {made.backend}, {_processor(made, found.npu)}, KV policy {made.kv_policy}"
         + (f" with {made.sinks} sinks" if made.sinks else "")
         + (f"\nKV rows: {made.config.kv_dtype}, {made.dtype_by}" if made.dtype_by else "")
+        + (f"\nrows or weights: {made.rows_by} (estimated)" if made.rows_by else "")
         + (f"\nengine: {made.chosen}" if made.chosen else "")
         + f"\ntuned: {made.tuned}\n"
     )

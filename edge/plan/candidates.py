@@ -2,8 +2,8 @@
 
 Configurations first give up long prefill chunks, then KV rows (down to 1,024, unless the run is known to need them),
 then repacked weights, then the rest of the rows, and last, where the engine can stream, resident weights. But rows that
-a run is known to need are worth more than resident weights: without such a row answers change, without the weights they
-take longer.
+a run is known to need come before resident weights: without such a row answers change, without the weights they take
+longer. `plan.py` compares the two where both are possible.
 
 Every chunk of the prompt and every token of the answer reads streamed weights again. Long chunks mean fewer passes, but
 their scratch displaces weights, so that each pass reads more: a plan minimizes `read_again`.

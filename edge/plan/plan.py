@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from edge.plan.kv_losses import Losses
 
 _MOST_EVICTED = 256
+_MOST_LOST = 0.5  # of the rows that a run needs may be evicted to keep the weights in memory
 
 FirstRun = Callable[[EngineConfig], int]
 
@@ -98,6 +99,7 @@ class Plan:
     snapshots: int = 0  # most ends of turns and of parts of prompts to save, where rows alone do not allow a rewind
     tuned: str = "default"  # or "record NAME": the source of threads, chunk and tuned sizes
     draft: EngineConfig | None = None  # of the model or layer that drafts
+    rows_by: str = ""  # why rows are evicted, or weights streamed, if the memory has no room for both
 
     @property
     def policy(self) -> Policy:
@@ -155,17 +157,23 @@ def first_fit(
     use = memory_use()
     resident, peak = (use.rss + more, 0 if elsewhere else use.peak) if process is None else (process, 0)
     before = _Before(resident, peak, first_run)
-    for run, config, counted in before.count(runs):
-        if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes):
-            if config.resident:
-                config, counted = _balanced(run, config, limit, before)
-            config, counted = _with_drafts(run, config, counted, limit, before, mtp=elsewhere is None)
+    fitting = (
+        (run, config, counted)
+        for run, config, counted in before.count(runs)
+        if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes)
+    )
+    for run, config, counted in fitting:
+        rows_by = ""
+        if config.resident:
+            config, counted = _balanced(run, config, limit, before)
+            config, counted, rows_by = _streamed_or_evicted(run, config, counted, fitting, limit, before)
+        config, counted = _with_drafts(run, config, counted, limit, before, mtp=elsewhere is None)
+        if before.needs_first(config) > limit.bytes:
+            config = replace(config, frugal=True)
             if before.needs_first(config) > limit.bytes:
-                config = replace(config, frugal=True)
-                if before.needs_first(config) > limit.bytes:
-                    card = None  # the process has no room, rather than the card
-                    break
-            return _plan(run, config, counted, limit, card, before)
+                card = None  # the process has no room, rather than the card
+                break
+        return replace(_plan(run, config, counted, limit, card, before), rows_by=rows_by)
     following = replace(before, resident=before.resident + _DRIFT) if process is None else before
     raise _too_small(runs, limit, card, before, following, elsewhere=elsewhere is not None)
 
@@ -294,6 +302,32 @@ def _balanced(
         found.append((read_again(run, each.chunk, filled.streamed), each, counted))
     _, config, counted = min(found, key=lambda each: each[0])
     return config, counted
+
+
+def _streamed_or_evicted(
+    run: Resolved, config: EngineConfig, counted: PlanBytes, others: Iterator[tuple[Resolved, EngineConfig, PlanBytes]],
+    limit: MemoryLimit, before: _Before,
+) -> tuple[EngineConfig, PlanBytes, str]:  # fmt: skip
+    """Of a run whose tokens are known, the better of two configurations, and why: one that keeps all rows and streams
+    weights, and the next of `others`, which keeps all weights in memory and evicts rows.
+
+    Streaming reads a share of the weights again with every pass, and takes about that share longer; evicting loses a
+    share of what was read. The smaller share wins, as long as half of the rows stay.
+    """
+    expected = min(run.options.expected_tokens or 0, run.spec.context)
+    if not run.fits or config.capacity < expected or not run.policy.evicts:
+        return config, counted, ""
+    found = next(((smaller, need) for other, smaller, need in others if other is run and not smaller.resident), None)
+    if found is None or not 0 < found[0].capacity < expected:
+        return config, counted, ""
+    smaller, need = found
+    _, filled = _filled(run, config, counted, limit, before)
+    read, lost = filled.streamed / need.weights, 1 - smaller.capacity / expected
+    streaming = f"streaming {format_bytes(filled.streamed)} of weights with every pass ({read:.0%} of them)"
+    evicting = f"evicting {expected - smaller.capacity:,} of the {expected:,} rows that this run needs ({lost:.0%})"
+    if lost < read and lost <= _MOST_LOST:
+        return smaller, need, f"{evicting} instead of {streaming}; --kv-policy=full keeps all rows"
+    return config, counted, f"{streaming} instead of {evicting}"
 
 
 def _with_drafts(

@@ -51,6 +51,7 @@ def report_lines(report: RunReport) -> list[str]:
         + _gpu_part(memory)
         + _streamed(memory),
         f"KV {kv.policy} {kv.dtype}: {kv.rows:,} of {kv.capacity:,} rows, {kv.evicted:,} evicted",
+        *([f"planned: {report.plan['rows_by']}"] if report.plan.get("rows_by") else []),
         *([_drafted(report.drafted)] if report.drafted and report.drafted.tokens else []),
         *([f"LoRA {', '.join(map(_adapter, report.lora))}"] if report.lora else []),
         _energy_line(report),

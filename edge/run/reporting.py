@@ -6,10 +6,10 @@ from collections.abc import Callable
 from math import ceil, floor, log10
 
 from edge.backends.counts import ExpertCounts
-from edge.budget import format_joules
+from edge.budget import format_bytes, format_joules
 from edge.devices.memory import memory_use
 from edge.devices.thermal import Zone
-from edge.errors import IncompleteError
+from edge.errors import IncompleteError, ShortMemoryError
 from edge.options import Options
 from edge.run.budgets.meters import Watch
 from edge.run.generation import Generation
@@ -96,7 +96,7 @@ def why_unanswered(report: RunReport, options: Options) -> str:
     elif reason == "thermal" and report.heat and report.heat.highest is not None:
         why = f"--max-temp {options.max_temp:g}C cannot be held: {report.heat.highest:.0f} °C (measured)"
     else:
-        why = "memory is short: close other programs, or state a smaller --max-kv-size"
+        why = why_short(report)
     if tokens.cut:
         return f"stopped in the prompt ({tokens.ran + tokens.reused} of {tokens.prompt_words} tokens): no answer; {why}"
     if report.thoughts is not None:
@@ -113,7 +113,7 @@ def check_complete(report: RunReport | None, answer: str = "") -> None:
         "length": "--max-tokens ends it: use more",
         "stop": "a --stop text is in it: use none with a grammar",
         "capacity": "the KV cache is full: raise --max-kv-size or use --kv-policy=streaming",
-        "memory": "memory is short: close other programs, or state a smaller --max-kv-size",
+        "memory": why_short(report),
         "time": "--time is over: state more",
         "energy": "--energy is spent: state more",
         "power": "--power cannot be held: state more",
@@ -121,6 +121,24 @@ def check_complete(report: RunReport | None, answer: str = "") -> None:
     }.get(reason, f"it was {reason}")
     message = f"the answer is incomplete after {count} tokens, and does not match its grammar; {why}"
     raise IncompleteError(message, reason, answer)
+
+
+def check_memory(report: RunReport | None) -> None:
+    """Raise ShortMemoryError for an answer that was cut since memory is short."""
+    if report is not None and report.stop_reason == "memory":
+        count = report.tokens.generated
+        raise ShortMemoryError(f"the answer is cut after {count} tokens: {why_short(report)}")
+
+
+def why_short(report: RunReport) -> str:
+    """Why memory ended an answer, and what to do."""
+    peak, budget = report.memory.peak_rss, report.memory.budget
+    if budget is not None and peak > budget:
+        return (
+            f"the peak of {format_bytes(peak)} (measured) is above the memory budget of {format_bytes(budget)}: "
+            "state a smaller --max-kv-size, or more memory"
+        )
+    return "memory is short: close other programs, or state a smaller --max-kv-size"
 
 
 def _needed(report: RunReport, before: float, once: float, spent: float, words: Callable[[float], str]) -> str:

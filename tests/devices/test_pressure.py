@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import open_golden, run_child, some_tokens
+from conftest import GOLDEN, open_golden, run_child, some_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import Small, write_small
@@ -16,9 +16,10 @@ from test_devices import write
 
 import edge
 from edge.devices.memory.pressure import Pressure, read_pressure
-from edge.errors import BudgetError, InputError
+from edge.errors import BudgetError, InputError, ShortMemoryError
 from edge.prompt_cache.cache import PromptCache
 from edge.run.budgets.governor import MemoryReading, RunLimits, Sample, State, decide
+from edge.run.reporting import check_memory
 from edge.run.session import Session
 from edge.run.starting.loading import load
 
@@ -267,6 +268,33 @@ def test_what_is_about_to_be_killed_answers_what_it_can(tree: Path) -> None:
         report = report_of(session)
     assert (report.stop_reason, report.text) == ("memory", text)
     assert 0 < report.tokens.generated < 5
+    with pytest.raises(ShortMemoryError, match=r"^the answer is cut after \d tokens: memory is short: close other"):
+        check_memory(report)
+    over = replace(report, memory=replace(report.memory, budget=report.memory.peak_rss - MIB))
+    with pytest.raises(
+        ShortMemoryError, match=r"the peak of \d+ MiB \(measured\) is above the memory budget of \d+ MiB"
+    ):
+        check_memory(over)
+
+
+_SHORT = """
+import itertools, sys
+from edge.run.budgets import governor
+from edge.cli import main
+
+stops = itertools.chain([None] * 8, itertools.repeat("memory"))
+governor._stop = lambda *readings: next(stops)
+sys.argv[:2] = ["edge", "run", sys.argv[1], *"hello -n 30 --ignore-eos --backend reference --threads 1 --json".split()]
+main()
+"""
+
+
+@pytest.mark.slow
+def test_edge_run_fails_if_memory_cuts_the_answer() -> None:
+    child = run_child(_SHORT, GOLDEN / "llama-gqa-tied.gguf")
+    assert child.status == 5
+    assert child.output["error"]["type"] == "ShortMemoryError"
+    assert child.errors.splitlines()[-1].startswith("edge: the answer is cut after ")
 
 
 # session.trim and session.terminate

@@ -270,6 +270,15 @@ def test_rows_that_a_run_needs_are_worth_more_than_weights_in_memory() -> None:
 
 
 @pytest.mark.usefixtures("planning_process")
+@pytest.mark.parametrize(("policy", "streams"), [("streaming", False), ("full", True)])
+def test_a_plan_loses_the_smaller_share_of_rows_or_weights(policy: str, streams: bool) -> None:
+    made = plan(300 * MIB, expected_tokens=7730, expected_prompt=7670, kv_policy=policy)
+    assert bool(made.bytes.streamed) == streams
+    assert (made.config.capacity >= 7730) == streams
+    assert ("evicting" in made.rows_by) == (policy == "streaming")
+
+
+@pytest.mark.usefixtures("planning_process")
 def test_of_rows_that_nobody_asked_for_as_many_as_fit_beside_the_weights() -> None:
     chat = plan(175 * MIB)
     assert not chat.config.resident

@@ -390,4 +390,4 @@ def test_every_error_has_an_exit_code() -> None:
 
     ours = [kind for kind in kinds(EdgeError) if kind.__module__ == EdgeError.__module__]
     special = {kind.__name__: kind.exit_code for kind in ours if kind.exit_code != 2}
-    assert special == {"BudgetError": 3, "IncompleteError": 4, "OutputError": 74}
+    assert special == {"BudgetError": 3, "IncompleteError": 4, "OutputError": 74, "ShortMemoryError": 5}

@@ -210,5 +210,9 @@ def _notices(talk: Conversation) -> Iterator[str]:
         yield f"the answer was cut after {report.tokens.generated} tokens{thoughts} (-n): /set max-tokens N allows more"
     elif report.thoughts is not None and report.thoughts.cut:
         yield f"the thoughts were cut after {report.thoughts.tokens} tokens: /think allows more"
+    elif report.stop_reason == "memory":
+        from edge.run.reporting import why_short
+
+        yield f"the answer was cut after {report.tokens.generated} tokens: {why_short(report)}"
     elif report.stop_reason not in _SEEN:
         yield f"stopped: {report.stop_reason}"
