@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 
 from edge.errors import InputError, MissingExtraError, UnsupportedError
 from edge.grammar.grammar import Grammar
+from edge.grammar.numbers import TAIL, numbers_of
+from edge.json_schema import closed
 from edge.model.model import Model
 from edge.model.tokenizer import MARK, TokenizerLike
 from edge.types import FloatArray
@@ -54,6 +57,9 @@ class Matcher:
         self._bits = np.zeros((words.vocab_size + 31) // 32 * 4, np.uint8)
         self._address = self._bits.ctypes.data
         self._free = False  # no text is forced here
+        in_json = grammar.json_schema is not None or "%json" in (grammar.lark or "")
+        self._numbers, self._piece = numbers_of(tokenizer) if in_json else None, tokenizer.piece
+        self._tail = b""  # of the answer
 
     def mask(self, logits: FloatArray) -> None:
         """Set the logits, float32 [vocab], of tokens that the grammar does not allow next to −∞. These include the end
@@ -63,19 +69,25 @@ class Matcher:
         """
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
         self._check()
+        if self._numbers is not None:
+            self._numbers.bound(self._bits, self._tail)
         np.minimum(logits, _BOUNDS.take(self._bits, axis=0).reshape(-1)[: logits.size], out=logits)
 
     def allows(self, token: int) -> bool:
         """Whether `mask` certainly allows a token, in a tenth of its time. False may also mean that only a mask can
-        tell: at the end of an answer, and where text is forced, of which a mask allows only the tokenizer's own tokens.
+        tell: at the end of an answer, in a long number, and where text is forced, of which a mask allows only the
+        tokenizer's own tokens.
         """
-        return self._free and self._matcher.validate_tokens([token]) == 1
+        if not self._free or (self._numbers is not None and self._numbers.exceeds(token, self._tail)):
+            return False
+        return bool(self._matcher.validate_tokens([token]) == 1)
 
     def accept(self, token: int) -> None:
         """Continue the answer with a token that `mask` or `allows` allowed. Raises UnsupportedError as `mask` does."""
         self._free = False
         self._matcher.consume_token(token)
         self._check()
+        self._follow([token])
 
     def forced(self) -> list[int]:
         """Accept and return the tokens of text that the grammar forces, as the tokenizer writes it. They end where a
@@ -85,6 +97,7 @@ class Matcher:
             self._matcher.consume_tokens(found)
             self._check()
             tokens += found
+        self._follow(tokens)
         self._free = True
         return tokens
 
@@ -98,6 +111,10 @@ class Matcher:
         """Whether the answer may end here."""
         return bool(self._matcher.is_accepting())
 
+    def _follow(self, tokens: list[int]) -> None:
+        if self._numbers is not None:
+            self._tail = b"".join((self._tail, *map(self._piece, tokens)))[-TAIL:]
+
     def _check(self) -> None:
         if self._matcher.is_error():
             raise UnsupportedError(f"the grammar failed in this answer: {_one_line(self._matcher.get_error())}")
@@ -107,7 +124,8 @@ def _definition(grammar: Grammar) -> str:
     """The grammar in llguidance's own form."""
     make = _library().LLMatcher
     if grammar.json_schema is not None:
-        text: str = make.grammar_from_json_schema(grammar.json_schema, overrides={"whitespace_pattern": _WHITESPACE})
+        schema = json.dumps(closed(json.loads(str(grammar.json_schema))))
+        text: str = make.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
     elif grammar.regex is not None:
         text = make.grammar_from_regex(grammar.regex)
     else:

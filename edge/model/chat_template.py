@@ -23,7 +23,15 @@ from dataclasses import replace
 from typing import Any
 
 from edge.errors import CacheError, InputError, ModelFormatError, UnsupportedError
-from edge.model.messages import THOUGHT_NAMES, Marked, Message, Segment, parse_messages, parse_tools
+from edge.model.messages import (
+    THOUGHT_NAMES,
+    Marked,
+    Message,
+    Segment,
+    parse_messages,
+    parse_tools,
+    with_properties,
+)
 from edge.model.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, OWN, TOO_MUCH, Compiled, Renderer, limit_process
 from edge.model.repairs import SUPPOSED, Tools, repaired
 from edge.model.thinking import EFFORTS, Think, find_family
@@ -145,7 +153,7 @@ class ChatTemplate:
         """
         if think.chosen:
             self._form("first", think)  # refuses a choice that the model lacks
-        said, known = parse_messages(messages), parse_tools(tools)
+        said, known = parse_messages(messages), with_properties(parse_tools(tools))
         if "developer" not in self._words:
             said = [replace(each, role="system") if each.role == "developer" else each for each in said]
         rendered = self._repaired(said, known, {**_MODES[think.mode], **_checked(variables or {})})

@@ -166,6 +166,20 @@ def parse_tools(tools: object) -> list[dict[str, Any]] | None:
     return [_tool(number, each) for number, each in enumerate(tools, 1)] or None
 
 
+def with_properties(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Tools as templates read them: each function's parameters have `properties`, also if they come by references or
+    alternatives."""
+    from edge.json_schema import properties_of
+
+    found = list[dict[str, Any]]()
+    for tool in tools or ():
+        parameters = tool["function"]["parameters"]
+        if "properties" not in parameters:
+            parameters = {**parameters, "type": "object", "properties": properties_of(parameters)}
+        found.append({**tool, "function": {**tool["function"], "parameters": parameters}})
+    return found or None
+
+
 def _tool(number: int, tool: object) -> dict[str, Any]:
     where = f"tool {number}"
     if not isinstance(tool, Mapping):

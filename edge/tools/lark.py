@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edge.json_schema import closed, is_text, resolve, standalone, variants
 from edge.tools.formats import ToolFormat
 
 _MOST_CALLS = 8  # in one answer: a model that writes nothing but calls would never end it
@@ -63,6 +64,7 @@ class _Writer:
     def __init__(self, form: ToolFormat, tokens: Mapping[str, int]) -> None:
         self._form, self._tokens = form, tokens
         self._rules: list[str] = []
+        self._places: dict[tuple[int, str], str] = {}  # rules of references, by the schema within which they lead
         self.calls_behind_mark = ""
 
     @property
@@ -88,7 +90,7 @@ class _Writer:
         for each in functions:
             to = _literal(f"{self._form.opening}{each['name']}")
             header = f'({to} {channel} "commentary" | {channel} "commentary" {to})'
-            calls.append(f"{header} {behind} {self._json(_closed(each.get('parameters')))}")
+            calls.append(f"{header} {behind} {self._json(_parameters(each))}")
         last = " | ".join(self._new(each) for each in calls)
         if not required:
             last += " | " + self._new(f'{channel} "final" {message} {self._new(_ANY_TEXT)}')
@@ -101,7 +103,7 @@ class _Writer:
     def calls(self, functions: Sequence[Mapping[str, Any]], parallel: bool) -> str:
         """The rule of one call or several."""
         form = self._form
-        call = self._new(" | ".join(self._call(each["name"], _closed(each.get("parameters"))) for each in functions))
+        call = self._new(" | ".join(self._call(each["name"], _parameters(each)) for each in functions))
         blank = _literal("\n") if form.body in ("json", "tags") and form.closing else ""
         opening, closing = (self._mark(mark) if mark else "" for mark in (form.opening, form.closing))
         between = _literal(form.between) if form.between else ""
@@ -123,29 +125,33 @@ class _Writer:
             return self._new(f"{_literal(before)} {self._json(schema)} {_literal('}')}")
         if body == "named":
             return self._new(f"{_literal(name)} {self._mark('[ARGS]')} {self._json(schema)}")
-        fields, required = schema.get("properties") or {}, schema.get("required") or ()
-        shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        rules = [self._fields(name, *each, schema) for each in variants(schema, schema)]
+        return self._new(" | ".join(rules))
+
+    def _fields(self, name: str, fields: Mapping[str, Any], required: Sequence[str], root: Any) -> str:
+        """A call with these arguments in a form other than JSON. root: where references of their schemas lead."""
+        body = self._form.body
         if body == "tags":
-            tags = [self._tag(key, each, shared) + ("" if key in required else "?") for key, each in fields.items()]
+            tags = [self._tag(key, each, root) + ("" if key in required else "?") for key, each in fields.items()]
             return self._new(f"{_literal(f'<function={name}>' + chr(10))} {' '.join(tags)} {_literal('</function>')}")
         if body == "python":
-            written = {key: f"{_literal(f'{key}=')} {self._python(each, shared)}" for key, each in fields.items()}
+            written = {key: f"{_literal(f'{key}=')} {self._python(each, root)}" for key, each in fields.items()}
             parts = [(self._new(each), key in required) for key, each in written.items()]
             return self._new(f"{_literal(f'{name}(')} {self._series(parts, ', ')} {_literal(')')}")
-        return self._new(f"{_literal(f'call:{name}')} {self._object(schema, shared, quoted=False)}")
+        return self._new(f"{_literal(f'call:{name}')} {self._object(fields, required, root, quoted=False)}")
 
     def _json(self, schema: Any) -> str:
-        found = schema if isinstance(schema, dict) else {}
+        found = closed(schema) if isinstance(schema, Mapping) else {}
         return self._new(f"%json {json.dumps({**found, 'x-guidance': _COMPACT})}")
 
-    def _tag(self, key: str, schema: Any, shared: Mapping[str, Any]) -> str:
+    def _tag(self, key: str, schema: Any, root: Any) -> str:
         opening, closing = f"<parameter={key}>\n", "\n</parameter>\n"
         if isinstance(schema, Mapping) and schema.get("type") == "string" and "enum" in schema:
             value = "(" + " | ".join(_literal(f"{each}{closing}") for each in schema["enum"]) + ")"
-        elif (isinstance(schema, Mapping) and schema.get("type", "string") != "string") or _is_union(schema):
-            value = f"{self._json({**shared, **schema})} {_literal(closing)}"
-        else:
+        elif is_text(schema):
             value = self._new_lazy(closing)
+        else:
+            value = f"{self._json(standalone(schema, root))} {_literal(closing)}"
         return self._new(f"{_literal(opening)} {value}")
 
     def _new_lazy(self, end: str) -> str:
@@ -155,45 +161,51 @@ class _Writer:
         self.rule(f"{name}[lazy]", f"/(?s:.*){pattern}/")
         return name
 
-    def _python(self, schema: Any, shared: Mapping[str, Any]) -> str:
+    def _python(self, schema: Any, root: Any) -> str:
         kind = schema.get("type") if isinstance(schema, Mapping) else None
         if kind == "boolean" and "enum" not in schema and "const" not in schema:
             return f"({_literal('True')} | {_literal('False')})"
         if kind == "null":
             return _literal("None")
-        return self._json({**shared, **schema} if isinstance(schema, Mapping) else schema)
+        return self._json(standalone(schema, root))
 
     # `call:NAME{key:value}`, whose values are JSON except for quotation marks
 
-    def _object(self, schema: Mapping[str, Any], shared: Mapping[str, Any], *, quoted: bool) -> str:
-        fields, required = schema.get("properties") or {}, schema.get("required") or ()
+    def _object(self, fields: Mapping[str, Any], required: Sequence[str], root: Any, *, quoted: bool) -> str:
         parts = []
         for key in sorted(fields, key=str.lower):
             written = f"{self._mark(self._form.quote)} {_literal(key)} {self._mark(self._form.quote)}"
             before = f"{written if quoted else _literal(key)} {_literal(':')}"
-            parts.append((self._new(f"{before} {self._value(fields[key], shared)}"), key in required))
+            parts.append((self._new(f"{before} {self._value(fields[key], root)}"), key in required))
         return f"{_literal('{')} {self._series(parts, ',')} {_literal('}')}"
 
-    def _value(self, schema: Any, shared: Mapping[str, Any], depth: int = 0) -> str:
-        schema = _resolved(schema, shared)
+    def _value(self, schema: Any, root: Any) -> str:
+        if not isinstance(schema, Mapping):
+            schema = {}
+        if isinstance(reference := schema.get("$ref"), str):
+            place = id(root), reference
+            if place not in self._places:  # first its name: the schema may refer to itself
+                name = self._places[place] = f"ref{len(self._places)}"
+                self.rule(name, self._value(resolve(reference, root), root))
+            return self._places[place]
         choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if choices:
             return "(" + " | ".join(self._constant(each) for each in choices) + ")"
         kinds = schema.get("type") or [each for key in ("anyOf", "oneOf") for each in schema.get(key, ())]
-        if isinstance(kinds, list) and kinds and depth < 8:
+        if isinstance(kinds, list) and kinds:
             kinds = [each if isinstance(each, Mapping) else {**schema, "type": each} for each in kinds]
-            return "(" + " | ".join(self._value(each, shared, depth + 1) for each in kinds) + ")"
-        if kinds == "string" or not kinds or depth >= 8:
+            return "(" + " | ".join(self._value(each, root) for each in kinds) + ")"
+        if kinds == "object" or "properties" in schema or "allOf" in schema:
+            return self._new(" | ".join(self._object(*each, root, quoted=False) for each in variants(schema, root)))
+        if kinds == "string" or not kinds:
             quote = self._mark(self._form.quote)
             if self._form.quote in self._tokens:
                 return self._new(f"{quote} {self.rule(f'r{len(self._rules)}', _ANY_TEXT)} {quote}")
             return self._new(f"{quote} {self._new_lazy(self._form.quote)}")
         if kinds == "array":
-            item = self._new(self._value(schema.get("items", {}), shared, depth + 1))
+            item = self._new(self._value(schema.get("items", {}), root))
             return self._new(f"{_literal('[')} [{item} ({_literal(',')} {item})*] {_literal(']')}")
-        if kinds == "object":
-            return self._new(self._object(schema, shared, quoted=False))
-        return self._json(schema)
+        return self._json(standalone(schema, root))
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, str):
@@ -215,23 +227,18 @@ def _literal(text: str) -> str:
     return json.dumps(text)
 
 
-def _closed(schema: Any) -> dict[str, Any]:
-    """The schema of a function's parameters: an object, which has no further fields unless the schema allows them."""
-    found = dict(schema) if isinstance(schema, Mapping) else {}
-    return {"type": "object", "properties": {}, "additionalProperties": False, **found}
-
-
-def _resolved(schema: Any, shared: Mapping[str, Any]) -> Mapping[str, Any]:
-    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-    if isinstance(reference, str):
-        _, _, name = reference.rpartition("/")
-        schema = next((each[name] for each in shared.values() if name in each), {})
-    return schema if isinstance(schema, Mapping) else {}
-
-
-def _is_union(schema: Any) -> bool:
-    return (
-        isinstance(schema, Mapping)
-        and "type" not in schema
-        and bool(schema.keys() & {"anyOf", "oneOf", "enum", "$ref"})
-    )
+def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a function's arguments: an object, which has none unless the schema speaks of them."""
+    stated = function.get("parameters")
+    found = dict(stated) if isinstance(stated, Mapping) else {}
+    if not found.keys() & {
+        "properties",
+        "additionalProperties",
+        "patternProperties",
+        "$ref",
+        "allOf",
+        "anyOf",
+        "oneOf",
+    }:
+        found["properties"] = {}
+    return {**found, "type": "object"}

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from edge.json_schema import is_text, properties_of
 from edge.records import dataclass
 from edge.tools.formats import ToolFormat
 from edge.tools.json_values import read_text, read_value
@@ -331,7 +332,7 @@ class ToolParser:
             yield from self._scan.expect("<function=")
         name = yield from self._scan.until(">")
         self._begin(name.strip(" \"'"))
-        properties = self._schemas[name.strip(" \"'")].get("properties") or {}
+        properties = properties_of(self._schemas[name.strip(" \"'")])
         self._give("{")
         yield from self._scan.skip_blanks()
         first = True
@@ -353,25 +354,21 @@ class ToolParser:
         """Read a value up to `</parameter>`: text where the schema wants a string; else JSON, a literal, or text."""
         if self._scan.next == "\n":
             yield from self._scan.take()
-        is_text = not isinstance(schema, Mapping) or schema.get("type", "string") == "string"
-        if isinstance(schema, Mapping) and "type" not in schema and schema.keys() & {"anyOf", "oneOf", "enum", "$ref"}:
-            is_text = False
         parts: list[str] = []
-        if is_text:
+        if text := is_text(schema):
             self._give('"')
         yield from self._scan.text_until(
-            "\n</parameter>", (lambda text: self._give(quoted(text))) if is_text else parts.append
+            "\n</parameter>", (lambda text: self._give(quoted(text))) if text else parts.append
         )
-        if is_text:
+        if text:
             self._give('"')
             return
-        text = "".join(parts)
+        value = "".join(parts)
         try:
-            json.loads(text, parse_constant=_refuse)
+            json.loads(value, parse_constant=_refuse)
         except (ValueError, RecursionError):
-            literal = text.strip()
-            text = json.dumps(LITERALS.get(literal, text), ensure_ascii=False)
-        self._give(text.strip())
+            value = json.dumps(LITERALS.get(value.strip(), value), ensure_ascii=False)
+        self._give(value.strip())
 
     def _python_calls(self, listed: bool = False) -> Chars:
         if self._scan.next == "[":

@@ -345,3 +345,80 @@ def test_the_command_line(tmp_path: Path) -> None:
     code, _, said = run("--regex", "a", "--json-schema", schema)
     assert code == 2
     assert "json_schema and regex" in said
+
+
+def allowed_by(grammar: Grammar, model: Model, text: str) -> bool:
+    """Whether masks let an answer be this text, and end."""
+    matcher, tokenizer = Matcher(grammar, model.tokenizer), model.tokenizer
+    for token in [*tokenizer.encode(text, start=False).tolist(), tokenizer.eos_id]:
+        logits = np.zeros(tokenizer.size, np.float32)
+        matcher.mask(logits)
+        if logits[token] < 0:
+            return False
+        if token != tokenizer.eos_id:
+            assert matcher.allows(token) or not matcher._free
+            matcher.accept(token)
+    return True
+
+
+NUMBERS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {  # a schema, and numbers that it allows, or not
+    "integer": ({"type": "integer"}, ["0", "-9007199254740991", "1" * 16], ["1" * 17, "-" + "1" * 17]),
+    "number": (
+        {"type": "number"}, ["0." + "1" * 17, "6.02e23", "1E-99", "-1.5"], ["0." + "1" * 18, "1e100", "2" * 17]
+    ),
+    "any": ({}, ["1" * 16, "[1,22]", f'"{"1" * 40}"'], ["1" * 17, "[" + "1" * 17 + "]", '{"a":1e999}']),
+    "large": ({"type": "integer", "minimum": 10**17, "maximum": 10**17 + 9}, ["1" + "0" * 17], ["1" * 16]),
+    "digits of a string": ({"type": "string", "pattern": "^[0-9]{20}$"}, [f'"{"7" * 20}"'], ['"7"']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_digits_of_numbers_are_bounded(tiny: Model, name: str) -> None:
+    schema, good, bad = NUMBERS[name]
+    for text in good:
+        assert allowed_by(Grammar(json_schema=schema), tiny, text), text
+    for text in bad:
+        assert not allowed_by(Grammar(json_schema=schema), tiny, text), text
+    assert allowed_by(Grammar(regex="[0-9]+"), tiny, "1" * 40)
+
+
+A, B = ({"type": "object", "properties": {name: {"type": "null"}}, "required": [name]} for name in "ab")
+KEYS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "silent": (A, ['{"a":null}'], ['{"a":null,"c":1}', "{}"]),
+    "spoken": ({**A, "additionalProperties": True}, ['{"a":null,"c":1}'], []),
+    "without properties": ({"type": "object"}, ['{"c":1}', "{}"], []),
+    "none": ({"type": "object", "properties": {}}, ["{}"], ['{"c":1}']),
+    "inner": ({"type": "array", "items": A}, ['[{"a":null}]'], ['[{"a":null,"c":1}]']),
+    "allOf": ({"allOf": [A, {"$ref": "#/$defs/B"}], "$defs": {"B": B}}, ['{"a":null,"b":null}'],
+              ['{"a":null,"b":null,"c":1}', '{"a":null}']),
+    "beside allOf": ({**A, "allOf": [{"$ref": "#/$defs/B"}], "$defs": {"B": B}}, ['{"a":null,"b":null}'],
+                     ['{"a":null,"b":null,"c":1}']),
+    "same name": ({"allOf": [{"properties": {"x": A}, "required": ["x"]}, {"properties": {"x": B}}]},
+                  ['{"x":{"a":null,"b":null}}'], ['{"x":{"a":null}}', '{"x":{"a":null,"b":null},"c":1}']),
+    "anyOf": ({"anyOf": [A, {"$ref": "#/$defs/B"}], "$defs": {"B": B}}, ['{"a":null}', '{"b":null}'],
+              ['{"a":null,"c":1}', '{"b":null,"c":1}']),
+    "beside anyOf": ({"properties": {"k": {"const": 1}}, "required": ["k"], "anyOf": [A, B]},
+                     ['{"k":1,"a":null}', '{"k":1,"b":null}'], ['{"k":1}', '{"k":1,"a":null,"c":1}']),
+    "recursive": ({"$ref": "#/$defs/N", "$defs": {"N": {"properties": {"n": {"$ref": "#/$defs/N"}}, "type": "object"}}},
+                  ['{"n":{"n":{}}}'], ['{"n":{"c":1}}']),
+    "pattern": ({**A, "patternProperties": {"^x": {"const": 1}}}, ['{"a":null,"x1":1}'], ['{"a":null,"c":1}']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_schema_allows_named_keys(tiny: Model, name: str) -> None:
+    schema, good, bad = KEYS[name]
+    for text in good:
+        assert allowed_by(Grammar(json_schema=schema), tiny, text), text
+    for text in bad:
+        assert not allowed_by(Grammar(json_schema=schema), tiny, text), text
+
+
+def test_references_without_end_are_refused(tiny: Model) -> None:
+    doubling = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(40)}
+    for schema, words in [
+        ({"$defs": doubling, "$ref": "#/$defs/a0"}, "too large"), ({"properties": {"a": {"allOf": 5}}}, "malformed"),
+        ({"properties": {"a": {}}, "required": 5}, "malformed"),
+    ]:  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            Matcher(Grammar(json_schema=schema), tiny.tokenizer)

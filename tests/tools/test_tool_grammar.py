@@ -94,6 +94,38 @@ def test_calls_that_are_forced_are_complete(tmp_path: Path, name: str) -> None:
                 assert [call.name for call in calls] == ["mix"]
 
 
+FLAG = {"type": "object", "properties": {"flag": {"type": "boolean"}}, "required": ["flag"]}
+LIST = {"type": "object", "properties": {"n": {"$ref": "#/$defs/small"}}, "required": ["n"]}
+DEFS = {"flag": FLAG, "list": LIST, "small": {"type": "integer", "minimum": 0, "maximum": 9}}
+NEXT = {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
+NODE = {"type": "object", "properties": {"v": {"type": "boolean"}, "next": NEXT}, "required": ["v"]}
+ROOTS: dict[str, dict[str, Any]] = {
+    "$ref": {"$ref": "#/$defs/list", "$defs": DEFS},
+    "allOf": {"allOf": [{"$ref": "#/$defs/flag"}, {"$ref": "#/$defs/list"}], "$defs": DEFS},
+    "anyOf": {"anyOf": [{"$ref": "#/$defs/flag"}, {"$ref": "#/$defs/list"}], "$defs": DEFS},
+    "recursive": NODE,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_schemas_whose_root_is_no_plain_object(tmp_path: Path, name: str) -> None:
+    """As pydantic writes them, for models that refer to each other or to themselves."""
+    jsonschema = pytest.importorskip("jsonschema")
+    path = write_small(tmp_path / "m.gguf", Small(context=4096, vocab=280), special=MODELS[name])
+    with load(path, backend="reference", max_kv_size=3000) as session:
+        options: dict[str, Any] = {"think": "off"} if session.model.template.family else {}  # type: ignore[union-attr]
+        for seed, (root, schema) in enumerate(ROOTS.items()):
+            tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+            sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+            prompt = session.model.chat_prompt(HI, tools=[tool], tool_choice="f", **options)
+            session.generate(prompt, sampling=sampling, max_tokens=1500)
+            assert session.report is not None
+            (call,) = session.report.tool_calls
+            arguments = json.loads(call.arguments)
+            jsonschema.validate(arguments, schema)
+            assert arguments.keys() <= {"$ref": {"n"}, "recursive": {"v", "next"}}.get(root, {"flag", "n"})
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_strict_tools_leave_text_free(tmp_path: Path, name: str) -> None:
     """Any text may be the answer, and may end anywhere outside a call."""
