@@ -157,25 +157,25 @@ def first_fit(
     use = memory_use()
     resident, peak = (use.rss + more, 0 if elsewhere else use.peak) if process is None else (process, 0)
     before = _Before(resident, peak, first_run)
-    fitting = (
-        (run, config, counted)
-        for run, config, counted in before.count(runs)
-        if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes)
-    )
-    for run, config, counted in fitting:
-        rows_by = ""
-        if config.resident:
-            config, counted = _balanced(run, config, limit, before)
-            config, counted, rows_by = _streamed_or_evicted(run, config, counted, fitting, limit, before)
-        config, counted = _with_drafts(run, config, counted, limit, before, mtp=elsewhere is None)
-        if before.needs_first(config) > limit.bytes:
-            config = replace(config, frugal=True)
-            if before.needs_first(config) > limit.bytes:
-                card = None  # the process has no room, rather than the card
-                break
-        return replace(_plan(run, config, counted, limit, card, before), rows_by=rows_by)
+
+    def fits(counted: PlanBytes) -> bool:
+        return before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes)
+
+    lacking = card
+    for run in runs:
+        fitting = (each for each in before.count([run]) if fits(each[2]))
+        for _, config, counted in fitting:
+            rows_by = ""
+            if config.resident:
+                config, counted = _balanced(run, config, limit, before)
+                config, counted, rows_by = _streamed_or_evicted(run, config, counted, fitting, limit, before)
+            for each in [*_with_drafts(run, config, mtp=elsewhere is None), config]:
+                if fits(counted := before.bytes_of(run, each)) and (chosen := _compiled_within(limit, each, before)):
+                    return replace(_plan(run, chosen, counted, limit, card, before), rows_by=rows_by)
+            lacking = None  # the process has no room to compile, rather than the card
+            break  # the others of this run compile the same
     following = replace(before, resident=before.resident + _DRIFT) if process is None else before
-    raise _too_small(runs, limit, card, before, following, elsewhere=elsewhere is not None)
+    raise _too_small(runs, limit, lacking, before, following, elsewhere=elsewhere is not None)
 
 
 def gpu_limit(options: Options, gpu: GPUMemory | None) -> MemoryLimit | None:
@@ -330,24 +330,22 @@ def _streamed_or_evicted(
     return config, counted, f"{streaming} instead of {evicting}"
 
 
-def _with_drafts(
-    run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before, *, mtp: bool
-) -> tuple[EngineConfig, PlanBytes]:
-    """The configuration with room to verify drafts, if that fits beside everything else, and with the model's layer for
-    multi-token prediction, if that fits, too. mtp: whether the layer may run."""
-    if config.drafts:
-        return config, counted
+def _with_drafts(run: Resolved, config: EngineConfig, *, mtp: bool) -> Iterator[EngineConfig]:
+    """The configuration with the model's layer for multi-token prediction, and with room to verify drafts, best first;
+    nothing if it drafts already or cannot. mtp: whether the layer may run."""
     slots = config.resident and run.spec.experts  # several tokens choose, and read, more experts than one
-    more = replace(config, drafts=0 if slots else run.drafts)
-    larger = before.bytes_of(run, more)
-    if before.needs(larger) > limit.bytes:
-        return config, counted
-    if mtp and run.mtp and more.drafts and not config.resident:
-        own = replace(more, mtp=True)
-        largest = before.bytes_of(run, own)
-        if max(before.needs(largest), before.needs_first(replace(own, frugal=True))) <= limit.bytes:
-            return own, largest
-    return more, larger
+    if config.drafts or slots or not run.drafts:
+        return
+    more = replace(config, drafts=run.drafts)
+    if mtp and run.mtp and not config.resident:
+        yield replace(more, mtp=True)
+    yield more
+
+
+def _compiled_within(limit: MemoryLimit, config: EngineConfig, before: _Before) -> EngineConfig | None:
+    """The configuration, compiled frugally if nothing else fits the limit; None if that does not fit either."""
+    tried = config, replace(config, frugal=True)
+    return next((each for each in tried if before.needs_first(each) <= limit.bytes), None)
 
 
 def _snapshots(run: Resolved, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit) -> int:
@@ -372,12 +370,11 @@ def _too_small(
     smallest with the fewest rows."""
     spec, backend, options = runs[0].spec, runs[0].backend, runs[0].options
     _, _, needed = next(before.count(runs))
-    smallest, config = _smallest(runs, following)
+    smallest, first, config = _smallest(runs, following)
     if card and _smallest(runs, before)[0] <= limit.bytes:
         return _card_too_small(runs, card, before)
     how = f"{config.capacity} KV rows{', weights streamed' if config.resident else ''}"
     stated = "the memory budget is" if limit.source == "budget" else f"the {limit.source} limit is"
-    first = -(-following.needs_first(replace(config, frugal=True)) >> 20) << 20
     message = (
         f"needs {format_bytes(max(first, needed.total + needed.reserve))}, {stated} {format_bytes(limit.bytes)}: the "
         "smallest that fits is "
@@ -390,7 +387,7 @@ def _too_small(
     fewest = replace(options, max_kv_size=rows, kv_memory=None, kv_policy=policy)
     with suppress(InputError, UnsupportedError):  # a policy that keeps no recent rows when there are few
         found = resolve(spec, backend, fewest, elsewhere=elsewhere, threads=runs[0].threads, losses=runs[0].losses)
-        least, _ = _smallest(found, following)
+        least, _, _ = _smallest(found, following)
         if least < smallest:
             message += f", or --memory {least >> 20}MiB with --max-kv-size {rows}"
             message += f" --kv-policy={policy}" if policy != options.kv_policy else ""
@@ -414,8 +411,16 @@ def _card_too_small(runs: Sequence[Resolved], card: MemoryLimit, before: _Before
     )
 
 
-def _smallest(runs: Sequence[Resolved], before: _Before) -> tuple[int, EngineConfig]:
-    """The smallest budget that one of the runs fits, in bytes, rounded up to whole MiB; and the choice within it."""
-    found = [(before.needs(counted), config) for _, config, counted in before.count(runs)]
-    smallest = -(-min(need for need, _ in found) >> 20) << 20
-    return smallest, next(config for need, config in found if need <= smallest)
+def _smallest(runs: Sequence[Resolved], before: _Before) -> tuple[int, int, EngineConfig]:
+    """The smallest budget that a later run fits, that of a first run (0 if there is nothing to compile), both in bytes
+    and whole MiB, and the configuration: of the alternative that runs in the smallest budget now."""
+    found = []
+    for run in runs:
+        sizes = [(before.needs(counted), config) for _, config, counted in before.count([run])]
+        if not sizes:  # `auto` with all rows, where these do not fit the engine
+            continue
+        smallest = -(-min(need for need, _ in sizes) >> 20) << 20
+        config = next(config for need, config in sizes if need <= smallest)
+        first = -(-before.needs_first(replace(config, frugal=True)) >> 20) << 20
+        found.append((smallest, first, config))
+    return min(found, key=lambda each: max(each[:2]))

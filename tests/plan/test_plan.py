@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.backends import engine_named, find_backend
-from edge.backends.base import Backend, Engine
+from edge.backends.base import Backend, Engine, EngineConfig
 from edge.budget import parse_bytes
 from edge.devices.host import logical_cores
 from edge.devices.memory import MemoryLimit, MemoryUse
@@ -242,6 +242,34 @@ def test_the_budget_that_is_named_is_the_smallest_that_fits(request_: Options, e
                     native_plan(each, (int(named) - 1) * MIB, backend)
             if each is request_:
                 assert (made.config.capacity, bool(made.config.resident)) == (int(found[2]), bool(found[3]))
+
+
+@pytest.mark.parametrize(
+    ("options", "compiled"),
+    [
+        (Options(expected_tokens=200), lambda config: not config.drafts),
+        (
+            Options(expected_tokens=CONTEXT, kv_policy="auto"),
+            lambda config: config.kv_dtype == "int8" and not config.drafts,
+        ),
+    ],
+)
+def test_a_larger_budget_never_needs_a_compilation_without_room(
+    options: Options, compiled: Callable[[EngineConfig], bool]
+) -> None:
+    def first_run(config: EngineConfig) -> int:
+        return 0 if compiled(config) else 600 * MIB
+
+    def planned(memory: int) -> Plan:
+        return make_plan(SMOLLM2.spec, NATIVE, replace(options, memory=memory), first_run=first_run)
+
+    with pytest.raises(BudgetError) as refused:
+        planned(64 * MIB)
+    smallest = refused.value.smallest
+    assert smallest is not None
+    assert smallest < 200 * MIB
+    assert all(compiled(planned(memory).config) for memory in range(smallest, 600 * MIB, 50 * MIB))
+    assert planned(1024 * MIB).config.drafts
 
 
 @pytest.mark.parametrize("size", [16, 64, 256])
