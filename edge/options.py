@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
 from edge.errors import InputError
-from edge.flags import BUDGETS, CACHE, ENGINE, flags_of, named_in_errors, option
+from edge.flags import BUDGETS, CACHE, ENGINE, PROMPT, flags_of, named_in_errors, option
 from edge.model.lora_file import LoraFile, LoraSize, parse_lora
 from edge.records import dataclass
 
@@ -103,6 +103,11 @@ class Options:
     prompt_cache_size: int = option(
         "1GiB", "--prompt-cache-size", group=CACHE, typed=str, parse=partial(parse_bytes, what="--prompt-cache-size"),
         help="Most bytes there; the least recently used go.",
+    )  # fmt: skip
+
+    chat_template: Path | None = option(
+        None, "--chat-template", group=PROMPT, typed=Path, parse=Path, metavar="FILE",
+        help="Write chats by the Jinja template in this file, not by the model's own.",
     )  # fmt: skip
 
     backend: str = option(AUTO, "--backend", group=ENGINE, help="Engine: auto, cpu, llamacpp, onnx, gpu or reference.")

@@ -49,7 +49,7 @@ def answer_prompt(
         account(lambda: meter.read().joules) as made,
         room_for_children(options.memory),
     ):
-        opened = open_model(model)
+        opened = open_model(model).with_template(options.chat_template)
         check_generates(opened.spec)
         # A search draws nothing, so what the model's file recommends for drawing does not concern it.
         stated = {name: value for name, value in sampling.items() if value is not None}

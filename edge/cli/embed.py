@@ -29,7 +29,7 @@ def embed(
     ] = False,
     raw: Annotated[bool, o.flag("--unscaled", group=PROMPT, help="Do not scale vectors to length 1.")] = False,
     *,
-    options: Annotated[Options, o.without("time", "keep", "prompt_cache", "prompt_cache_size")],
+    options: Annotated[Options, o.without("time", "keep", "prompt_cache", "prompt_cache_size", "chat_template")],
     quiet: o.Quiet = False,
 ) -> None:
     """Print a vector for each text, as JSON, a line each: by an encoder, or of a decoder's last hidden states.

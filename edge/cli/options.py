@@ -101,7 +101,7 @@ LIMITS = (
     "draft",
 )  # fmt: skip
 """Options that measuring commands lack: limits would distort the measurements, and they run one sequence."""
-MEASURED = without(*LIMITS, "provider")
+MEASURED = without(*LIMITS, "provider", "chat_template")
 
 _MODEL = typer.Argument(
     metavar="MODEL", help="A GGUF file, a folder of edge convert, or an installed model: smollm2-135m."

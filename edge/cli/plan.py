@@ -30,7 +30,7 @@ def plan(
         str, o.flag("--device", help="The device to plan for, by its name in edge devices list (default: this one).")
     ] = "host",
     *,
-    options: Annotated[Options, o.without("max_temp", "keep", "prompt_cache", "prompt_cache_size")],
+    options: Annotated[Options, o.without("max_temp", "keep", "prompt_cache", "prompt_cache_size", "chat_template")],
     tokens: Annotated[
         int | None,
         o.flag("--tokens", min=1, max=_MOST, help="Prompt and answer together, if you know (default: no end)."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -23,6 +24,7 @@ def serve(
         ),
     ],
     *,
+    answer: Annotated[o.Answer, o.only("max_tokens", max_tokens=-1)],
     settings: Settings,
     options: Annotated[Options, o.without("keep", "sinks", "prompt_cache", "prompt_cache_size")],
     json: o.Json = False,
@@ -35,7 +37,7 @@ def serve(
       curl http://127.0.0.1:8080/v1/models
 
     Models are loaded when they are asked for, and unloaded when another needs their memory. Budgets hold for the
-    process; --time and --energy for each answer.
+    process; --time and --energy for each answer, --max-tokens for those whose requests state no limit.
     """
     try:
         from edge.server.running import run
@@ -52,4 +54,4 @@ def serve(
         if not quiet and settings.loopback and not settings.api_key:
             note("any program on this machine may use it: --api-key limits that")
 
-    run(models, options, settings, ready)
+    run(models, options, replace(settings, max_tokens=answer.max_tokens), ready)

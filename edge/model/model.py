@@ -6,6 +6,7 @@ import gc
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, groupby, takewhile
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge.errors import InputError, UnsupportedError
-from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.gguf import MAX_STRING, GGUFFile, read_gguf
 from edge.formats.onnx_folder import read_folder
 from edge.model.catalog import find_model
 from edge.model.chat_template import ChatTemplate
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from edge.tools.formats import ToolFormat
 
 _DEFAULT = Think()
+_TEMPLATE = "tokenizer.chat_template"
 _HASH = re.compile(r"[0-9a-f]{32,}")
 
 
@@ -53,7 +55,7 @@ class Model:
         self.file, self.path = file, file.folder or file.path
         self.spec: ModelSpec = read_spec(file)
         self.tokenizer = tokenize(file)
-        source = file.metadata.get("tokenizer.chat_template")
+        source = file.metadata.get(_TEMPLATE)
         bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
         self.template = (
             ChatTemplate(
@@ -64,6 +66,15 @@ class Model:
             if isinstance(source, str)
             else None
         )
+
+    def with_template(self, path: Path | None) -> Model:
+        """This model with the chat template of a file; None: with its own. Raises InputError."""
+        if path is None:
+            return self
+        source, tokenizer = read_template(path), self.tokenizer
+        if source == self.file.metadata.get(_TEMPLATE):
+            return self
+        return Model(replace(self.file, metadata={**self.file.metadata, _TEMPLATE: source}), lambda _: tokenizer)
 
     @property
     def name(self) -> str:
@@ -149,7 +160,7 @@ class Model:
         """How this model writes calls of tools, by its chat template."""
         from edge.tools.formats import find_format
 
-        source = self.file.metadata.get("tokenizer.chat_template")
+        source = self.file.metadata.get(_TEMPLATE)
         return find_format(source if isinstance(source, str) else None)
 
     def past(self, turns: Sequence[tuple[str, str]], *, system: str | None = None, think: Think = _DEFAULT) -> IntArray:
@@ -268,6 +279,18 @@ def open_model(model: str | Path, tokenize: Callable[[GGUFFile], TokenizerLike] 
     with _uncollected():
         path = find_model(model)
         return Model(read_folder(path) if path.is_dir() else read_gguf(path), tokenize)
+
+
+def read_template(path: Path) -> str:
+    """The text of a chat template's file. Raises InputError."""
+    try:
+        if path.stat().st_size > MAX_STRING:
+            raise InputError(f"--chat-template {path} has more than {MAX_STRING} bytes: name a Jinja template")
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"--chat-template {path} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"--chat-template {path} is not UTF-8: name a Jinja template") from None
 
 
 @contextmanager

@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from edge.options import AUTO, Options
+from edge.run.arguments import check_limit
 from edge.run.report import RunReport
 from edge.run.session import Session
 from edge.server.asked import PRIORITIES, Asked
@@ -72,6 +74,8 @@ class Hub:
 
         Raises RefusedError if the queue is full.
         """
+        limit = check_limit(self.settings.max_tokens)
+        wanted = [each if each.max_tokens or work else replace(each, max_tokens=limit) for each in wanted]
         numbered = list(enumerate((asked, choice) for asked in wanted for choice in range(asked.choices)))
         jobs = len(numbered) if work is None else 1
         if self.queued and self.queued + jobs > self.settings.queue:

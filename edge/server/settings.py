@@ -9,6 +9,7 @@ from edge.budget import parse_bytes, parse_seconds
 from edge.errors import InputError
 from edge.flags import SERVER, flags_of, option
 from edge.records import dataclass
+from edge.run.arguments import check_limit
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Settings:
         help="Let several keys share rows of earlier prompts, by which one can tell what another has asked.",
     )  # fmt: skip
     log: bool = option(False, "--log-requests", group=SERVER, help="Log requests' paths and statuses.")
+    max_tokens: int | None = None  # of answers whose requests state no limit; None or -1: as many as fit
 
     @classmethod
     def parse(cls, **values: object) -> Settings:
@@ -74,6 +76,7 @@ class Settings:
             raise InputError(f"--port {self.port}: choose a number from 0 to 65535")
         if self.queue < 1 or self.connections < 1:
             raise InputError("--queue and --connections must be at least 1")
+        check_limit(self.max_tokens)
         if not self.loopback and not self.api_key:
             raise InputError(
                 f"--host={self.host} can be reached by other devices: state --api-key (or EDGE_API_KEY), or leave "

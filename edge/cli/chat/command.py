@@ -72,7 +72,7 @@ def chat(
 
     def open_for_chat(name: str) -> Model:
         with room_for_children(options.memory):
-            opened = open_model(name)
+            opened = open_model(name).with_template(options.chat_template)
         check_generates(opened.spec)
         if opened.template is None:
             raise UnsupportedError(f"{opened.name} has no chat template: use edge run --raw")

@@ -57,7 +57,9 @@ def kl(
         str | None, o.flag("--reference-kv-dtype", help="Of the reference, whose cache is full.")
     ] = None,
     *,
-    options: Annotated[Options, o.without(*o.LIMITS, "provider", "prefill_step_size", kv_policy="full")],
+    options: Annotated[
+        Options, o.without(*o.LIMITS, "provider", "chat_template", "prefill_step_size", kv_policy="full")
+    ],
     output: _Output = None,
     resume: _Resume = False,
     json: o.Json = False,

@@ -28,7 +28,7 @@ def tasks(
         int | None, o.flag("--num-fewshot", min=0, help="Solved examples before each question (default: the task's).")
     ] = None,
     *,
-    options: Annotated[Options, o.without(*o.LIMITS, "provider", kv_policy="full")],
+    options: Annotated[Options, o.without(*o.LIMITS, "provider", "chat_template", kv_policy="full")],
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:

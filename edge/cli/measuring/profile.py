@@ -96,7 +96,7 @@ def of(
         str, o.flag("--backend", help="Engines, with commas between (default: all that are installed).")
     ] = "auto",
     *,
-    options: Annotated[Options, o.without(*o.LIMITS, "backend", "lora")],
+    options: Annotated[Options, o.without(*o.LIMITS, "backend", "lora", "chat_template")],
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:

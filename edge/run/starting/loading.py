@@ -67,7 +67,7 @@ def open_session(
             options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
     meter = check_meter(meter or find_meter())
     with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
-        opened = model if isinstance(model, Model) else _open(model, options)
+        opened = (model if isinstance(model, Model) else _open(model, options)).with_template(options.chat_template)
         still_to_come = _still_to_come() if more is None else more
         backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=still_to_come)
         session = Session(opened, backend, plan, options, on_load, meter)

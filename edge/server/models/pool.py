@@ -67,7 +67,9 @@ class Pool:
     ) -> None:  # fmt: skip
         self.options, self.settings, self._on_end = options, settings, on_end
         self._lora = options.lora or ()  # adapters of all models, unless a request names others
-        self.entries = {entry.name: entry for entry in map(_entry, models)}
+        if options.chat_template is not None and len(models) > 1:
+            raise InputError("--chat-template goes with one model: serve the others by another edge serve")
+        self.entries = {entry.name: entry for entry in (_entry(each, options) for each in models)}
         if len(self.entries) < len(models):
             raise InputError("two of the models have the same name")
         self._add_adapters(settings.adapters or ())
@@ -252,9 +254,9 @@ class Pool:
             entry.adapters[adapter] = parse_lora(file)
 
 
-def _entry(model: str) -> Entry:
+def _entry(model: str, options: Options) -> Entry:
     """Opens the file to check it, and closes it: it is opened again when the model is loaded."""
-    opened = open_model(model)
+    opened = open_model(model).with_template(options.chat_template)
     path = Path(opened.path)
     status = path.stat()
     name = path.stem if path.exists() and str(path) == str(Path(model)) else str(model)
