@@ -21,8 +21,8 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     model["vocab"] = {tokenizer.text(index): index for index in range(tokenizer.size)}
     special = tokenizer.special_tokens()
     said["added_tokens"] = [
-        {"id": index, "content": text, "single_word": False, "lstrip": False, "rstrip": index in tokenizer.swallowing,
-         "normalized": False, "special": control}
+        {"id": index, "content": text, "single_word": index in tokenizer.alone, "lstrip": index in tokenizer.lstripping,
+         "rstrip": index in tokenizer.swallowing, "normalized": False, "special": control}
         for text, (index, control) in sorted(special.items(), key=lambda item: item[1])
     ]  # fmt: skip
     if tokenizer.kind == "gpt2":

@@ -24,6 +24,7 @@ from edge.converters.huggingface.architectures.settings import header_fields
 from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
 from edge.converters.huggingface.layout import is_finite, to_gguf, to_kind
+from edge.converters.huggingface.pooling import pooling_fields
 from edge.converters.huggingface.quantized import Mxfp4, Packed, find_packed
 from edge.converters.huggingface.tokenizer import read_vocabulary
 from edge.converters.huggingface.views import Tensors
@@ -150,6 +151,7 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, 
         if part.values.get("is_causal", True) is not True:  # null means false, too
             raise UnsupportedError(f"{part.path}: is_causal is not true: the model cannot generate text")
     fields, sizes, rope = read_header(architecture, config)
+    fields |= pooling_fields(folder)
     factors = rope_tensors(rope, sizes) if rope else {}
     tensors = read_checkpoint(folder)
     packed = find_packed(tensors, whole)

@@ -7,6 +7,7 @@ and BERT's WordPiece.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from edge.devices.regular import read_bounded
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf_writer import Field
 from edge.formats.json_file import items, read_object
-from edge.model.tokenizer import SPACES
+from edge.model.tokenizer import ALONE, ENDS, LSTRIP, RSTRIP, SPACES
 from edge.model.vocabulary import END_NAMES
 from edge.model.word_piece import to_stored
 
@@ -52,15 +53,21 @@ def read_vocabulary(folder: Path, config: Config, size: int) -> Vocabulary:
         texts, fields = _texts_and_fields(path, said, added, size)
         strips = any(each.get("rstrip") is True and each.get("special") is True for each in added.values())
         swallows = strips and set(texts) >= _PHI3
-        fields = {"tokenizer.ggml.add_bos_token": _adds_bos(path, said, settings)} | fields
+        fields |= _habits(path, said, added)
+        ends = _token_around(path, said, last=True)
+        fields = {
+            "tokenizer.ggml.add_bos_token": _adds(path, said, settings, "bos"),
+            "tokenizer.ggml.add_eos_token": _adds(path, said, settings, "eos"),
+        } | fields
     elif model.is_file():
-        pieces, swallows = pieces_of_model(model), False
+        pieces, swallows, ends = pieces_of_model(model), False, None
         texts, fields = pieces.texts, _piece_fields(model, pieces, {}, size)
         fields["tokenizer.ggml.add_bos_token"] = bool(settings.get("add_bos_token", True))
+        fields["tokenizer.ggml.add_eos_token"] = settings.get("add_eos_token") is True
     else:
         raise InputError(f"{folder}: there is no tokenizer.json or tokenizer.model in it")
     ids = {text: index for index, text in enumerate(texts)}
-    roles = _role_fields(folder, settings, config, ids)
+    roles = _role_fields(folder, settings, config, ids, ends)
     fields |= word_piece_roles(settings, ids) if fields["tokenizer.ggml.model"] == "bert" else roles
     template = _template(folder, settings)
     return Vocabulary(fields | ({"tokenizer.chat_template": template} if template else {}), swallows)
@@ -84,6 +91,22 @@ def _added(path: Path, said: Mapping[str, Any], size: int) -> dict[int, dict[str
         if each["id"] < size:
             found[each["id"]] = each
     return found
+
+
+def _habits(path: Path, said: Mapping[str, Any], added: dict[int, dict[str, Any]]) -> dict[str, Field]:
+    """Fields for added tokens that absorb blanks or match whole words only. Raises UnsupportedError for others that
+    change ids."""
+    pieces = said["model"].get("type") == "WordPiece"
+    prepends = '"Prepend"' in json.dumps(said.get("normalizer"))
+    for each in added.values():
+        text, special = brief(each["content"]), each.get("special") is True
+        if pieces and (not special or each.get("single_word")):
+            raise UnsupportedError(f"{path}: the added token {text} is an ordinary word, which is not supported")
+        if prepends and each.get("normalized") is True and not special:
+            raise UnsupportedError(f"{path}: the added token {text} is normalized: it matches behind a space only")
+    flags = {RSTRIP: "rstrip", LSTRIP: "lstrip", ALONE: "single_word"}
+    found = {key: [index for index, each in added.items() if each.get(flag) is True] for key, flag in flags.items()}
+    return {} if pieces else {key: np.array(tokens, np.int32) for key, tokens in found.items() if tokens}
 
 
 def _is_id(value: Any) -> bool:
@@ -178,19 +201,35 @@ def _piece_fields(path: Path, pieces: Pieces, added: dict[int, dict[str, Any]], 
     }
 
 
-def _adds_bos(path: Path, said: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether prompts start with BOS: by the tokenizer's post-processor, else by the settings."""
+def _adds(path: Path, said: Mapping[str, Any], settings: Mapping[str, Any], role: str) -> bool:
+    """Whether texts start with BOS (or end with EOS): by the tokenizer's post-processor, else by the settings."""
+    if _template_around(path, said) is not None:
+        return _token_around(path, said, last=role == "eos") is not None
+    return settings.get(f"add_{role}_token") is True
+
+
+def _token_around(path: Path, said: Mapping[str, Any], *, last: bool) -> str | None:
+    """The special token that the post-processor puts before, or behind, a text."""
+    parts = _template_around(path, said) or []
+    token = parts[-1 if last else 0].get("SpecialToken") if parts else None
+    return str(token.get("id")) if isinstance(token, dict) else None
+
+
+def _template_around(path: Path, said: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The parts of a TemplateProcessing for a single text; None without one."""
     post = said.get("post_processor")
-    steps = (items(path, post, "processors") or [post]) if isinstance(post, dict) else []
-    for step in steps:
+    for step in (items(path, post, "processors") or [post]) if isinstance(post, dict) else []:
         if isinstance(step, dict) and step.get("type") == "TemplateProcessing":
-            return any("SpecialToken" in each for each in items(path, step, "single")[:1] if isinstance(each, dict))
-    return settings.get("add_bos_token") is True
+            return [each for each in items(path, step, "single") if isinstance(each, dict)]
+    return None
 
 
-def _role_fields(folder: Path, settings: Mapping[str, Any], config: Config, ids: dict[str, int]) -> dict[str, Field]:
+def _role_fields(
+    folder: Path, settings: Mapping[str, Any], config: Config, ids: dict[str, int], behind: str | None
+) -> dict[str, Field]:
     """Fields for special tokens: bos, eos, unk and pad (by text, else by the ids in config.json), other end-of-turn
-    tokens, and tokens that must not be generated."""
+    tokens, and tokens that must not be generated. behind: the token at the end of texts, which is EOS if there is
+    one, as llama.cpp's converter has it."""
     fields: dict[str, Field] = {}
     for role, name in _ROLES.items():
         text = settings.get(f"{role}_token")
@@ -205,9 +244,14 @@ def _role_fields(folder: Path, settings: Mapping[str, Any], config: Config, ids:
     ends = _ids(config.get("eos_token_id"), len(ids)) + _ids(said.get("eos_token_id"), len(ids))
     texts = {index: text for text, index in ids.items()}
     known = fields.get("tokenizer.ggml.eos_token_id")
-    others = [index for index in ends if index != known and texts[index] not in END_NAMES]
-    if others:
-        fields["tokenizer.ggml.eot_token_id"] = np.uint32(others[0])
+    if behind in ids and known != ids[behind]:
+        ends += [] if known is None else [int(known)]
+        known = fields["tokenizer.ggml.eos_token_id"] = np.uint32(ids[behind])
+    others = [index for index in dict.fromkeys(ends) if index != known and texts[index] not in END_NAMES]
+    for role, index in zip(("eot", "eom"), others, strict=False):
+        fields[f"tokenizer.ggml.{role}_token_id"] = np.uint32(index)
+    if len(others) > 2:
+        fields[ENDS] = np.array(others, np.int32)
     if suppressed := _ids(said.get("suppress_tokens"), len(ids)):
         fields["tokenizer.ggml.suppress_tokens"] = np.array(suppressed, np.int32)
     return fields

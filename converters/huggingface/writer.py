@@ -73,6 +73,8 @@ def write_folder(
     architecture = of_gguf(spec.architecture)
     if file.folder is not None:
         raise UnsupportedError(f"{file.folder}: an ONNX folder cannot be written as another one: convert its source")
+    if f"{spec.architecture}.pooling_type" in file.metadata:
+        raise UnsupportedError(f"{file.path}: a model that embeds by its own pooling is not written as such a folder")
     file = without_mtp(file)
     parts = _parts(file, spec, architecture, type)
     tokenizer = Tokenizer(file)

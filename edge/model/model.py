@@ -196,13 +196,20 @@ class Model:
         need."""
         return self.prompt(text, system=system, raw=raw).first(most)
 
-    def encode_text(self, text: str | Iterable[str], *, most: int | None = None) -> IntArray:
+    @property
+    def text_end(self) -> int | None:
+        """The token that ends a text to embed, such as [SEP]; None without one."""
+        ends = self.spec.encoder or self.file.metadata.get("tokenizer.ggml.add_eos_token") is True
+        return self.tokenizer.eos_id if ends else None
+
+    def encode_text(self, text: str | Iterable[str], *, most: int | None = None, embedded: bool = False) -> IntArray:
         """Token ids of a text that is not a prompt, such as a text to measure, int32 [n]. No chat template is applied,
         and control tokens are plain text. An encoder's text begins with [CLS] and ends with [SEP]. most: the maximum
-        count; reads only the text that these tokens need."""
+        count; reads only the text that these tokens need. embedded: the text is to embed, and a decoder's ends with
+        EOS, too, if its file says so."""
         blocks = self._with_bos(self.tokenizer.encode_blocks(_some(text)))
-        end = [np.array([self.tokenizer.eos_id], np.int32)] if self.spec.encoder else []
-        return Prompt(chain(blocks, end)).first(most)
+        end = self.text_end if embedded or self.spec.encoder else None
+        return Prompt(chain(blocks, [] if end is None else [np.array([end], np.int32)])).first(most)
 
     def _encode_segments(self, segments: Iterable[Segment]) -> Iterator[IntArray]:
         for index, segment in enumerate(segments):

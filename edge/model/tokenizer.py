@@ -31,6 +31,14 @@ _HIDDEN = "\0"  # no token contains it
 # before text that does not begin with one: at the start, or also after every special token.
 NORMALIZER, SPACES = "tokenizer.edge.normalizer", "tokenizer.edge.spaces"
 
+# Tokens that end a turn, beside EOS, where GGUF's roles are too few for them.
+ENDS = "tokenizer.edge.end_token_ids"
+
+# Special tokens that absorb blanks behind or before them, and those that match whole words only. Without RSTRIP, the
+# name of a Phi-3 model stands for it.
+RSTRIP, LSTRIP, ALONE = (f"tokenizer.edge.{key}_token_ids" for key in ("rstrip", "lstrip", "single_word"))
+_BLANKS = " \t\n\r\v\f"
+
 # The rule that splits words. Absent: llama.cpp's for `tokenizer.ggml.pre`; "published": the model's own (PUBLISHED).
 WORDS = "tokenizer.edge.words"
 
@@ -88,7 +96,12 @@ def check_known(file: GGUFFile) -> None:
 
 def read_suppressed(file: GGUFFile) -> frozenset[int]:
     """Tokens that the file forbids to generate, such as Gemma 4's for images. Raises ModelFormatError."""
-    if (key := "tokenizer.ggml.suppress_tokens") not in file.metadata:
+    return read_tokens(file, "tokenizer.ggml.suppress_tokens")
+
+
+def read_tokens(file: GGUFFile, key: str) -> frozenset[int]:
+    """The tokens that a field lists; none without the field. Raises ModelFormatError."""
+    if key not in file.metadata:
         return frozenset()
     found = file.numbers(key)
     if found.dtype.kind not in "iu":
@@ -128,7 +141,7 @@ class Tokenizer:
             ends.discard(by_text.get("<|end|>", -1))
         if "<|tool_response>" in by_text:
             ends.discard(by_text.get("</s>", -1))  # a tag of HTML in Gemma 4's vocabulary
-        self.end_ids = frozenset(ends)
+        self.end_ids = frozenset(ends) | read_tokens(file, ENDS)
         self.suppressed = read_suppressed(file)
 
         self.spaces = fields.get(SPACES)
@@ -137,12 +150,11 @@ class Tokenizer:
 
         self._special_ids = {**by_text, **{text(i): i for i in self._literal}}
         self.literal_ids = {text(i): i for i in self._literal if not MARK.fullmatch(text(i))}
-        self.swallowing: set[int] = set()
-        if re.search("phi-?3", str(fields.get("general.name")), re.IGNORECASE):
-            # Its control tokens swallow the space after them; no field says so.
-            self.swallowing = {i for n, i in by_text.items() if n not in ("<unk>", "<s>", "<|endoftext|>")}
-        self._literal_pattern = _alternatives(self.literal_ids)
-        self._special_pattern = _alternatives(self._special_ids)
+        self.swallowing, self.lstripping, self.alone = (read_tokens(file, key) for key in (RSTRIP, LSTRIP, ALONE))
+        if RSTRIP not in fields and re.search("phi-?3", str(fields.get("general.name")), re.IGNORECASE):
+            self.swallowing = frozenset(i for n, i in by_text.items() if n not in ("<unk>", "<s>", "<|endoftext|>"))
+        self._literal_pattern = _alternatives(self.literal_ids, self.alone)
+        self._special_pattern = _alternatives(self._special_ids, self.alone)
         self.unknown_id = read_token_id(file, "unknown", self.size) if self.kind == "llama" else None
         self._pre_tokenizer = rule.build() if rule else None
         self.composes = self.kind == "gpt2" and _composes(file)
@@ -179,7 +191,9 @@ class Tokenizer:
                 start = by_text[part] in self._control
             else:
                 if ids and index and ids[-1] in self.swallowing:
-                    part = part.lstrip(" \t\n\r\v\f")
+                    part = part.lstrip(_BLANKS)
+                if index + 1 < len(parts) and by_text[parts[index + 1]] in self.lstripping:
+                    part = part.rstrip(_BLANKS)
                 if not part:
                     continue
                 prefix = " " if start and self._wants_space(part, first=index == 0) else ""
@@ -336,9 +350,12 @@ def _byte_of(text: str, file: GGUFFile) -> bytes:
     return bytes.fromhex(match[1])
 
 
-def _alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+def _alternatives(ids: dict[str, int], alone: frozenset[int]) -> re.Pattern[str] | None:
+    longest_first = (
+        rf"(?<!\w){re.escape(text)}(?!\w)" if ids[text] in alone else re.escape(text)
+        for text in sorted(ids, key=len, reverse=True)
+    )
+    return re.compile("(" + "|".join(longest_first) + ")") if ids else None
 
 
 def _byte_alphabet() -> dict[str, int]:

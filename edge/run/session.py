@@ -315,8 +315,8 @@ class Session:
         """The embedding of a text or of token ids, float32 [hidden], from the model's last hidden states. Forgets the
         conversation.
 
-        pooling: the "mean" of all states, the state of the "last" token, or of the first ("cls"); None: as an encoder's
-        file says, "mean" for decoders. normalize: scale to length 1. truncate: leave out the end of a text that is
+        pooling: the "mean" of all states, the state of the "last" token, or of the first ("cls"); None: as the model's
+        file says, else "mean". normalize: scale to length 1. truncate: leave out the end of a text that is
         longer than the cache. Raises BusyError during a generation, InputError for an empty text, or one that is longer
         than the cache if the policy may not evict; UnsupportedError where an engine has no hidden states.
         """
@@ -326,8 +326,9 @@ class Session:
         if self._closed:
             raise InputError("this session is closed: load the model again")
         found = check_prompt(text)
-        tokens = found if isinstance(found, np.ndarray) else self.model.encode_text(found)
-        return embed(self._sequence, tokens, check_pooling(pooling), normalize=normalize, truncate=truncate)
+        tokens = found if isinstance(found, np.ndarray) else self.model.encode_text(found, embedded=True)
+        end = self.model.text_end
+        return embed(self._sequence, tokens, check_pooling(pooling), end, normalize=normalize, truncate=truncate)
 
     def trim(self, level: float) -> None:
         """Return spare memory to the system, for the rest of the session.

@@ -304,7 +304,7 @@ def test_what_begins_and_ends_a_text(tmp_path: Path) -> None:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
         if generation is not None:
             (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
-        names = ("bos", "eos", "unknown", "padding", "eot")
+        names = ("bos", "eos", "unknown", "padding", "eot", "eom")
         fields = fields_of(folder, 272, **config)
         found = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in names}
         return {name: int(value) for name, value in found.items() if value is not None}
@@ -315,8 +315,55 @@ def test_what_begins_and_ends_a_text(tmp_path: Path) -> None:
     assert roles({}, bos_token_id=1, eos_token_id=[2, 0, 7]) == {"bos": 1, "eos": 2, "eot": 7}
     assert roles({"eos_token": "<|im_end|>"}, [2, 0]) == {"eos": 2}  # readers know that 0 is <|endoftext|>
     assert roles({"eos_token": "<|im_end|>"}, 9, eos_token_id=2) == {"eos": 2, "eot": 9}
+    assert roles({"eos_token": "<|im_end|>"}, [2, 9, 11]) == {"eos": 2, "eot": 9, "eom": 11}
     assert roles({"eos_token": "no such token"}, eos_token_id=999) == {}
     assert roles({"eos_token": 5, "bos_token": None}, bos_token_id=True, eos_token_id="2") == {}
+
+
+def test_a_fourth_end_of_turn_ends_answers(tmp_path: Path) -> None:
+    folder = copy_folder("qwen2", tmp_path / "folder")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 9, 11, 12]}')
+    convert_folder(folder, tmp_path / "model.gguf")
+    assert Tokenizer(read_gguf(tmp_path / "model.gguf")).end_ids >= {2, 9, 11, 12}
+
+
+@pytest.mark.parametrize(("name", "size"), [("qwen2", 272), ("mistral", 800)])
+def test_added_tokens_that_look_at_the_text_around_them(name: str, size: int, tmp_path: Path) -> None:
+    folder = copy_folder(name, tmp_path / name)
+    added = {"<L>": "lstrip", "<R>": "rstrip", "<both>": "lstrip rstrip", "zq": "single_word", "<cs>": "lstrip"}
+
+    def edit(said: dict[str, Any]) -> None:
+        for index, (text, flags) in enumerate(added.items(), size):
+            flag = {key: key in flags.split() for key in ("lstrip", "rstrip", "single_word")}
+            special = {"special": name == "mistral" or text == "<cs>", "normalized": False}
+            said["added_tokens"].append({"id": index, "content": text, **flag, **special})
+
+    edit_json(folder / "tokenizer.json", edit)
+    oracle = Oracle.from_file(str(folder / "tokenizer.json"))
+    path = vocabulary_file(folder, size + len(added))
+    texts = ["a <L> b", "a  <R>\n b", "<both> <L>", "<R>  <both>  x", "zq zqa zq1 (zq) zq", "a \t<cs> b", "<L>"]
+    check_ids(path, oracle, texts, llama_cpp=False)
+    again = Oracle.from_str(json.dumps(tokenizer_json(Tokenizer(read_gguf(path)))))
+    assert [expected(again, text) for text in texts] == [expected(oracle, text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "said"),
+    [
+        ({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+          {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]}, "'<new>' is normalized"),
+    ],
+)  # fmt: skip
+def test_added_tokens_that_match_behind_spaces_only(normalizer: Any, said: str, tmp_path: Path) -> None:
+    folder = copy_folder("mistral", tmp_path / "mistral")
+    token = {"id": 800, "content": "<new>", "single_word": False, "lstrip": False, "rstrip": False, "special": False}
+
+    def edit(content: dict[str, Any]) -> None:
+        content.update(normalizer=normalizer, pre_tokenizer=None)
+        content["added_tokens"].append(token | {"normalized": True})
+
+    edit_json(folder / "tokenizer.json", edit)
+    assert said in complaint(lambda: fields_of(folder, 812))
 
 
 def test_what_is_never_generated(tmp_path: Path) -> None:

@@ -1,19 +1,14 @@
-"""BERT: an encoder, whose folder also says how sentence-transformers pools its states."""
+"""BERT: an encoder."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from reprlib import repr as brief
 
 import numpy as np
 
 from edge.converters.huggingface.architectures.common import Architecture, Sizes
 from edge.converters.huggingface.architectures.settings import Count, Fixed, Number, Setting
 from edge.converters.huggingface.config import Config
-from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_writer import Field
-from edge.formats.json_file import read_list, read_object
-from edge.model.architectures.bert import POOLING, TOKEN_TYPES
+from edge.model.architectures.bert import TOKEN_TYPES
 
 _IN_LAYERS = {
     "attn_q": "attention.self.query",
@@ -25,7 +20,6 @@ _IN_LAYERS = {
     "ffn_down": "output.dense",
     "layer_output_norm": "output.LayerNorm",
 }
-_MODULES, _POOLING_MODES = "modules.json", {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "last"}
 
 
 def _heads(config: Config) -> int:
@@ -51,37 +45,11 @@ _SETTINGS: tuple[Setting, ...] = (
 
 
 def _others(config: Config, _sizes: Sizes) -> dict[str, Field]:
-    pooling = _pooling(config.path.parent)
     return {
         "attention.causal": False,
-        "pooling_type": np.uint32(next(number for number, name in POOLING.items() if name == pooling)),
+        "pooling_type": np.uint32(1),  # the mean, unless sentence-transformers' modules say otherwise
         TOKEN_TYPES: np.uint32(config.count("type_vocab_size", "vocab", 2)),
     }
-
-
-def _pooling(folder: Path) -> str:
-    """The pooling of sentence-transformers' modules; the mean without them. Raises UnsupportedError,
-    ModelFormatError."""
-    path, where = folder / _MODULES, "1_Pooling"
-    if path.is_file():
-        for module in read_list(path):
-            kind, place = (module.get(key) if isinstance(module, dict) else None for key in ("type", "path"))
-            name = str(kind).rpartition(".")[2]
-            if name not in ("Transformer", "Pooling", "Normalize"):
-                raise UnsupportedError(f"{path}: the module {brief(kind)} behind an encoder is not supported")
-            if name == "Pooling":
-                where = str(place)
-    if Path(where).name != where:
-        raise ModelFormatError(f"{path}: {where!r:.80} is not the name of a folder in this one")
-    path = folder / where / "config.json"
-    if not path.is_file():
-        return "mean"
-    said = read_object(path)
-    modes = [key.removeprefix("pooling_mode_") for key, on in said.items() if key.startswith("pooling_mode_") and on]
-    found = _POOLING_MODES.get(modes[0]) if len(modes) == 1 else said.get("pooling_mode") if not modes else None
-    if found not in POOLING.values():
-        raise UnsupportedError(f"{path}: its pooling is not supported ({', '.join(modes) or brief(found)})")
-    return str(found)
 
 
 BERT = Architecture(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
+from reprlib import repr as brief
 
+from edge.errors import UnsupportedError
 from edge.formats.gguf_fields import Header
+from edge.model.architectures.common import read_pooling
 from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 
@@ -58,4 +62,8 @@ def find_network(header: Header, spec: ModelSpec) -> Network | None:
         return None
     module, _, name = _NETWORKS[spec.architecture].partition(":")
     network: Network = getattr(import_module(f"{__name__}.{module}"), name)(header, spec)
-    return network
+    pooling = read_pooling(header)
+    if pooling is None and network.encoder:
+        said = brief(header.value("pooling_type"))
+        raise UnsupportedError(f"{header.file.path}: pooling {said} makes no embeddings (a reranker's is 4)")
+    return replace(network, pooling=pooling or network.pooling)

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edge.errors import ModelFormatError, UnsupportedError
+from edge.errors import ModelFormatError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_rope
 from edge.model.cores import UNROTATED, Attention, Dense, Rope
-from edge.model.layers import Block, Network, Pooling
+from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
 
-POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
-_MEAN = 1  # where a file says nothing
 TOKEN_TYPES = "tokenizer.ggml.token_type_count"
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
 
@@ -41,7 +39,7 @@ def _encoder(header: Header, spec: ModelSpec, rope: Rope, dense: Dense, position
     )
     return Network(
         spec.hidden, spec.vocab, (layer,) * spec.layers, norm="layer", norm_eps=spec.norm_eps, positions=positions,
-        token_types=_count_types(header), embedding_norm=True, pooling=_read_pooling(header),
+        token_types=_count_types(header), embedding_norm=True,
     )  # fmt: skip
 
 
@@ -52,11 +50,3 @@ def _count_types(header: Header) -> int:
         return 0
     stated = header.file.metadata.get(TOKEN_TYPES)
     return table.shape[-1] if len(table.shape) == 2 or not isinstance(stated, int) else stated
-
-
-def _read_pooling(header: Header) -> Pooling:
-    value = header.value("pooling_type")
-    found = POOLING.get(_MEAN if value in (None, 0) else value)
-    if found is None:
-        raise UnsupportedError(f"{header.file.path}: pooling {value!r:.20} makes no embeddings (a reranker's is 4)")
-    return found

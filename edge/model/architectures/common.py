@@ -8,9 +8,11 @@ from dataclasses import replace
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_fields import Header
 from edge.model.cores import Activation, Attention, Dense, Experts, Mamba, Rope, Router, Temperature
-from edge.model.layers import Block, Network, Norm
+from edge.model.layers import Block, Network, Norm, Pooling
 from edge.model.spec import ModelSpec
 
+POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}  # pooling_type
+_MEAN = 1
 _ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
 _DENSE = ("ffn_gate", "ffn_up", "ffn_down")
 
@@ -128,6 +130,12 @@ def read_experts(header: Header, router: Router = "softmax", *, shared: bool = F
 def read_factor(header: Header, key: str, default: float = 1.0) -> float:
     """A scalar factor of the header; 0 counts as absent, as in llama.cpp."""
     return default if header.value(key) == 0 else header.positive(key, default, below=1e6)
+
+
+def read_pooling(header: Header) -> Pooling | None:
+    """How a text's hidden states become its embedding: the mean where a file says nothing, None for a reranker's."""
+    value = header.value("pooling_type") or _MEAN
+    return POOLING.get(value) if isinstance(value, int) else None
 
 
 def same_window(spec: ModelSpec) -> tuple[int, ...]:

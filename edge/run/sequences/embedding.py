@@ -22,9 +22,15 @@ def check_pooling(pooling: object) -> Pooling | None:
 
 
 def embed(
-    sequence: TokenSequence, tokens: IntArray, pooling: Pooling | None, *, normalize: bool, truncate: bool
+    sequence: TokenSequence,
+    tokens: IntArray,
+    pooling: Pooling | None,
+    end: int | None,
+    *,
+    normalize: bool,
+    truncate: bool,
 ) -> FloatArray:
-    """As `Session.embed`, for token ids, int [n]."""
+    """As `Session.embed`, for token ids, int [n]. end: the token that ends texts, which truncating keeps."""
     engine, kv, chunk = sequence.engine, sequence.engine.kv, sequence.plan.config.chunk
     if not engine.capabilities.hidden:
         name = sequence.plan.backend
@@ -33,7 +39,7 @@ def embed(
         raise InputError("the text is empty")
     pooling, encoder = pooling or find_network(engine.spec).pooling, engine.spec.encoder
     if truncate and tokens.size > kv.capacity:
-        last = tokens[-1:] if encoder else tokens[:0]  # [SEP], which ends texts
+        last = tokens[-1:] if tokens[-1] == end else tokens[:0]
         tokens = np.concatenate([tokens[: kv.capacity - last.size], last])
     if encoder and tokens.size > kv.capacity:
         raise InputError(

@@ -57,7 +57,7 @@ def embed(asked: Asked, choice: int, session: Session, job: Job, *, truncate: bo
     """Embed a text. Runs in the worker's thread. Raises RefusedError for impossible token ids."""
     assert isinstance(asked.prompt, str | tuple)
     if isinstance(asked.prompt, str):
-        tokens = session.model.encode_text(asked.prompt)
+        tokens = session.model.encode_text(asked.prompt, embedded=True)
     else:
         tokens = np.array(asked.prompt, np.int32)
         if int(tokens.max()) >= session.model.tokenizer.size:
