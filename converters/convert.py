@@ -170,7 +170,7 @@ def convert(
         file = _read(path, work, wanted, report, steps)
         if wanted.pruning:
             check_pruning(read_spec(file), wanted.pruning)  # before minutes of work
-        if lora := open_lora(wanted.lora, file, read_spec(file)):
+        if lora := open_lora(wanted.lora, file, read_spec(file), merging=True):
             with _timed(report, "merging", steps) as progress:
                 merge_gguf(file, work / "merged.gguf", lora, progress)
             file = read_gguf(work / "merged.gguf")
@@ -220,7 +220,7 @@ def preview(
             file = write_outline(outline, fields_of(whole), planned_as(whole.tensors.values()))
         else:
             file = read_gguf(path)
-        if lora := open_lora(wanted.lora, file, read_spec(file)):
+        if lora := open_lora(wanted.lora, file, read_spec(file), merging=True):
             file = write_outline(outline, fields_of(file), plan_merge(file, lora))
         if wanted.pruning:
             file = write_outline(outline, *plan_pruning(file, read_spec(file), wanted.pruning))

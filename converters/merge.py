@@ -43,9 +43,8 @@ def _data(file: GGUFFile, info: TensorInfo, kind: str, lora: Lora) -> AnyArray:
     data = file.tensor_bytes(info)
     if not lora.changes(_whole(info)):
         return data
-    a, b = lora.matrices(_whole(info))
-    with np.errstate(over="ignore", invalid="ignore"):
-        stored = quantize(dequantize(data.reshape(info.shape[1], -1), info.type) + b @ a, kind)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        stored = quantize(lora.merged(dequantize(data.reshape(info.shape[1], -1), info.type), _whole(info)), kind)
         check_finite(file, info.name, dequantize(stored, kind))
     return stored
 

@@ -4,7 +4,9 @@ For each changed matrix W, an adapter has A, `NAME.lora_a` [rank, columns of W],
 The model then computes y = W x + scale · (alpha / rank) · B (A x).
 
 Format: the adapters that llama.cpp's `convert_lora_to_gguf.py` writes. As in llama.cpp, an alpha of 0 stands for a
-factor of 1, and the rank of each pair is its own.
+factor of 1, and the rank of each pair is its own. Adapters of type `dora`, edge's own, also have lengths,
+`NAME.lora_magnitude` [rows], to which DoRA (arXiv:2402.09353) scales the rows of the changed matrix. They are merged
+into the weights, not run.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray
 
 MAX_RANK = 1024  # of all adapters of a run together; real ones have 4 to 256
-_A, _B = ".lora_a", ".lora_b"
+LORA, DORA = "lora", "dora"  # adapter.type
+_A, _B, _LENGTHS = ".lora_a", ".lora_b", ".lora_magnitude"
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Pair:
 
     a: TensorInfo
     b: TensorInfo
+    lengths: TensorInfo | None = None  # DoRA's, of the rows
 
     @property
     def rank(self) -> int:
@@ -53,6 +57,7 @@ class Adapter:
     name: str
     alpha: float
     pairs: dict[str, Pair]  # by the model's tensor
+    kind: str = LORA
 
     @property
     def rank(self) -> int:
@@ -77,7 +82,7 @@ class Adapter:
 
     def read(self, info: TensorInfo) -> FloatArray:
         """Read a matrix, float32 [rows, columns]. Raises ModelFormatError for values that are not finite."""
-        data = self.file.tensor_bytes(info).reshape(info.shape[1], -1)
+        data = self.file.tensor_bytes(info).reshape(info.shape[1] if len(info.shape) > 1 else 1, -1)
         values = dequantize(data, info.type)
         if not np.isfinite(values).all():
             raise ModelFormatError(f"{self.file.path}: {info.name} has values that are not finite")
@@ -107,14 +112,17 @@ def is_adapter(file: GGUFFile) -> bool:
 def read_adapter(path: Path) -> Adapter:
     """Read and check the header of an adapter.
 
-    Raises ModelFormatError for damaged files and other kinds of file, UnsupportedError for other kinds of adapter.
+    Raises ModelFormatError for damaged files and other kinds of file, UnsupportedError for other kinds of adapter,
+    InputError for a folder.
     """
+    if (path / "adapter_config.json").is_file():
+        raise InputError(f"{path} is a PEFT adapter: edge convert {path} adapter.gguf --base MODEL makes a file of it")
     file = read_gguf(path)
     if not is_adapter(file):
         kind = file.metadata.get("general.type")
         raise ModelFormatError(f"{path}: not an adapter: general.type is {'missing' if kind is None else brief(kind)}")
     kind, architecture = (file.metadata.get(key) for key in ("adapter.type", "general.architecture"))
-    if kind != "lora":
+    if kind not in (LORA, DORA):
         raise UnsupportedError(f"{path}: an adapter of type {brief(kind)}: edge runs lora only")
     if not isinstance(architecture, str) or not architecture:
         raise ModelFormatError(f"{path}: general.architecture is missing")
@@ -124,19 +132,21 @@ def read_adapter(path: Path) -> Adapter:
     if not isinstance(alpha, float) or not math.isfinite(alpha) or abs(alpha) > MAX_SCALE:
         raise ModelFormatError(f"{path}: adapter.lora.alpha is {brief(alpha)}, not a float within ±{MAX_SCALE:g}")
     name = str(file.metadata.get("general.name", path.stem))
-    return Adapter(file, architecture, "".join(filter(str.isprintable, name))[:100], alpha, _find_pairs(file))
+    return Adapter(file, architecture, "".join(filter(str.isprintable, name))[:100], alpha, _find_pairs(file), kind)
 
 
 def _find_pairs(file: GGUFFile) -> dict[str, Pair]:
     path, found = file.path, dict[str, dict[str, TensorInfo]]()
+    parts = (_A, _B, _LENGTHS) if file.metadata.get("adapter.type") == DORA else (_A, _B)
     for name, info in file.tensors.items():
-        changed, suffix = name[: -len(_A)], name[-len(_A) :]
-        if suffix not in (_A, _B):
+        suffix = next((part for part in parts if name.endswith(part)), "")
+        changed = name.removesuffix(suffix)
+        if not suffix:
             raise UnsupportedError(f"{path}: {name} is no part of a LoRA pair: edge does not run such adapters")
         if not changed.startswith("blk.") or not changed.endswith(".weight"):
             raise UnsupportedError(f"{path}: it changes {changed}: edge runs adapters of matrices in layers only")
-        if len(info.shape) != 2:
-            raise UnsupportedError(f"{path}: {name} has {len(info.shape)} dimensions instead of 2")
+        if len(info.shape) != (1 if suffix == _LENGTHS else 2):
+            raise UnsupportedError(f"{path}: {name} has {len(info.shape)} dimensions")
         if info.type not in PLAIN:
             raise UnsupportedError(f"{path}: {name} is of type {info.type}: choose one of {', '.join(PLAIN)}")
         found.setdefault(changed, {})[suffix] = info
@@ -144,9 +154,11 @@ def _find_pairs(file: GGUFFile) -> dict[str, Pair]:
         raise ModelFormatError(f"{path}: an adapter without tensors")
     pairs: dict[str, Pair] = {}
     for changed, two in found.items():
-        if len(two) != 2:
+        if not {_A, _B} <= two.keys():
             raise ModelFormatError(f"{path}: {changed} has only one of {_A} and {_B}")
-        pairs[changed] = Pair(two[_A], two[_B])
+        pairs[changed] = Pair(two[_A], two[_B], lengths := two.get(_LENGTHS))
+        if lengths and lengths.shape[0] != two[_B].shape[1]:
+            raise ModelFormatError(f"{path}: {lengths.name} has {lengths.shape[0]} rows: they must agree")
         if two[_A].shape[1] != two[_B].shape[0]:
             ranks = f"{two[_A].shape[1]} and {two[_B].shape[0]}"
             raise ModelFormatError(f"{path}: the matrices of {changed} have the ranks {ranks}: they must agree")
@@ -180,16 +192,33 @@ class Lora:
         source: a matrix that some adapter changes; for a part of a fused matrix, B has the rows of that part. Raises
         ModelFormatError, also if factors make B's values infinite.
         """
-        lows, highs = [], []
+        found = [
+            _scaled(adapter, scale, pair, source)
+            for adapter, scale in zip(self.adapters, self.scales, strict=True)
+            if (pair := adapter.pairs.get(source.tensor))
+        ]
+        return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found], axis=1)
+
+    def merged(self, weights: FloatArray, source: Source) -> FloatArray:
+        """A whole matrix with its changes, one adapter after the other, float32 [rows, columns]."""
         for adapter, scale in zip(self.adapters, self.scales, strict=True):
             if pair := adapter.pairs.get(source.tensor):
-                lows.append(adapter.read(pair.a))
-                rows = adapter.read(pair.b)[source.index]
-                with np.errstate(over="ignore"):
-                    highs.append(rows * np.float32(scale * adapter.factor(pair)))
-                if not np.isfinite(highs[-1]).all():
-                    raise ModelFormatError(f"{adapter.file.path}: {pair.b.name} is too large for its scale: lower it")
-        return np.concatenate(lows), np.concatenate(highs, axis=1)
+                a, b = _scaled(adapter, scale, pair, source)
+                weights = weights + b @ a
+                if pair.lengths:
+                    lengths = adapter.read(pair.lengths).reshape(-1, 1)
+                    weights = weights * (lengths / np.linalg.norm(weights, axis=1, keepdims=True))
+        return weights
+
+
+def _scaled(adapter: Adapter, scale: float, pair: Pair, source: Source) -> tuple[FloatArray, FloatArray]:
+    """A and B for the rows of a source, with all factors in B. Raises ModelFormatError if they are too large."""
+    rows = adapter.read(pair.b)[source.index]
+    with np.errstate(over="ignore"):
+        b = rows * np.float32(scale * adapter.factor(pair))
+    if not np.isfinite(b).all():
+        raise ModelFormatError(f"{adapter.file.path}: {pair.b.name} is too large for its scale: lower it")
+    return adapter.read(pair.a), b
 
 
 def adapted_values(spec: ModelSpec) -> int:
@@ -204,13 +233,19 @@ def size_of(files: Iterable[LoraFile]) -> LoraSize:
     return _size_of([read_adapter(each.path) for each in files])
 
 
-def open_lora(files: Sequence[LoraFile], file: GGUFFile, spec: ModelSpec) -> Lora | None:
+def open_lora(files: Sequence[LoraFile], file: GGUFFile, spec: ModelSpec, *, merging: bool = False) -> Lora | None:
     """Open adapters and check them against their model's header; matrices are read later. None if there are none.
 
-    Raises InputError for adapters of another model, ModelFormatError, UnsupportedError.
+    merging: they are merged into the weights, not run. Raises InputError for adapters of another model,
+    ModelFormatError, UnsupportedError.
     """
     adapters = tuple(read_adapter(each.path) for each in files)
     for adapter in adapters:
+        if adapter.kind == DORA and not merging:
+            path = adapter.file.path
+            raise UnsupportedError(
+                f"{path}: a DoRA adapter scales rows of weights: merge it with edge convert MODEL FILE --lora {path}"
+            )
         adapter.check_model(file, spec)
     lora = Lora(adapters, tuple(each.scale for each in files))
     return lora if lora.size.rank else None

@@ -10,19 +10,21 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from hf_folders import FOLDERS, Tensors, complaint, copy_folder, read_folder, write_tensors
+from peft_adapters import KINDS, TOKENS
+from peft_adapters import OUT as PEFT
 
 from edge.backends import find_backend
 from edge.backends.base import AdaptedEngine, EngineConfig
-from edge.converters.convert import find_source
+from edge.converters.convert import Conversion, convert, find_source
 from edge.converters.huggingface.adapter import convert_adapter
 from edge.converters.huggingface.reader import convert_folder
-from edge.model.lora import open_lora
+from edge.converters.quantize import Settings
+from edge.model.lora import open_lora, read_adapter
 from edge.model.lora_file import LoraFile
 from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray
 
 RANK, ALPHA = 4, 6.0
-TOKENS = np.random.default_rng(3).integers(3, 200, 12).astype(np.int32)
 PROJECTIONS = ("_proj.weight", "c_attn.weight", "c_fc.weight", "c_proj.weight")  # gpt2's are transposed
 
 
@@ -83,12 +85,44 @@ def test_an_adapter_computes_what_merged_checkpoints_do(name: str, config: dict[
     np.testing.assert_allclose(logits(base, tmp_path / "a.gguf"), expected, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_adapters_give_peft_s_logits(kind: str, tmp_path: Path) -> None:
+    convert_folder(FOLDERS / "llama", tmp_path / "base.gguf", type="F32")
+    base = open_model(tmp_path / "base.gguf")
+    convert_adapter(PEFT / kind, base, tmp_path / "a.gguf")
+    wanted = Conversion("gguf", lora=(LoraFile(tmp_path / "a.gguf"),))
+    convert(tmp_path / "base.gguf", tmp_path / "merged.gguf", wanted)
+    with np.load(PEFT / "logits.npz") as golden:
+        expected = golden[kind]
+    assert np.abs(expected - logits(base)[-len(expected) :]).max() > 0.3
+    merged = logits(open_model(tmp_path / "merged.gguf"))[-len(expected) :]
+    np.testing.assert_allclose(merged, expected, rtol=0, atol=1e-3)
+    if kind == "dora":
+        assert "merge it with edge convert" in complaint(lambda: logits(base, tmp_path / "a.gguf"))
+    else:
+        found = logits(base, tmp_path / "a.gguf")[-len(expected) :]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
+
+
+def test_a_changed_base_must_be_unquantized(tmp_path: Path) -> None:
+    convert(FOLDERS / "llama", tmp_path / "q.gguf", Conversion("gguf", settings=Settings(type="Q8_0", method="rtn")))
+    base = open_model(tmp_path / "q.gguf")
+    said = complaint(lambda: convert_adapter(PEFT / "pissa", base, tmp_path / "a.gguf"))
+    assert "name it unquantized" in said
+
+
+def test_a_folder_is_no_adapter_yet() -> None:
+    assert f"edge convert {PEFT / 'dora'} adapter.gguf" in complaint(lambda: read_adapter(PEFT / "dora"))
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"use_dora": True}, "use_dora is True"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
+        ({"init_lora_weights": "corda"}, "merge it with PEFT's merge_and_unload"),
+        ({"alpha_pattern": {"(": 2}}, "is no pattern"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
         ({"r": 0}, "r is 0"),
         ({"lora_alpha": "x"}, "lora_alpha is 'x'"),
