@@ -230,7 +230,7 @@ def _role_fields(
     """Fields for special tokens: bos, eos, unk and pad (by text, else by the ids in config.json), other end-of-turn
     tokens, and tokens that must not be generated. behind: the token at the end of texts, which is EOS if there is
     one, as llama.cpp's converter has it."""
-    fields: dict[str, Field] = {}
+    roles: dict[str, int] = {}
     for role, name in _ROLES.items():
         text = settings.get(f"{role}_token")
         text = text.get("content") if isinstance(text, dict) else text
@@ -238,18 +238,17 @@ def _role_fields(
         if index is None:
             index = next(iter(_ids(config.get(f"{role}_token_id"), len(ids))), None)
         if index is not None:
-            fields[f"tokenizer.ggml.{name}_token_id"] = np.uint32(index)
+            roles[name] = index
     generation = folder / "generation_config.json"
     said = read_object(generation) if generation.is_file() else {}
     ends = _ids(config.get("eos_token_id"), len(ids)) + _ids(said.get("eos_token_id"), len(ids))
     texts = {index: text for text, index in ids.items()}
-    known = fields.get("tokenizer.ggml.eos_token_id")
-    if behind in ids and known != ids[behind]:
-        ends += [] if known is None else [int(known)]
-        known = fields["tokenizer.ggml.eos_token_id"] = np.uint32(ids[behind])
-    others = [index for index in dict.fromkeys(ends) if index != known and texts[index] not in END_NAMES]
-    for role, index in zip(("eot", "eom"), others, strict=False):
-        fields[f"tokenizer.ggml.{role}_token_id"] = np.uint32(index)
+    if behind in ids:
+        ends += [roles["eos"]] if "eos" in roles else []
+        roles["eos"] = ids[behind]
+    others = [i for i in dict.fromkeys(ends) if i != roles.get("eos") and texts[i] not in END_NAMES]
+    roles |= dict(zip(("eot", "eom"), others, strict=False))
+    fields: dict[str, Field] = {f"tokenizer.ggml.{name}_token_id": np.uint32(i) for name, i in roles.items()}
     if len(others) > 2:
         fields[ENDS] = np.array(others, np.int32)
     if suppressed := _ids(said.get("suppress_tokens"), len(ids)):

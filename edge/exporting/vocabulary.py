@@ -141,8 +141,8 @@ def _slots(tokenizer: Tokenizer, pieces: list[bytes]) -> tuple[AnyArray, int]:
 def _specials(tokenizer: Tokenizer) -> tuple[AnyArray, AnyArray, bytes]:
     """Tokens that match as a whole, SPECIAL [n]; the first of them for each first byte, [257]; and their texts."""
     if tokenizer.lstripping or tokenizer.alone:
-        token = tokenizer.text(min(tokenizer.lstripping | tokenizer.alone))
-        raise UnsupportedError(f"exported models have no tokens like {token!r}, which depends on the text before it")
+        said = tokenizer.text(min(tokenizer.lstripping | tokenizer.alone))
+        raise UnsupportedError(f"exported models have no tokens like {said!r}, which depends on the text before it")
     found = sorted((text.encode(), token, control) for text, (token, control) in tokenizer.special_tokens().items())
     rows, texts = [], b""
     for text, token, control in found:
