@@ -33,7 +33,7 @@ from edge.model.messages import (
     with_properties,
 )
 from edge.model.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, OWN, TOO_MUCH, Compiled, Renderer, limit_process
-from edge.model.repairs import SUPPOSED, Tools, repaired
+from edge.model.repairs import SUPPOSED, Tools, opened_by_user, repaired
 from edge.model.thinking import EFFORTS, Think, find_family
 from edge.records import dataclass
 from edge.storage import cache
@@ -61,6 +61,8 @@ _MODES: dict[str, dict[str, Any]] = {
     "off": dict.fromkeys(_SWITCHES, False),
     **{effort: dict.fromkeys(_SWITCHES, True) | {"reasoning_effort": effort} for effort in EFFORTS},
 }
+
+_NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}  # efforts that no template has
 
 _FORMS = 2  # version of cached forms: increment it when this module, or one that it renders with, changes them
 
@@ -144,8 +146,11 @@ class ChatTemplate:
         tools: object = None,
         think: Think = _DEFAULT,
         variables: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = True,
     ) -> tuple[list[Segment], bool]:
-        """The prompt of a whole conversation, and whether the answer begins inside a thought.
+        """The prompt of a whole conversation, and whether the answer begins inside a thought. continues: an answer to a
+        last message of the assistant goes on from it.
 
         messages, tools: as in OpenAI's protocol. variables: template variables such as `enable_thinking`, beyond those
         of `think`. Raises InputError for messages that the template refuses or whose text it drops, UnsupportedError
@@ -156,8 +161,11 @@ class ChatTemplate:
         said, known = parse_messages(messages), with_properties(parse_tools(tools))
         if "developer" not in self._words:
             said = [replace(each, role="system") if each.role == "developer" else each for each in said]
-        rendered = self._repaired(said, known, {**_MODES[think.mode], **_checked(variables or {})})
-        return self._opened(rendered.marked.fill(rendered.text), think, calls=bool(known))
+        begun = said.pop() if continues and said[-1].role == "assistant" and not said[-1].calls else None
+        names = {**_MODES[think.mode], **_checked(variables or {})}
+        rendered = self._repaired(said or opened_by_user(said), known, names)
+        segments, thinks = self._opened(rendered.marked.fill(rendered.text), think, calls=bool(known) and not begun)
+        return self._begun(segments, thinks, begun) if begun else (segments, thinks)
 
     def _repaired(self, messages: list[Message], tools: Tools | None, names: Mapping[str, Any]) -> _Rendered:
         """The rendered conversation, with as few repairs as the template needs. Raises InputError."""
@@ -169,7 +177,7 @@ class ChatTemplate:
                 (frozenset({name}) for name in SUPPOSED if repaired(messages, tools, lacks | {name}) != before),
                 frozenset(),
             )
-            if not more or found.fault == TOO_MUCH:
+            if not more or TOO_MUCH in found.fault:
                 raise InputError(f"the model's chat template {first.fault}")
             supposed += more - found.lacks
             lacks |= more
@@ -211,6 +219,39 @@ class ChatTemplate:
             return segments, False
         state = self.family.state(opening)
         return segments, self.family.headed is not None if state is None else state
+
+    def _begun(self, segments: list[Segment], thinks: bool, begun: Message) -> tuple[list[Segment], bool]:
+        """The prompt with the beginning of its answer, behind thoughts only if it has some."""
+        family, text = self.family, str(begun.content)
+        said = [Segment(text, trusted=False)] if text else []
+        if family is None or not (text or begun.thoughts) or not (thinks or begun.thoughts):
+            return [*segments, *said], thinks
+        opening = str(segments[-1].text) if segments and segments[-1].trusted else ""
+        segments = segments[: -1 if opening else None]
+        if begun.thoughts:
+            if not opening.rstrip().endswith(family.opening.rstrip()):
+                opening = opening.removesuffix(family.empty or "") + family.opening
+            ended = [Segment(family.cut, trusted=True)] if text else []
+            said = [Segment(begun.thoughts, trusted=False), *ended, *said]
+        else:
+            opening = family.emptied(opening) or opening
+        return [*segments, Segment(opening, trusted=True), *said], not text
+
+    def nearest(self, think: Think) -> Think:
+        """The mode of the template that is nearest to a hint of a program, since programs ask every model alike; the
+        default where there is none. The hint's effort may also be minimal, xhigh or max."""
+        if self.family is None or not think.chosen:
+            return Think()
+        efforts = "low/first" in self._forms
+        if think.effort and efforts:
+            return replace(think, effort=_NEAREST.get(think.effort, think.effort))
+        if think.effort:
+            think = replace(think, effort=None, enabled=think.effort != "minimal")
+        try:
+            self.opening(think)
+        except UnsupportedError:  # it cannot be kept from thinking
+            return Think(effort="low") if efforts else Think()
+        return think
 
     def _with_opening(self, rendered: str, think: Think, answered: bool) -> str:
         before, mark, opening = rendered.rpartition(_USER)

@@ -18,6 +18,7 @@ from reprlib import repr as brief
 from typing import Any
 
 from edge.errors import InputError
+from edge.model.parts import newest, text_of_parts
 from edge.model.rendering import BLANKS, GUISES, MARK, MOST_TEXT, mark, number_of, reveal, written
 from edge.model.text import well_formed
 from edge.records import dataclass
@@ -91,7 +92,8 @@ def parse_messages(messages: object) -> list[Message]:
         raise InputError(
             f"messages must be a list such as [{{'role': 'user', 'content': 'Hi'}}], not {brief(messages)}"
         )
-    parsed = [_message(number, each) for number, each in enumerate(messages, 1)]
+    question = newest([str(each.get("role")) if isinstance(each, Mapping) else "" for each in messages])
+    parsed = [_message(number, each, asks=number == question + 1) for number, each in enumerate(messages, 1)]
     first = next((at for at, each in enumerate(parsed) if each.role not in ("system", "developer")), len(parsed))
     if first > 1:
         text = "\n\n".join(str(each.content) for each in parsed[:first])
@@ -202,7 +204,7 @@ def _tool(number: int, tool: object) -> dict[str, Any]:
                                              "parameters": dict(parameters or empty)}}  # fmt: skip
 
 
-def _message(number: int, message: object) -> Message:
+def _message(number: int, message: object, *, asks: bool) -> Message:
     where = f"message {number}"
     if not isinstance(message, Mapping):
         raise InputError(f"{where} must be an object, not {brief(message)}")
@@ -211,7 +213,7 @@ def _message(number: int, message: object) -> Message:
         role = "tool"
     if role not in ROLES:
         raise InputError(f"{where}: role must be one of {', '.join(ROLES)}, not {brief(role)}")
-    content = _content(where, message.get("content"))
+    content = well_formed(text_of_parts(message.get("content"), f"{where}: content", "\n", strict=asks))
     listed = message.get("tool_calls") or []
     if not isinstance(listed, list | tuple):
         raise InputError(f"{where}: tool_calls must be a list, not {brief(listed)}")
@@ -225,23 +227,6 @@ def _message(number: int, message: object) -> Message:
             raise InputError(f"{where}: {field} must be text, not {brief(value)}")
     name, call_id = message.get("name"), message.get("tool_call_id")
     return Message(role, content, calls, thoughts if role == "assistant" else None, call_id, name)
-
-
-def _content(where: str, content: object) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return well_formed(content)
-    if not isinstance(content, Sequence) or isinstance(content, bytes):
-        raise InputError(f"{where}: content must be text or a list of text parts, not {brief(content)}")
-    texts: list[str] = []
-    for part in content:
-        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else part
-            raise InputError(f"{where}: a part of its content is {brief(kind)}: only text is supported")
-        texts.append(well_formed(text))
-    return "\n".join(texts)
 
 
 def _call(where: str, at: int, call: object) -> Call:

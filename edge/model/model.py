@@ -132,27 +132,36 @@ class Model:
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         variables: Mapping[str, Any] | None = None,
+        continues: bool = True,
     ) -> Prompt:
-        """Create a prompt from a whole conversation, up to the beginning of the next answer.
+        """Create a prompt from a whole conversation, up to the beginning of the next answer. If the last message is the
+        assistant's, the answer goes on from it, unless `continues` is False.
 
         messages, tools: as in OpenAI's protocol: roles system, developer, user, assistant (with `tool_calls` and
-        `reasoning_content`) and tool (with `tool_call_id`); contents are text or lists of text parts. tool_choice:
-        "auto", "none", which leaves the tools out, "required", or the name of a tool. The prompt tells its session
-        which calls the answer may and must make. variables: template variables beyond those of `think`. A template
-        without support for tools receives them as text.
+        `reasoning_content`) and tool (with `tool_call_id`); contents are text or lists of parts, and what is no text
+        becomes a line, but in the last message of the user. tool_choice: "auto", "none", which leaves the tools out,
+        "required", the name of a tool, or OpenAI's allowed_tools. The prompt tells its session which calls the answer
+        may and must make. variables: template variables beyond those of `think`. A template without support for tools
+        receives them as text.
 
         Raises InputError for messages that are malformed, or that the template refuses, and UnsupportedError without a
         chat template or for a mode of thinking that the model lacks.
         """
-        from edge.tools.use import ToolUse, parse_choice
+        from edge.tools.use import ToolUse, parse_allowed, parse_choice
 
         template, known = self._needed_template(), parse_tools(tools) or []
-        only, required, any_call = parse_choice(tool_choice, [tool["function"]["name"] for tool in known])
+        choice, names = parse_allowed(tool_choice, [tool["function"]["name"] for tool in known])
+        only, required, any_call = parse_choice(choice, names)
         known = known if any_call else []
         thought = Think.parse(think)
-        segments, thinks = template.conversation(messages, known, thought, variables)
-        may_think = thought.enabled is not False
-        use = ToolUse(self.tool_format, known, only, required, parallel_tool_calls, may_think) if known else None
+        segments, thinks = template.conversation(messages, known, thought, variables, continues=continues)
+        callable = [tool for tool in known if tool["function"]["name"] in names]
+        use = None
+        if callable:
+            use = ToolUse(
+                self.tool_format, callable, only, required, parallel_tool_calls, thinks=thought.enabled is not False,
+                limited=len(callable) < len(known),
+            )  # fmt: skip
         return Prompt(self._with_bos(self._encode_segments(self._merged(segments))), thinks, use, whole=True)
 
     @property

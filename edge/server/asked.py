@@ -22,6 +22,7 @@ class Chat:
     tool_choice: Any = None
     parallel: bool = True  # whether an answer may have several tool calls
     variables: dict[str, Any] = field(default_factory=dict)  # of the template
+    continues: bool = True  # a last message of the assistant is the beginning of the answer
 
 
 Text = str | tuple[int, ...]

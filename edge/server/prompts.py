@@ -11,6 +11,7 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.model.model import Model
+from edge.model.parts import text_of_parts
 from edge.model.prompt import Prompt
 from edge.model.spec import check_generates
 from edge.model.thinking import Think
@@ -42,23 +43,12 @@ def is_background(text: str) -> bool:
     return _TITLES.match(text) is not None
 
 
-def text_of(content: Any, where: str) -> str:
-    """The text of a message's content. Raises RefusedError for parts that are not text."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RefusedError(400, f"{where} must be text or a list of parts", code="invalid_value", param=where)
-    texts = []
-    for number, part in enumerate(content):
-        kind = part.get("type", "text") if isinstance(part, dict) else None
-        text = part.get("text") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
-            message = f"{where}[{number}] is {str(kind)[:40]!r}: these models read text only"
-            raise RefusedError(400, message, code="unsupported", param=where)
-        texts.append(text)
-    return "".join(texts)
+def text_of(content: Any, where: str, *, strict: bool = False) -> str:
+    """The text of a message's content, as `text_of_parts`. Raises RefusedError."""
+    try:
+        return text_of_parts(content, where, strict=strict)
+    except InputError as error:
+        raise RefusedError(400, str(error), code="unsupported", param=where) from None
 
 
 def make_request(asked: Asked, choice: int, job: Job, session: Session, *, evict: bool = False) -> Request:
@@ -68,9 +58,7 @@ def make_request(asked: Asked, choice: int, job: Job, session: Session, *, evict
     """
     model = session.model
     check_generates(model.spec)
-    think = asked.think
-    if think.chosen and (model.template is None or model.template.family is None):
-        think = Think()  # programs ask every model for an effort
+    think = Think() if model.template is None else model.template.nearest(asked.think)
     chosen = dict(asked.sampling)
     if chosen.get("seed") is not None:
         chosen["seed"] = (chosen["seed"] + choice) % 2**64
@@ -113,13 +101,13 @@ def _chat_prompt(model: Model, chat: Chat, think: Think) -> Prompt:
         why = f"{model.name} has no chat template: use /v1/completions"
         raise RefusedError(400, why, code="unsupported", param="model")
     messages = list[dict[str, Any]]()
-    for number, message in enumerate(chat.messages):
-        text = text_of(message.get("content"), f"messages[{number}].content")
-        settled = settle_prefix(text) if message["role"] in ("system", "developer") else text
-        messages.append({**message, "content": settled})
+    for message in chat.messages:
+        if message["role"] in ("system", "developer"):
+            message = {**message, "content": settle_prefix(message["content"])}
+        messages.append(message)
     return model.chat_prompt(
         messages, tools=chat.tools or None, think=think, tool_choice=chat.tool_choice,
-        parallel_tool_calls=chat.parallel, variables=chat.variables or None,
+        parallel_tool_calls=chat.parallel, variables=chat.variables or None, continues=chat.continues,
     )  # fmt: skip
 
 

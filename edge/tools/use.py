@@ -19,7 +19,7 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 class ToolUse:
     """The tools of one answer. tools: as in OpenAI's protocol, checked. only: the one function that must be called.
     required: some function must be called. parallel: several calls may follow each other. thinks: the model may think
-    first."""
+    first. limited: the prompt has further tools, which this answer may not call."""
 
     form: ToolFormat
     tools: Sequence[Mapping[str, Any]]
@@ -27,6 +27,7 @@ class ToolUse:
     required: bool = False
     parallel: bool = True
     thinks: bool = True
+    limited: bool = False
 
     @property
     def forced(self) -> bool:
@@ -37,7 +38,8 @@ class ToolUse:
         return ToolParser(self.form, self.tools)
 
     def grammar(self, tokens: Mapping[str, int]) -> str | None:
-        """The grammar of the answer in Lark's notation, if tools must be called or one is `strict`; else None.
+        """The grammar of the answer in Lark's notation, if tools must be called, one is `strict` or not all may be
+        called; else None.
 
         tokens: special tokens of the vocabulary, by their text.
         """
@@ -48,6 +50,21 @@ class ToolUse:
             self.form, self.tools, tokens=tokens, name=self.only, required=self.forced, parallel=parallel,
             thinks=self.thinks,
         )  # fmt: skip
+
+
+def parse_allowed(choice: object, names: Sequence[str]) -> tuple[object, Sequence[str]]:
+    """A `tool_choice` among the tools that it allows, and their names: by default all. Raises InputError."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return choice, names
+    inner = choice.get("allowed_tools", choice)  # of chats; the responses API has them beside the type
+    tools = inner.get("tools") if isinstance(inner, Mapping) else None
+    listed = [each for each in tools if isinstance(each, Mapping)] if isinstance(tools, list) else []
+    functions = [each.get("function", each) for each in listed if each.get("type", "function") == "function"]
+    allowed = [each.get("name") for each in functions if isinstance(each, Mapping)]
+    kept = [name for name in names if name in allowed]
+    if names and not kept:
+        raise InputError(f"tool_choice allows none of the tools: choose from {', '.join(names)}")
+    return inner.get("mode", AUTO), kept
 
 
 def parse_choice(choice: object, names: Sequence[str]) -> tuple[str | None, bool, bool]:

@@ -18,7 +18,7 @@ from edge.server.events import Call, Ended, Event, Flow, Piece
 from edge.server.http import event
 from edge.server.prompts import text_of
 from edge.server.protocols.answers import Answer, gather, usage_of
-from edge.server.protocols.bodies import Budget, Drawn, grammar_of, limits_of
+from edge.server.protocols.bodies import Budget, Drawn, Hints, grammar_of, limits_of, think_of
 from edge.server.protocols.fields import said, whole, within
 from edge.server.protocols.offered import of_messages
 from edge.server.refusal import RefusedError
@@ -34,7 +34,7 @@ class AnthropicMessage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MessagesBody:
+class MessagesBody(Hints):
     """POST /v1/messages"""
 
     messages: list[AnthropicMessage] = field(metadata={"help": "The conversation; the last message is the user's."})
@@ -48,7 +48,6 @@ class MessagesBody:
     top_p: float | None = None
     tools: list[dict[str, Any]] | None = said("Functions that the model may call.")
     tool_choice: dict[str, Any] | None = said("auto, any, none or a tool.")
-    thinking: dict[str, Any] | None = said("Whether the model thinks, and for how many tokens at most.")
     output_config: dict[str, Any] | None = said("The form of the answer, in `format`.")
     output_format: dict[str, Any] | None = said("The form of the answer, in older programs.")
     edge: Budget | None = said("Budgets of this request.")
@@ -60,8 +59,8 @@ def translate(body: MessagesBody, headers: Any, tenant: str) -> Asked:
         raise RefusedError(400, "messages is empty", param="messages", code="invalid_value")
     system = text_of(body.system, "system")
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    for number, message in enumerate(body.messages):
-        messages += _messages(message, f"messages[{number}].content")
+    for number, message in enumerate(body.messages, 1):
+        messages += _messages(message, f"messages[{number - 1}].content", last=number == len(body.messages))
     choice, parallel = _choice(body.tool_choice)
     offered = of_messages(body.tools)
     drawn = Drawn(
@@ -85,7 +84,7 @@ def _grammar(body: MessagesBody) -> Grammar | None:
     return grammar_of(form, "output_config.format")
 
 
-def _messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:
+def _messages(message: AnthropicMessage, where: str, *, last: bool) -> list[dict[str, Any]]:
     """A message in OpenAI's form; results of tools become messages of their own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
@@ -103,7 +102,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:
             thoughts.append(str(block.get("thinking", "")))
         elif kind != "redacted_thinking":
             texts.append(block)
-    text = text_of(texts, where)
+    text = text_of(texts, where, strict=last and message.role == "user" and not results)
     said: dict[str, Any] = {"role": message.role, "content": text}
     if calls:
         said["tool_calls"] = calls
@@ -123,16 +122,12 @@ def _choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
 
 
 def _think(body: MessagesBody) -> Think:
-    thinking = body.thinking
-    if thinking is None:
-        return Think()
-    budget = thinking.get("budget_tokens")
+    budget = body.thinking.get("budget_tokens") if isinstance(body.thinking, dict) else None
     if body.max_tokens and isinstance(budget, int) and budget >= body.max_tokens:
         message = f"thinking.budget_tokens is {budget}: it must be less than max_tokens, {body.max_tokens}"
         raise RefusedError(400, message, param="thinking", code="invalid_value")
-    if thinking.get("type") == "enabled" and isinstance(budget, int) and budget > 0:
-        return Think(enabled=True, tokens=budget)
-    return Think(enabled=thinking.get("type") in ("enabled", "adaptive"))
+    mode, effort = body.mode(), think_of((body.output_config or {}).get("effort"))
+    return effort if effort.chosen and mode in (Think(), Think(enabled=True)) else mode
 
 
 def models(found: Sequence[dict[str, Any]]) -> dict[str, Any]:

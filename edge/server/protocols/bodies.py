@@ -96,6 +96,29 @@ class Drawn:
         return tuple(each for each in stops if each)
 
 
+Hint = bool | str | int | dict[str, Any]
+_HINTS = ("effort", "type", "enabled")  # fields of hints that are objects
+_WORDS = {"none": False, "off": False, "false": False, "disabled": False, "on": True, "true": True, "enabled": True,
+          "adaptive": True}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hints:
+    """How long the model should think: hints, by the names of several programs. The nearest mode that the model has
+    serves."""
+
+    reasoning_effort: Hint | None = said("How long the model thinks: none, minimal, low, medium, high, xhigh or max.")
+    reasoning: Hint | None = said("The same, in `effort`; or `enabled`.")
+    enable_thinking: Hint | None = said("Whether the model thinks.")
+    think: Hint | None = said("Whether the model thinks, or how long.")
+    thinking: Hint | None = said("The same, in `type`: enabled or disabled.")
+
+    def mode(self) -> Think:
+        """The mode of the first hint that says one."""
+        hints = (self.enable_thinking, self.think, self.thinking, self.reasoning_effort, self.reasoning)
+        return next((found for hint in hints if (found := think_of(hint)).chosen), Think())
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpenAI(Drawn):
     """Fields that chats and completions of OpenAI's API share."""
@@ -140,27 +163,21 @@ class OpenAI(Drawn):
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a message's content. Only text is read."""
-
-    type: str
-    text: str | None = None
-
-
-@dataclass(frozen=True)
 class Message:
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: str | list[dict[str, Any]] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = said("The same, in other programs.")
+    thinking: str | None = said("The same, as Ollama has it.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatBody(OpenAI):
+class ChatBody(OpenAI, Hints):
     """POST /v1/chat/completions"""
 
     messages: list[Message] = field(metadata={"help": "The conversation; the last message is the user's."})
@@ -170,15 +187,14 @@ class ChatBody(OpenAI):
     tools: list[dict[str, Any]] | None = said("Functions that the model may call.")
     tool_choice: str | dict[str, Any] | None = said("none, auto, required, or a function.")
     parallel_tool_calls: bool | None = said("Whether the model may call several functions.")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = said("How long the model thinks.")
     chat_template_kwargs: dict[str, Any] | None = said("Variables of the chat template, such as enable_thinking.")
 
-    def think(self) -> Think:
-        """The thinking mode, by the template's enable_thinking, else by reasoning_effort."""
-        chosen = (self.chat_template_kwargs or {}).get("enable_thinking")
-        if isinstance(chosen, bool):
-            return Think.parse(chosen)
-        return think_of(self.reasoning_effort)
+    continue_final_message: bool | None = said("false: begin anew behind a last message of the assistant.")
+
+    def mode(self) -> Think:
+        """The thinking mode, by the template's enable_thinking, else by other hints."""
+        chosen = think_of((self.chat_template_kwargs or {}).get("enable_thinking"))
+        return chosen if chosen.chosen else super().mode()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,11 +277,20 @@ def grammar_of(form: dict[str, Any] | None, name: str) -> Grammar | None:
         raise RefusedError(400, str(error), param=name, code="invalid_value") from None
 
 
-def think_of(effort: str | None) -> Think:
-    """The thinking mode for a reasoning effort."""
-    if effort in ("none", "minimal"):
-        return Think.parse(False)
-    return Think.parse(effort) if effort in EFFORTS else Think()
+def think_of(hint: object) -> Think:
+    """The thinking mode of a hint: a word, whether to think, or an object of these. Other values say nothing."""
+    if isinstance(hint, dict):
+        tokens = next((hint[name] for name in ("budget_tokens", "max_tokens") if isinstance(hint.get(name), int)), 0)
+        if hint.get("type") != "disabled" and tokens > 0:
+            return Think(enabled=True, tokens=tokens)
+        words = [hint[name] for name in _HINTS if isinstance(hint.get(name), bool | str)]
+        return next((found for word in words if (found := think_of(word)).chosen), Think())
+    if isinstance(hint, bool):
+        return Think(enabled=hint)
+    word = hint.strip().lower() if isinstance(hint, str) else ""
+    if word in (*EFFORTS, "minimal", "xhigh", "max"):
+        return Think(effort=word)
+    return Think(enabled=_WORDS[word]) if word in _WORDS else Think()
 
 
 def limits_of(budget: Budget | None, headers: Any, *, evict: bool = False) -> dict[str, Any]:

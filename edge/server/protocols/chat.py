@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
+from edge.model.parts import newest
 from edge.model.tokenizer import TokenizerLike
 from edge.run.report import TokenLogprob
 from edge.server.asked import Asked, Chat, Priority
@@ -28,23 +29,30 @@ def translate(body: ChatBody, headers: Any, tenant: str) -> Asked:
         raise RefusedError(400, "messages is empty", param="messages", code="invalid_value")
     if body.top_logprobs and not body.logprobs:
         raise RefusedError(400, "top_logprobs needs logprobs", param="top_logprobs", code="invalid_value")
-    messages = tuple({k: v for k, v in asdict(each).items() if v is not None} for each in body.messages)
+    messages = _messages(body)
     offered = of_chat(body.tools)
     variables = {name: value for name, value in (body.chat_template_kwargs or {}).items() if name != "enable_thinking"}
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return Asked(
         model=body.model or "",
-        prompt=Chat(messages, offered.tools, body.tool_choice, body.parallel_tool_calls is not False, variables),
+        prompt=Chat(
+            messages,
+            offered.tools,
+            body.tool_choice,
+            body.parallel_tool_calls is not False,
+            variables,
+            continues=body.continue_final_message is not False,
+        ),
         choices=body.n or 1,
         max_tokens=limit_of(limit),
         sampling=body.sampling(),
         stop=body.stops(),
         ignore_eos=bool(body.ignore_eos),
-        think=body.think(),
+        think=body.mode(),
         grammar=body.grammar_of_answer(),
         ignored=offered.left_out,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        priority=priority_of(body),
+        priority=priority_of(messages),
         tenant=tenant,
         **limits_of(body.edge, headers),
     )
@@ -57,14 +65,22 @@ def limit_of(count: int | None) -> int | None:
     return None if count in (None, -1) else count
 
 
-def priority_of(body: ChatBody) -> Priority:
+def _messages(body: ChatBody) -> tuple[dict[str, Any], ...]:
+    """The messages with their contents as text. Raises RefusedError for an input of the user that is none."""
+    roles = ["tool" if each.role == "function" else each.role for each in body.messages]
+    question, found = newest(roles), list[dict[str, Any]]()
+    for number, each in enumerate(body.messages):
+        text = text_of(each.content, f"messages[{number}].content", strict=number == question)
+        found.append({name: value for name, value in vars(each).items() if value is not None} | {"content": text})
+    return tuple(found)
+
+
+def priority_of(messages: Sequence[dict[str, Any]]) -> Priority:
     """The priority: background for prompts that programs send unseen, tools after a tool's result, else interactive."""
-    last = body.messages[-1]
-    if last.role == "user" and is_background(
-        text_of(asdict(last)["content"], f"messages[{len(body.messages) - 1}].content")
-    ):
+    last = messages[-1]
+    if last["role"] == "user" and is_background(last["content"]):
         return "background"
-    return "tools" if last.role == "tool" else "interactive"
+    return "tools" if last["role"] == "tool" else "interactive"
 
 
 class Writer:

@@ -8,13 +8,14 @@ import re
 from dataclasses import field
 from typing import Any
 
-from edge.model.thinking import Think
+from edge.model.parts import PICTURE, newest
 from edge.records import dataclass
 from edge.server.asked import Asked, Chat
 from edge.server.events import Ended, Event, Piece
 from edge.server.http import dumps, parse_body
+from edge.server.prompts import text_of
 from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
-from edge.server.protocols.bodies import Budget, Drawn, grammar_of, limits_of
+from edge.server.protocols.bodies import Budget, Drawn, Hints, grammar_of, limits_of
 from edge.server.protocols.fields import said
 from edge.server.protocols.offered import of_chat
 from edge.server.refusal import RefusedError
@@ -28,14 +29,13 @@ OPTIONS = (*SAMPLING, "stop", "num_predict")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
+class Shared(Hints):
     """Fields of both bodies."""
 
     model: str | None = said("A name of /v1/models; the first model without it.")
     stream: bool | None = said("Send the answer in pieces, a line of JSON each (default: yes).")
     format: str | dict[str, Any] | None = said("json, or a JSON schema.")
     options: dict[str, Any] | None = said("num_predict, temperature, top_k, top_p, min_p, seed, stop and penalties.")
-    think: bool | str | None = said("Think before the answer, or not.")
     keep_alive: str | float | None = said(
         "0 without a text unloads the model; else it stays until another needs the memory."
     )
@@ -93,7 +93,7 @@ def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) ->
         )
     return Asked(
         model=body.model or "", prompt=_prompt(body), max_tokens=limit if limit and limit > 0 else None,
-        sampling=drawn.sampling(), stop=drawn.stops(), think=Think.parse(body.think), grammar=grammar,
+        sampling=drawn.sampling(), stop=drawn.stops(), think=body.mode(), grammar=grammar,
         ignored=of_chat(body.tools).left_out if isinstance(body, ApiChatBody) else (), tenant=tenant,
         **limits_of(body.edge, headers, evict=body.truncate is True),
     )  # fmt: skip
@@ -106,30 +106,38 @@ def _prompt(body: ApiChatBody | ApiGenerateBody) -> Chat | str:
             return body.prompt
         system = [{"role": "system", "content": body.system}] if body.system else []
         return Chat((*system, {"role": "user", "content": body.prompt}))
-    messages, last = [], ""
-    for number, message in enumerate(body.messages):
-        if not isinstance(message.get("role"), str):
-            raise RefusedError(400, f"messages[{number}].role must be text", param="messages", code="invalid_value")
-        said = {"role": message["role"], "content": message.get("content") or ""}
-        if calls := message.get("tool_calls"):
-            if not isinstance(calls, list):
-                where = f"messages[{number}].tool_calls"
-                raise RefusedError(400, f"{where} must be a list", param="messages", code="invalid_value")
-            said["tool_calls"] = [_call(call, f"call_{number}_{n}") for n, call in enumerate(calls)]
-            last = f"call_{number}_0"
-        if said["role"] == "tool":
-            said["tool_call_id"] = message.get("tool_call_id") or last
-        messages.append(said)
-    return Chat(tuple(messages), of_chat(body.tools).tools)
+    roles = [message.get("role") for message in body.messages]
+    if (number := next((n for n, role in enumerate(roles) if not isinstance(role, str)), None)) is not None:
+        raise RefusedError(400, f"messages[{number}].role must be text", param="messages", code="invalid_value")
+    question = newest([str(role) for role in roles])
+    messages = tuple(_message(each, f"messages[{n}]", asks=n == question) for n, each in enumerate(body.messages))
+    return Chat(messages, of_chat(body.tools).tools)
 
 
-def _call(call: Any, identifier: str) -> dict[str, Any]:
+def _message(message: dict[str, Any], where: str, *, asks: bool) -> dict[str, Any]:
+    """A message in OpenAI's form. asks: the user expects an answer to all of it. Calls have no identifiers here:
+    results name their function at most."""
+    text, images = text_of(message.get("content"), f"{where}.content"), message.get("images") or []
+    if images and asks:
+        raise RefusedError(400, f"{where}.images: these models read text only", code="unsupported", param="images")
+    lines = [PICTURE for _ in images] if isinstance(images, list) else [PICTURE]
+    said = {"role": message["role"], "content": "\n".join([text, *lines] if text else lines)}
+    if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise RefusedError(400, f"{where}.tool_calls must be a list", param="messages", code="invalid_value")
+        said["tool_calls"] = [_call(call) for call in calls]
+    names = {"thinking": "thinking", "tool_call_id": "tool_call_id", "tool_name": "name", "name": "name"}
+    return said | {ours: message[name] for name, ours in names.items() if message.get(name) is not None}
+
+
+def _call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise RefusedError(400, "a tool call must have a function", param="messages", code="invalid_value")
     arguments = function.get("arguments") or {}
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return {"id": identifier, "type": "function", "function": {"name": function.get("name"), "arguments": text}}
+    called = {"name": function.get("name"), "arguments": text}
+    return {"id": call.get("id"), "type": "function", "function": called}
 
 
 class Writer:

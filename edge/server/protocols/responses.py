@@ -11,11 +11,11 @@ from edge.records import dataclass
 from edge.server.asked import Asked, Chat
 from edge.server.events import Call, Ended, Event, Piece
 from edge.server.http import event
-from edge.server.prompts import text_of
 from edge.server.protocols.answers import Answer, gather, reason_of, usage_of
-from edge.server.protocols.bodies import Budget, Count, Drawn, grammar_of, limits_of, think_of
+from edge.server.protocols.bodies import Budget, Count, Drawn, Hints, grammar_of, limits_of
 from edge.server.protocols.fields import said
-from edge.server.protocols.offered import Offered, of_responses
+from edge.server.protocols.items import messages_of
+from edge.server.protocols.offered import of_responses
 from edge.server.refusal import RefusedError
 from edge.tools.parser import ArgumentPiece, CallBegin, CallCut, CallEnd
 
@@ -23,7 +23,7 @@ _TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}  # by items: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResponsesBody:
+class ResponsesBody(Hints):
     """POST /v1/responses"""
 
     input: str | list[dict[str, Any]] = field(metadata={"help": "A text, or the items of a conversation."})
@@ -39,7 +39,6 @@ class ResponsesBody:
     tool_choice: str | dict[str, Any] | None = said("none, auto, required, or a function.")
     parallel_tool_calls: bool | None = said("Whether the model may call several functions.")
     text: dict[str, Any] | None = said("The form of the answer, in `format`.")
-    reasoning: dict[str, Any] | None = said("How long the model thinks, in `effort`.")
     include: list[str] | None = said("Ignored, but for message.output_text.logprobs, which is not supported.")
     metadata: dict[str, Any] | None = said("Comes back with the answer.")
     previous_response_id: str | None = said("Not supported: nothing is stored.")
@@ -61,47 +60,19 @@ def translate(body: ResponsesBody, headers: Any, tenant: str) -> Asked:
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    for number, item in enumerate(items):
-        _add(messages, item, f"input[{number}]", offered)
+    messages += messages_of(items, offered)
     choice = body.tool_choice
-    if isinstance(choice, dict):
+    if isinstance(choice, dict) and choice.get("type") != "allowed_tools":
         choice = {"type": "function", "function": {"name": offered.seen(choice.get("name"), choice.get("namespace"))}}
     drawn = Drawn(temperature=body.temperature, top_p=body.top_p)
     return Asked(
         model=body.model or "",
         prompt=Chat(_merged(messages), offered.tools, choice, body.parallel_tool_calls is not False),
         max_tokens=body.max_output_tokens if body.max_output_tokens and body.max_output_tokens > 0 else None,
-        sampling=drawn.sampling(), think=think_of((body.reasoning or {}).get("effort")),
+        sampling=drawn.sampling(), think=body.mode(),
         grammar=grammar_of((body.text or {}).get("format"), "text.format"), ignored=offered.left_out,
         tenant=tenant, **limits_of(body.edge, headers, evict=body.truncation == "auto"),
     )  # fmt: skip
-
-
-def _add(messages: list[dict[str, Any]], item: dict[str, Any], where: str, offered: Offered) -> None:
-    """Add an item of a conversation as a chat message. Raises RefusedError for unknown kinds of items."""
-    kind = item.get("type", "message")
-    if kind == "message":
-        role, text = item.get("role"), text_of(item.get("content"), f"{where}.content")
-        if role not in ("system", "developer", "user", "assistant"):
-            raise RefusedError(400, f"{where}.role is {str(role)[:40]!r}", param=where, code="invalid_value")
-        messages.append({"role": "system" if role == "developer" else role, "content": text})
-    elif kind == "function_call":
-        function = {
-            "name": offered.seen(item.get("name"), item.get("namespace")),
-            "arguments": item.get("arguments") or "{}",
-        }
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        if messages and messages[-1]["role"] == "assistant":
-            messages[-1].setdefault("tool_calls", []).append(call)
-        else:
-            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-    elif kind == "function_call_output":
-        text = text_of(item.get("output"), f"{where}.output")
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
-    elif kind != "reasoning":
-        raise RefusedError(
-            400, f"{where} is {str(kind)[:40]!r}, which is not supported", param=where, code="unsupported"
-        )
 
 
 def _merged(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:

@@ -1,0 +1,240 @@
+"""Requests of agents: answered by every template, with nothing dropped, and refused only for what the user asks now."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from agent_requests import AGENTS, PICTURE, PIXEL
+from serving import HELLO, error_of, served
+from starlette.testclient import TestClient
+from strict_templates import FAMILIES, source_of
+from test_chat import joined
+from thinking_models import SPECIALS
+
+from edge.model.chat_template import ChatTemplate
+from edge.model.parts import PICTURE as LEFT_OUT
+from edge.model.thinking import Think
+from edge.server.asked import Asked, Chat
+from edge.server.http import parse_body
+from edge.server.protocols import anthropic, chat, ollama, responses
+from edge.server.protocols.bodies import ChatBody
+
+TRANSLATE: dict[str, tuple[type, Any]] = {
+    "/v1/responses": (responses.ResponsesBody, responses.translate),
+    "/v1/messages": (anthropic.MessagesBody, anthropic.translate),
+    "/v1/chat/completions": (ChatBody, chat.translate),
+    "/api/chat": (ollama.ApiChatBody, ollama.translate),
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with served() as client:
+        yield client
+
+
+def asked_of(path: str, body: dict[str, Any]) -> Asked:
+    kind, translate = TRANSLATE[path]
+    asked: Asked = translate(parse_body(kind, copy.deepcopy(body)), {}, "")
+    assert isinstance(asked.prompt, Chat)
+    return asked
+
+
+def rendered(template: ChatTemplate, path: str, body: dict[str, Any]) -> str:
+    prompt = asked_of(path, body).prompt
+    assert isinstance(prompt, Chat)
+    return joined(template.conversation(prompt.messages, prompt.tools or None, continues=prompt.continues)[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_template_writes_the_requests_of_agents(family: str) -> None:
+    template = ChatTemplate(source_of(FAMILIES[family]), "<s>", "</s>")
+    for agent, (path, body) in AGENTS.items():
+        assert ("Go on." if agent != "home assistant" else "And the other one?") in rendered(template, path, body)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_requests_of_agents_are_answered(client: TestClient, agent: str) -> None:
+    path, body = AGENTS[agent]
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+
+
+SAID = {
+    "codex": [
+        "<|system|>You write code.\n\nSandbox: none.", "<|user|><environment>here</environment>", "<|user|>Look.",
+        '<|assistant|>I will.<call c1 shell {"place": "home"}><call c2 apply_patch {"input": "*** Begin"}>',
+        "<|user|><result>done</result>", "<|user|><result>patched</result>",
+        '<|assistant|><call c3 view_image {"path": "a.png"}>', f"<|user|><result>{LEFT_OUT}</result>",
+        '<|assistant|><call c4 local_shell {"type": "exec", "command": ["ls"]}>', "<|user|><result>a.png</result>",
+        "<|assistant|>[web_search_call: pixels]", "<|system|>[compaction left out]",
+        "<|system|>[additional_tools left out]", "<|system|>The sandbox changed.",
+        "<|system|>[something_new left out]", "<|user|>Go on.", "<|assistant|>",
+    ],
+    "claude code": [
+        "<|system|>You write code.", "<|user|><system-reminder>x</system-reminder>Look at a.png.",
+        '<|assistant|>I will.<call toolu_1 Read {"place": "a.png"}>', f"<|user|><result>{LEFT_OUT}</result>",
+        "<|user|>[document left out: this model reads text]", "<|system|>The date changed.",
+        "<|assistant|>[server_tool_use left out: this model reads text]\n"
+        '[web_search_tool_result left out: this model reads text]<call toolu_1_1 Read {"place": "b"}>',
+        "<|user|><result>[tool: Write]\nB\nb.md\nb</result>", "<|user|>Go on.", "<|assistant|>",
+    ],
+    "opencode": [
+        "<|system|>You write code.\n\nHome: /home.", "<|user|>Look.",
+        '<|assistant|><call call_0 read {"place": "home"}>', "<|user|><result>a</result>",
+        '<|assistant|><call call_0_1 bash {"place": "home"}><call call_1 read {"place": "home"}>',
+        f"<|user|><result>{LEFT_OUT}</result>", "<|user|><result>b</result>", f"<|user|>{LEFT_OUT}", "<|user|>Go on.",
+        "<|assistant|>",
+    ],
+    "home assistant": [
+        "<|system|>Current time is 10:00:00. Today's date is 2026-11-24.\nYou are a voice.", "<|user|>Light, please.",
+        '<|assistant|><call call_1 GetLiveContext {}><call call_2 HassTurnOn {"place": "kitchen"}>',
+        "<|user|><result>kitchen: off</result>", '<|user|><result>{"success": true}</result>', "<|assistant|>Done.",
+        f"<|user|>What is this?\n{LEFT_OUT}", "<|assistant|>I cannot say.", "<|user|>And the other one?",
+        "<|assistant|>",
+    ],
+    "continue": [
+        "<|system|>You write code.", "<|user|>", "<|assistant|><call call_1 read_file {}>",
+        "<|user|><result>x</result>", "<|user|><context>\nfile\n</context>", "<|system|>Rules.",
+        "<|user|>Go on.", "<|assistant|>",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_what_is_no_text_becomes_a_line_in_its_place(agent: str) -> None:
+    text = rendered(ChatTemplate(source_of(FAMILIES["qwen3"])), *AGENTS[agent])
+    assert re.sub("<tools>.*</tools>\n", "", text) == "\n".join(SAID[agent])
+
+
+IMAGES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [
+        {"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": PIXEL}}]}]}),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": PIXEL}]}]}),
+    ("/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": [
+        {"type": "image", "source": PICTURE}]}]}),
+    ("/api/chat", {"messages": [{"role": "user", "content": "What?", "images": ["iVBORw0KGgo="]}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), IMAGES)
+def test_a_picture_of_the_user_is_refused_once(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    response = client.post(path, json=body)
+    assert response.status_code == 400
+    assert "read text only" in response.text
+    later = copy.deepcopy(body)
+    later["messages" if "messages" in body else "input"].append({"role": "user", "content": "And now?"})
+    limit = {"/v1/responses": {"max_output_tokens": 2}, "/api/chat": {"stream": False, "options": {"num_predict": 2}}}
+    response = client.post(path, json={**later, **limit.get(path, {"max_tokens": 2})})
+    assert response.status_code == 200, response.text
+    assert LEFT_OUT in rendered(ChatTemplate(source_of(FAMILIES["qwen3"])), path, later)
+
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "unheard of")
+MESSAGES = {"messages": HELLO, "max_tokens": 9}
+HINTS: list[tuple[str, dict[str, Any], str]] = [
+    *(("/v1/chat/completions", {"messages": HELLO, "reasoning_effort": each}, each) for each in EFFORTS),
+    *(("/v1/responses", {"input": "Hello", "reasoning": {"effort": each}}, each) for each in EFFORTS),
+    *(("/api/chat", {"messages": HELLO, "think": each}, each) for each in EFFORTS),
+    *(("/v1/messages", {**MESSAGES, "output_config": {"effort": each}}, each) for each in EFFORTS),
+    ("/v1/messages", {**MESSAGES, "thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "max"),
+    ("/v1/messages", {**MESSAGES, "thinking": {"type": "disabled"}, "output_config": {"effort": "max"}}, "none"),
+    *((path, {**more, **hint}, "none")
+      for path, more in [("/v1/chat/completions", {"messages": HELLO}), ("/v1/responses", {"input": "Hello"}),
+                         ("/api/chat", {"messages": HELLO}), ("/v1/messages", MESSAGES)]
+      for hint in ({"think": False}, {"thinking": {"type": "disabled"}}, {"enable_thinking": False})),
+    ("/v1/chat/completions", {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}}, "none"),
+]  # fmt: skip
+# By family: the modes for EFFORTS. One that always thinks is closed by an empty thought; Ministral cannot be closed.
+MODES = {
+    "qwen": ("off", "off", "on", "on", "on", "on", "on", "default"),
+    "always": ("off", "off", "on", "on", "on", "on", "on", "default"),
+    "harmony": ("off", "low", "low", "medium", "high", "high", "high", "default"),
+    "ministral": ("default", "default", "on", "on", "on", "on", "on", "default"),
+    "plain": ("default",) * 8,
+}
+
+
+@pytest.mark.parametrize("family", MODES)
+def test_hints_become_the_nearest_mode(family: str) -> None:
+    plain = source_of(FAMILIES["qwen3"])
+    special = SPECIALS.get(family)
+    source = (special.template or "") if special else plain + "{# [/THINK] #}" * (family == "ministral")
+    template = ChatTemplate(source)
+    for path, body, effort in HINTS:
+        mode = template.nearest(asked_of(path, body).think)
+        assert mode.mode == MODES[family][EFFORTS.index(effort)], (path, body)
+        template.conversation(HELLO, think=mode)
+
+
+def test_hints_are_answered_by_models_that_do_not_think(client: TestClient) -> None:
+    limits = {"/v1/responses": "max_output_tokens", "/api/chat": "top_k"}
+    for path, body, _ in HINTS[::7]:
+        response = client.post(path, json={**body, limits.get(path, "max_tokens"): 2})
+        assert response.status_code == 200, response.text
+
+
+BEGUN = [*HELLO, {"role": "assistant", "content": "Once upon"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": BEGUN}),
+        ("/v1/chat/completions", {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": False}),
+        ("/v1/messages", {"messages": BEGUN, "max_tokens": 2}),
+        ("/v1/responses", {"input": BEGUN}),
+        ("/api/chat", {"messages": BEGUN}),
+    ],
+)
+def test_answers_go_on_from_their_beginning(path: str, body: dict[str, Any]) -> None:
+    for family in ("gemma2", "nemo", "qwen3"):
+        text = rendered(ChatTemplate(source_of(FAMILIES[family])), path, body)
+        assert text.endswith("<|user|>Hello\n<|assistant|>Once upon")
+    anew = rendered(ChatTemplate(source_of(FAMILIES["qwen3"])), path, {**body, "continue_final_message": False})
+    assert anew.endswith("Once upon\n<|assistant|>") == (path == "/v1/chat/completions")
+
+
+@pytest.mark.parametrize(
+    ("family", "thoughts", "think", "end", "thinks"),
+    [
+        ("qwen", None, None, "assistant\nOnce", False),
+        ("qwen", "Hm.", None, "assistant\n<think>Hm.\n</think>\n\nOnce", False),
+        ("qwen", None, "off", "assistant\n<think>\n\n</think>\n\nOnce", False),
+        ("always", None, None, "assistant\n<think>\n\n</think>\n\nOnce", False),
+        ("always", "Hm.", None, "assistant\n<think>\nHm.\n</think>\n\nOnce", False),
+        ("harmony", None, None, "<|start|>assistant<|channel|>final<|message|>Once", False),
+        ("gemma4", None, None, "model\n<|channel>thought\n<channel|>Once", False),
+    ],
+)
+def test_beginnings_stand_behind_thoughts(
+    family: str, thoughts: str | None, think: str | None, end: str, thinks: bool
+) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "Once", "reasoning_content": thoughts}]
+    segments, begins = ChatTemplate(SPECIALS[family].template or "").conversation(messages, think=Think.parse(think))
+    assert joined(segments).endswith(end)
+    assert begins is thinks
+    assert not segments[-1].trusted
+
+
+def test_allowed_tools_limit_the_calls(client: TestClient) -> None:
+    place = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": name, "parameters": place}} for name in ("one", "two")]
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "two"}}]}
+    body = {"messages": HELLO, "tools": tools, "max_tokens": 200, "parallel_tool_calls": False}
+    choices: list[dict[str, Any]] = [{"type": "allowed_tools", "allowed_tools": allowed}]
+    found = client.post("/v1/chat/completions", json={**body, "tool_choice": choices[0]})
+    assert found.status_code == 200, found.text
+    [call] = found.json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "two"
+    flat = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "two"}]}
+    listed = [{"type": "function", **tool["function"]} for tool in tools]  # type: ignore[dict-item]
+    sent = {"input": "Hello", "tools": listed, "tool_choice": flat, "parallel_tool_calls": False}
+    found = client.post("/v1/responses", json={**sent, "max_output_tokens": 200})
+    assert [item["name"] for item in found.json()["output"] if item["type"] == "function_call"] == ["two"]
+    none = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
+    assert "allows none" in error_of(client.post("/v1/chat/completions", json={**body, "tool_choice": none}))["message"]
