@@ -67,7 +67,8 @@ lint: $(VENV)/.dev
 	# mypy and import-linter find packages by folders, so they are shown the tree as it installs.
 	rm -rf build/lint && mkdir -p build/lint/edge
 	ln -s $(CURDIR)/edge/* $(CURDIR)/backends $(CURDIR)/converters $(CURDIR)/devices build/lint/edge/
-	cd build/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p edge
+	sed -n '/^```python/,/^```/{/^```/d;p}' README.md > build/lint/readme.py
+	cd build/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p edge -m readme
 	cd build/lint && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
 
 bench-serving: $(PEERS)/.dev

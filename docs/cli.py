@@ -1,4 +1,5 @@
-"""Writes docs/cli.md, the reference of the commands, from the commands themselves: python docs/cli.py"""
+"""Writes docs/cli.md, the reference of the commands, from the commands themselves, and the types of the same options as
+keywords of Python, edge/keywords.py, from their fields: python docs/cli.py"""
 
 from __future__ import annotations
 
@@ -11,8 +12,28 @@ import typer.main
 
 from edge.cli.commands import app
 from edge.cli.terminal.help import environment_page
+from edge.options import written_types
 
 PAGE = Path(__file__).with_name("cli.md")
+KEYWORDS = Path(__file__).parents[1] / "edge" / "keywords.py"
+
+_KEYWORDS = '''\
+"""The options of a run as keywords of functions, for type checkers.
+
+Written by `python docs/cli.py` from `edge/options.py`: edit the fields there, not this file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from edge.model.lora_file import LoraFile
+
+
+class Keywords(TypedDict, total=False):
+    """See `edge.options.Options`."""
+
+'''
 
 _INTRODUCTION = """\
 # Commands
@@ -39,6 +60,11 @@ def page(root: Any) -> str:
         environment_page(root),
     ]
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def keywords() -> str:
+    """The types of the options as people write them, as a TypedDict."""
+    return _KEYWORDS + "".join(f"    {name}: {kind}\n" for name, kind in written_types().items())
 
 
 def _commands(group: Any, path: str = "edge") -> Iterator[tuple[str, Any]]:
@@ -128,4 +154,5 @@ def _table(headings: list[str], rows: list[list[str]]) -> str:
 
 
 if __name__ == "__main__":
+    KEYWORDS.write_text(keywords(), encoding="utf-8")
     PAGE.write_text(page(typer.main.get_command(app)), encoding="utf-8")

@@ -177,7 +177,11 @@ class Options:
         known = flags_of(self)
         for name, value in values.items():
             if name not in known:
-                raise InputError(f"unknown option {name!r}: choose from {', '.join(known)}")
+                from difflib import get_close_matches  # here: options that exist need none
+
+                close = get_close_matches(name, known, n=1)
+                advice = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+                raise InputError(f"unknown option {name!r}: {advice}")
             parse = known[name].parse
             values[name] = parse(value) if parse and value is not None else value
         return replace(self, **values)  # type: ignore[arg-type]
@@ -201,14 +205,31 @@ class Options:
         return size_of(self.lora or ())
 
 
+def written_types() -> dict[str, str]:
+    """Types of the options as people write them, by name: those of bytes, seconds, … may be text, such as "256MiB"."""
+    types, flags = {each.name: str(each.type) for each in fields(Options)}, flags_of(Options)
+    return {name: f"str | {types[name]}" if flags[name].typed is str and types[name] != "Any" else types[name]
+            for name in flags}  # fmt: skip
+
+
+class _Written(str):
+    """An annotation that `help` shows as it is written, without quotes."""
+
+    __repr__ = str.__str__
+
+
 def takes_options(function: Function) -> Function:
     """A function whose `**keywords` are options: its signature shows them, and its docstring in place of OPTIONS."""
-    *parameters, _ = inspect.signature(function).parameters.values()
-    flags, types = flags_of(Options), {each.name: each.type for each in fields(Options)}
+    signature = inspect.signature(function)
+    *parameters, _ = signature.parameters.values()
+    flags, types = flags_of(Options), written_types()
     for name, flag in flags.items():
         keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=flag.default, annotation=types[name])
         parameters.append(keyword)
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    shown = [each.replace(annotation=_Written(each.annotation)) for each in parameters]
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=shown, return_annotation=_Written(signature.return_annotation)
+    )
     lines = [
         textwrap.fill(
             f"{name}: {flag.help}", 116, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge.budget import format_bytes
 from edge.devices.output import check_path
@@ -29,6 +29,11 @@ from edge.options import Options, takes_options
 from edge.plan.device import TOKENIZER_BYTES, plan_for
 from edge.plan.plan import Plan
 from edge.storage import cache
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.10 has none
+
+    from edge.keywords import Keywords
 
 _TRIED = 4  # the most headers that are read, of several MB each
 
@@ -75,7 +80,7 @@ def pull(
     device: str = HOST,
     progress: OnBytes = lambda done, total: None,
     notice: Notice = lambda line: None,
-    **keywords: Any,
+    **keywords: Unpack[Keywords],
 ) -> Path:
     """Download a model from the Hub, and return the path of its file in the Hub's cache folder.
 

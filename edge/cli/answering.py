@@ -71,13 +71,15 @@ def answer_prompt(
                     f"no answer: --time {options.time:g}s was over after {spent:.2g} s, before the model was loaded"
                 )
         expected = None if limit is None else asked.waiting + limit
-        known = {"expected_tokens": expected, "expected_prompt": asked.waiting or None}
 
         def on_load(part: float, doing: str = "") -> None:
             shown.step(doing or f"loading {opened.name}")(part, 1.0)
 
         words = WordWrap(width)
-        with load(opened, options, meter=meter, on_load=on_load, **known) as session:
+        with load(
+            opened, options, meter=meter, on_load=on_load, expected_tokens=expected,
+            expected_prompt=asked.waiting or None,
+        ) as session:  # fmt: skip
             try:
                 pieces = session.stream(
                     asked,

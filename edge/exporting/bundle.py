@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,6 +54,11 @@ from edge.plan.plan import Plan
 from edge.storage.fingerprint import fingerprint, hash_file
 from edge.storage.versions import own_versions
 from edge.types import FloatArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.10 has none
+
+    from edge.keywords import Keywords
 
 MANIFEST = "manifest.json"
 
@@ -93,7 +98,7 @@ def export(
     npu: bool = False,
     force: bool = False,
     progress: Progress | None = None,
-    **keywords: Any,
+    **keywords: Unpack[Keywords],
 ) -> dict[str, Any]:
     """Make `folder` for apps on a device; returns the content of manifest.json.
 

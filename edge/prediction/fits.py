@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from edge.backends import engine_named
 from edge.budget import format_bytes
@@ -28,6 +28,11 @@ from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options, takes_options
 from edge.prediction.forecast import Outlook, look_ahead
 from edge.prediction.predict import Guess, Sustained
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.10 has none
+
+    from edge.keywords import Keywords
 
 READABLE = 5.0  # tokens per second: 238 words a minute (silent reading, Brysbaert 2019), at 1.3 tokens a word
 TOKENS = 4096  # of prompt and answer together
@@ -91,7 +96,7 @@ def fits(
     device: str = HOST,
     names: Sequence[str] | None = None,
     progress: Callable[[float, float], None] = lambda done, total: None,
-    **keywords: Any,
+    **keywords: Unpack[Keywords],
 ) -> list[Fit]:
     """Judge the models of the table and sort them, best first: those that fit and reach `READABLE`, by parameters, then
     by speed; those of unknown speed; slower ones; those that fit only with streamed weights; those that do not fit.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from edge.backends import engine_named
 from edge.backends.tvm import ENGINE
@@ -31,6 +31,11 @@ from edge.prediction.predict import Prediction, Wanted, predict
 from edge.prediction.work import Streaming, streaming_cost
 from edge.run.history import Phase, Run, Setting, earlier_runs
 from edge.run.starting.opening import find_tokenizer, open_model
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.10 has none
+
+    from edge.keywords import Keywords
 
 _MANY = 16  # nominal tokens of an answer of known speed: at least the number that predictions require
 _PROMPT = 512  # prompt tokens for which prefill is predicted, by default
@@ -68,7 +73,7 @@ def forecast(
     device: str = HOST,
     prompt: int | None = None,
     contexts: Sequence[int] | None = None,
-    **keywords: Any,
+    **keywords: Unpack[Keywords],
 ) -> Forecast:
     """Plan a run and predict its speed and joules, without loading weights.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge.backends import find_backend
 from edge.backends.tvm import ENGINE as CPU
@@ -33,6 +33,11 @@ from edge.searching.front import front
 from edge.searching.space import KV_DTYPES, POLICIES, Candidate, Space, Weights, plan_all, weights_of
 from edge.searching.trials import Outcome, Quality, Runner, Speed, Trial, full_dtype, recall, remember, run_here
 from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.10 has none
+
+    from edge.keywords import Keywords
 
 SCHEMA = 1
 _TOKENS = 1024  # by default, at most
@@ -112,7 +117,7 @@ def search(
     scheduler: str | None = None,
     on: str | None = None,
     on_progress: OnProgress = lambda label, done, total: None,
-    **keywords: Any,
+    **keywords: Unpack[Keywords],
 ) -> Found:
     """Find the settings of models that no other surpasses in loss, speed, joules and memory.
 

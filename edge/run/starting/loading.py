@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, LoadProgress
 from edge.devices.child import room_for_children
@@ -26,6 +26,11 @@ from edge.run.session import Session, open_sessions
 from edge.run.starting.opening import open_model
 from edge.storage.making import account
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.10 has none
+
+    from edge.keywords import Keywords
+
 
 @takes_options
 def load(
@@ -34,7 +39,7 @@ def load(
     *,
     meter: EnergyMeter | None = None,
     on_load: LoadProgress | None = None,
-    **keywords: Any,
+    **keywords: Unpack[Keywords],
 ) -> Session:
     """Plan a run that fits, load the model, and return a Session.
 
