@@ -135,7 +135,7 @@ class Tokenizer:
         self._space_prefix = self.kind == "llama" and bool(fields.get("tokenizer.ggml.add_space_prefix", True))
         roles = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
         named = {read_token_id(file, name, self.size) for name in roles}
-        by_text = {text(i): i for i in self._control}
+        by_text = {text(i): i for i in sorted(self._control, reverse=True)}  # of the same text, the first
         ends = {i for i in named if i is not None} | {by_text[n] for n in END_NAMES if n in by_text}
         if any(by_text.keys() >= calls for calls in CALL_ENDS):
             ends.discard(by_text.get("<|end|>", -1))
@@ -148,8 +148,9 @@ class Tokenizer:
         if self.spaces not in (None, "first", "always"):
             raise UnsupportedError(f"{file.path}: {SPACES} is {brief(self.spaces)}, which is not supported")
 
-        self._special_ids = {**by_text, **{text(i): i for i in self._literal}}
-        self.literal_ids = {text(i): i for i in self._literal if not MARK.fullmatch(text(i))}
+        literal = sorted(self._literal, reverse=True)
+        self._special_ids = {**by_text, **{text(i): i for i in literal}}
+        self.literal_ids = {text(i): i for i in literal if not MARK.fullmatch(text(i))}
         self.swallowing, self.lstripping, self.alone = (read_tokens(file, key) for key in (RSTRIP, LSTRIP, ALONE))
         if RSTRIP not in fields and re.search("phi-?3", str(fields.get("general.name")), re.IGNORECASE):
             self.swallowing = frozenset(i for n, i in by_text.items() if n not in ("<unk>", "<s>", "<|endoftext|>"))

@@ -220,8 +220,7 @@ def _make_tables(file: GGUFFile, kind: str) -> Iterator[bytes]:
     texts, starts = _read_texts(file)
     size = starts.size - 1
     hashes = np.concatenate([_Sums(*chunk).whole() for chunk in _chunks(texts, starts)] or [np.zeros(0, np.uint64)])
-    order = np.argsort(hashes, kind="stable").astype(np.int32)
-    _check_distinct(file, texts, starts, hashes, order)
+    order = np.argsort(hashes, kind="stable").astype(np.int32)  # of tokens with the same text, the first is found
     everything = _Finder(hashes[order], order)
     kinds = _read_kinds(file, size, everything)
     chosen = order[kinds[order] != CONTROL]
@@ -310,13 +309,6 @@ class _Finder:
         return np.where(self._hashes[index] == wanted, self._tokens[index], np.int32(-1))
 
 
-def _check_distinct(file: GGUFFile, texts: Bytes, starts: AnyArray, hashes: Hashes, order: AnyArray) -> None:
-    for index in np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]).tolist():
-        one, other = (texts[starts[token] : starts[token + 1]] for token in order[index : index + 2])
-        if np.array_equal(one, other):
-            raise ModelFormatError(f"{file.path}: the vocabulary contains a token twice: the file is damaged")
-
-
 def _read_kinds(file: GGUFFile, size: int, everything: _Finder) -> Bytes:
     """The kind of each token. Unknown tokens count as control tokens; so do end-of-turn tokens, which some files list
     as ordinary words (</s> is one in a few vocabularies)."""
@@ -387,8 +379,10 @@ def _scored_merges(
         start = sums.starts[token]
         left = plain.find(sums.between(start, cut, start))
         right = plain.find(sums.between(cut, sums.ends[token], start))
+        first = plain.find(sums.whole())[token]  # of those with the same text
         token += index * _CHUNK
-        splits = np.stack([left, right, token])[:, (left >= 0) & (right >= 0) & ~np.isin(kinds[token], (CONTROL, BYTE))]
+        usable = (left >= 0) & (right >= 0) & (first == token) & ~np.isin(kinds[token], (CONTROL, BYTE))
+        splits = np.stack([left, right, token])[:, usable]
         found.append(splits)
         count += splits.shape[1]
         if count > _MOST_SPLITS * size:

@@ -45,9 +45,9 @@ class WordPiece:
         self.size = len(self._texts)
         if self.size != file.tensors["token_embd.weight"].shape[1]:
             raise ModelFormatError(f"{file.path}: {self.size} tokens, but another number of embeddings")
-        ids = {text: index for index, text in enumerate(self._texts)}
-        if len(ids) < self.size:
-            raise ModelFormatError(f"{file.path}: the vocabulary contains a token twice: the file is damaged")
+        ids: dict[str, int] = {}
+        for index, text in enumerate(self._texts):
+            ids.setdefault(text, index)  # of tokens with the same text, the first is found
 
         def role(usual: str, *names: str) -> int:
             given = (read_token_id(file, name, self.size) for name in names)
@@ -58,7 +58,7 @@ class WordPiece:
 
         self.bos_id: int | None = role("[CLS]", "cls", "bos")
         self.eos_id: int | None = role("[SEP]", "seperator", "eos")  # as GGUF spells it
-        self._special = {self._texts[index]: index for index in sorted(self._control)}
+        self._special = {self._texts[index]: index for index in sorted(self._control, reverse=True)}
         alternatives = "|".join(map(re.escape, sorted(self._special, key=len, reverse=True)))
         self._special_pattern = re.compile(f"({alternatives})") if alternatives else None
         capitals = any(_CAPITALS.search(text) and not _SPECIAL.fullmatch(text) for text in self._texts)
