@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
 from edge.errors import InputError, MissingExtraError, UnsupportedError
+from edge.grammar.ending import Endings, endings_of
 from edge.grammar.grammar import Grammar
 from edge.grammar.numbers import TAIL, numbers_of
 from edge.json_schema import closed
@@ -44,7 +46,8 @@ class Matcher:
     Raises InputError for a grammar that is invalid or takes too much work, MissingExtraError without llguidance.
     """
 
-    def __init__(self, grammar: Grammar, tokenizer: TokenizerLike) -> None:
+    def __init__(self, grammar: Grammar, tokenizer: TokenizerLike, ends: Sequence[str] = ()) -> None:
+        """ends: texts that end a value, by which an answer may be closed."""
         words = _words(tokenizer)
         library = _library()
         limits = library.LLParserLimits(
@@ -60,6 +63,10 @@ class Matcher:
         in_json = grammar.json_schema is not None or "%json" in (grammar.lark or "")
         self._numbers, self._piece = numbers_of(tokenizer) if in_json else None, tokenizer.piece
         self._tail = b""  # of the answer
+        self._tokenizer, self._ends = tokenizer, ends
+        self._way: list[int] | None = None  # from here to an end, if it is known,
+        self._next: tuple[int, list[int]] | None = None  # and behind the token that was drawn
+        self._try_at = 1 << 31  # tokens left, above which no way was found
 
     def mask(self, logits: FloatArray) -> None:
         """Set the logits, float32 [vocab], of tokens that the grammar does not allow next to −∞. These include the end
@@ -85,6 +92,7 @@ class Matcher:
     def accept(self, token: int) -> None:
         """Continue the answer with a token that `mask` or `allows` allowed. Raises UnsupportedError as `mask` does."""
         self._free = False
+        self._way = self._next[1] if self._next is not None and self._next[0] == token else None
         self._matcher.consume_token(token)
         self._check()
         self._follow([token])
@@ -98,8 +106,53 @@ class Matcher:
             self._check()
             tokens += found
         self._follow(tokens)
+        if tokens and self._way is not None:
+            self._way = self._way[len(tokens) :] if self._way[: len(tokens)] == tokens else None
         self._free = True
         return tokens
+
+    def within(self, token: int, left: int) -> int:
+        """A token that `mask` or `allows` allowed, if the answer can end behind it with `left` tokens in all; else the
+        next one of a way to its end. The token, too, where no way is short enough."""
+        self._next = None
+        if left > self._try_at or token in self._tokenizer.end_ids:
+            return token
+        way = self._way_behind(token, left - 1)
+        if way is None:
+            here = self._way if self._way is not None else self._ways.way(self._matcher, self._words, left)
+            if here is None or len(here) > left:
+                self._try_at = left * 3 // 4
+                return token
+            token, *way = here or self._end  # an answer may end where it is
+        self._next = token, way
+        return token
+
+    def _way_behind(self, token: int, most: int) -> list[int] | None:
+        """A way to the end, of at most so many tokens, behind a token; mostly the one that is known."""
+        behind = self._matcher.deep_copy()
+        behind.consume_token(token)
+        if self._way is not None:
+            way = self._way[1:] if self._way[:1] == [token] else self._way
+            if len(way) <= most and behind.validate_tokens([*way, *self._end]) == len(way) + 1:
+                return way
+        return self._ways.way(behind, self._words, most)
+
+    @property
+    def _ways(self) -> Endings:
+        return endings_of(self._tokenizer)
+
+    @property
+    def _end(self) -> list[int]:
+        return [min(self._tokenizer.end_ids, default=self._tokenizer.size)]
+
+    @cached_property
+    def _words(self) -> list[list[int]]:
+        return [self._tokenizer.encode(text, special=True, start=False).tolist() for text in self._ends]
+
+    def shortest(self, most: int) -> int | None:
+        """About the fewest tokens that the answer may have from here; None if they are more than `most`."""
+        way = self._ways.way(self._matcher, self._words, most)
+        return None if way is None else len(way)
 
     @property
     def ended(self) -> bool:

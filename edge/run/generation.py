@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from edge.run.sampling.tool_calls import OnCall, ToolCalls
 
 _MOST_AHEAD = 256  # tokens that an engine runs in one call
+_PACED = 16  # tokens from which on their pace tells how many a budget has room for,
+_RESERVED = 0.9  # of which so many are counted on
 _MOST_HELD = 0.1  # share of decoding time; beyond it, the speed is the caller's rather than the model's
 
 
@@ -64,6 +66,7 @@ class Generation:
     held: float = 0.0  # seconds that pieces of text stayed with the caller before it asked for the next
     experts: ExpertCounts | None = None  # of the engine when it began
     stop_reason: StopReason = "interrupted"  # unless something else ends it
+    limit: StopReason = "length"  # what will end the answer, if the model does not
     at_once: Callable[[], int] | None = None  # tokens to run before other generations do; None: there are none
 
     @classmethod
@@ -110,7 +113,10 @@ class Generation:
         if grammar is not None:
             from edge.run.sampling.constraint import Constrained
 
-            constrained = Constrained.of(grammar, model, thinking, skips=logprobs is None, begins=begins)
+            constrained = Constrained.of(grammar, model, thinking, skips=logprobs is None, begins=begins,
+                                         ends=use.form.ends if use else ())  # fmt: skip
+            if request.max_tokens is not None:
+                constrained.leave_room(request.max_tokens)
         return cls(
             request, model, prompt, started, watch, sample, sampling.seed, thinking, StopStrings(request.stop),
             constrained, logprobs, StringIO() if keep else None, calls,
@@ -175,6 +181,26 @@ class Generation:
         """The stop reason, if the answer ended before its grammar allowed it; else None."""
         return None if self.constrained is None or self.constrained.complete else self.stop_reason
 
+    def foresee(self, rows: int | None) -> None:
+        """Tell the grammar how many tokens the answer may still have, at the pace so far. rows: free KV rows, None if
+        the policy evicts others."""
+        if self.constrained is None:
+            return
+        watch, counts = self.watch, dict[StopReason, int]()
+        if self.request.max_tokens is not None:
+            counts["length"] = self.request.max_tokens - self.generated
+        if rows is not None:
+            counts["capacity"] = rows
+        now, begun = time.perf_counter(), self.first_token_at
+        if begun is not None and self.generated >= _PACED:
+            if watch.limits.deadline is not None:
+                counts["time"] = _whole(watch.limits.deadline - now, (now - begun) / self.generated)
+            if watch.limits.energy is not None and self.prefill_joules is not None:
+                spent = watch.reading.joules - watch.first.joules
+                counts["energy"] = _whole(watch.limits.energy - spent, (spent - self.prefill_joules) / self.generated)
+        self.limit = min(counts, key=lambda reason: counts[reason], default="length")
+        self.constrained.left = counts.get(self.limit)
+
     def most_ahead(self) -> int:
         """The number of tokens that may run before budgets are checked again."""
         most = self.request.max_tokens
@@ -222,6 +248,11 @@ class Generation:
             watts_limit=self.watch.limits.power,
             prepared=self.prepared.joules,
         )
+
+
+def _whole(left: float, each: float) -> int:
+    """Tokens that a budget has room for, with a reserve."""
+    return int(_RESERVED * left / each) if each > 0 else _MOST_AHEAD
 
 
 def _span(start: float | None, end: float | None) -> float | None:

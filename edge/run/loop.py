@@ -143,6 +143,8 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
         if thinking.banned is not None:
             sample.ban(thinking.banned)
         drawn = not forced
+        if drawn and run.constrained is not None:
+            run.foresee(None if sequence.policy.evicts else sequence.engine.kv.free)
         token = sequence.next_token(sample) if drawn else forced.popleft()
         run.time_token()
         if thinking.ends(token):
@@ -178,6 +180,8 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
                 reason = "memory" if shrunk else "capacity"
             else:
                 yield Turn.PENDING
+    if run.constrained is not None and run.constrained.closes and reason in ("eos", "stop") and not stops.met:
+        reason = run.limit
     rest = run.said(thinking.rest())
     rest += run.end(reason)
     if not stops.met:

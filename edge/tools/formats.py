@@ -39,6 +39,12 @@ class ToolFormat:
         return self.body == "header"
 
     @property
+    def ends(self) -> tuple[str, ...]:
+        """Texts that end a value, or the thought before a call, where text is free up to them."""
+        found = {"tags": "\n</parameter>\n", "call": self.quote, "header": "<|end|>"}.get(self.body)
+        return (found,) if found else ()
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """Texts that may be tokens of their own, and which the parser must see."""
         return tuple(mark for mark in (self.opening, self.closing, *self.also, self.quote, *_INNER[self.body]) if mark)

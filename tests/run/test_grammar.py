@@ -224,7 +224,7 @@ def test_thoughts_are_free(tmp_path: Path) -> None:
             if session.report.thoughts is not None:
                 assert session.report.thoughts.text == thoughts
         with pytest.raises(IncompleteError):
-            session.generate("hi", grammar=grammar, max_tokens=5)
+            session.generate("hi", grammar=grammar, max_tokens=2)
 
 
 def test_generations_side_by_side_have_grammars_of_their_own() -> None:
@@ -422,3 +422,57 @@ def test_references_without_end_are_refused(tiny: Model) -> None:
     ]:  # fmt: skip
         with pytest.raises(InputError, match=words):
             Matcher(Grammar(json_schema=schema), tiny.tokenizer)
+
+
+FREE = {"type": "string"}
+ITEMS = {"type": "array", "items": {"$ref": "#/$defs/items"}}
+MAIL = {"anyOf": [{**FREE, "format": "email"}, {**FREE, "format": "date-time"}]}
+ENDLESS: dict[str, dict[str, Any]] = {
+    "string": {"type": "object", "properties": {"text": FREE}, "required": ["text"]},
+    "required behind optional": {
+        "type": "object",
+        "properties": {"a": FREE, "b": {"type": "array", "items": FREE}, "c": FREE, "d": {"enum": [1, 2]}},
+        "required": ["c", "d"],
+    },
+    "any object": {"type": "object"},
+    "deep": {"$ref": "#/$defs/items", "$defs": {"items": ITEMS}},
+    "formats": {"type": "array", "items": MAIL, "minItems": 1},
+}
+LIMITS = [*enumerate([40, 41, 60, 90, 130, 200])]
+
+
+@pytest.mark.parametrize(("seed", "most"), LIMITS)
+@pytest.mark.parametrize("name", ENDLESS)
+def test_an_answer_ends_within_its_limit(session: Session, name: str, seed: int, most: int) -> None:
+    """Whatever a random model has written so far is closed, while there is room for that."""
+    jsonschema = pytest.importorskip("jsonschema")
+    text = answer(session, Grammar(json_schema=ENDLESS[name]), seed, max_tokens=most)
+    report = session.report
+    assert report is not None
+    jsonschema.validate(json.loads(text), ENDLESS[name])
+    assert (report.incomplete, report.stop_reason in ("length", "stop", "eos")) == (None, True)
+    assert report.tokens.generated <= most
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [(Grammar(regex=r"(yes|no), [a-z ]{3,}\."), r"(yes|no), [a-z ]{3,}\."),
+     (Grammar(lark='start: "<" /[^>]+/ ">" ("[" start "]")*'), r"(?s)<[^>]+>(\[.*\])*")],
+)  # fmt: skip
+def test_other_grammars_end_within_their_limit(session: Session, grammar: Grammar, pattern: str) -> None:
+    for seed, most in enumerate([30, 60]):
+        assert re.fullmatch(pattern, answer(session, grammar, seed, max_tokens=most))
+
+
+def test_an_answer_ends_within_its_rows(tiny: Model) -> None:
+    """And with log-probabilities, which forced tokens have, too."""
+    for options in ({}, {"logprobs": 1}):
+        with load(tiny, backend="reference", max_kv_size=64, kv_policy="full") as session:
+            json.loads(answer(session, Grammar(json_schema=ENDLESS["string"]), 1, **options))
+            assert session.report is not None
+            assert session.report.stop_reason == "capacity"
+
+
+def test_a_limit_below_the_shortest_answer_cuts(session: Session) -> None:
+    with pytest.raises(IncompleteError):
+        answer(session, Grammar(json_schema=ENDLESS["string"]), max_tokens=8)

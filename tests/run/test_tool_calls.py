@@ -105,6 +105,18 @@ def test_a_call_that_is_cut_is_not_reported(speaks: Speak, tmp_path: Path, count
     assert text.startswith("One moment."[: len(text)])
 
 
+def test_thoughts_leave_room_for_a_forced_call(speaks: Speak, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    with speaks((size(tmp_path, MESSAGES), "<think>\n" + "So it goes. " * 100)) as session:
+        text = "".join(session.stream(messages=MESSAGES, tools=TOOLS, tool_choice="get_weather", max_tokens=150))
+        report = session.report
+    assert report is not None
+    assert (text, report.incomplete) == ("", None)
+    assert report.thoughts is not None
+    assert 40 < report.thoughts.tokens < 120
+    assert "city" in json.loads(report.tool_calls[0].arguments)
+
+
 def test_a_single_call_ends_the_answer_where_no_second_may_follow(speaks: Speak, tmp_path: Path) -> None:
     with speaks((size(tmp_path, MESSAGES), f"{CALL}\n{CALL}<|im_end|>")) as session:
         assert session.generate(messages=MESSAGES, tools=TOOLS, parallel_tool_calls=False, max_tokens=300) == ""

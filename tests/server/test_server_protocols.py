@@ -123,6 +123,27 @@ def test_forced_calls_that_are_cut(client: TestClient, count: int, begun: bool) 
     assert last["response"]["output"] == done
 
 
+def test_forced_calls_are_complete_within_their_limit(client: TestClient) -> None:
+    """A text without end is closed; the response says that the limit ended it."""
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    function = {"name": "note", "parameters": schema}
+    tools = [{"type": "function", "function": function}]
+    common = {"messages": HELLO, "max_tokens": 90, "temperature": 1, "seed": 3}
+    choice = sent(client, "/v1/chat/completions", {**common, "tools": tools, "tool_choice": "required"})["choices"][0]
+    [call] = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], {*json.loads(call["function"]["arguments"])}) == ("length", {"text"})
+    body = {"tools": [{"name": "note", "input_schema": schema}], "tool_choice": {"type": "any"}}
+    found = sent(client, "/v1/messages", {**common, **body})
+    assert (found["stop_reason"], found["content"][-1]["type"]) == ("max_tokens", "tool_use")
+    body = {"input": "Hello", "tools": [{"type": "function", **function}], "tool_choice": "required"}
+    found = sent(client, "/v1/responses", {**body, "max_output_tokens": 90, "temperature": 1})
+    assert (found["status"], [each["status"] for each in found["output"]]) == ("incomplete", ["completed"])
+    assert {*json.loads(found["output"][0]["arguments"])} == {"text"}
+    body = {"messages": HELLO, "format": schema, "stream": False, "options": {"num_predict": 40, "temperature": 1}}
+    found = sent(client, "/api/chat", body)
+    assert (found["done_reason"], {*json.loads(found["message"]["content"])}) == ("length", {"text"})
+
+
 def test_messages_have_the_answers_of_chats(client: TestClient) -> None:
     system = [{"type": "text", "text": "x-anthropic-billing-header: cch=1;\n"}, {"type": "text", "text": "Be brief."}]
     content = [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]

@@ -126,6 +126,31 @@ def test_schemas_whose_root_is_no_plain_object(tmp_path: Path, name: str) -> Non
             assert arguments.keys() <= {"$ref": {"n"}, "recursive": {"v", "next"}}.get(root, {"flag", "n"})
 
 
+TEXTS = {"text": {"type": "string"}, "list": {"type": "array", "items": {"type": "string"}}, "n": {"type": "number"}}
+NOTE = {"type": "object", "properties": TEXTS, "required": ["text", "list"]}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_forced_call_is_complete_within_its_limit(tmp_path: Path, name: str) -> None:
+    """A text without end is closed when the tokens left are just enough; the stop reason says so."""
+    path = write_small(tmp_path / "m.gguf", Small(context=4096, vocab=280), special=MODELS[name])
+    with load(path, backend="reference", max_kv_size=3000) as session:
+        options: dict[str, Any] = {"think": "off"} if session.model.template.family else {}  # type: ignore[union-attr]
+        for seed, most in enumerate([120, 150, 230, 300]):
+            tool = {"type": "function", "function": {"name": "note", "parameters": NOTE}}
+            sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+            prompt = session.model.chat_prompt(HI, tools=[tool], tool_choice="required", **options)
+            text = session.generate(prompt, sampling=sampling, max_tokens=most)
+            report = session.report
+            assert report is not None
+            assert (text, report.incomplete) == ("", None)
+            assert report.stop_reason in ("length", "tool_calls")
+            assert report.tokens.generated <= most
+            assert report.tool_calls
+            for call in report.tool_calls:
+                assert {"text", "list"} <= json.loads(call.arguments).keys() <= TEXTS.keys()
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_strict_tools_leave_text_free(tmp_path: Path, name: str) -> None:
     """Any text may be the answer, and may end anywhere outside a call."""

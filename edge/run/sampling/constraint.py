@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model
 from edge.run.sampling.thoughts import Thinking
 from edge.types import FloatArray
+
+_LONGEST = 1024  # tokens of a shortest answer
+_NEAR = 256  # tokens left, from which on each token is checked for a way to the end
 
 
 class Constraint(Protocol):
@@ -27,6 +31,15 @@ class Constraint(Protocol):
 
     def forced(self) -> list[int]:
         """Return and accept the tokens that must follow."""
+        ...
+
+    def within(self, token: int, left: int) -> int:
+        """This token, which `mask` or `allows` allowed, or another one behind which the answer can still end with
+        `left` tokens in all."""
+        ...
+
+    def shortest(self, most: int) -> int | None:
+        """About the fewest tokens that the answer may have from here; None if they are more than `most`."""
         ...
 
     @property
@@ -50,6 +63,8 @@ class Constrained:
         self._constraint, self._thinking, self._skips, self._begins = constraint, thinking, skips, begins
         self._begun = False  # whether the answer has its first token
         self._offered: int | None = None  # the token that opens a thought, if the last mask allowed it
+        self.left: int | None = None  # tokens that the answer may still have
+        self.closes = False  # whether a drawn token was replaced, so that the answer ends within them
         self._lead = list[int]()  # pending tokens between thoughts and answer
         self.holds = begins or thinking.answering
         if begins:
@@ -58,12 +73,13 @@ class Constrained:
 
     @classmethod
     def of(
-        cls, grammar: Grammar, model: Model, thinking: Thinking, *, skips: bool, begins: bool = False
-    ) -> Constrained:
-        """Constrain answers by a grammar. Raises the errors of `Matcher`."""
+        cls, grammar: Grammar, model: Model, thinking: Thinking, *, skips: bool, begins: bool = False,
+        ends: Sequence[str] = (),
+    ) -> Constrained:  # fmt: skip
+        """Constrain answers by a grammar. ends: as for `Matcher`, whose errors are raised."""
         from edge.grammar.matcher import Matcher
 
-        return cls(Matcher(grammar, model.tokenizer), thinking, skips=skips, begins=begins)
+        return cls(Matcher(grammar, model.tokenizer, ends), thinking, skips=skips, begins=begins)
 
     def mask(self, logits: FloatArray) -> None:
         """As `Constraint.mask`. Before the answer, the token that opens a thought stays possible."""
@@ -77,6 +93,23 @@ class Constrained:
         """As `Constraint.allows`."""
         self._offered = self._opening
         return self._offered is None and self._constraint.allows(token)
+
+    def within(self, token: int) -> int:
+        """As `Constraint.within`, near the limit of the answer."""
+        if not self.holds or token == self._offered or self.left is None or self.left > _NEAR:
+            return token
+        found = self._constraint.within(token, self.left)
+        self.closes = self.closes or found != token
+        return found
+
+    def leave_room(self, most: int) -> None:
+        """End thoughts before they take the last of `most` tokens, which the answer needs."""
+        if (
+            self._thinking.possible
+            and not self._begins
+            and (least := self._constraint.shortest(min(most, _LONGEST))) is not None
+        ):
+            self._thinking.leave_room(most - least)
 
     def accept(self, token: int) -> None:
         """Follow a drawn token, which `thinking` has been fed already."""

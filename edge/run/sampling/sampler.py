@@ -116,6 +116,8 @@ class Sampler:
         if self.constrained is not None:
             self._constrain(self.constrained, logits)
         token = greedy(logits) if self._rng is None else draw(logits, self._params, self._rng)
+        if self.constrained is not None:
+            token = self.constrained.within(token)
         if self._params.penalizes:
             self._recent.append(token)
         self.follow([token])

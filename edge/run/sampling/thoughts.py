@@ -16,6 +16,7 @@ from edge.tools.marks import overlap
 
 OnThought = Callable[[str], None]
 _LONGEST_HEADER = 512  # characters and special tokens
+_AROUND = 8  # tokens beside a thought and an answer, such as marks
 Symbol = str | int  # a character, or a special token that is part of a mark
 
 
@@ -130,6 +131,7 @@ class Thinking:
         self._thought = False  # whether there were thoughts: then none may open where the answer could begin
         self._text = StringIO() if keep_text else None
         self.tokens, self._added, self._cut = 0, 0, False
+        self._most: int | None = None  # tokens of thoughts, so that an answer has room behind them
         self.held = 0.0  # seconds that the caller's on_thought took
         self._open = 0  # tokens held back as the possible beginning of an opening mark
         self._seconds, self._joules = 0.0, 0.0
@@ -152,6 +154,11 @@ class Thinking:
     def answering(self) -> bool:
         """Whether the next token belongs to the answer, rather than to a thought or a mark."""
         return self._family is None or (not self._splitter.thinking and self._splitter.between)
+
+    @property
+    def possible(self) -> bool:
+        """Whether there may be thoughts."""
+        return self._splitter.thinking or self.may_open is not None
 
     @property
     def may_open(self) -> int | None:
@@ -201,6 +208,10 @@ class Thinking:
             self._closing = self._tokenizer.encode(self._family.again, special=True, start=False).tolist()
             self._again = True
 
+    def leave_room(self, most: int) -> None:
+        """End thoughts in time for a generation of `most` tokens to have them and the marks around them."""
+        self._most = max(1, most - len(self._closing) - len(self.lead) - _AROUND)
+
     def rest(self) -> str:
         """The rest of the answer, at the end of a generation."""
         return self._pass_on(self._splitter.rest())
@@ -224,6 +235,8 @@ class Thinking:
         return "".join(text for thought, text in pieces if not thought)
 
     def _spent(self) -> bool:
+        if self._most is not None and self.tokens >= self._most:
+            return True
         if self._limit.tokens is not None:
             return self.tokens >= self._limit.tokens
         if self._limit.joules is None or self._since is None:
