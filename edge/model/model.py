@@ -162,7 +162,9 @@ class Model:
                 self.tool_format, callable, only, required, parallel_tool_calls, thinks=thought.enabled is not False,
                 limited=len(callable) < len(known),
             )  # fmt: skip
-        return Prompt(self._with_bos(self._encode_segments(self._merged(segments))), thinks, use, whole=True)
+        ends = list[int]()
+        blocks = self._with_bos(self._encode_segments(self._merged(segments), ends))
+        return Prompt(blocks, thinks, use, ends=ends, whole=True)
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -220,9 +222,16 @@ class Model:
         end = self.text_end if embedded or self.spec.encoder else None
         return Prompt(chain(blocks, [] if end is None else [np.array([end], np.int32)])).first(most)
 
-    def _encode_segments(self, segments: Iterable[Segment]) -> Iterator[IntArray]:
+    def _encode_segments(self, segments: Iterable[Segment], ends: list[int] | None = None) -> Iterator[IntArray]:
+        """Token ids of the segments. ends: gets the number of tokens up to the end of each text of the conversation,
+        without a BOS that the template does not write."""
+        count = 0
         for index, segment in enumerate(segments):
-            yield from self.tokenizer.encode_blocks(segment.text, special=segment.trusted, start=index == 0)
+            for block in self.tokenizer.encode_blocks(segment.text, special=segment.trusted, start=index == 0):
+                count += block.size
+                yield block
+            if ends is not None and not segment.trusted:
+                ends.append(count)
 
     def _merged(self, segments: list[Segment]) -> Iterator[Segment]:
         """Join embedded texts with the template's text around them, except where that would put a control token into

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -32,9 +32,10 @@ class Prompt:
         thinks: bool | None = None,
         tools: ToolUse | None = None,
         *,
+        ends: Sequence[int] = (),
         whole: bool = False,
     ) -> None:
-        self.thinks, self.tools, self.whole = thinks, tools, whole
+        self.thinks, self.tools, self.ends, self.whole = thinks, tools, ends, whole
         self._blocks: Iterator[IntArray] = iter(blocks)
         self._read: deque[IntArray] = deque()
         self.taken, self.waiting, self.ended = 0, 0, False

@@ -70,6 +70,7 @@ class PlanBytes:
     on_card: bool = False  # whether that part is the card's own memory, outside the process
     snapshots: int = 0  # of the ends of turns, to which a conversation can return
     draft: int = 0  # weights, KV rows and scratch of a draft model, or of the model's own layer that drafts
+    prompts: int = 0  # the part of `scratch` for rows of earlier prompts (`PromptCache.memory`)
 
     @property
     def total(self) -> int:
@@ -225,10 +226,11 @@ class _Before:
     def bytes_of(self, run: Resolved, config: EngineConfig) -> PlanBytes:
         need = run.backend.footprint(run.spec, config)
         scratch, cache = need.scratch, run.options.prompt_cache
+        prompts = getattr(cache, "memory", 0)
         if cache is not None or config.sequences > 1:  # sequences copy rows from each other
             block = BLOCK * (need.kv - need.fixed_kv) // config.capacity
             copied = max(block, need.fixed_kv) // config.sequences
-            scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * copied
+            scratch += prompts + _BLOCK_COPIES * copied
         scratch += ranking_bytes(run.spec, run.policy.needs)
         weights = config.resident or need.weights
         # Token ids of prompts that are read before they are run.
@@ -241,7 +243,7 @@ class _Before:
         on_card = run.gpu is not None and not run.gpu.unified
         return PlanBytes(
             interpreter, weights, need.kv, scratch, reserve, need.streamed, need.lora, need.fixed_kv, need.gpu, on_card,
-            draft=run.draft_bytes(config),
+            draft=run.draft_bytes(config), prompts=prompts,
         )  # fmt: skip
 
     def needs(self, counted: PlanBytes) -> int:

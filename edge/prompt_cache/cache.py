@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from edge.prompt_cache.tree import BLOCK, SNAPSHOT_STEP, Block, PrefixTree, pref
 from edge.types import IntArray
 
 DEFAULT_SIZE = "1GiB"
+_APART = 256  # tokens between stored ends of messages: a tail may take as much memory as so many rows
 _WAIT_S = 1.0  # patience with the lock: a signal handler that interrupted `store` would wait forever
 
 _UNKNOWN = Cost()
@@ -107,10 +108,11 @@ class PromptCache:
                 parent = block.name
         return length
 
-    def ends(self, kv: KVCache, tokens: IntArray, system: int = 0) -> list[int]:
+    def ends(self, kv: KVCache, tokens: IntArray, system: int = 0, messages: Iterable[int] = ()) -> list[int]:
         """Token counts after which prefill should pause and call `store`, so that tails are stored: the last whole
         block of the prompt, and of its first `system` tokens, with which conversations begin; the end of the blocks
-        shared with earlier prompts; and every `SNAPSHOT_STEP`. Empty for a cache without a tail."""
+        shared with earlier prompts; every `SNAPSHOT_STEP`; and ends of `messages`, which other conversations may share,
+        at least `_APART` apart. Empty for a cache without a tail."""
         if not kv.has_tail:
             return []
         parent, shared = root_name(kv.key), 0
@@ -121,6 +123,11 @@ class PromptCache:
                     break
                 parent, shared = prefix_name(parent, part), shared + BLOCK
         steps = {each for each in range(SNAPSHOT_STEP, tokens.size, SNAPSHOT_STEP) if each > shared}
+        before = shared
+        for end in (each // BLOCK * BLOCK for each in messages if each <= tokens.size):
+            if end - before >= _APART:
+                before = end
+                steps.add(end)
         return sorted({shared, *(size // BLOCK * BLOCK for size in (system, tokens.size)), *steps} - {0})
 
     def store(self, kv: KVCache, tokens: IntArray, cost: Cost = _UNKNOWN) -> None:

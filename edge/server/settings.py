@@ -49,7 +49,8 @@ class Settings:
     )  # fmt: skip
     prompt_memory: int | None = option(
         None, "--prompt-memory", group=SERVER, typed=str, parse=partial(parse_bytes, what="--prompt-memory"),
-        help="Memory for the rows of earlier prompts, for each model (default: a sixteenth of --memory).",
+        help="Memory for the rows of earlier prompts, for each model (default: a sixteenth of --memory; without "
+        "it, an eighth of what is free, less under memory pressure).",
     )  # fmt: skip
     evict: bool = option(
         False, "--evict", group=SERVER,

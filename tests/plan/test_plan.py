@@ -86,7 +86,7 @@ def test_a_plan_becomes_json() -> None:
     assert read["config"]["capacity"] == chosen.config.capacity
     assert set(read["bytes"]) == {
         "interpreter", "weights", "kv", "scratch", "reserve", "streamed", "lora", "fixed_kv", "gpu", "on_card",
-        "snapshots", "draft",
+        "snapshots", "draft", "prompts",
     }  # fmt: skip
 
 

@@ -195,6 +195,25 @@ def test_prompt_caches_keep_the_ends_of_system_prompts(tmp_path: Path) -> None:
         assert reused == [0, rows // 64 * 64]
 
 
+@pytest.mark.parametrize(("name", "backend"), [("qwen35", "reference"), ("gemma3", "cpu")])
+def test_prompts_that_share_messages_reuse_their_rows(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the last whole block of the common messages, though no prompt ended there."""
+    monkeypatch.setattr("edge.prompt_cache.cache._APART", 64)
+    words = "Lamps, doors and windows of a house. " * 3
+    first = [{"role": "system", "content": words}, {"role": "user", "content": f"One. {words}"}]
+    other = [first[0], {"role": "user", "content": f"Two. {words}"}]
+    with open_session(name, backend, prompt_cache=PromptCache(memory="64MiB")) as session:
+        system = session.model.chat_prompt(first)
+        system.first(None)
+        marks, reused = system.ends, list[int]()
+        for messages in (first, other, [*first, {"role": "assistant", "content": "Hm."}, *other[1:]]):
+            "".join(session.stream(messages=messages, max_tokens=1, ignore_eos=True))
+            assert session.report is not None
+            reused.append(session.report.tokens.reused)
+    assert marks[0] > 64
+    assert reused == [0, marks[0] // 64 * 64, marks[1] // 64 * 64]
+
+
 PEAK = """
 import json, sys
 import edge

@@ -13,6 +13,7 @@ from conftest import open_golden
 from serving import HELLO, MODEL, OTHER, PLAIN, chat, error_of, hub_of, served
 from starlette.testclient import TestClient
 
+from edge.devices.memory import MemoryLimit, memory_use
 from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError
 from edge.plan.plan import PlanBytes
@@ -224,6 +225,23 @@ def test_the_ledger_admits_what_fits() -> None:
     assert ledger.taken == {"a": 65 << 20}
     ledger.leave("a")
     assert ledger.figures()["weights"] == 0
+
+
+@pytest.mark.parametrize(("budget", "free", "share"), [
+    (None, 8 << 30, 1 << 30), (None, 100 << 20, 64 << 20), (1 << 30, 8 << 30, 64 << 20),
+])  # fmt: skip
+def test_earlier_prompts_have_a_share_of_the_memory(
+    budget: int | None, free: int, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An eighth of what is free, less what models that are still to come take; of a budget a sixteenth."""
+    granted = MemoryLimit(free + memory_use().rss, "free memory")
+    monkeypatch.setattr("edge.server.models.pool.memory_limit", lambda: granted)
+    with served(options={"memory": budget}) as client:
+        chat(client)
+        pool = hub_of(client).pool
+        found = client.get("/props").json()["edge"]["plan"]["bytes"]["prompts"]
+        assert found == pool.ledger.figures()["prompts"]
+        assert found == share if budget or free < 1 << 30 else share * 0.9 < found <= share
 
 
 def test_a_client_that_does_not_read_is_given_up() -> None:

@@ -495,7 +495,8 @@ class TokenSequence:
             return
         tokens = np.concatenate([np.array(self.fed, np.int32), prompt.peek(kv.free)])
         step = self.pass_size(prompt.waiting) if prompt.waiting > kv.free else 1  # evictions come where they would
-        ends = self.prompt_cache.ends(kv, tokens[: max(0, tokens.size - max(1, queries))], self._outline.system)
+        known = tokens[: max(0, tokens.size - max(1, queries))]
+        ends = self.prompt_cache.ends(kv, known, self._outline.system, prompt.ends)
         self._ends = [end for end in ends if end > kv.length and end % step == 0]
 
     def until_place(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edge.devices.memory import memory_use, release_free_memory
+from edge.devices.memory import memory_limit, memory_use, release_free_memory
 from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.lora import size_of
@@ -30,7 +30,8 @@ from edge.server.settings import Settings
 
 SCORED_AT_ONCE = 8  # tokens of a prompt scored in one pass, each with a row of logits
 _USEFUL_ROWS, _SCRATCH = 2048, 32 << 20  # assumed rows, and scratch bytes, of a model that is not loaded yet
-_PROMPTS = 64 << 20  # bytes for rows of earlier prompts, without a budget
+_PROMPTS = 64 << 20  # least bytes for rows of earlier prompts, without a budget
+_PROMPTS_OF_SPARE, _PROMPTS_OF_BUDGET = 8, 16  # their share is 1 / this of the memory to spare, or of the budget
 
 
 @dataclass(frozen=True)
@@ -206,8 +207,10 @@ class Pool:
 
     def _open(self, entry: Entry) -> Session:
         """Open the session of a model. Runs in the worker's thread."""
-        options, memory = self.options, self.options.memory
-        prompts = self.settings.prompt_memory or (_PROMPTS if memory is None else memory // 16)
+        options = self.options
+        others = [each for each in self.entries.values() if each is not entry and each.name not in self.ledger.models]
+        for_others = sum(map(self._least, others))
+        prompts = self.settings.prompt_memory or self._for_prompts(for_others + self._least(entry))
         prompts = prompts if self.settings.shares else 0
         cache = PromptCache(memory=prompts) if prompts else None
         loras = {self._lora, *entry.adapters.values()} - {()}
@@ -216,9 +219,8 @@ class Pool:
             options, prompt_cache=cache, logits_rows=SCORED_AT_ONCE, lora=largest,
             loras=max(1, min(options.sequences, len(loras))),
         )  # fmt: skip
-        others = [each for each in self.entries.values() if each is not entry and each.name not in self.ledger.models]
         meter = self.shares[entry.name]
-        before, for_others = memory_use().rss, sum(map(self._least, others))
+        before = memory_use().rss
         try:
             session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come + for_others)
         except BudgetError:
@@ -234,6 +236,14 @@ class Pool:
             session.set_lora(self._lora)
         self.ledger.enter(entry.name, session.plan.bytes, before, prompts)
         return session
+
+    def _for_prompts(self, needed: int) -> int:
+        """Bytes for rows of earlier prompts. needed: by models that are not loaded yet. Generations return them under
+        memory pressure (`edge/run/reclaim.py`)."""
+        if self.options.memory is not None:
+            return self.options.memory // _PROMPTS_OF_BUDGET
+        spare = memory_limit().bytes - memory_use().rss - self.ledger.to_come - needed
+        return max(_PROMPTS, spare // _PROMPTS_OF_SPARE)
 
     def _least(self, entry: Entry) -> int:
         """Approximate bytes that a model needs to be useful. Other models' plans leave them free, if they can."""
