@@ -68,6 +68,10 @@ class Grammar:
         return cls(lark="start: " + " | ".join(json.dumps(each) for each in texts))
 
     @property
+    def text(self) -> str:
+        return str(next(value for kind in KINDS if (value := getattr(self, kind)) is not None))
+
+    @property
     def name(self) -> str:
         """The name of its kind, in messages."""
         return next(name for kind, name in KINDS.items() if getattr(self, kind) is not None)

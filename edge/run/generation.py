@@ -171,6 +171,10 @@ class Generation:
         self.stop_reason = "tool_calls" if called and natural else reason
         return rest
 
+    def free(self) -> None:
+        """Free the grammar's state, which may be large: garbage is collected late."""
+        self.constrained = self.sample.constrained = None
+
     @property
     def ended(self) -> bool:
         """Whether the grammar allows nothing more."""

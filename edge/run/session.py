@@ -269,6 +269,7 @@ class Session:
             self.report = report_of(run, self._loaded, sequence, options, self._zone, watch)
             for observer in self.observers:
                 observer(run, self.plan, self.report)
+            run.free()
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, options))
 

@@ -16,18 +16,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.errors import EdgeError
-from edge.model.thinking import Think
 from edge.run.session import Session
 from edge.server import page
 from edge.server.asked import Asked
-from edge.server.events import Event
+from edge.server.events import Event, Likely, Piece
 from edge.server.guard import Guard
 from edge.server.http import (
-    EXPANDED,
     ClientGoneError,
     Json,
     Stream,
     check_type,
+    count_values,
     decode,
     event,
     parse_body,
@@ -36,8 +35,10 @@ from edge.server.http import (
     until_gone,
 )
 from edge.server.hub import Answering, Hub
+from edge.server.ledger import Claim
+from edge.server.models.costs import of_body
 from edge.server.models.worker import Job
-from edge.server.prompts import prompt_of, score
+from edge.server.prompts import count_tokens, score
 from edge.server.protocols import (
     anthropic,
     chat,
@@ -142,14 +143,15 @@ class Endpoints:
         model = found.get(name) or found[entry.name]
         return Json(anthropic.model(model) if protocol_of(request.scope) == "anthropic" else model)
 
-    def with_model(self, kind: type[T], work: Callable[[T, Any], dict[str, Any]]) -> Handler:
-        """A handler that needs a loaded model, but generates nothing."""
+    def with_model(self, kind: type[T], work: Callable[[T, Any, Claim], bytes]) -> Handler:
+        """A handler that needs a loaded model, but generates nothing. work: makes the response, in a thread."""
 
         async def handle(request: Request) -> Response:
             async with self._body(request) as data:
                 body = self._parse(request, kind, data)
                 async with self._session(getattr(body, "model", None)) as session:
-                    return Json(work(body, session))
+                    content = await asyncio.to_thread(work, body, session, request.state.claim)
+                    return Response(content, media_type="application/json")
 
         return handle
 
@@ -218,8 +220,8 @@ class Endpoints:
             body = self._parse(request, MessagesBody, data)
             asked = anthropic.translate(body, request.headers, "")
             async with self._session(body.model) as session:
-                prompt = await asyncio.to_thread(prompt_of, session.model, asked.prompt, Think())
-                return Json({"input_tokens": prompt.first(None).size})
+                count = await asyncio.to_thread(count_tokens, session.model, asked.prompt)
+                return Json({"input_tokens": count})
 
     def of_ollama(self, kind: type[ApiChatBody] | type[ApiGenerateBody]) -> Handler:
         """A handler of /api/chat or /api/generate."""
@@ -300,11 +302,19 @@ class Endpoints:
 
     @asynccontextmanager
     async def _body(self, request: Request, *, lenient: bool = False) -> AsyncIterator[Any]:
-        """Yield the JSON of a request, whose memory is claimed within the block."""
+        """Yield the JSON of a request, whose memory is claimed within the block, and as long as it is answered."""
         check_type(request, lenient=lenient)
-        body = await read_body(request, self._hub.settings.most_body)
-        with self._hub.pool.ledger.claim("bodies", EXPANDED * len(body)):
-            yield decode(body)
+        claim = request.state.claim = Claim(self._hub.pool.ledger)
+        try:
+            body = await read_body(
+                request, self._hub.settings.most_body, lambda size: claim.add("bodies", of_body(size, 0), waits=True)
+            )
+            claim.add("bodies", of_body(0, await asyncio.to_thread(count_values, body)), waits=True)
+            data = decode(body)
+            del body
+            yield data
+        finally:
+            claim.release()
 
     async def _answer(
         self,
@@ -319,7 +329,7 @@ class Endpoints:
     ) -> Response:
         """Generate, and send the events as they come or as one response. make: creates the protocol's writer."""
         ignored = ignored_header([*request.state.ignored, *asked[0].ignored])
-        answering = await until_gone(request.receive, self._hub.ask(asked, work=work))
+        answering = await until_gone(request.receive, self._hub.ask(asked, request.state.claim, work=work))
         try:
             writer = make(answering)
             events = answering.events()
@@ -328,7 +338,7 @@ class Endpoints:
                 answering.close()
                 return Json(writer.whole(found), headers=ignored)
             first = await until_gone(request.receive, answering.first())
-            events = answering.events(first)
+            events = answering.events(first, keeps=getattr(writer, "keeps", False))
         except BaseException:
             answering.close()
             raise
@@ -349,7 +359,29 @@ async def _stream(writer: Any, events: AsyncIterator[Event]) -> AsyncIterator[by
 
 
 async def _all(events: AsyncIterator[Event]) -> list[Event]:
-    return [each async for each in events]
+    """All events, with the pieces of a text joined."""
+    found = list[Event]()
+    texts: dict[int, tuple[int, bool, list[str]]] = {}  # by choice: of the pieces in a row, their place and parts
+
+    def join(choice: int) -> None:
+        if choice in texts:
+            place, thought, parts = texts.pop(choice)
+            found[place] = Piece(choice, "".join(parts), thought)
+
+    async for each in events:
+        last = texts.get(each.choice)
+        if isinstance(each, Piece) and last is not None and last[1] == each.thought:
+            last[2].append(each.text)
+        elif not isinstance(each, Likely):  # whose text follows
+            join(each.choice)
+            if isinstance(each, Piece):
+                texts[each.choice] = len(found), each.thought, [each.text]
+            found.append(each)
+        else:
+            found.append(each)
+    for choice in list(texts):
+        join(choice)
+    return found
 
 
 class Counting:

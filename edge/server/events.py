@@ -10,6 +10,7 @@ from typing import Any
 
 from edge.records import dataclass
 from edge.run.report import RunReport, TokenLogprob
+from edge.server.ledger import Claim
 from edge.server.refusal import RefusedError
 from edge.tools.parser import Event as CallEvent
 from edge.types import FloatArray
@@ -79,7 +80,9 @@ Event = Piece | Likely | Call | Scored | Embedded | Ended
 class Flow:
     """A queue of one request's events, from any thread to the event loop in which it was created."""
 
-    def __init__(self) -> None:
+    def __init__(self, claim: Claim) -> None:
+        """claim: of the request's memory."""
+        self.claim = claim
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._events: deque[Event | Exception] = deque()
@@ -149,7 +152,9 @@ class Flow:
 
 
 def _size(event: Event | Exception) -> int:
-    return _EACH + (len(event.text) if isinstance(event, Piece) else 0)
+    if isinstance(event, Piece):
+        return _EACH + len(event.text)
+    return _EACH * (3 + 3 * len(event.token.top) if isinstance(event, Likely) else 1)
 
 
 def _continues(first: Piece, more: Piece) -> bool:

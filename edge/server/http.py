@@ -20,7 +20,6 @@ from edge.values import parse
 
 MOST_VALUES = 1 << 18  # values in a body: each takes many times its text in memory
 DEEPEST = 64  # nesting of lists and objects
-EXPANDED = 6  # approximate bytes of memory per byte of a body that is being read
 BODY_S = 30.0  # seconds within which a client must have sent its request
 STALLED_S = 60.0  # seconds for which a client may leave a part of the answer unread
 QUIET_S = 10.0  # seconds without text after which a stream sends a keep-alive
@@ -29,8 +28,11 @@ _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*\\?(?:"|\Z)', re.DOTALL)  # matc
 T = TypeVar("T")
 
 
-async def read_body(request: Request, most: int) -> bytes:
-    """Read a body. Raises RefusedError if it has more than `most` bytes, or takes longer than BODY_S."""
+async def read_body(request: Request, most: int, grow: Callable[[int], None]) -> bytes:
+    """Read a body. grow: called with the size of each part before it is kept.
+
+    Raises RefusedError if it has more than `most` bytes, or takes longer than BODY_S, and the errors of `grow`.
+    """
     stated = request.headers.get("content-length", "0")
     if stated.isascii() and stated.isdigit() and int(stated[:15]) > most:
         raise RefusedError(413, f"the request has {stated[:15]} bytes, {most} are the most", code="too_large")
@@ -41,6 +43,7 @@ async def read_body(request: Request, most: int) -> bytes:
                 size += len(part)
                 if size > most:
                     raise RefusedError(413, f"the request has more than {most} bytes", code="too_large")
+                grow(len(part))
                 parts.append(part)
     except asyncio.TimeoutError:
         raise RefusedError(400, f"the request was not sent within {BODY_S:.0f} s", code="timeout") from None
@@ -59,9 +62,7 @@ def check_type(request: Request, *, lenient: bool) -> None:
 
 
 def decode(body: bytes) -> Any:
-    """Parse JSON. Raises RefusedError if it is invalid, has too many values, or is nested too deep."""
-    if _marks(body) > MOST_VALUES and _marks(_STRINGS.sub(b"", body)) > MOST_VALUES:
-        raise RefusedError(413, f"the request has more than {MOST_VALUES} values", code="too_large")
+    """Parse JSON. Raises RefusedError if it is invalid or nested too deep."""
     try:
         found = json.loads(body, parse_constant=_refuse_constant)
     except UnicodeDecodeError:
@@ -75,9 +76,23 @@ def decode(body: bytes) -> Any:
     return found
 
 
-def _marks(body: bytes) -> int:
-    """How many commas and opening brackets there are: at least as many as values, but for one."""
-    return sum(map(body.count, (b",", b"[", b"{")))
+def count_values(body: bytes) -> int:
+    """An upper bound on the number of values in JSON, by its commas and opening brackets outside of strings. Raises
+    RefusedError if it has more than MOST_VALUES."""
+    found = _marks(body, 0, len(body))
+    if found > len(body) // 16:
+        for number, each in enumerate(_STRINGS.finditer(body)):
+            found -= _marks(body, each.start(), each.end())
+            if number > 2 * MOST_VALUES:  # names and values
+                found = number
+                break
+    if found > MOST_VALUES:
+        raise RefusedError(413, f"the request has more than {MOST_VALUES} values", code="too_large")
+    return found
+
+
+def _marks(body: bytes, start: int, end: int) -> int:
+    return sum(body.count(mark, start, end) for mark in (b",", b"[", b"{"))
 
 
 def _refuse_constant(name: str) -> Any:

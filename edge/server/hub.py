@@ -16,6 +16,8 @@ from edge.run.session import Session
 from edge.server.asked import PRIORITIES, Asked
 from edge.server.deadline import Deadline
 from edge.server.events import Embedded, Ended, Event, Flow, Scored
+from edge.server.ledger import Claim
+from edge.server.models.costs import of_answers, of_tokens
 from edge.server.models.pool import Lease, Pool
 from edge.server.models.worker import Job
 from edge.server.prompts import make_request
@@ -23,6 +25,7 @@ from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
 
 _AT_ONCE = 8  # texts scored or embedded before other requests have their turn
+_MORE = 1024  # tokens of an answer whose memory is claimed at once
 _SOON_S = 5.0  # after which a stream begins, even without text
 
 
@@ -67,12 +70,14 @@ class Hub:
         return await self.pool.acquire(model)
 
     async def ask(
-        self, wanted: Sequence[Asked], *, work: Callable[[Asked, int, Session, Job], None] | None = None
-    ) -> Answering:
-        """Begin to answer requests to one model. Choices are numbered across requests. work: replaces generating; it
-        takes a request and its number.
+        self, wanted: Sequence[Asked], claim: Claim, *,
+        work: Callable[[Asked, int, Session, Job], None] | None = None,
+    ) -> Answering:  # fmt: skip
+        """Begin to answer requests to one model. Choices are numbered across requests. claim: of the
+        request's memory, which lasts as long as its answers. work: replaces generating; it takes a request and its
+        number.
 
-        Raises RefusedError if the queue is full.
+        Raises RefusedError if the queue is full, or memory.
         """
         limit = check_limit(self.settings.max_tokens)
         wanted = [each if each.max_tokens or work else replace(each, max_tokens=limit) for each in wanted]
@@ -81,11 +86,16 @@ class Hub:
         if self.queued and self.queued + jobs > self.settings.queue:
             raise self.pool.full(wanted[0].model)
         lease = await self.lease(wanted[0].model)
-        flow = Flow()
+        flow = Flow(claim.hold())
         answering = Answering(flow, lease, self)
         try:
+            if work is None:
+                answering.expect(wanted)
             for number, (asked, choice) in numbered[:jobs]:
-                job = partial(Job, flow, number, PRIORITIES.index(asked.priority), lease.lora, tenant=asked.tenant)
+                job = partial(
+                    Job, flow, number, PRIORITIES.index(asked.priority), lease.lora, Claim(self.pool.ledger),
+                    tenant=asked.tenant,
+                )  # fmt: skip
                 make = partial(make_request, asked, choice, evict=self.evicts)
                 lease.worker.submit(job(make=make, work=None if work is None else _in_turns(work, numbered)))
         except BaseException:
@@ -119,6 +129,15 @@ class Answering:
         self.flow, self.lease, self.expected, self._hub = flow, lease, 0, hub
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._claimed = 0  # events of the answers that have memory
+        self._alternatives: int | None = None
+
+    def expect(self, wanted: Sequence[Asked]) -> None:
+        """Claim the memory of the answers. Raises RefusedError."""
+        capacity = self.lease.session.plan.config.capacity
+        self.flow.claim.add("answers", sum(of_answers(each, capacity) for each in wanted))
+        self._claimed = capacity * sum(each.choices for each in wanted)
+        self._alternatives = wanted[0].logprobs
 
     def expire_after(self, seconds: float) -> None:
         """Refuse the request unless it begins to run within `seconds`."""
@@ -136,12 +155,19 @@ class Answering:
         except asyncio.TimeoutError:
             return None
 
-    async def events(self, first: Event | None = None) -> AsyncIterator[Event]:
-        """Yield events until the last answer has ended. Raises a job's error. first: the event that `first` took."""
-        left = self.expected
+    async def events(self, first: Event | None = None, *, keeps: bool = True) -> AsyncIterator[Event]:
+        """Yield events until the last answer has ended. first: the event that `first` took. keeps: whether the caller
+        gathers them: memory is claimed where an answer goes on because rows are evicted.
+
+        Raises a job's error, and RefusedError.
+        """
+        left, count = self.expected, 0
         while left:
             event = first or await self.flow.get()
-            first = None
+            first, count = None, count + 1
+            if keeps and count > self._claimed:
+                self.flow.claim.add("answers", of_tokens(_MORE, self._alternatives))
+                self._claimed += _MORE
             left -= isinstance(event, Ended | Scored | Embedded)
             yield event
 
@@ -153,4 +179,5 @@ class Answering:
             self._timer.cancel()
         self.flow.close()
         self.lease.worker.wake()
+        self.lease.worker.when_done(self.flow, self.flow.claim.release)
         self._hub.pool.release(self.lease)

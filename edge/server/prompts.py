@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from edge.run.request import Request
 from edge.run.session import Session
 from edge.server.asked import Asked, Chat
 from edge.server.events import Scored
+from edge.server.models.costs import of_grammar, of_tokens
 from edge.server.models.pool import SCORED_AT_ONCE
 from edge.server.models.worker import Job
 from edge.server.refusal import RefusedError, TooLongError
@@ -62,7 +64,11 @@ def make_request(asked: Asked, choice: int, job: Job, session: Session, *, evict
     chosen = dict(asked.sampling)
     if chosen.get("seed") is not None:
         chosen["seed"] = (chosen["seed"] + choice) % 2**64
+    if asked.grammar is not None:
+        job.claim.add("grammars", of_grammar(asked.grammar.text))
     prompt = prompt_of(model, asked.prompt, think)
+    if asked.grammar is None and prompt.tools is not None and prompt.tools.constrains:
+        job.claim.add("grammars", of_grammar(json.dumps(prompt.tools.tools)))
     job.tokens = prompt.first(None)
     prompt.read()  # sets `ended`: all blocks have been read
     _check_ids(job.tokens, model)
@@ -89,6 +95,11 @@ def prompt_of(model: Model, asked: Chat | str | Sequence[int], think: Think) -> 
     if isinstance(asked, str):
         return model.prompt(asked, raw=True)
     return Prompt([np.array(asked, np.int32)])
+
+
+def count_tokens(model: Model, asked: Chat | str | Sequence[int]) -> int:
+    """The tokens of a prompt, of which none is kept."""
+    return sum(block.size for block in prompt_of(model, asked, Think()).rest())
 
 
 def _check_ids(tokens: IntArray, model: Model) -> None:
@@ -119,6 +130,7 @@ def score(asked: Asked, choice: int, session: Session, job: Job) -> None:
     kv, top = session.engine.kv, max(1, asked.logprobs or 0)
     if tokens.size > kv.capacity:
         raise TooLongError(tokens.size, kv.capacity)
+    job.flow.claim.add("answers", of_tokens(tokens.size, top))
     logprobs: list[float | None] = [None]
     likeliest: list[dict[int, float] | None] = [None]
     generated = [] if not asked.max_tokens else [0]

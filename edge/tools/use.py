@@ -34,16 +34,20 @@ class ToolUse:
         """Whether the answer must be calls."""
         return self.required or self.only is not None
 
+    @property
+    def constrains(self) -> bool:
+        """Whether a grammar holds for the answer: tools must be called, one is `strict`, or not all may be called."""
+        return self.forced or self.limited or any(tool["function"].get("strict") for tool in self.tools)
+
     def parser(self) -> ToolParser:
         return ToolParser(self.form, self.tools)
 
     def grammar(self, tokens: Mapping[str, int]) -> str | None:
-        """The grammar of the answer in Lark's notation, if tools must be called, one is `strict` or not all may be
-        called; else None.
+        """The grammar of the answer in Lark's notation; None if none holds.
 
         tokens: special tokens of the vocabulary, by their text.
         """
-        if not self.forced and not any(tool["function"].get("strict") for tool in self.tools):
+        if not self.constrains:
             return None
         parallel = self.parallel and self.only is None
         return call_grammar(

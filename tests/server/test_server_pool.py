@@ -21,8 +21,8 @@ from edge.run.budgets.shares import Ledger as Energy
 from edge.run.request import Request
 from edge.run.starting.loading import load
 from edge.server.events import Flow, Piece
+from edge.server.ledger import Claim, Ledger
 from edge.server.models.driver import Hooks, OneAtATime
-from edge.server.models.ledger import Ledger
 from edge.server.models.worker import Turns
 from edge.server.refusal import RefusedError
 
@@ -212,14 +212,21 @@ def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
 def test_the_ledger_admits_what_fits() -> None:
     ledger = Ledger(512 << 20, base=100 << 20)
     assert ledger.reserve == 32 << 20
-    with ledger.claim("bodies", 20 << 20):
-        with pytest.raises(RefusedError) as full, ledger.claim("bodies", 20 << 20):
-            pass
-        assert full.value.status == 429
-        assert full.value.retry
-    with pytest.raises(RefusedError) as large, ledger.claim("bodies", 33 << 20):
-        pass
-    assert large.value.status == 413
+    claim, other = Claim(ledger), Claim(ledger)
+    claim.add("bodies", 20 << 20, waits=True)
+    with pytest.raises(RefusedError) as full:
+        other.add("bodies", 5 << 20, waits=True)
+    assert full.value.status == 429
+    assert full.value.retry
+    other.add("grammars", 5 << 20)
+    for waits in (False, True):
+        with pytest.raises(RefusedError) as large:
+            other.add("bodies", 28 << 20, waits=waits)
+        assert large.value.status == 413
+    claim.hold().release()
+    assert ledger.claims.total() == 25 << 20
+    claim.release()
+    other.release()
     assert ledger.claims.total() == 0
     ledger.enter("a", PlanBytes(interpreter=100 << 20, weights=50 << 20, kv=10 << 20, scratch=5 << 20), 100 << 20, 0)
     assert ledger.taken == {"a": 65 << 20}
@@ -246,7 +253,7 @@ def test_earlier_prompts_have_a_share_of_the_memory(
 
 def test_a_client_that_does_not_read_is_given_up() -> None:
     async def read() -> None:
-        flow = Flow()
+        flow = Flow(Claim(Ledger(None)))
         for _ in range(100):
             flow.put(Piece(0, "x" * (64 << 10)))
         assert isinstance(await flow.get(), Piece)

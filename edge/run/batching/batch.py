@@ -433,6 +433,7 @@ class Batch:
         else:
             self._queue.remove(ticket)
         if ticket.turns is None:
+            run.free()
             ticket.on_end(error or _never_began(run))
             return
         ticket.turns.close()
@@ -445,6 +446,7 @@ class Batch:
         ticket.report = report_of(run, self._loaded, ticket.begun, self._options, self._zone, self._watch)
         if error is None and ticket.report.unanswered:
             error = BudgetError(why_unanswered(ticket.report, self._options))
+        run.free()
         ticket.on_end(error or ticket.report)
 
 

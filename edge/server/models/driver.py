@@ -160,5 +160,6 @@ class OneAtATime:
         if pieces is not None:
             with suppress(Exception):  # it is given up
                 pieces.close()
-        if self._hooks is not None:
-            self._hooks.end(result)
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            hooks.end(result)

@@ -23,7 +23,7 @@ from edge.run.session import Session
 from edge.run.starting.loading import open_session
 from edge.run.starting.opening import open_model
 from edge.server.deadline import Deadline
-from edge.server.models.ledger import Ledger
+from edge.server.ledger import Ledger
 from edge.server.models.worker import Job, Turns, Worker
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings

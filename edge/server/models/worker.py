@@ -24,11 +24,12 @@ from edge.run.request import Request
 from edge.run.session import Session
 from edge.server.events import Call, Ended, Flow, Likely, Piece
 from edge.server.guard import where
+from edge.server.ledger import COMPARED, Claim
 from edge.server.models.driver import Driver, Hooks, make_driver
 from edge.server.refusal import RefusedError
 from edge.types import IntArray
 
-_REMEMBERED = 8  # recent prompts, to find where a new one diverges
+_REMEMBERED = 64  # recent prompts, to find where a new one diverges
 
 _log = logging.getLogger("edge")
 
@@ -65,6 +66,7 @@ class Job:
     choice: int
     priority: int
     lora: Loras
+    claim: Claim  # of the memory that it takes while it runs
     make: Callable[[Job, Session], Request] | None = None  # makes the request, when the model is loaded
     work: Callable[[Session, Job], bool] | None = None  # instead of a request: needs the session to itself; True: again
     tenant: str = ""
@@ -95,7 +97,8 @@ class Worker:
         self._order = count()
         self._running: list[Job] = []
         self._closing = False
-        self._recent: dict[str, deque[IntArray]] = {}
+        self._awaited: list[tuple[Flow, Callable[[], None]]] = []  # called when no job of the request runs
+        self._recent: deque[tuple[str, IntArray]] = deque()  # tenants and their prompts, the newest last
         self.used = time.monotonic()  # when a request last began or ended
         self.seconds = 1.0  # that a request takes, approximately
         self.leases = 0  # requests that are about to submit jobs, or wait for their events
@@ -135,6 +138,14 @@ class Worker:
         with self._lock:
             waiting = [job for _, _, job in self._waiting if job.flow is flow]
             return any(job.flow is flow for job in self._running) or not waiting or any(job.began for job in waiting)
+
+    def when_done(self, flow: Flow, action: Callable[[], None]) -> None:
+        """Call `action` once no job of a closed request runs any more."""
+        with self._lock:
+            if any(job.flow is flow for job in self._running):
+                self._awaited.append((flow, action))
+                return
+        action()
 
     def wake(self) -> None:
         """Drop cancelled jobs from the queue, and interrupt the session if all running jobs are cancelled."""
@@ -197,6 +208,7 @@ class Worker:
             self._waiting, self._running = [], []
         for job in left:
             job.flow.put(error)
+            self._forget(job)
 
     def _take(self, driver: Driver) -> list[Job]:
         """Jobs to start now; waits for one while nothing runs."""
@@ -236,6 +248,8 @@ class Worker:
                     more = job.work(session, job)
                 if more and not job.cancelled:
                     self.submit(job)
+                else:
+                    job.claim.release()
         except Exception as error:
             job.began_badly = True
             self._end(job, error)
@@ -264,21 +278,37 @@ class Worker:
         if isinstance(result, RunReport):
             job.prefix = self._compared(job, result)
         self._told(job, result)
+        self._forget(job)
+        # Last: a client that hears of it may ask for the metrics at once, or for another model in place of this one.
+        job.flow.put(Ended(job.choice, result, job.prefix) if isinstance(result, RunReport) else result)
+
+    def _forget(self, job: Job) -> None:
+        """Let go of what a job has made, and of what its request holds if it is the last one."""
+        job.ticket = job.make = None
+        job.claim.release()
         with self._lock:
             if job in self._running:
                 self._running.remove(job)
-        # Last: a client that hears of it may ask for the metrics at once, or for another model in place of this one.
-        job.flow.put(Ended(job.choice, result, job.prefix) if isinstance(result, RunReport) else result)
+            flows = [each.flow for each in self._running]
+            done = [each for each in self._awaited if each[0] not in flows]
+            self._awaited = [each for each in self._awaited if each not in done]
+        for _, action in done:
+            action()
 
     def _compared(self, job: Job, report: RunReport) -> dict[str, Any]:
         """The reused tokens of a prompt, and where it diverged from the most similar earlier prompt."""
         found: dict[str, Any] = {"reused": report.tokens.reused, "diverged_at": None}
         if job.tokens is None:
             return found
-        recent = self._recent.get(job.tenant, ())
+        recent = [tokens for tenant, tokens in self._recent if tenant == job.tenant]
         common = max((agreement(each, job.tokens) for each in recent), default=0)
         if recent and common < job.tokens.size - 1 and not any(each.size == common for each in recent):
             found["diverged_at"] = common
-        others = [each for each in recent if agreement(each, job.tokens) < each.size]  # no turn of this conversation
-        self._recent[job.tenant] = deque([*others, job.tokens], _REMEMBERED)
+        others = [  # no turn of this conversation
+            (tenant, tokens) for tenant, tokens in self._recent
+            if tenant != job.tenant or agreement(tokens, job.tokens) < tokens.size
+        ]  # fmt: skip
+        self._recent = deque([*others, (job.tenant, job.tokens)], _REMEMBERED)
+        while sum(tokens.nbytes for _, tokens in self._recent) > COMPARED:
+            self._recent.popleft()
         return found

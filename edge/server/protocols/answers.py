@@ -55,6 +55,14 @@ def gather(answers: dict[int, Answer], event: Event) -> None:
         answer.ended = event
 
 
+def follow(answers: dict[int, Answer], event: Event) -> None:
+    """Add an event that is being sent, of which neither text nor tokens are needed any more."""
+    gather(answers, event)
+    answer = answers[event.choice]
+    for sent in (answer.texts, answer.thoughts, answer.tokens):
+        sent.clear()
+
+
 def reason_of(ended: Ended | None) -> Reason:
     """Why an answer ended, in OpenAI's words: a spent budget is `length`; `usage.edge.stop_reason` tells more."""
     if ended is None or ended.report is None:

@@ -17,7 +17,7 @@ from edge.server.asked import Asked, Chat
 from edge.server.events import Call, Ended, Event, Flow, Piece
 from edge.server.http import event
 from edge.server.prompts import text_of
-from edge.server.protocols.answers import Answer, gather, usage_of
+from edge.server.protocols.answers import Answer, follow, gather, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, Hints, grammar_of, limits_of, think_of
 from edge.server.protocols.fields import said, whole, within
 from edge.server.protocols.offered import of_messages
@@ -162,7 +162,7 @@ class Writer:
 
     def chunks(self, found: Event) -> list[bytes]:
         """The server-sent events for an event of the answer."""
-        gather(self._answers, found)
+        follow(self._answers, found)
         sent: list[bytes] = []
         if not self._began:
             self._began = True

@@ -14,7 +14,7 @@ from edge.server.asked import Asked, Chat, Priority
 from edge.server.events import Call, Ended, Event, Likely, Piece
 from edge.server.http import event
 from edge.server.prompts import is_background, text_of
-from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
+from edge.server.protocols.answers import Answer, follow, gather, timings_of, usage_of
 from edge.server.protocols.bodies import ChatBody, limits_of
 from edge.server.protocols.offered import of_chat
 from edge.server.refusal import RefusedError
@@ -99,7 +99,7 @@ class Writer:
         sent = []
         if not self._answers:  # programs take an answer for ended when its only choice so far has ended
             sent = [self._chunk(choice, {"role": "assistant", "content": ""}) for choice in range(self._choices)]
-        gather(self._answers, found)
+        follow(self._answers, found)
         if isinstance(found, Piece) and found.thought:
             sent.append(self._chunk(found.choice, {"reasoning_content": found.text}))
         elif isinstance(found, Piece):

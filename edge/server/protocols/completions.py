@@ -79,8 +79,7 @@ class Writer:
         self._body, self._tokenizer = body, tokenizer
         self._prompts = prompts_of(body)
         self._answers: dict[int, Answer] = {}
-        self._sent: Counter[int] = Counter()  # by choice: tokens whose log-probabilities were sent,
-        self._offsets: Counter[int] = Counter()  # and the characters of their texts
+        self._offsets: Counter[int] = Counter()  # by choice: characters of tokens whose log-probabilities were sent
         self._head = {
             "id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": model,
         }  # fmt: skip
@@ -90,6 +89,7 @@ class Writer:
         first = found.choice not in self._answers
         gather(self._answers, found)
         answer = self._answers[found.choice]
+        answer.texts.clear()
         echo = self._echoed(found.choice) if first and self._body.echo else ""
         text, reason = echo, None
         if isinstance(found, Piece) and not found.thought:
@@ -145,8 +145,7 @@ class Writer:
         if answer.scored is not None:
             ids, chances, likeliest = answer.scored.tokens, answer.scored.logprobs, answer.scored.top
         else:
-            new = answer.tokens[self._sent[index] :]
-            self._sent[index] += len(new)
+            new, answer.tokens = answer.tokens, []
             ids, chances = tuple(each.token for each in new), tuple(each.logprob for each in new)
             likeliest = tuple(dict(each.top) for each in new)
         texts = [self._text(token) for token in ids]

@@ -13,6 +13,7 @@ from edge.records import dataclass
 from edge.run.session import Session
 from edge.server.asked import Asked, Text
 from edge.server.events import Embedded, Event
+from edge.server.models.costs import EMBEDDED
 from edge.server.models.worker import Job
 from edge.server.protocols.bodies import TokenId
 from edge.server.protocols.fields import said
@@ -63,6 +64,7 @@ def embed(asked: Asked, choice: int, session: Session, job: Job, *, truncate: bo
         if int(tokens.max()) >= session.model.tokenizer.size:
             most = session.model.tokenizer.size - 1
             raise RefusedError(400, f"token ids must be from 0 to {most}", param="input", code="invalid_value")
+    job.flow.claim.add("answers", EMBEDDED * session.spec.hidden)
     job.flow.put(Embedded(choice, int(tokens.size), session.embed(tokens, truncate=truncate)))
 
 

@@ -11,8 +11,9 @@ from edge.flags import flags_of
 from edge.model.lora_file import LoraFile
 from edge.run.session import Session
 from edge.sampling import SamplingParams
-from edge.server.http import Json
+from edge.server.http import Json, dumps
 from edge.server.hub import Hub
+from edge.server.ledger import Claim
 from edge.server.models.pool import Entry
 from edge.server.protocols.bodies import DetokenizeBody, TokenizeBody
 from edge.server.refusal import RefusedError
@@ -133,7 +134,7 @@ def metrics(hub: Hub) -> Response:
     return Response("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def tokenize(body: TokenizeBody, session: Session) -> dict[str, Any]:
+def tokenize(body: TokenizeBody, session: Session, claim: Claim) -> bytes:
     """POST /tokenize in llama-server's form, or, with `prompt`, in vLLM's."""
     tokenizer = session.model.tokenizer
     text, begins = body.content, body.add_special
@@ -141,12 +142,17 @@ def tokenize(body: TokenizeBody, session: Session) -> dict[str, Any]:
         text, begins = body.prompt, body.add_special_tokens is not False
     if text is None:
         raise RefusedError(400, "state the text as content", param="content", code="missing_required_parameter")
-    tokens = tokenizer.encode(text, special=body.parse_special is not False).tolist()
-    if begins and tokenizer.add_bos and tokenizer.bos_id is not None:
-        tokens = [tokenizer.bos_id, *tokens]
-    if body.with_pieces:
-        return {"tokens": [{"id": each, "piece": _piece(tokenizer.piece(each))} for each in tokens]}
-    return {"tokens": tokens}
+
+    def write(token: int) -> bytes:
+        return dumps({"id": token, "piece": _piece(tokenizer.piece(token))}) if body.with_pieces else b"%d" % token
+
+    first = [tokenizer.bos_id] if begins and tokenizer.add_bos and tokenizer.bos_id is not None else []
+    parts = [write(each) for each in first]
+    for block in tokenizer.encode_blocks(text, special=body.parse_special is not False):
+        part = b",".join(map(write, block.tolist()))
+        claim.add("answers", 2 * len(part))  # once more when all are joined
+        parts.append(part)
+    return b'{"tokens":[' + b",".join(filter(None, parts)) + b"]}"
 
 
 def tokenizer_info(session: Session) -> dict[str, Any]:
@@ -169,11 +175,12 @@ def _piece(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
-def detokenize(body: DetokenizeBody, session: Session) -> dict[str, Any]:
+def detokenize(body: DetokenizeBody, session: Session, claim: Claim) -> bytes:
     """POST /detokenize"""
     tokenizer = session.model.tokenizer
     if any(each >= tokenizer.size for each in body.tokens):
         raise RefusedError(
             400, f"token ids must be from 0 to {tokenizer.size - 1}", param="tokens", code="invalid_value"
         )
-    return {"content": tokenizer.decode(body.tokens)}
+    claim.add("answers", 4 * sum(len(tokenizer.piece(each)) for each in body.tokens))
+    return dumps({"content": tokenizer.decode(body.tokens)})

@@ -14,7 +14,7 @@ from edge.server.asked import Asked, Chat
 from edge.server.events import Ended, Event, Piece
 from edge.server.http import dumps, parse_body
 from edge.server.prompts import text_of
-from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
+from edge.server.protocols.answers import Answer, follow, gather, timings_of, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, Hints, grammar_of, limits_of
 from edge.server.protocols.fields import said
 from edge.server.protocols.offered import of_chat
@@ -149,7 +149,7 @@ class Writer:
 
     def chunks(self, found: Event) -> list[bytes]:
         """The line for an event of the answer, if there is one."""
-        gather(self._answers, found)
+        follow(self._answers, found)
         if isinstance(found, Piece):
             return [dumps(self._line("" if found.thought else found.text, found.text if found.thought else "")) + b"\n"]
         if isinstance(found, Ended):

@@ -87,6 +87,8 @@ def _merged(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
 class Writer:
     """Writes one response, whole or in events."""
 
+    keeps = True  # a stream ends with the whole response
+
     def __init__(self, model: str, body: ResponsesBody) -> None:
         self._offered = of_responses(body.tools)
         self._head = {
