@@ -94,6 +94,33 @@ def test_openai(url: str, expected: str, completed: str) -> None:
 
 
 @installed
+def test_anthropic(url: str, expected: str) -> None:
+    found = program("anthropic_chat.py", url, MODEL, QUESTION)
+    assert (found["whole"], found["streamed"]) == (expected, expected)
+    assert found["reasons"] == ["max_tokens", "max_tokens"]
+    assert found["usage"] == [found["counted"], 16]
+    assert (found["models"], found["named"], found["request"]) == ([MODEL], MODEL, True)
+    assert found["calls"][0][:2] == found["calls"][1][:2]
+    assert {each[2] for each in found["calls"]} == {"toolu_"}
+    assert found["stopped"] == ["stop_sequence", True]
+    wrong = ["BadRequestError", "invalid_request_error", True]
+    assert found["errors"] == [["NotFoundError", "not_found_error", True], wrong, wrong]
+
+
+@installed
+def test_ollama(url: str, expected: str) -> None:
+    found = program("ollama_chat.py", url, MODEL, QUESTION)
+    assert (found["whole"], found["streamed"], found["generated"]) == (expected, expected, expected)
+    assert found["counts"][1] == 16
+    assert found["loaded"] == [0, "load", MODEL, True]
+    assert found["listed"] == [MODEL, len("sha256:") + 64]
+    assert (found["pulled"], found["show"]) == ("success", ["completion", "tools"])
+    assert found["embedded"] == [2, 576]
+    assert [each[0] for each in found["errors"]] == [404, 400, 400]
+    assert all("\n" not in each[1] and each[1][0] != "{" for each in found["errors"])
+
+
+@installed
 @pytest.mark.parametrize("name", ["litellm_chat.py", "langchain_chat.py"])
 def test_a_chat_whole_and_streamed(url: str, expected: str, name: str) -> None:
     assert program(name, url, MODEL, QUESTION) == {"whole": expected, "streamed": expected}

@@ -30,6 +30,7 @@ from edge.server.settings import Settings
 
 SCORED_AT_ONCE = 8  # tokens of a prompt scored in one pass, each with a row of logits
 _USEFUL_ROWS, _SCRATCH = 2048, 32 << 20  # assumed rows, and scratch bytes, of a model that is not loaded yet
+_UNLOAD_S = 10.0  # for which an unload waits for the answers of others
 _PROMPTS = 64 << 20  # least bytes for rows of earlier prompts, without a budget
 _PROMPTS_OF_SPARE, _PROMPTS_OF_BUDGET = 8, 16  # their share is 1 / this of the memory to spare, or of the budget
 
@@ -190,11 +191,14 @@ class Pool:
             await asyncio.sleep(0.02)
 
     async def unload(self, name: str | None) -> None:
-        """Unload a model, if it is loaded. Raises RefusedError while requests need it."""
+        """Unload a model, if it is loaded. Raises RefusedError if requests need it for longer than _UNLOAD_S."""
         entry, _ = self.find(name)
-        worker = self.workers.get(entry.name)
-        if worker is not None and not worker.idle:
-            raise self.full(entry.name)
+        try:
+            async with Deadline(_UNLOAD_S):
+                while (worker := self.workers.get(entry.name)) is not None and not worker.idle:
+                    await asyncio.sleep(0.02)  # the connection of an answer that was read may still be closing
+        except asyncio.TimeoutError:
+            raise self.full(entry.name) from None
         if worker is not None:
             await self._evict(entry.name)
 
