@@ -188,7 +188,9 @@ class NativeEngine:
         self._batch_angles = first + count * ROPE_AHEAD
         self._logits = aligned_zeros(max(config.logits_rows, config.together) * self._padded_vocab, "float32")
         self.times = aligned_zeros(config.threads * thread_words(shape.layers) if timed else 0, "int64")
-        self._workers: Workers | None = Workers(image, config.threads, self._pointers())
+        self._workers: Workers | None = Workers(
+            image, config.threads, self._pointers(), fixed=bool(timed or streams or slots)
+        )
         weakref.finalize(self, self._workers.close)  # also at exit: threads must not outlive the interpreter
 
         if FORMATS[config.kv_dtype].transformed:
@@ -237,6 +239,11 @@ class NativeEngine:
     def experts(self) -> ExpertCounts | None:
         """Counters of an engine that holds only some experts in memory; None for others, and once it is closed."""
         return self._experts.counts if self._experts else None
+
+    @property
+    def team(self) -> list[int]:
+        """Passes that 1, 2, … of the engine's threads have run."""
+        return self._workers.passes if self._workers else []
 
     @property
     def expert_trace(self) -> AnyArray:

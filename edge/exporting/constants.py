@@ -15,7 +15,7 @@ from edge.backends import ring, row_lists
 from edge.backends.onnx.graph.static import HIDDEN
 from edge.backends.tvm.adapters import padded_rank
 from edge.backends.tvm.cpu import two_stages
-from edge.backends.tvm.cpu.arguments import LINE, Job
+from edge.backends.tvm.cpu.arguments import LINE, LINES, Job
 from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, State
 from edge.backends.tvm.gpu.picking import TOP
 from edge.backends.tvm.kv import row_formats
@@ -55,6 +55,7 @@ _INTEGERS = {
     "WEIGHT_ALIGNMENT": model_file.WEIGHT_ALIGNMENT,
     "ROPE_AHEAD": ROPE_AHEAD,
     "LINE": LINE,
+    "LINES": LINES,
     "TILE": TILE,
     "SPARE_ROWS": SPARE_ROWS,
     "INT4_STEPS": row_formats.STEPS,

@@ -16,6 +16,7 @@ import numpy as np
 from edge.errors import InputError
 from edge.run.budgets.meters import EnergyMeter
 from edge.run.history import Phase, remember_phase
+from edge.run.report import Team, team_since
 from edge.run.sampling.sampler import greedy
 from edge.run.session import Session
 from edge.types import IntArray
@@ -55,6 +56,7 @@ class BenchRow:
     joules: float | None = None  # per token
     energy_kind: str | None = None  # "counter", "integrated" or "estimate"
     energy_source: str | None = None
+    team: Team | None = None  # of engines whose threads give way
 
     def to_dict(self) -> dict[str, Any]:
         """With llama-bench's column names, except for its t/s."""
@@ -68,6 +70,7 @@ class BenchRow:
             "test": self.test,
             "tok/s": round(self.speed, 2),
             "sd": round(self.sd, 2),
+            **({} if self.team is None else {"team": list(self.team.passes)}),
             **energy,
         }
 
@@ -104,7 +107,7 @@ def run_bench(
     session.reset()
     for test in tests:
         _fill(session, tokens[: test.depth])
-        mark, speeds, joules = session.mark(hold=True), [], 0.0
+        mark, speeds, joules, team = session.mark(hold=True), [], 0.0, session.team
         for repetition in range(repetitions):
             if on_step:
                 on_step(f"{test.name} {repetition + 1}/{repetitions}")
@@ -125,6 +128,7 @@ def run_bench(
             joules=joules / (repetitions * (test.prompt + test.generate)) if meter else None,
             energy_kind=reading.kind if reading else None,
             energy_source=reading.source if reading else None,
+            team=team_since(team, session.team),
         )
 
 

@@ -65,6 +65,7 @@ class Generation:
     ran_at: float | None = None
     held: float = 0.0  # seconds that pieces of text stayed with the caller before it asked for the next
     experts: ExpertCounts | None = None  # of the engine when it began
+    team: tuple[int, ...] = ()  # its passes by the number of their threads, likewise
     stop_reason: StopReason = "interrupted"  # unless something else ends it
     limit: StopReason = "length"  # what will end the answer, if the model does not
     at_once: Callable[[], int] | None = None  # tokens to run before other generations do; None: there are none

@@ -114,6 +114,10 @@ class Loaded:
         found: ExpertCounts | None = getattr(self.engine, "experts", None)
         return found and replace(found)
 
+    def team(self) -> tuple[int, ...]:
+        """Passes of 1, 2, … threads so far; none of engines that do not count them."""
+        return tuple(getattr(self.engine, "team", ()))
+
     def open_lora(self, files: Loras) -> Lora | None:
         """Open adapters of this model. Raises InputError, ModelFormatError, UnsupportedError."""
         adapters = open_lora(files, self.model.file, self.model.spec)

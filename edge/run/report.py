@@ -118,6 +118,31 @@ class Drafted:
 
 
 @dataclass(frozen=True)
+class Team:
+    """The threads that took part in passes, measured. passes: those of 1, 2, … threads. The engine leaves out threads
+    whose cores other programs want, as each barrier would wait for them."""
+
+    passes: tuple[int, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all passes had all threads."""
+        return not any(self.passes[:-1])
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """The shares of the passes that had these numbers of threads, most threads first."""
+        counted = reversed(list(enumerate(self.passes, 1)))
+        return {threads: count / sum(self.passes) for threads, count in counted if count}
+
+
+def team_since(before: tuple[int, ...], now: tuple[int, ...]) -> Team | None:
+    """The team of the passes between two counts; None without passes."""
+    passes = tuple(count - old for count, old in zip(now, before, strict=True)) if now else ()
+    return Team(passes) if any(passes) else None
+
+
+@dataclass(frozen=True)
 class AdapterUse:
     """A LoRA adapter that the model ran with. sha256: of its file; rank: the largest of its matrices."""
 
@@ -259,6 +284,7 @@ class RunReport:
     seed: int | None = None
     lora: tuple[AdapterUse, ...] = ()
     drafted: Drafted | None = None  # where drafts may be verified
+    team: Team | None = None  # of engines whose threads give way
     tool_calls: tuple[ToolCall, ...] = ()
     stop_text: str | None = None
     incomplete: StopReason | None = None

@@ -14,7 +14,7 @@ from edge.options import Options
 from edge.run.budgets.meters import Watch
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
-from edge.run.report import AdapterUse, ExpertUse, Heat, KVUse, Memory, RunReport
+from edge.run.report import AdapterUse, ExpertUse, Heat, KVUse, Memory, RunReport, team_since
 from edge.run.sequences.sequence import TokenSequence
 from edge.storage.versions import own_versions
 
@@ -44,6 +44,7 @@ def report_of(
         thoughts=run.thinking.report(),
         seed=run.seed,
         lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
+        team=team_since(run.team, loaded.team()),
         drafted=sequence.ahead.speculation.report() if sequence.ahead.speculation else None,
         tool_calls=run.calls.found if run.calls else (),
         incomplete=run.incomplete,

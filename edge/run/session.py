@@ -118,6 +118,11 @@ class Session:
         self._sequence.forget()
 
     @property
+    def team(self) -> tuple[int, ...]:
+        """Passes that 1, 2, … threads have run so far; empty for engines whose threads do not give way."""
+        return self._loaded.team()
+
+    @property
     def lora(self) -> Lora | None:
         """The adapters that the model runs with."""
         return self._sequence.lora
@@ -256,7 +261,7 @@ class Session:
         run = Generation.of(request, self.model, watch, started, on_thought, on_logprob, on_call)
         begin(sequence, run)
         run.prepared, self.prepared, self._loaded.reclaimer.run = self.prepared, Made(), run
-        run.experts = self._loaded.expert_counts()
+        run.experts, run.team = self._loaded.expert_counts(), self._loaded.team()
         try:
             yield from generate(sequence, run, on_prefill)
         except (EngineError, UnsupportedError):

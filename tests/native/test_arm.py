@@ -30,7 +30,7 @@ from edge.backends.tvm import design as design_module
 from edge.backends.tvm import engine as engine_module
 from edge.backends.tvm import targets
 from edge.backends.tvm.compiler.compiled import compile_design
-from edge.backends.tvm.cpu.arguments import LINE, Job
+from edge.backends.tvm.cpu.arguments import LINE, LINES, Job
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.export import export
 from edge.backends.tvm.packing.layout import make_layout
@@ -75,7 +75,8 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Recorder:
     """In place of the engine's threads: keeps copies of all arrays but the weights, as the first job finds them."""
 
-    def __init__(self, _image: object, _threads: int, arguments: Sequence[Any]) -> None:
+    def __init__(self, _image: object, _threads: int, arguments: Sequence[Any], *, fixed: bool) -> None:
+        assert not fixed
         _, *self._arrays = arguments
 
     def run(self, **_numbers: int) -> None:
@@ -95,7 +96,7 @@ def write_input(path: Path, model: Model, design: Design, prompt: IntArray, step
         patch.setattr(engine_module, "Workers", Recorder)
         engine: Any = engine_module.NativeEngine(model.file, model.spec, config)
         engine.forward(prompt)
-        first = np.zeros(len(Job.NAMES), np.int64), np.zeros((THREADS + 1) * LINE, np.int32), engine._weights
+        first = np.zeros(len(Job.NAMES), np.int64), np.zeros(LINES * THREADS * LINE, np.int32), engine._weights
         arrays = [*first, *engine._workers.found]
     heads = design.shape.layers * design.shape.kv_heads
     with open(path, "wb") as file:

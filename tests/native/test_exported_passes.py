@@ -25,7 +25,7 @@ pytest.importorskip("tvm_ffi")
 from edge.backends.tvm import engine as engine_module
 from edge.backends.tvm.compiler import exported
 from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
-from edge.backends.tvm.cpu.arguments import LINE, Job
+from edge.backends.tvm.cpu.arguments import LINE, LINES, Job
 from edge.backends.tvm.cpu.generator import LORA, RINGS, STATES
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.memory import aligned_zeros
@@ -35,7 +35,8 @@ from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import UnsupportedError
 from edge.model.model import Model, open_model
 
-OUTSIDE = {"edge_doze", "edge_wake", "memset", "memcpy", "memmove"}  # the functions that a pass may call
+# The functions that a pass may call.
+OUTSIDE = {"edge_doze", "edge_wake", "edge_now", "edge_worked", "memset", "memcpy", "memmove"}
 
 WAITING = """
 #define _GNU_SOURCE
@@ -47,6 +48,10 @@ WAITING = """
 int32_t dozed, woken;
 int32_t edge_doze(int32_t *word, int32_t value);
 int32_t edge_wake(int32_t *word);
+int64_t edge_now(void);
+int64_t edge_worked(void);
+int64_t edge_now(void) { return 0; }
+int64_t edge_worked(void) { return 0; }
 int32_t edge_doze(int32_t *word, int32_t value)
 {
     __atomic_add_fetch(&dozed, 1, __ATOMIC_SEQ_CST);
@@ -123,9 +128,11 @@ class ExportedWorkers:
 
     run_pass: Callable[..., None]
 
-    def __init__(self, _image: object, threads: int, pointers: Sequence[ctypes.c_void_p]) -> None:
-        self._job, self._lines = aligned_zeros(len(Job.NAMES), "int64"), aligned_zeros((threads + 1) * LINE, "int32")
-        self._job[Job.slot("threads")] = threads
+    def __init__(self, _image: object, threads: int, pointers: Sequence[ctypes.c_void_p], *, fixed: bool) -> None:
+        assert not fixed
+        self._job, self._lines = aligned_zeros(len(Job.NAMES), "int64"), aligned_zeros(LINES * threads * LINE, "int32")
+        for name in ("threads", "parts", "team"):
+            self._job[Job.slot(name)] = threads
         more = [ctypes.c_void_p()] * (len(RINGS) + len(STATES) + len(LORA))  # which all exported passes take
         arrays = [ctypes.c_void_p(each.ctypes.data) for each in (self._job, self._lines)] + [*pointers, *more]
         self._arguments = [(*arrays, ctypes.c_int64(number)) for number in range(threads)]

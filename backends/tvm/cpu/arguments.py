@@ -19,6 +19,9 @@ from edge.model.layers import Network
 from edge.records import dataclass
 
 LINE = 32  # int32 words between two threads' counters: two cache lines, since CPUs fetch neighbours together
+LINES = 3  # of each thread: its arrivals, the jobs that it was given, its notes
+MANY_STALLS = 3  # in a pass; another program's time slice, or a stop of the process, makes one or two
+STALLS, PASSES = 0, 1  # words of notes: stalls in this pass, and passes in which the thread was the last of the team
 _SEES_ALL = 1 << 30  # a window that no position is beyond
 
 Blocks = tuple[int, int]  # of the packed file: the first one, and their number
@@ -27,6 +30,9 @@ Blocks = tuple[int, int]  # of the packed file: the first one, and their number
 class Job:
     """The next job of the threads: an int64 array that thread 0 fills before it wakes the others.
 
+    parts: the threads of the engine, into which sums are divided, so that no result depends on who is busy. threads:
+    those that take part in this job, and share out all else (`kernels/team.py` decides). fixed: 1 if all always do.
+    failed: 1 once the system has ended one of them. first: arrivals of thread 0 before the job.
     angle: the row of the rotary table for the first token. wanted: rows of logits.
     observed: the number of last tokens whose attention is accumulated. votes: 1 to count instead how often a row gets
     more than the average.
@@ -43,6 +49,8 @@ class Job:
 
     NAMES = (
         "kind", "threads", "count", "position", "angle", "wanted", "observed", "votes", "disk", "sequence", "drafts",
+        "parts", "fixed", "failed", "first",
+        "team", "began", "worked", "lost", "scarce", "changed", "grow_at", "patience",  # of `kernels/team.py`
     )  # fmt: skip
     QUIT, STEP, CHUNK, APPLY, BATCH = range(5)
     APPLIED, VERIFIED = 1, 2  # values of `drafts`

@@ -15,12 +15,12 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.arguments import LINE, Job, Table
-from edge.backends.tvm.cpu.kernels import timing
+from edge.backends.tvm.cpu.arguments import LINE, STALLS, Job, Table
+from edge.backends.tvm.cpu.kernels import team, timing
 from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.isa import ISAS
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
-from edge.backends.tvm.cpu.kernels.systems import clock
+from edge.backends.tvm.cpu.kernels.systems import notices
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import Register, Value, i64, let, loop, when
 from edge.backends.tvm.cpu.phases import (
@@ -187,7 +187,7 @@ def exported_pointers(design: Design) -> dict[str, str]:
 def _environment(design: Design) -> Iterator[None]:
     """Attributes that TVM's lowering needs: the device of raw pointers, and the functions that are LLVM IR."""
     functions = imports(design.target, exported=design.exported)
-    functions += clock(design.target) + timing.FUNCTIONS if design.timed else ""
+    functions += timing.FUNCTIONS if design.timed else ""
     functions += experts.FUNCTIONS if design.streams else ""
     functions += ISAS[design.target.name].pins
     with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", functions):
@@ -222,17 +222,23 @@ def run_job(design: Design, threads: int) -> Any:
 
 def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
     job, lines = (T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("job", "lines"))
-    threads = let(job[Job.slot("threads")])
     seen, busy = Register("int32", lanes=1), Register("int32", lanes=1)
     counted = thread * LINE + 2  # after the words of `threads.py`
     seen.value, busy.value = lines[counted] if design.target.returns else T.int32(0), T.int32(1)
+    if notices(design.target, exported=design.exported):
+        with when(thread > 0):
+            T.evaluate(T.call_extern("int32", "edge_enter", T.address_of(lines[thread * LINE])))
     with T.While(busy.value == 1):
         with when(thread == 0):
-            T.evaluate(arrive(lines, threads))
+            team.begin_job(job, lines)
+            with loop(i64(1), job[Job.slot("threads")]) as other:
+                T.evaluate(arrive(lines, team.given(job, other)))
             busy.value = T.int32(0)
         with when(thread > 0):
             seen.value = seen.value + 1
-            wait(lines, threads, seen.value)
+            wait(lines, team.given(job, thread), seen.value, team.notes(job, thread))
+            T.buffer_store(lines, T.cast(job[Job.slot("first")], "int32"), [thread * LINE])
+            T.buffer_store(lines, T.int32(0), [team.notes(job, thread) * LINE + STALLS])
             if design.target.returns:
                 T.buffer_store(lines, seen.value, [counted])
                 busy.value = T.int32(0)
@@ -245,6 +251,11 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
             T.evaluate(T.call_extern("int32", design.symbol(_unit_name(kind, name)), *given, thread, *numbers))
 
         _job(design, pointers, kind, call)
+        with when(thread == 0):
+            team.end_job(job, lines)
+            if notices(design.target, exported=design.exported):
+                with loop(i64(1), job[Job.slot("threads")]) as other, when(lines[other * LINE + 3] > 0):
+                    T.buffer_store(job, i64(1), [Job.slot("failed")])
 
 
 Emit = Callable[[PassKind, str, Value, Value], None]

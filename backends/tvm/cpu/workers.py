@@ -6,19 +6,24 @@ import ctypes
 import threading
 from collections.abc import Sequence
 
-from edge.backends.tvm.cpu.arguments import LINE, Job
+from edge.backends.tvm.cpu.arguments import LINE, LINES, PASSES, Job
 from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.devices.platform import prefer_fast_cores
+from edge.errors import EngineError
+
+_FAILED = Job.slot("failed")
 
 
 class Workers:
     """Thread 0 is the caller's; the first job starts the others."""
 
-    def __init__(self, image: Image, threads: int, pointers: Sequence[ctypes.c_void_p]) -> None:
+    def __init__(self, image: Image, threads: int, pointers: Sequence[ctypes.c_void_p], *, fixed: bool = False) -> None:
+        """fixed: all threads take part in all jobs."""
         self._job = aligned_zeros(len(Job.NAMES), "int64")
-        self._lines = aligned_zeros((threads + 1) * LINE, "int32")
-        self._job[Job.slot("threads")] = threads
+        self._lines = aligned_zeros(LINES * threads * LINE, "int32")
+        for name, value in (("parts", threads), ("threads", threads), ("team", threads), ("fixed", fixed)):
+            self._job[Job.slot(name)] = value
         shared = (pointer(self._job), pointer(self._lines), *pointers)
         self._call, *others = (Call(image, "run", (*shared, number)) for number in range(threads))
         self._others = [threading.Thread(target=_work, args=[each], daemon=True, name="edge-worker") for each in others]
@@ -33,10 +38,18 @@ class Workers:
         for name, value in numbers.items():
             self._job[Job.slot(name)] = value
         self._call()
+        if self._job[_FAILED]:
+            raise EngineError("the system has ended a thread of the engine: load the model again")
+
+    @property
+    def passes(self) -> list[int]:
+        """Passes that 1, 2, … threads have run."""
+        lines = self._lines.reshape(LINES, -1, LINE)
+        return [int(each) for each in lines[2, :, PASSES]]
 
     def close(self) -> None:
         """End the threads; safe to call twice. The memory that they use can be freed afterwards."""
-        if self._started:
+        if self._started and not self._job[_FAILED]:
             self.run(kind=Job.QUIT)
             for each in self._others:
                 each.join()

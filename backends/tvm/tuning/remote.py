@@ -18,7 +18,7 @@ import numpy as np
 from edge.backends.rig import ANSWER, Depths
 from edge.backends.tuning import CHUNK, Field, Pool, Setting, Values
 from edge.backends.tvm import ENGINE
-from edge.backends.tvm.cpu.arguments import LINE, Job, fill_table, make_scratch
+from edge.backends.tvm.cpu.arguments import LINE, LINES, Job, fill_table, make_scratch
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import Regions
 from edge.backends.tvm.kv.row_formats import FORMATS
@@ -109,7 +109,7 @@ class Remote:
         rope_size = rope_values(tokens, target.gemm_tokens, shape.padded_head)
         types, widths = memory_types(self._kv_dtype), FORMATS[self._kv_dtype].widths(shape.padded_head)
         arrays: dict[str, AnyArray] = {
-            "job": np.zeros(len(Job.NAMES), np.int64), "lines": np.zeros((threads + 1) * LINE, np.int32),
+            "job": np.zeros(len(Job.NAMES), np.int64), "lines": np.zeros(LINES * threads * LINE, np.int32),
             "table": np.array(fill_table(self._layout, scratch, rope_size), np.int64),
             "floats": np.zeros(scratch.floats, np.float32), "integers": np.zeros(scratch.integers, np.int32),
             **{name: np.ones(rows * widths[name], dtype) for name, dtype in types.items()},
@@ -163,7 +163,8 @@ class _Candidate:
 
     def seconds(self, kind: int, count: int, rows: int, number: int) -> float:
         """Mean seconds of one job with `rows` rows in the cache, over `number` runs."""
-        job = {"kind": kind, "threads": self._threads, "count": count, "position": rows, "wanted": 1}
+        job = {"kind": kind, "count": count, "position": rows, "wanted": 1}
+        job |= {"threads": self._threads, "parts": self._threads}
         try:
             self._arrays["job"].copyfrom(np.array([job.get(name, 0) for name in Job.NAMES], np.int64))
             self._arrays["lengths"].copyfrom(np.full(self._heads, rows, np.int32))

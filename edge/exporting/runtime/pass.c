@@ -16,7 +16,7 @@ struct pass {
     pass_job *job;
     const int64_t *table;                          /* of the design; with room for an adapter, a copy of it */
     adapter_room adapter;
-    int32_t *lines;                                /* LINE words of each thread, and of the job */
+    int32_t *lines;                                /* LINES lines of LINE words of each thread */
     float *floats;                                 /* scratch */
     int32_t *integers;
     int32_t *tokens;
@@ -67,7 +67,7 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     pass *p = take(from, sizeof *p);
     uint64_t before = from->used;
     pass_job *job = take(from, sizeof *job);
-    int32_t *lines = take(from, (c->threads + 1) * LINE * sizeof *lines);
+    int32_t *lines = take(from, LINES * c->threads * LINE * sizeof *lines);
     float *floats = take(from, design->floats * sizeof *floats);
     int32_t *integers = take(from, design->integers * sizeof *integers);
     int32_t *tokens = take(from, design->tokens * sizeof *tokens);
@@ -116,6 +116,17 @@ void pass_release(pass *p)
 }
 
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
+
+/* Of the compiled code, in nanoseconds: backends/tvm/cpu/kernels/team.py says what for. */
+int64_t edge_now(void)
+{
+    return (int64_t)(1e9 * now_seconds());
+}
+
+int64_t edge_worked(void)
+{
+    return (int64_t)(1e9 * thread_seconds());
+}
 
 static void run_compiled(pass *p, int64_t number)
 {
@@ -167,10 +178,10 @@ edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error 
     pass_stop(p);
     p->run = found->run;
     p->cpu_mask = cpu_mask;
-    memset(p->lines, 0, (most + 1) * LINE * sizeof *p->lines); /* every thread begins to count at 0 */
-    for (uint32_t i = 0; i <= threads; i++)
+    memset(p->lines, 0, LINES * most * LINE * sizeof *p->lines); /* every thread begins to count at 0 */
+    for (uint32_t i = 0; i < 2 * threads; i++) /* arrivals and jobs */
         prepare_line(p->lines + i * LINE);
-    *p->job = (pass_job){.threads = threads};
+    *p->job = (pass_job){.threads = threads, .parts = threads, .team = threads};
     for (uint32_t i = 1; i < threads; i++) {
         p->members[i] = (member){.pass = p, .number = i};
         if (!start_worker(&p->members[i].thread, work, p->members + i, cpu_mask)) {

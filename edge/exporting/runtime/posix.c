@@ -121,6 +121,11 @@ double cpu_seconds(void)
     return read_clock(CLOCK_PROCESS_CPUTIME_ID);
 }
 
+double thread_seconds(void)
+{
+    return read_clock(CLOCK_THREAD_CPUTIME_ID);
+}
+
 void sleep_seconds(double seconds)
 {
     if (!(seconds > 0)) /* nor NaN */

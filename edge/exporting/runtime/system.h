@@ -35,6 +35,7 @@ enum { LONGEST_PATH = 1024 };
 bool replace_file(const char *path, const void *data, uint64_t size); /* whole, or not at all; false: not */
 double now_seconds(void);                         /* monotonic */
 double cpu_seconds(void);                         /* of this process */
+double thread_seconds(void);                      /* of the calling thread, or the clock's where systems do not tell */
 void sleep_seconds(double seconds);
 uint64_t random_seed(void);
 int64_t process_id(void);
@@ -52,6 +53,8 @@ void unbind_thread(const cpu_binding *before);
 void prepare_line(int32_t line[LINE]);
 int32_t edge_doze(int32_t *word, int32_t value);
 int32_t edge_wake(int32_t *word);
+int64_t edge_now(void); /* pass.c has both, for them, too */
+int64_t edge_worked(void);
 
 uint32_t fastest_cores(void); /* physical ones that are worth using, at least 1 */
 

@@ -341,7 +341,7 @@ class Batch:
             sequence.take_rows(donor.tokens, most)
         ticket.sequence = sequence
         begin(sequence, run, most)
-        run.experts = self._loaded.expert_counts()
+        run.experts, run.team = self._loaded.expert_counts(), self._loaded.team()
         ticket.turns = turns(sequence, run, None)
 
     # Passes

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,7 +18,7 @@
 enum { ARRAYS = 17, MOST_THREADS = 16, PAGE = 4096 };
 enum { JOB, LINES, WEIGHTS, TABLE, FLOATS, INTEGERS, KEYS, VALUES, KEY_SCALES, VALUE_SCALES, LENGTHS, POSITIONS,
        TOKENS, LOGITS, ROPE, ATTENTION };
-enum { KIND, THREADS, COUNT, POSITION, ANGLE, WANTED, OBSERVED };  /* of the job */
+enum { KIND, THREADS, COUNT, POSITION, ANGLE, WANTED, OBSERVED, VOTES, DISK, SEQUENCE, DRAFTS, PARTS, FIXED }; /* of the job */
 enum { QUIT, STEP, CHUNK };                                        /* its kinds */
 enum { INTEGER = 1, POINTER = 4 };                                 /* TVM's calling convention */
 
@@ -85,7 +86,7 @@ static void load(const char *path)
 {
     static const struct { const char *name; void *address; } outside[] = {
         {"TVMFFIErrorSetRaisedFromCStrParts", TVMFFIErrorSetRaisedFromCStrParts},
-        {"syscall", syscall}, {"__ulock_wait", __ulock_wait}, {"__ulock_wake", __ulock_wake}, {"madvise", madvise}, {"memset", memset}, {"memcpy", memcpy}, {"memmove", memmove},
+        {"syscall", syscall}, {"clock_gettime", clock_gettime}, {"__ulock_wait", __ulock_wait}, {"__ulock_wake", __ulock_wake}, {"madvise", madvise}, {"memset", memset}, {"memcpy", memcpy}, {"memmove", memmove},
     };
     FILE *file = fopen(path, "rb");
     char magic[8], *header;
@@ -151,7 +152,8 @@ int main(int count, char **values)
     int32_t *tokens = arrays[TOKENS], *lengths = arrays[LENGTHS];
     const float *logits = arrays[LOGITS];
     pthread_t others[MOST_THREADS];
-    job[THREADS] = threads;
+    job[THREADS] = job[PARTS] = threads;
+    job[FIXED] = 1;
     for (intptr_t i = 1; i < threads; i++)
         check(!pthread_create(&others[i], NULL, work, (void *)i), "no thread");
     int64_t position = 0;

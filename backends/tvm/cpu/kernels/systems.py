@@ -1,23 +1,60 @@
-"""System calls of compiled passes, in LLVM IR: sleeping until a word changes, and the time.
+"""System calls of compiled passes, in LLVM IR: sleeping until a word changes, the time, and a thread's CPU time.
 
 `edge_doze` returns, at the latest, when `edge_wake` is called for a word that differs from `found`; it may return
-earlier. In apps, the C runtime has both functions.
+earlier. In apps, the C runtime has all these functions.
+
+On Linux, `edge_enter` notes which thread a line belongs to. Who waits for it longer than a second asks whether that
+thread is still there; if the system has ended it, its line arrives forever, so that the pass comes to its end, where
+`threads.failed` sees it.
 """
 
 from __future__ import annotations
+
+import functools
 
 from edge.backends.tvm.targets import Target
 
 DECLARED = """
 declare hidden i32 @edge_doze(ptr, i32)
 declare hidden i32 @edge_wake(ptr)
+declare hidden i64 @edge_now()
+declare hidden i64 @edge_worked()
 """
 
 _FUTEX = """
 declare i64 @syscall(i64, ...)
 
 define internal i32 @edge_doze(ptr %line, i32 %found) {
-  %status = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %line, i64 128, i32 %found, ptr null)
+  %second = alloca [2 x i64], align 8
+  store [2 x i64] [i64 1, i64 0], ptr %second
+  %owner = getelementptr i8, ptr %line, i64 8
+  %thread = load i32, ptr %owner, align 4
+  %known = icmp ne i32 %thread, 0
+  %most = select i1 %known, ptr %second, ptr null
+  %status = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %line, i64 128, i32 %found, ptr %most)
+  %now = load atomic i32, ptr %line seq_cst, align 4
+  %same = icmp eq i32 %now, %found
+  %doubtful = and i1 %known, %same
+  br i1 %doubtful, label %ask, label %done
+ask:
+  %process = call i64 (i64, ...) @syscall(i64 PROCESS)
+  %answer = call i64 (i64, ...) @syscall(i64 SIGNAL, i64 %process, i32 %thread, i64 0)
+  %there = icmp eq i64 %answer, 0
+  br i1 %there, label %done, label %gone
+gone:
+  %before = atomicrmw add ptr %line, i32 1073741824 seq_cst
+  %dead = getelementptr i8, ptr %line, i64 12
+  store i32 1, ptr %dead, align 4
+  br label %done
+done:
+  ret i32 0
+}
+
+define i32 @edge_enter(ptr %line) {
+  %thread = call i64 (i64, ...) @syscall(i64 THREAD)
+  %short = trunc i64 %thread to i32
+  %owner = getelementptr i8, ptr %line, i64 8
+  store i32 %short, ptr %owner, align 4
   ret i32 0
 }
 
@@ -25,8 +62,11 @@ define internal i32 @edge_wake(ptr %line) {
   %status = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %line, i64 129, i64 2147483647)
   ret i32 0
 }
-"""  # FUTEX_WAIT_PRIVATE, found, forever; FUTEX_WAKE_PRIVATE, all
-_FUTEXES = {"x86_64": "202", "aarch64": "98"}  # the number of the system call
+"""  # FUTEX_WAIT_PRIVATE, found, forever or a second; FUTEX_WAKE_PRIVATE, all; tgkill with signal 0
+_NUMBERS = {  # of the system calls
+    "x86_64": {"FUTEX": "202", "PROCESS": "39", "THREAD": "186", "SIGNAL": "234"},
+    "aarch64": {"FUTEX": "98", "PROCESS": "172", "THREAD": "178", "SIGNAL": "131"},
+}
 
 _SLEEPING = {
     # UL_COMPARE_AND_WAIT | ULF_NO_ERRNO, found, forever; the same with ULF_WAKE_ALL. libc++ sleeps by them, too.
@@ -63,11 +103,9 @@ define internal i32 @edge_wake(ptr %line) {
 """,
 }
 
-# clock_gettime(CLOCK_MONOTONIC) gives seconds and nanoseconds of 64 bits each; without a system call.
+# clock_gettime gives seconds and nanoseconds of 64 bits each; for CLOCK_MONOTONIC without a system call.
 _CLOCK = """
-declare i32 @clock_gettime(i32, ptr)
-
-define internal i64 @edge_now() {
+define internal i64 @NAME() {
   %time = alloca [2 x i64], align 8
   %status = call i32 @clock_gettime(i32 NUMBER, ptr %time)
   %seconds = load i64, ptr %time
@@ -89,15 +127,32 @@ define internal i64 @edge_now() {
   %now = mul i64 %count, 100
   ret i64 %now
 }
-"""
-_NOW = {"linux": _CLOCK.replace("NUMBER", "1"), "macos": _CLOCK.replace("NUMBER", "6"), "windows": _FILE_TIME}
+
+define internal i64 @edge_worked() {
+  %now = call i64 @edge_now()
+  ret i64 %now
+}
+"""  # Windows counts a thread's CPU time in steps of 15 ms, so there threads never seem to lose any.
+_CLOCKS = {"linux": (1, 3), "macos": (6, 16)}  # CLOCK_MONOTONIC and CLOCK_THREAD_CPUTIME_ID
 
 
 def sleeping(target: Target) -> str:
     """`edge_doze` and `edge_wake`."""
-    return _SLEEPING.get(target.system) or _FUTEX.replace("FUTEX", _FUTEXES[target.machine])
+    if found := _SLEEPING.get(target.system):
+        return found
+    numbers = _NUMBERS[target.machine].items()
+    return functools.reduce(lambda text, number: text.replace(*number), numbers, _FUTEX)
 
 
-def clock(target: Target) -> str:
-    """`edge_now`: nanoseconds since some event, int64."""
-    return _NOW[target.system]
+def clocks(target: Target) -> str:
+    """`edge_now`: nanoseconds since some event, int64. `edge_worked`: those of CPU time of the calling thread."""
+    if target.system not in _CLOCKS:
+        return _FILE_TIME
+    names = zip(("edge_now", "edge_worked"), _CLOCKS[target.system], strict=True)
+    text = (_CLOCK.replace("NAME", name).replace("NUMBER", str(number)) for name, number in names)
+    return "declare i32 @clock_gettime(i32, ptr)\n" + "".join(text)
+
+
+def notices(target: Target, *, exported: bool) -> bool:
+    """Whether a pass notices that the system has ended one of its threads."""
+    return target.system == "linux" and not exported

@@ -4,7 +4,9 @@
 Every thread counts its arrivals in a cache line of its own, so a barrier costs one transfer between caches each way. A
 thread that waits longer than a fraction of a millisecond sleeps, and the thread that it waits for wakes it: if other
 programs use the cores, spinning would waste the time in which the other thread could arrive, and yielding would give up
-a whole time slice at every barrier. TIR has no atomic operations, so these functions are LLVM IR.
+a whole time slice at every barrier. Such a wait is a stall, which the waiting thread counts (`team.py`). From the
+`MANY_STALLS`-th in a pass on it sleeps at once: two threads may be on the same core. TIR has no atomic operations, so
+these functions are LLVM IR.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ import functools
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.arguments import LINE
-from edge.backends.tvm.cpu.kernels.systems import DECLARED, sleeping
+from edge.backends.tvm.cpu.arguments import LINE, MANY_STALLS
+from edge.backends.tvm.cpu.kernels.systems import DECLARED, clocks, sleeping
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, loop, when
 from edge.backends.tvm.targets import Target
 
-# The second word of a line counts sleeping threads. Counters only grow; differences of 32 bits may wrap.
+# The second word of a line counts sleeping threads; the next belong to the system's functions, and to targets whose
+# threads return. Counters only grow; differences of 32 bits may wrap.
 _FUNCTIONS = r"""
 declare void @PAUSE
 
@@ -36,9 +39,12 @@ done:
   ret i32 %mine
 }
 
-define i32 @edge_wait(ptr %line, i32 %value) {
+define i32 @edge_wait(ptr %line, i32 %value, ptr %stalls) {
 entry:
   %sleepers = getelementptr i8, ptr %line, i64 4
+  %stalled = load i32, ptr %stalls, align 4
+  %many = icmp uge i32 %stalled, MANY
+  %most = select i1 %many, i32 0, i32 SPINS
   br label %spin
 spin:
   %turn = phi i32 [ 0, %entry ], [ %next, %pause ]
@@ -49,9 +55,11 @@ spin:
 pause:
   call void @CALL
   %next = add i32 %turn, 1
-  %patient = icmp ult i32 %next, SPINS
+  %patient = icmp ult i32 %next, %most
   br i1 %patient, label %spin, label %doze
 doze:
+  %more = add i32 %stalled, 1
+  store i32 %more, ptr %stalls, align 4
   %entering = atomicrmw add ptr %sleepers, i32 1 seq_cst
   br label %look
 look:
@@ -79,8 +87,9 @@ _PAUSES = {  # the declaration and the call of a pause
 
 def imports(target: Target, *, exported: bool = False) -> str:
     """The functions above for a target. exported: sleep and wake by functions of the C runtime."""
-    functions = DECLARED if exported else sleeping(target)
-    words = dict(zip(("PAUSE", "CALL"), _PAUSES[target.machine], strict=True)) | {"SPINS": str(target.spins)}
+    functions = DECLARED if exported else sleeping(target) + clocks(target)
+    words = dict(zip(("PAUSE", "CALL"), _PAUSES[target.machine], strict=True))
+    words |= {"SPINS": str(target.spins), "MANY": str(MANY_STALLS)}
     return functions + functools.reduce(lambda text, word: text.replace(word, words[word]), words, _FUNCTIONS)
 
 
@@ -89,21 +98,21 @@ def arrive(lines: Value, index: Value) -> Value:
     return T.call_extern("int32", "edge_arrive", _address(lines, index))
 
 
-def wait(lines: Value, index: Value, count: Value) -> None:
-    """Return once line `index` has counted at least `count` arrivals."""
-    T.evaluate(T.call_extern("int32", "edge_wait", _address(lines, index), count))
+def wait(lines: Value, index: Value, count: Value, notes: Value) -> None:
+    """Return once line `index` has counted at least `count` arrivals. notes: the line where a stall is counted."""
+    T.evaluate(T.call_extern("int32", "edge_wait", _address(lines, index), count, _address(lines, notes)))
 
 
-def meet(lines: Value, thread: Value, threads: Value) -> None:
+def meet(lines: Value, thread: Value, threads: Value, notes: Value) -> None:
     """A barrier: after it, every thread sees everything that any thread wrote before it."""
     with when(threads > 1):
-        wait_for_others(lines, thread, threads, T.Bind(arrive(lines, thread)))
+        wait_for_others(lines, thread, threads, T.Bind(arrive(lines, thread)), notes)
 
 
-def wait_for_others(lines: Value, thread: Value, threads: Value, count: Value) -> None:
+def wait_for_others(lines: Value, thread: Value, threads: Value, count: Value, notes: Value) -> None:
     """Return once all other threads have counted `count` arrivals."""
     with loop(i64(0), threads) as other, when(other != thread):
-        wait(lines, other, count)
+        wait(lines, other, count, notes)
 
 
 def _address(lines: Value, index: Value) -> Value:

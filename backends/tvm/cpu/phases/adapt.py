@@ -1,9 +1,10 @@
 """LoRA adapters, unmerged: A x of all matrices of a phase first, and B (A x) added to each tile of its products.
 
-In a step, the threads divide the columns of A, and each then sums the parts of all. There is no barrier between the
-two: a thread signals that its parts are complete, goes on with its first product, and waits for the others only when it
-needs A x. Batches and drafts compute the same parts for each token, and sum them in a phase of their own. In a chunk,
-the threads divide the tokens. Ranks are read from the table of the run, so that one compiled pass serves all adapters.
+In a step, the threads share out parts of the columns of A, and each then sums all parts. There is no barrier between
+the two: a thread signals that its parts are complete, goes on with its first product, and waits for the others only
+when it needs A x. Batches and drafts compute the same parts for each token, and sum them in a phase of their own. In a
+chunk, the threads divide the tokens. Ranks are read from the table of the run, so that one compiled pass serves all
+adapters.
 """
 
 from __future__ import annotations
@@ -60,34 +61,33 @@ def adapt(
 
 
 def _columns(b: PassBuilder, name: str, matrix: Matrix, inputs: Inputs, row_of: RowOf | None) -> None:
-    """The thread's columns of A times the row of each token."""
-    span = b.range(matrix.pieces)
-    with b.batches() as tokens, loop(i64(0), quotient(b.at("lora_rank"), 16)) as tile:
+    """The thread's parts of the columns of A times the row of each token."""
+    with loop(*b.sums()) as part, b.batches() as tokens, loop(i64(0), quotient(b.at("lora_rank"), 16)) as tile:
         rows = [let(row_of(token)) for token in tokens] if row_of else b.rows(tokens)
-        products = multiply(b.isa, b.adapters, matrix, tile, inputs, rows, b.target, span)
+        products = multiply(b.isa, b.adapters, matrix, tile, inputs, rows, b.target, b.range_of(part, matrix.pieces))
         for token, each in zip(tokens, products, strict=True):
-            store(b.floats, _part_at(b, name, token, b.thread) + tile * 16, each.value)
+            store(b.floats, _part_at(b, name, token, part) + tile * 16, each.value)
 
 
-def _part_at(b: PassBuilder, name: str, token: Value, thread: Value) -> Value:
-    return b.low_rank_at(name, token * b.threads + thread, "lora_parts")
+def _part_at(b: PassBuilder, name: str, token: Value, part: Value) -> Value:
+    return b.low_rank_at(name, token * b.parts + part, "lora_parts")
 
 
 def _add_up_once(b: PassBuilder, name: str, arrivals: Register, done: Register) -> None:
     """Wait for all parts and sum them, before the thread's first use of A x."""
     with when(done.value == 0):
-        wait_for_others(b.lines, b.thread, b.threads, arrivals.value)
+        wait_for_others(b.lines, b.thread, b.threads, arrivals.value, b.notes)
         _add_up(b, name, i64(0), b.thread)
         done.value = T.int32(1)
 
 
 def _add_up(b: PassBuilder, name: str, token: Value, row: Value) -> None:
-    """Sum the parts of all threads into row `row`."""
+    """Sum all parts into row `row`."""
     at, total = b.low_rank_at(name, row), Register()
     with loop(i64(0), quotient(b.at("lora_rank"), 16)) as tile:
         total.value = floats(0)
-        with loop(i64(0), b.threads) as thread:
-            total.value = total.value + load(b.floats, _part_at(b, name, token, thread) + tile * 16)
+        with loop(i64(0), b.parts) as part:
+            total.value = total.value + load(b.floats, _part_at(b, name, token, part) + tile * 16)
         store(b.floats, at + tile * 16, total.value)
 
 

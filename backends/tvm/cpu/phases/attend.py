@@ -23,32 +23,35 @@ from edge.backends.tvm.packing.cores import round_up
 
 
 def attend_step(b: PassBuilder, layer: Value) -> None:
-    """Attend to the thread's share of the rows that each token sees, for all heads."""
+    """Attend to the thread's parts of the rows that each token sees, for all heads."""
     core, head, source = b.attention, b.cache.head, b.rows_of(layer)
-    rows, limits = b.target.score_rows, _limits(b, layer)
+    rows, limits, parts = b.target.score_rows, _limits(b, layer), b.sums()
     with b.each_token() as token, loop(i64(0), i64(core.kv_heads)) as kv_head:
         visible = let(b.row(source, kv_head, token) + 1)
         tiles = let(quotient(visible + 15, 16))
-        mine = Tiles(*b.range(tiles)) if b.bounds is None else list_pages(b, layer, kv_head, tiles)
+        pages = None if b.bounds is None else list_pages(b, layer, kv_head, tiles)
         first = let(b.at("queries") + (kv_head * b.at("query_rows") + token * core.group) * head)
-        position, part = b.position_of(token), let(token * b.threads + b.thread)
-        for start in range(0, core.group, rows):
-            lines = range(start, min(start + rows, core.group))
-            queries = [
-                Query(first + line * head, visible, position, _sink_of_one(b, layer, kv_head, line)) for line in lines
-            ]
-            work = _work(b, part, let(kv_head * core.group + start))
-            first_row = b.first_row(source, kv_head, token)
-            attend(b.target, b.cache, b.floats, queries, first_row, mine, work, limits, fetch=True)
+        position = b.position_of(token)
+        with loop(*parts) as part:
+            mine = Tiles(*b.range_of(part, tiles)) if pages is None else pages.of(*b.range_of(part, pages.count))
+            for start in range(0, core.group, rows):
+                lines = range(start, min(start + rows, core.group))
+                sinks = [_sink_of_one(b, layer, kv_head, line, part) for line in lines]
+                queries = [
+                    Query(first + line * head, visible, position, sink) for line, sink in zip(lines, sinks, strict=True)
+                ]
+                work = _work(b, let(token * b.parts + part), let(kv_head * core.group + start))
+                first_row = b.first_row(source, kv_head, token)
+                attend(b.target, b.cache, b.floats, queries, first_row, mine, work, limits, fetch=True)
 
 
 def merge_parts(b: PassBuilder, token: Value, row: Value) -> None:
-    """Merge all threads' parts of a token into row `row` of the heads' outputs."""
-    core, work = b.attention, _work(b, let(token * b.threads), i64(0))
+    """Merge all parts of a token into row `row` of the heads' outputs."""
+    core, work = b.attention, _work(b, let(token * b.parts), i64(0))
     out = let(b.at("mixed") + row * round_up(core.width, 32))
     with loop(i64(0), i64(core.heads)) as head:
         merge(
-            b.cache, b.floats, core.head_dim, b.threads, b.at("part_stride"), head,
+            b.cache, b.floats, core.head_dim, b.parts, b.at("part_stride"), head,
             work.out, work.maxima, work.sums, b.floats, out + head * core.head_dim,
         )  # fmt: skip
 
@@ -111,10 +114,10 @@ def _sink(b: PassBuilder, layer: Value, kv_head: Value, line: Value | int) -> Va
     return let(b.weights.floats[b.layer_at(layer, "attn_sinks") + head])
 
 
-def _sink_of_one(b: PassBuilder, layer: Value, kv_head: Value, line: int) -> Value | None:
-    """The sink in the first thread, NEVER in the others, since the parts of all threads are merged."""
+def _sink_of_one(b: PassBuilder, layer: Value, kv_head: Value, line: int, part: Value) -> Value | None:
+    """The sink in the first part, NEVER in the others, since all parts are merged."""
     sink = _sink(b, layer, kv_head, line)
-    return None if sink is None else let(T.if_then_else(b.thread == 0, sink, T.float32(NEVER)))
+    return None if sink is None else let(T.if_then_else(part == 0, sink, T.float32(NEVER)))
 
 
 def _limits(b: PassBuilder, layer: Value) -> ScoreLimits:
@@ -123,7 +126,7 @@ def _limits(b: PassBuilder, layer: Value) -> ScoreLimits:
 
 
 def _work(b: PassBuilder, part: Value, line: Value) -> Work:
-    """The working memory of a thread. part: its number; batches and drafts have one for each token and thread."""
+    """Working memory. part: its number; a chunk has one for each thread, others one for each token and part."""
     sizes = work_offsets(b.attention, b.target)
     start = let(b.at("work") + part * b.at("part_stride"))
     return Work(

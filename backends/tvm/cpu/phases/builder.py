@@ -12,6 +12,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu import timing
 from edge.backends.tvm.cpu.arguments import Job, Table
+from edge.backends.tvm.cpu.kernels import team
 from edge.backends.tvm.cpu.kernels.activations import Quantized, Sums, quantize
 from edge.backends.tvm.cpu.kernels.cache import Cache
 from edge.backends.tvm.cpu.kernels.functions import NORMS
@@ -100,6 +101,7 @@ class PassBuilder:
             let(job[Job.slot(name)])
             for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes", "disk")
         )
+        self.parts, self.notes = let(job[Job.slot("parts")]), let(team.notes(job, thread))
         self.job = let(job[Job.slot("kind")])
         self._sequence, self._drafts = (let(job[Job.slot(name)]) for name in ("sequence", "drafts"))
         self.given = count  # also of a job that is no pass
@@ -315,7 +317,7 @@ class PassBuilder:
 
     def end_phase(self, name: str, layer: Value | None) -> None:
         self.mark(name, layer)
-        meet(self.lines, self.thread, self.threads)
+        meet(self.lines, self.thread, self.threads, self.notes)
         self.mark(name, layer, timing.WAIT)
 
     def mark(self, name: str, layer: Value | None = None, kind: int = timing.WORK) -> None:
@@ -330,6 +332,14 @@ class PassBuilder:
     def range(self, count: Value | int) -> tuple[Value, Value]:
         """The thread's part of `count` pieces, as start and stop."""
         return let(quotient(self.thread * count, self.threads)), let(quotient((self.thread + 1) * count, self.threads))
+
+    def sums(self) -> tuple[Value, Value]:
+        """The thread's parts of sums, of which there are as many whatever the number of threads, as start and stop."""
+        return self.range(self.parts)
+
+    def range_of(self, part: Value, count: Value | int) -> tuple[Value, Value]:
+        """A part of `count` pieces whose results are summed up, as start and stop."""
+        return let(quotient(part * count, self.parts)), let(quotient((part + 1) * count, self.parts))
 
     @contextmanager
     def shared_out(self, count: Value) -> Iterator[Value]:

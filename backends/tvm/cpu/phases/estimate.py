@@ -103,7 +103,7 @@ def estimate(b: PassBuilder) -> None:
             return
         with loop(i64(0), quotient(b.count + (b.batch - 1), b.batch)) as block:
             rows = [let(T.min(block * b.batch + index, b.count - 1)) for index in range(b.batch)]
-            found = bound(tile, rows, [_bounds_at(b, b.threads + row) for row in rows])
+            found = bound(tile, rows, [_bounds_at(b, b.parts + row) for row in rows])
             for row, (upper, lower) in zip(rows, found, strict=True):
                 T.buffer_store(b.floats, upper, [upper_at + row * tiles + tile])
                 T.buffer_store(b.floats, lower, [lower_at + row * tiles + tile])
@@ -122,17 +122,17 @@ def _prepare_rows(b: PassBuilder, own: Value, chosen: Value) -> None:
     """Prepare the tokens of a batch, for all of which the low bits of the same blocks are read: those in which the
     tokens' activations together are largest."""
     with b.phase("output_norm"), b.shared_out(b.count) as row:
-        _prepare_row(b, row, row, _bounds_at(b, b.threads + row))
+        _prepare_row(b, row, row, _bounds_at(b, b.parts + row))
     with b.phase("output_norm"):
         with loop(i64(0), i64(b.shape.hidden // PART)) as part:
             T.buffer_store(b.floats, T.float32(0), [own + part])
             with loop(i64(0), b.count) as row:
-                each = let(b.floats[_bounds_at(b, b.threads + row) + part])
+                each = let(b.floats[_bounds_at(b, b.parts + row) + part])
                 with when(each >= T.float32(0)):  # no NaN
                     T.buffer_store(b.floats, b.floats[own + part] + each, [own + part])
         _choose_exact(b, own, chosen)
     with b.phase("output_norm"), b.shared_out(b.count) as row:
-        _reduce(b, _bounds_at(b, b.threads + row), chosen)
+        _reduce(b, _bounds_at(b, b.parts + row), chosen)
 
 
 def _prepare_row(b: PassBuilder, source: Value, row: Value, bounds: Value) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from tvm.tirx.script.builder import ir as T
 
@@ -38,8 +39,20 @@ def score_pages(b: PassBuilder, layer: Value) -> None:
             T.buffer_store(b.floats, T.if_then_else(page > 0, score, T.float32(ALWAYS)), [scores + page])
 
 
-def list_pages(b: PassBuilder, layer: Value, kv_head: Value, pages: Value) -> Tiles:
-    """The thread's share of the pages that a head reads. Each thread lists all of them for itself."""
+@dataclass(frozen=True)
+class Pages:
+    """The pages that a head reads. count: of them. page: the page at a place of the list."""
+
+    count: Value
+    page: Callable[[Value], Value]
+
+    def of(self, first: Value, last: Value) -> Tiles:
+        """Those at some places."""
+        return Tiles(first, last, self.page)
+
+
+def list_pages(b: PassBuilder, layer: Value, kv_head: Value, pages: Value) -> Pages:
+    """The pages that a head reads. Each thread lists all of them for itself."""
     stride = b.at("page_stride")
     listed = let(b.at("page_list") + b.thread * stride)
 
@@ -58,5 +71,4 @@ def list_pages(b: PassBuilder, layer: Value, kv_head: Value, pages: Value) -> Ti
         put(page, page)
     with loop(i64(0), i64(SPARE_TILES)) as index:
         put(count.value + index, i64(0))
-    first, last = b.range(let(count.value))
-    return Tiles(first, last, lambda index: T.cast(b.integers[listed + index], "int64"))
+    return Pages(let(count.value), lambda index: T.cast(b.integers[listed + index], "int64"))
