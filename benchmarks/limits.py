@@ -3,6 +3,7 @@
     python benchmarks/limits.py --runs 200 --seed 1 --workers 2
     python benchmarks/limits.py --runs 60 --first
     python benchmarks/limits.py --runs 100 --engine gpu
+    python benchmarks/limits.py --runs 1000 --features --model smollm2-135m
 
 Each run is `edge run` in a process of its own, which limits itself before it loads anything:
 
@@ -27,6 +28,11 @@ converted files exist.
 With --near, budgets are those that are nearly met: from 1.00 to 1.15 × the need that `edge plan` names for the same
 options, and prompts are long. RLIMIT_DATA is left out: the peak is that of the process, as the kernel counts it.
 
+With --features, the native engine runs one model with whatever takes memory beside it: prompts up to the context, KV
+dtypes, grammars, drafts, adapters, several sequences (`Session.batch`), in budgets between the smallest that edge names
+for these options and twice the weights more. The peak is the larger of the report's and the kernel's, and an answer
+that memory ended is a failure, too (`memory`).
+
 With --first, nothing is there before: each run has an empty cache folder, and compiles, packs and tries models as a
 first run does. Its peak is that of the process and its children together, sampled every few milliseconds: the resident
 set of the process now, and the peak so far of each child. A forked child shares its parent's pages, so only its private
@@ -40,6 +46,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -53,10 +60,12 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from machine import files_folder, machine
 from processes import Together
 
 from edge.backends.tvm.gpu.hosts import all_adapters
 from edge.devices.memory import cgroup_folders
+from edge.model.model import open_model
 from edge.report.document import table
 from edge.storage.cache import cache_folder
 
@@ -85,6 +94,15 @@ MIB = 1 << 20
 _UNTOUCHED = {"onnx": 64 * MIB, "llamacpp": 16 * MIB}
 _TIMEOUT_S = 900
 
+GRAMMARS = ("", "", "regex", "json_schema")
+REGEX = "[ -~]*"
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "ages": {"type": "array", "items": {"type": "integer"}}},
+}
+RANKS = (0, 0, 4, 16)  # of adapters; 0: none
+CHARACTERS = 2  # of the prompt for each token of the context, about
+
 # In the child: edge's own modules are there before anything is limited, engines and models are not.
 _CHILD = """
 import os, resource, sys
@@ -102,8 +120,33 @@ if not first:
 if group:
     with open(group + "/cgroup.procs", "w") as file:
         file.write(str(os.getpid()))
-sys.argv[:] = ["edge", *sys.argv[5:]]
-main()
+if sys.argv[5] != "batch":
+    sys.argv[:] = ["edge", *sys.argv[5:]]
+    main()
+    sys.exit()
+
+import json, threading, edge
+asked, text = json.loads(sys.argv[6]), sys.stdin.read()
+grammar, model = asked["grammar"] and edge.Grammar(**asked["grammar"]), edge.open_model(asked["model"])
+reports = []
+try:
+    if grammar:
+        edge.check_grammar(grammar, model)
+    with edge.load(model, **asked["options"]) as session, session.batch() as batch:
+        def answer(number):
+            said = batch.stream(
+                text[number:], raw=True, ignore_eos=True, max_tokens=asked["tokens"], grammar=grammar or None
+            )
+            for _ in said: pass
+            reports.append(said.report.to_dict())
+        threads = [threading.Thread(target=answer, args=[each]) for each in range(asked["options"]["sequences"])]
+        for each in threads: each.start()
+        for each in threads: each.join()
+except edge.EdgeError as error:
+    print(f"edge: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+print(json.dumps(max(reports, key=lambda each: each["stop_reason"] == "memory")))
+sys.exit(0 if len(reports) == len(threads) else 1)
 """
 
 # Linux hands a process's peak down to its children: this process stands between us and the run. It kills a run that
@@ -143,6 +186,12 @@ class Case:
     near: bool = False
     adapter: str = ""
     uncompiled: bool = False
+    features: bool = False
+    grammar: str = ""  # a field of Grammar
+    rank: int = 0  # of a LoRA adapter; 0: none
+    speculate: str = "auto"
+    sequences: int = 1
+    share: float = 0.0  # of the budget, between the smallest and twice the weights more
 
     @property
     def counts_children(self) -> bool:
@@ -152,11 +201,30 @@ class Case:
     def arguments(self) -> list[str]:
         flags = {
             "--backend": self.engine, "--kv-policy": self.policy, "--kv-dtype": self.kv_dtype, "-n": self.tokens,
-            "--memory": self.budget, "--max-kv-size": self.rows, "--prefill-step-size": self.chunk,
+            "--memory": self.budget or None, "--max-kv-size": self.rows, "--prefill-step-size": self.chunk,
             "--time": None if self.seconds is None else f"{self.seconds}s",
+            "--regex": REGEX if self.grammar == "regex" else None,
+            "--json-schema": schema_file() if self.grammar == "json_schema" else None,
+            "--lora": adapter_file(self.model, self.rank) if self.rank else None,
+            "--speculate": "off" if self.speculate == "off" else None,
         }  # fmt: skip
+        if self.sequences > 1:
+            return ["batch", json.dumps(self._asked(flags))]
         given = [str(each) for flag, value in flags.items() if value is not None for each in (flag, value)]
-        return ["run", self.model, "--raw", "--ignore-eos", *given]
+        return ["run", self.model, "--raw", "--ignore-eos", *["--json"] * self.features, *given]
+
+    def _asked(self, flags: dict[str, object]) -> dict[str, object]:
+        """The run with several sequences, for the child's Python."""
+        others = ("-n", "--regex", "--json-schema")
+        options = {
+            flag.strip("-").replace("-", "_"): value if isinstance(value, int) else str(value)
+            for flag, value in flags.items()
+            if value is not None and flag not in others
+        }
+        options |= {"sequences": self.sequences}
+        grammar = {"regex": REGEX, "json_schema": SCHEMA}
+        asked = {self.grammar: grammar[self.grammar]} if self.grammar else None
+        return {"model": self.model, "options": options, "tokens": self.tokens, "grammar": asked}
 
 
 @dataclass(frozen=True)
@@ -223,6 +291,58 @@ def near_case(chance: random.Random, engines: list[str]) -> Case:
     return replace(case, prompt=prompt, tokens=tokens, seconds=None, near=True)
 
 
+def features_case(chance: random.Random, model: str) -> Case:
+    """A run of the native engine with features that take memory, within a budget that edge names, or little less."""
+    sequences = chance.choice((1, 1, 1, 3))
+    case = Case(
+        model=model,
+        engine="cpu",
+        policy=chance.choice(("streaming", "auto", *POLICIES["cpu"])),
+        kv_dtype=chance.choice(DTYPES["cpu"][:2] if model in MODELS[1:] else DTYPES["cpu"]),
+        budget=MIB,
+        prompt=max(1, int(CHARACTERS * open_model(model).spec.context * chance.random() ** 2)),
+        tokens=chance.choice((1, 8, 40, 100)),
+        rows=None,
+        chunk=None,
+        features=True,
+        grammar=chance.choice(GRAMMARS),
+        rank=chance.choice(RANKS),
+        speculate="off" if sequences > 1 else chance.choice(("auto", "off")),
+        sequences=sequences,
+    )
+    return replace(case, share=chance.uniform(-0.05, 1.0))
+
+
+@cache
+def smallest(case: Case) -> int:
+    """The smallest budget that edge names for a case."""
+    said = re.search(r"(?:--memory |memory=\")([0-9]+)MiB", run(replace(case, budget=MIB), None).said)
+    assert said is not None, case
+    return int(said[1]) * MIB
+
+
+def with_budget(case: Case) -> Case:
+    """The case with a budget: the smallest, and `share` of twice the weights more."""
+    alike = replace(case, budget=MIB, prompt=1, tokens=1, share=0.0)
+    return replace(case, budget=int(smallest(alike) + case.share * 2 * open_model(case.model).spec.weight_bytes))
+
+
+@cache
+def schema_file() -> Path:
+    path = files_folder() / "limits.json"
+    path.write_text(json.dumps(SCHEMA))
+    return path
+
+
+@cache
+def adapter_file(model: str, rank: int) -> Path:
+    """A random adapter of all matrices."""
+    from lora import write_adapter  # here: others need no gguf
+
+    path = files_folder() / f"limits-{Path(model).stem}-{rank}.gguf"
+    return path if path.exists() else write_adapter(path, open_model(model), rank)
+
+
 def plan_near(case: Case, share: float) -> Case:
     """The case with `share` × the need of its plan as its budget."""
     _, model, _raw, _ignore_eos, *flags = case.arguments
@@ -274,7 +394,7 @@ def _run(case: Case, group: Path | None, environment: dict[str, str]) -> Outcome
         str(case.budget),
         str(_UNTOUCHED.get(case.engine, 0)),
         str(group or ""),
-        "first" if case.counts_children or case.near else "",
+        "first" if case.counts_children or case.near or case.features else "",
         *case.arguments,
     ]
     launcher = subprocess.Popen(
@@ -285,6 +405,11 @@ def _run(case: Case, group: Path | None, environment: dict[str, str]) -> Outcome
         output, said = launcher.communicate(_text(case.prompt))
     ended, kib = output.split()[-2:] or (str(launcher.returncode), "0")  # nothing if the launcher was killed
     peak = max(int(kib) * 1024, together.peak if case.counts_children else 0)
+    if case.features and output.startswith("{"):
+        report = json.loads(output.partition("\n")[0])
+        peak = max(peak, report.get("memory", {}).get("peak_rss", 0))
+        if report.get("stop_reason") == "memory":
+            return Outcome(case, "memory", peak, said[-2000:])
     kind = "took too long" if ended == "late" else _kind(case, int(ended), peak, said)
     return Outcome(case, kind, peak, said[-2000:])
 
@@ -304,6 +429,8 @@ def run_in(groups: list[Path | None], case: Case) -> Outcome:
 
 
 def _kind(case: Case, status: int, peak: int, said: str) -> str:
+    if case.features and status == 4 and "--max-tokens ends it" in said:
+        status = 0  # JSON that -n cuts
     cut = status == 3 and case.seconds is not None and "--time " in said.strip().rpartition("\n")[2]
     if status == 0 or cut:
         return ("cut" if cut else "ok") if peak <= case.budget else "beyond the budget"
@@ -367,7 +494,13 @@ def warm_up(cases: list[Case]) -> None:
     needed = {
         (case.model, case.engine, case.adapter, case.kv_dtype, case.policy in ATTENTIVE + UNEVEN): case
         for case in cases
+        if not case.features
     }
+    designs = {(case.kv_dtype, case.rank > 0, case.speculate, case.sequences): case for case in cases if case.features}
+    for number, case in enumerate(designs.values(), 1):
+        print(f"compiled {number} of {len(designs)}", file=sys.stderr, flush=True)
+        outcome = run(replace(case, policy="streaming", budget=0, prompt=1, tokens=1, rows=256, grammar=""), None)
+        assert outcome.said == "" or "edge:" not in outcome.said, outcome.said
     for case in needed.values():
         if case.engine != "reference":
             arguments = ["run", case.model, "--raw", "-p", "a", "-n", "1", "--backend", case.engine, "--max-kv-size"]
@@ -387,21 +520,28 @@ def main() -> None:
     options.add_argument("--workers", type=int, default=1, help="runs at once")
     options.add_argument("--first", action="store_true", help="first runs, with an empty cache folder each")
     options.add_argument("--near", action="store_true", help="budgets that are nearly met")
+    options.add_argument("--features", action="store_true", help="grammars, drafts, adapters, sequences, long prompts")
+    options.add_argument("--model", default=MODELS[0], help="of --features")
     options.add_argument("--engine", choices=tuple(DTYPES), action="append", help="those alone")
     options.add_argument("--warm", action="store_true", help="compiled and converted files exist already")
     options.add_argument("--json", type=Path, help="write every case and its outcome here")
     chosen = options.parse_args()
     chance, engines = random.Random(chosen.seed), chosen.engine or [each for each in DTYPES if available(each)]
     draw = first_case if chosen.first else near_case if chosen.near else partial(random_case, models=MODELS)
-    cases = [draw(chance, engines) for _ in range(chosen.runs)]
+    model = str(Path(chosen.model).absolute()) if Path(chosen.model).exists() else chosen.model
+    cases = [
+        features_case(chance, model) if chosen.features else draw(chance, engines) for _ in range(chosen.runs)
+    ]
     if not (chosen.warm or chosen.first):
         warm_up(cases)
     if chosen.near:
         cases = [plan_near(case, chance.uniform(1.0, 1.15)) for case in cases]
+    if chosen.features:
+        cases = [with_budget(case) for case in cases]
     with ExitStack() as stack, ThreadPoolExecutor(chosen.workers) as workers:
         groups = [stack.enter_context(cgroup(number)) for number in range(chosen.workers)]
         held = "the peak of the process"
-        if not chosen.near:
+        if not (chosen.near or chosen.features):
             held = "the sampled peak of processes together" if chosen.first else "RLIMIT_DATA, or the peak of a gpu run"
         print(f"limits: {held}{' and a cgroup' if groups[0] else ' (no cgroup can be made here)'}", flush=True)
         outcomes: list[Outcome] = []
@@ -412,6 +552,14 @@ def main() -> None:
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
     print(summary(outcomes))
+    over, ended, refused = (
+        sum(kind == each.kind for each in outcomes) for kind in ("beyond the budget", "memory", "refused")
+    )
+    count = len(outcomes)
+    print(
+        f"over budget: {over} of {count}, ended for memory by their own plan: {ended} of {count}, "
+        f"refused: {refused} of {count}\n{machine()['cpu']}, {machine()['cores']} cores, {' '.join(machine()['isa'])}"
+    )
 
 
 def summary(outcomes: list[Outcome]) -> str:
