@@ -529,9 +529,7 @@ def main() -> None:
     chance, engines = random.Random(chosen.seed), chosen.engine or [each for each in DTYPES if available(each)]
     draw = first_case if chosen.first else near_case if chosen.near else partial(random_case, models=MODELS)
     model = str(Path(chosen.model).absolute()) if Path(chosen.model).exists() else chosen.model
-    cases = [
-        features_case(chance, model) if chosen.features else draw(chance, engines) for _ in range(chosen.runs)
-    ]
+    cases = [features_case(chance, model) if chosen.features else draw(chance, engines) for _ in range(chosen.runs)]
     if not (chosen.warm or chosen.first):
         warm_up(cases)
     if chosen.near:

@@ -5,7 +5,8 @@ which stays open: its end tells the child that the parent is gone, so the child 
 child writes messages (objects of any keys) to stdout, and finally {"result": ..., "peak": peak resident set in bytes}
 or {"error": message, "type": class name in edge.errors}.
 
-A memory budget holds for this process and its child together: `room_for_children` states it, `run_child` keeps it.
+A memory budget holds for this process and its child together, and a deadline for both: `room_for_children` states
+them, `run_child` keeps them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import runpy
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -46,9 +48,10 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 @dataclass
 class Room:
-    """The memory budget of this process and its children, in bytes."""
+    """The memory budget of this process and its children, in bytes, and the time at which children end."""
 
     limit: int | None = None  # None: no budget
+    deadline: float | None = None  # of time.perf_counter()
     most: int = 0  # peak of both together; 0: no child ran
 
 
@@ -56,16 +59,20 @@ _ROOM: ContextVar[Room | None] = ContextVar("room", default=None)
 
 
 @contextmanager
-def room_for_children(limit: int | None) -> Iterator[Room]:
+def room_for_children(limit: int | None, deadline: float | None = None) -> Iterator[Room]:
     """Limit this process and the children that start within this block to `limit` bytes in all. The peak of an outer
-    block counts here, too."""
-    room = Room(limit, children_peak())
+    block counts here, too, and its deadline holds.
+
+    deadline: the value of time.perf_counter() at which children are killed.
+    """
+    outer = _ROOM.get()
+    room = Room(limit, outer.deadline if outer and deadline is None else deadline, children_peak())
     token = _ROOM.set(room)
     try:
         yield room
     finally:
         _ROOM.reset(token)
-        if outer := _ROOM.get():
+        if outer:
             outer.most = max(outer.most, room.most)
 
 
@@ -93,9 +100,10 @@ def run_child(
     takes: the child's peak memory in bytes; a larger one is logged as a warning. purpose: why a first run starts it,
     for messages. environment: added to ours. folder: its working folder (default: ours). timeout: seconds. The child
     imports what we import and nothing from its working folder; it leads a session of its own, since Ctrl-C is ours to
-    handle, and is killed with all its children however this function ends. Raises the child's EdgeError; BudgetError if
-    the memory budget has no room for it; EngineError if it ended without an answer: `failure`, its exit status and last
-    words.
+    handle, and is killed with all its children however this function ends.
+
+    Raises the child's EdgeError; BudgetError if the memory budget has no room for it, or if the deadline comes before
+    its end; EngineError if it ended without an answer: `failure`, its exit status and last words.
     """
     import subprocess
     import tempfile
@@ -115,10 +123,12 @@ def run_child(
             late.set()
             _kill(child)
 
-        timer = threading.Timer(timeout or 0, give_up)
+        left = None if room.deadline is None else max(0.0, room.deadline - time.perf_counter())
+        ends = min((each for each in (timeout, left) if each is not None), default=None)
+        timer = threading.Timer(ends or 0, give_up)
         timer.daemon = True
         try:
-            if timeout is not None:
+            if ends is not None:
                 timer.start()
             assert child.stdin is not None
             assert child.stdout is not None
@@ -140,6 +150,9 @@ def run_child(
                     return message["result"]
                 if message:
                     hear(message)
+            if late.is_set() and ends == left:
+                work = purpose or "prepares the model"
+                raise BudgetError(f"no answer: --time was over while a first run {work}: run it once without --time")
             if late.is_set():
                 raise EngineError(f"{failure}: it took more than {timeout:g} s")
             raise EngineError(f"{failure}: it ended with status {child.wait()}: {_last_words(said)}")

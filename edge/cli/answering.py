@@ -43,11 +43,17 @@ def answer_prompt(
         from edge.grammar.grammar import read_grammar
 
         form = read_grammar(json_schema=question.json_schema, lark=question.grammar, regex=question.regex)
+
+    def check_time(when: str) -> None:
+        spent = clock.perf_counter() - started
+        if options.time is not None and spent > options.time:
+            raise BudgetError(f"no answer: --time {options.time:g}s was over after {spent:.2g} s, {when}")
+
     meter = find_meter()
     with (
         progress(enabled=not output.quiet) as shown,
         account(lambda: meter.read().joules) as made,
-        room_for_children(options.memory),
+        room_for_children(options.memory, None if options.time is None else started + options.time),
     ):
         opened = open_model(model).with_template(options.chat_template)
         check_generates(opened.spec)
@@ -65,14 +71,12 @@ def answer_prompt(
         shown.message("reading the prompt")
         # Enough of the prompt for the plan to see whether it fits; the rest of a longer one is read while it runs.
         while asked.waiting <= opened.spec.context and asked.read():
-            spent = clock.perf_counter() - started
-            if options.time is not None and spent > options.time:
-                raise BudgetError(
-                    f"no answer: --time {options.time:g}s was over after {spent:.2g} s, before the model was loaded"
-                )
+            check_time("before the model was loaded")
         expected = None if limit is None else asked.waiting + limit
 
         def on_load(part: float, doing: str = "") -> None:
+            if doing:  # by a first run
+                check_time(f"while {doing}: run it once without --time")
             shown.step(doing or f"loading {opened.name}")(part, 1.0)
 
         words = WordWrap(width)

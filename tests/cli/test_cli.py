@@ -473,3 +473,10 @@ def test_large_numbers_have_separators() -> None:
         tables = re.findall(r"^\| .*", edge(*command).stdout, re.MULTILINE)
         assert not [row for row in tables if re.search(r"(?<![\w.])\d{5,}(?![\w.])", row) and "stamp" not in row]
         assert [row for row in tables if re.search(r"\d,\d{3},\d{3}", row)]
+
+
+def test_time_ends_a_first_run(tmp_path: Path) -> None:
+    ended = edge("run", TINY, "-p", "Hi", "--backend", "cpu", "--time", "1s", EDGE_CACHE=str(tmp_path))
+    assert ended.returncode == 3
+    assert re.fullmatch(r"(.*\n)*edge: no answer: --time .*was over .*\n", ended.stderr)
+    assert not list(tmp_path.glob("kernels/*.img"))

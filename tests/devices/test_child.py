@@ -121,6 +121,20 @@ def test_it_is_ended_when_its_time_is_over(ask: Ask) -> None:
     assert not any(alive(pid) for pid in pids)
 
 
+def test_it_is_ended_at_the_deadline_of_an_outer_block(ask: Ask) -> None:
+    pids: list[int] = []
+    body = "import time\nsay({'pid': os.getpid()})\ntime.sleep(600)"
+    with (
+        room_for_children(None, time.perf_counter() + 0.2),
+        room_for_children(1 << 40),
+        pytest.raises(BudgetError, match=r"^no answer: --time was over while a first run compiles: "),
+    ):
+        ask(body, hear=lambda said: pids.append(said["pid"]), timeout=600, purpose="compiles")
+    assert not any(alive(pid) for pid in pids)
+    with room_for_children(None, time.perf_counter() + 600):
+        assert ask("return 1", timeout=600) == 1
+
+
 def alive(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != "zombie"
