@@ -13,9 +13,11 @@ import typer.main
 from edge.cli.commands import app
 from edge.cli.terminal.help import environment_page
 from edge.options import written_types
+from edge.run.session import Session
 
 PAGE = Path(__file__).with_name("cli.md")
 KEYWORDS = Path(__file__).parents[1] / "edge" / "keywords.py"
+ANSWERS = KEYWORDS.parent / "run" / "keywords.py"
 
 _KEYWORDS = '''\
 """The options of a run as keywords of functions, for type checkers.
@@ -25,13 +27,41 @@ Written by `python docs/cli.py` from `edge/options.py`: edit the fields there, n
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypedDict
 
+from edge.kv.policy import Policy
 from edge.model.lora_file import LoraFile
 
 
 class Keywords(TypedDict, total=False):
     """See `edge.options.Options`."""
+
+'''
+
+_ANSWERS = '''\
+"""The options of an answer as keywords of functions, for type checkers.
+
+Written by `python docs/cli.py` from `Session.stream`: edit its parameters, not this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from edge.grammar.grammar import Grammar
+from edge.model.thinking import Think
+from edge.run.logprobs import OnLogprob
+from edge.run.loop import OnPrefill
+from edge.run.request import Messages, Tools
+from edge.run.sampling.sampler import Processor
+from edge.run.sampling.tool_calls import OnCall
+from edge.sampling import SamplingParams
+
+
+class AnswerKeywords(TypedDict, total=False):
+    """See `edge.run.session.Session.stream`."""
 
 '''
 
@@ -62,9 +92,14 @@ def page(root: Any) -> str:
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
-def keywords() -> str:
-    """The types of the options as people write them, as a TypedDict."""
-    return _KEYWORDS + "".join(f"    {name}: {kind}\n" for name, kind in written_types().items())
+def keywords() -> dict[Path, str]:
+    """The modules with the types of options, and of those of an answer, as TypedDicts."""
+    answer = {each.name: each.annotation for each in list(inspect.signature(Session.stream).parameters.values())[2:]}
+    return {KEYWORDS: _KEYWORDS + _fields(written_types()), ANSWERS: _ANSWERS + _fields(answer)}
+
+
+def _fields(types: dict[str, str]) -> str:
+    return "".join(f"    {name}: {kind}\n" for name, kind in types.items())
 
 
 def _commands(group: Any, path: str = "edge") -> Iterator[tuple[str, Any]]:
@@ -154,5 +189,6 @@ def _table(headings: list[str], rows: list[list[str]]) -> str:
 
 
 if __name__ == "__main__":
-    KEYWORDS.write_text(keywords(), encoding="utf-8")
+    for module, text in keywords().items():
+        module.write_text(text, encoding="utf-8")
     PAGE.write_text(page(typer.main.get_command(app)), encoding="utf-8")

@@ -41,6 +41,7 @@ class Flag:
     default: Any = None  # as people write it; None: something else decides, which `help` says
     typed: Any = None  # type on the command line; None: the field's
     parse: Callable[[Any], Any] | None = None  # converts text to the value, and raises InputError
+    written: str = ""  # type in Python, where that is not the field's
     metavar: str | None = None
     twin: bool = True  # whether an environment variable stands for the flag
     low: float = -math.inf  # of a number's range

@@ -5,8 +5,10 @@ Written by `python docs/cli.py` from `edge/options.py`: edit the fields there, n
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypedDict
 
+from edge.kv.policy import Policy
 from edge.model.lora_file import LoraFile
 
 
@@ -19,7 +21,7 @@ class Keywords(TypedDict, total=False):
     energy: str | float | None
     power: str | float | None
     max_temp: str | float | None
-    kv_policy: str
+    kv_policy: str | Policy
     max_kv_size: int | None
     kv_memory: str | int | None
     sinks: int
@@ -28,10 +30,11 @@ class Keywords(TypedDict, total=False):
     prefill_step_size: int | None
     prompt_cache: Any
     prompt_cache_size: str | int
+    chat_template: str | Path | None
     backend: str
     provider: str | None
     gpu_layers: int | None
-    lora: str | tuple[LoraFile, ...] | None
+    lora: str | Path | tuple[LoraFile, ...] | None
     threads: int | None
     speculate: str
     draft: Any

@@ -36,6 +36,14 @@ def _parse_speculate(text: str) -> str:
     return text
 
 
+def _parse_policy(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    from edge.kv import own_policy
+
+    return own_policy(value)
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -73,7 +81,7 @@ class Options:
     )  # fmt: skip
 
     kv_policy: str = option(
-        "streaming", "--kv-policy", group=CACHE,
+        "streaming", "--kv-policy", group=CACHE, typed=str, parse=_parse_policy, written="str | Policy",
         help="What stays when the KV cache is full: streaming (sinks + window), window, full (stop), auto, or by "
         "attention h2o, tova, scissorhands, snapkv, pyramidkv, adakv, fastgen, by keys keydiff, knorm, kvzap; or quest "
         "(all stay, few are read); options as in snapkv:window=16,kernel=5.",
@@ -106,7 +114,7 @@ class Options:
     )  # fmt: skip
 
     chat_template: Path | None = option(
-        None, "--chat-template", group=PROMPT, typed=Path, parse=Path, metavar="FILE",
+        None, "--chat-template", group=PROMPT, typed=Path, parse=Path, metavar="FILE", written="str | Path | None",
         help="Write chats by the Jinja template in this file, not by the model's own.",
     )  # fmt: skip
 
@@ -121,6 +129,7 @@ class Options:
     )  # fmt: skip
     lora: tuple[LoraFile, ...] | None = option(
         None, "--lora", group=ENGINE, typed=str, parse=parse_lora, metavar="FILE[:SCALE]",
+        written="str | Path | tuple[LoraFile, ...] | None",
         help="LoRA adapter in GGUF, such as style.gguf or style.gguf:0.5; several with commas between.",
     )  # fmt: skip
     threads: int | None = option(None, "--threads", group=ENGINE, help="CPU threads (default: physical cores).")
@@ -153,7 +162,7 @@ class Options:
                 if flag.default is not None:
                     raise InputError(f"{name} must not be None: leave it out for {flag.default}")
             elif flag.parse:
-                if isinstance(value, str):
+                if isinstance(value, str) or kind == "str":
                     object.__setattr__(self, each.name, flag.parse(value))
             elif kind == "str" and not isinstance(value, str):
                 raise InputError(f"{name} must be text, not {value!r:.60}")
@@ -208,8 +217,8 @@ class Options:
 def written_types() -> dict[str, str]:
     """Types of the options as people write them, by name: those of bytes, seconds, … may be text, such as "256MiB"."""
     types, flags = {each.name: str(each.type) for each in fields(Options)}, flags_of(Options)
-    return {name: f"str | {types[name]}" if flags[name].typed is str and types[name] != "Any" else types[name]
-            for name in flags}  # fmt: skip
+    amounts = {name: f"str | {types[name]}" for name in flags if flags[name].typed is str and types[name] != "Any"}
+    return types | amounts | {name: flag.written for name, flag in flags.items() if flag.written}
 
 
 class _Written(str):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any, cast
 
 from edge.errors import InputError
-from edge.kv.policy import KVView, Needs, Policy
+from edge.kv.policy import KVView, Needs, Policy, Scored
 
-__all__ = ["DEFAULT_SINKS", "POLICY_NAMES", "KVView", "Needs", "Policy", "make_policy", "pinned_rows"]
+__all__ = [
+    "DEFAULT_SINKS", "POLICY_NAMES", "KVView", "Needs", "Policy", "Scored", "make_policy", "own_policy", "pinned_rows",
+]  # fmt: skip
 
 _POLICIES = {
     "streaming": "StreamingLLM",
@@ -32,6 +34,25 @@ POLICY_NAMES = tuple(_POLICIES)
 DEFAULT_SINKS = 4  # StreamingLLM's own figure
 
 
+class OwnPolicy(str):
+    """The name of a caller's own policy, which stands for it in plans and reports, and the policy."""
+
+    policy: Policy
+
+
+def own_policy(policy: Any) -> OwnPolicy:
+    """A policy of the caller's own as `make_policy` takes it. Raises InputError for other objects."""
+    missing = [each for each in ("name", "evicts", "close_gaps", "needs", "rows_to_keep") if not hasattr(policy, each)]
+    if missing or isinstance(policy, type):
+        what = f"has no {missing[0]}" if missing else "is a class: give an object of it"
+        raise InputError(f"--kv-policy takes a name, or a policy as edge.kv.Policy describes it: {policy!r:.60} {what}")
+    if not isinstance(policy.name, str) or policy.name.partition(":")[0] in (*_POLICIES, "auto", ""):
+        raise InputError(f"the name of a KV policy of your own must not be edge's, as {policy.name!r:.60} is")
+    found = OwnPolicy(policy.name)
+    found.policy = policy
+    return found
+
+
 def make_policy(text: str, sinks: int = DEFAULT_SINKS, keep: int = 0) -> Policy:
     """Create the policy that `NAME[:key=value,…]` describes. Raises InputError for unknown names, keys and values.
 
@@ -40,6 +61,8 @@ def make_policy(text: str, sinks: int = DEFAULT_SINKS, keep: int = 0) -> Policy:
     """
     if keep < 0:
         raise InputError(f"--keep must be 0 or more, not {keep}")
+    if isinstance(text, OwnPolicy):
+        return _pinned(text.policy, keep)
     name, colon, rest = text.partition(":")
     if name not in _POLICIES:
         raise InputError(f"unknown KV policy {name!r}: choose auto, {', '.join(_POLICIES)}")
@@ -55,8 +78,16 @@ def make_policy(text: str, sinks: int = DEFAULT_SINKS, keep: int = 0) -> Policy:
             chosen[key] = options[key](value)
         except ValueError:
             raise InputError(f"KV policy {name}: {key} must be a number, not {value!r}") from None
-    policy = make(**chosen)
-    return cast(Policy, replace(policy, sinks=keep) if keep > pinned_rows(policy) and policy.evicts else policy)
+    return _pinned(make(**chosen), keep)
+
+
+def _pinned(policy: Any, keep: int) -> Policy:
+    """The policy with at least `keep` sinks, if it evicts."""
+    if keep <= pinned_rows(policy) or not policy.evicts:
+        return cast(Policy, policy)
+    if not is_dataclass(policy) or "sinks" not in {each.name for each in fields(policy)}:
+        raise InputError(f"--keep {keep}: the KV policy {policy.name} is no dataclass with a field `sinks`")
+    return cast(Policy, replace(cast(Any, policy), sinks=keep))
 
 
 def pinned_rows(policy: Policy) -> int:

@@ -44,7 +44,10 @@ from edge.storage.making import Made
 from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:  # modules that few runs need are imported where they are used
+    from typing_extensions import Unpack
+
     from edge.run.batching.batch import Batch
+    from edge.run.keywords import AnswerKeywords
     from edge.run.logprobs import OnLogprob
     from edge.run.sampling.tool_calls import OnCall
 
@@ -161,7 +164,7 @@ class Session:
         and the mark run again with the next prompt."""
         return self._sequence.rewind(mark)
 
-    def generate(self, prompt: Text | None = None, **options: Any) -> str:
+    def generate(self, prompt: Text | None = None, **options: Unpack[AnswerKeywords]) -> str:
         """The whole answer to a prompt; `report` then holds its cost. Options are those of `stream`.
 
         Raises IncompleteError if an answer with a grammar was cut before the grammar allowed its end.

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edge.errors import InputError
-from edge.kv import POLICY_NAMES, KVView, make_policy
+from edge.kv import POLICY_NAMES, KVView, Needs, make_policy
 from edge.kv.adakv import AdaKV, allocate
 from edge.kv.fastgen import FastGen
 from edge.kv.h2o import H2O
@@ -25,6 +25,7 @@ from edge.kv.scissorhands import Scissorhands
 from edge.kv.snapkv import SnapKV
 from edge.kv.tova import TOVA
 from edge.kv.window import Window
+from edge.options import Options
 from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.types import FloatArray, IntArray
@@ -476,3 +477,43 @@ def test_more_than_the_whole_cache_never_fits(policy: str) -> None:
     session.reset()
     assert not session.make_room(CAPACITY + 1)
     assert session.make_room(CAPACITY)
+
+
+# A caller's own
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The first rows, and the newest."""
+
+    sinks: int = 2
+    name = "newest"
+    evicts = True
+    close_gaps = False
+    needs = Needs()
+
+    def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
+        kept = [*range(self.sinks), *range(view.length - budget + self.sinks, view.length)]
+        return np.array(kept, np.int32)
+
+
+def test_a_policy_of_the_caller_s_own_evicts() -> None:
+    model = open_golden("llama-one-layer").model
+    with load(model, kv_policy=Newest(), max_kv_size=CAPACITY, keep=5, backend="reference") as session:
+        session.generate("a" * 3 * CAPACITY, raw=True, max_tokens=4, ignore_eos=True)
+        assert session.report.kv.policy == session.plan.to_dict()["kv_policy"] == "newest"
+        assert session.report.kv.evicted > CAPACITY
+        assert make_policy(session.plan.kv_policy, keep=7) == Newest(sinks=7)
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (Newest, "is a class: give an object of it"),
+        (5, "has no name"),
+        (H2O(), "the name of a KV policy of your own must not be edge's, as 'h2o' is"),
+    ],
+)
+def test_objects_that_are_no_policies(policy: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Options(kv_policy=policy)
