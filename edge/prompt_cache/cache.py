@@ -96,9 +96,11 @@ class PromptCache:
         return length
 
     def known(self, kv: KVCache, tokens: IntArray) -> int:
-        """The length of the longest prefix of `tokens` whose rows are stored."""
+        """The length of the longest prefix of `tokens` from whose rows a prompt can go on."""
         parent, length = root_name(kv.key), 0
         with self._lock:
+            if kv.has_tail:
+                return self._find_tail(parent, tokens)[0]
             while length < tokens.size and (found := self._find(parent, tokens[length:])):
                 block = found[1]
                 agreed = block.agreement(tokens[length:])

@@ -202,7 +202,8 @@ def test_prompts_that_share_messages_reuse_their_rows(name: str, backend: str, m
     words = "Lamps, doors and windows of a house. " * 3
     first = [{"role": "system", "content": words}, {"role": "user", "content": f"One. {words}"}]
     other = [first[0], {"role": "user", "content": f"Two. {words}"}]
-    with open_session(name, backend, prompt_cache=PromptCache(memory="64MiB")) as session:
+    cache = PromptCache(memory="64MiB")
+    with open_session(name, backend, prompt_cache=cache) as session:
         system = session.model.chat_prompt(first)
         system.first(None)
         marks, reused = system.ends, list[int]()
@@ -210,6 +211,10 @@ def test_prompts_that_share_messages_reuse_their_rows(name: str, backend: str, m
             "".join(session.stream(messages=messages, max_tokens=1, ignore_eos=True))
             assert session.report is not None
             reused.append(session.report.tokens.reused)
+        kv, tokens = session.engine.kv, session.model.chat_prompt(other).first(None)
+        assert (
+            cache.known(kv, tokens[: marks[0]]) == marks[0] // 64 * 64
+        )  # its rows without a tail behind them do not do
     assert marks[0] > 64
     assert reused == [0, marks[0] // 64 * 64, marks[1] // 64 * 64]
 
