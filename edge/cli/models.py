@@ -131,6 +131,8 @@ def _moment(model: LocalModel) -> str:
 
 
 def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool) -> None:
+    from edge.devices.profiles import find_profile
+    from edge.plan.device import assumed_memory
     from edge.prediction.fits import READABLE, TOKENS
     from edge.prediction.fits import fits as judge
 
@@ -139,7 +141,7 @@ def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool)
     if json:
         print_json({"device": device, "tokens": tokens or TOKENS, "models": [asdict(each) for each in found]})
         return
-    here = "this device" if device == "host" else device
+    here = assumed_memory(find_profile(device), options)
     note(f"models for {here}, best first; {tokens or TOKENS:,} tokens of prompt and answer; all figures are estimated")
     fitting = [(each, each.best) for each in found if each.best]
     if fitting:

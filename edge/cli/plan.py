@@ -53,9 +53,10 @@ def plan(
 
     Of a model on the Hub that is not here, only the header is read.
     """
-    from edge.devices.profiles import find_profile
+    from edge.devices.profiles import HOST, find_profile
     from edge.model.catalog import find_local
     from edge.model.model import Model
+    from edge.plan.device import assumed_memory
     from edge.prediction.forecast import forecast
     from edge.run.starting.opening import find_tokenizer
 
@@ -78,7 +79,10 @@ def plan(
         return
     if offered is not None:
         print(f"not here yet: {offered}\n")
-    print(_bytes(made, system=find_profile(device).system, npu=found.npu is not None))
+    profile = find_profile(device)
+    if profile.name != HOST:
+        print(f"planned for {assumed_memory(profile, options)}\n")
+    print(_bytes(made, system=profile.system, npu=found.npu is not None))
     print(
         f"\n{spec.label} on {made.backend}, {_processor(made, found.npu)}, KV policy {made.kv_policy}"
         + (f" with {made.sinks} sinks" if made.sinks else "")

@@ -53,10 +53,9 @@ def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
 def limits_of(profile: DeviceProfile, options: Options) -> tuple[MemoryLimit, int]:
     """The memory for a run on another device, and its default threads. Raises InputError.
 
-    A web page may state more memory than its profile, which has the amount that phones grant.
+    A profile's memory is that of the smallest version of the device, so that --memory may state more.
     """
-    web = profile.system == "web"
-    if web and options.memory is not None and options.memory > MODULE_MOST:
+    if profile.system == "web" and options.memory is not None and options.memory > MODULE_MOST:
         raise InputError(f"--memory {format_bytes(options.memory)}: a WebAssembly module has less than 4 GiB")
     if profile.memory is None and options.memory is None:
         raise InputError(
@@ -64,7 +63,18 @@ def limits_of(profile: DeviceProfile, options: Options) -> tuple[MemoryLimit, in
         )
     if options.threads and profile.cores and options.threads > profile.cores:
         raise InputError(f"--threads {options.threads} is more than the {profile.cores} cores of {profile.name}")
-    has = options.memory if web and options.memory else profile.memory
-    most = min(has or options.memory or 0, options.memory or has or 0)
-    limit = MemoryLimit(most, "budget" if most == options.memory else profile.name)
+    stated = options.memory is not None
+    limit = MemoryLimit(options.memory or profile.memory or 0, "budget" if stated else profile.name)
     return limit, profile.threads or _CORES
+
+
+def assumed_memory(profile: DeviceProfile, options: Options) -> str:
+    """A device, and the memory that plans assume it has, in words."""
+    if profile.name == HOST:
+        return "this device"
+    if profile.memory is None:
+        return profile.name
+    known = format_bytes(profile.memory)
+    if options.memory is None or options.memory <= profile.memory:
+        return f"{profile.name} with {known}, by its profile"
+    return f"{profile.name} with at least {format_bytes(options.memory)}, as stated (its profile: {known})"

@@ -7,6 +7,7 @@ file's is written, read and planned like any other; nothing is downloaded. All f
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -183,8 +184,9 @@ def _runs_on_llamacpp(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, o
 
 def _room(profile: DeviceProfile, options: Options) -> int | None:
     """Bytes that a process may hold on that device; None if unknown."""
-    device = memory_limit(memory_root()).bytes if profile.name == HOST else profile.memory
-    return min((each for each in (device, options.memory) if each), default=None)
+    if profile.name != HOST:
+        return options.memory or profile.memory
+    return min(memory_limit(memory_root()).bytes, options.memory or sys.maxsize)
 
 
 def _try(mixture: str, weights: int, found: Outlook) -> Try:

@@ -316,6 +316,7 @@ def test_planning_for_another_device() -> None:
     assert predicted["unknown"] == []
     shown = run.invoke(app, ["plan", MODEL, "--device", "raspberry-pi-5", "--energy", "30J", "--power", "1W"]).output
     for said in (
+        "planned for raspberry-pi-5 with 2.0 GiB, by its profile",
         "30 J buy",
         "cannot be: it draws more",
         "estimated from the profile of raspberry-pi-5",
@@ -324,7 +325,7 @@ def test_planning_for_another_device() -> None:
         assert said in shown
 
 
-def test_the_devices_memory_is_the_limit() -> None:
+def test_stated_memory_replaces_the_profiles() -> None:
     def planned(memory: str) -> dict[str, Any]:
         """In a process of its own: a plan counts the process that makes it, and this one holds other tests' engines."""
         command = [sys.executable, "-m", "edge", "plan", MODEL, "--device", "raspberry-pi-zero-2w", "--memory", memory]
@@ -332,9 +333,9 @@ def test_the_devices_memory_is_the_limit() -> None:
         found: dict[str, Any] = json.loads(shown)
         return found
 
-    found = planned("2GiB")
-    assert found["limit"] == 512 << 20
-    assert planned("300MiB")["limit_source"] == "budget"
+    for stated in (2 << 30, 300 << 20):  # a profile has the memory of the smallest version of its device
+        found = planned(f"{stated >> 20}MiB")
+        assert (found["limit"], found["limit_source"]) == (stated, "budget")
 
 
 def test_free_memory_is_what_the_governor_will_read(tmp_path: Path) -> None:
