@@ -17,6 +17,7 @@ from test_gguf_file import GGUF, STRING
 from edge.backends.llamacpp.library import is_installed
 from edge.devices.memory import memory_use
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
+from edge.exporting.chat import _render
 from edge.model import chat_template
 from edge.model.chat_template import ChatTemplate
 from edge.model.messages import Segment
@@ -359,6 +360,13 @@ def test_a_system_prompt_goes_before_the_question_where_a_template_has_none() ->
     said = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Hi"}]
     assert template(GEMMA).conversation(said)[0] == template(GEMMA).first_turn("Hi", "be kind")
     assert joined(template("{{ messages[-1].content }}").first_turn("Hi", "be kind")) == "be kind\n\nHi"
+    model = open_model(GOLDEN / "llama-gqa-tied.gguf")
+    model.template = template(GEMMA)
+    parts, _ = _render(model, model.template)  # as exported models have it
+    said = [model.tokenizer.encode(text, start=False).tolist() for text in ("be kind", "Hi")]
+    exported = [*parts["system"], *said[0], *parts["after system"], *said[1], *parts["opening"]]
+    assert model.prompt("Hi", system="be kind").first(None).tolist() == exported
+    assert model.system_rows("be kind") == len(exported) - len(said[1]) - len(parts["opening"])
     assert "never" in failure("{{ raise_exception('never') }}", "be kind")
 
 
