@@ -118,6 +118,9 @@ ATTACKS: dict[str, Callable[[int], Counter[int]]] = {
         CHATS, *({"messages": HELLO, "max_tokens": 20, "tool_choice": choice, "edge": {"evict": True},
                   "tools": [tool(n) for n in range(1500)]} for choice in ("required", "auto")),
     ),
+    "400 tools, eight times at once": ask(
+        CHATS, *[{"messages": HELLO, "max_tokens": 4, "tools": [tool(n) for n in range(400)]}] * 8, clients=8,
+    ),
     "log-probabilities": ask(
         CHATS, {"messages": HELLO, "n": 16, "max_tokens": 400, "logprobs": True, "top_logprobs": 20,
                 "ignore_eos": True},

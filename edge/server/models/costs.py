@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edge.server.asked import Asked
 
-_TEXT = 12  # for each byte of a body: its text, the prompt that a template makes of it, and token ids
-_VALUE = 150  # for each value of a body: an object, and its place in a list or a table
+_TEXT = 16  # for each byte of a body: its text, the prompt that a template makes of it, and token ids
+_VALUE = 300  # for each value of a body: an object, and its place in a list or a table
 EMBEDDED = 48  # for each value of an embedding: a number, and its digits
 _TOKEN = 64  # for each token of an answer: its text
 _LIKELY = 450  # for each alternative of a token: its text, bytes and log-probability
