@@ -62,10 +62,6 @@ def answer_prompt(
         sampled = opened.sampling(**sampling) if question.beams is None else SamplingParams(**stated)
         if opened.template is None and not answer.raw and not output.quiet:
             note(f"{opened.name} has no chat template: it continues texts, and answers no questions (--raw: no note)")
-        if form is not None:
-            from edge.grammar.matcher import check_grammar
-
-            check_grammar(form, opened)
         asked = opened.prompt(said, system=answer.system, raw=answer.raw, think=think)
         thoughts = ThoughtView(not output.quiet and not output.json, shown)
         shown.message("reading the prompt")
@@ -81,7 +77,7 @@ def answer_prompt(
 
         words = WordWrap(width)
         with load(
-            opened, options, meter=meter, on_load=on_load, expected_tokens=expected,
+            opened, options, meter=meter, on_load=on_load, grammar=form, expected_tokens=expected,
             expected_prompt=asked.waiting or None,
         ) as session:  # fmt: skip
             try:

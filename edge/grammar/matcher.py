@@ -24,6 +24,8 @@ from edge.types import FloatArray
 _MOST_LEXER_STATES = 20_000
 _BUILDING, _STEP, _ITEMS = 1_000_000, 200_000, 50_000  # llguidance's defaults: 20 ms, 15 ms, and 2.5 ms of work
 _GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
+# Measured, of vocabularies of 300 to 262,144 tokens: llguidance itself, and its tables while they are made.
+_LIBRARY_BYTES, _TOKEN_BYTES = 8 << 20, 490
 _ECHOED = 300  # characters of llguidance's messages that errors repeat
 
 # Blanks between the parts of a JSON text: a model that writes nothing else would never end its answer.
@@ -36,8 +38,18 @@ _BOUNDS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))
 
 def check_grammar(grammar: Grammar, model: Model) -> None:
     """Compile a grammar for a model's vocabulary. The model keeps the vocabulary's tables, so plans made after a check
-    count their memory. Raises InputError for an invalid grammar, MissingExtraError without llguidance."""
+    count their memory; `load(grammar=…)` plans first.
+
+    Raises InputError for an invalid grammar, MissingExtraError without llguidance.
+    """
     Matcher(grammar, model.tokenizer)
+
+
+def tables_bytes(tokenizer: TokenizerLike) -> int:
+    """Peak bytes of making the vocabulary's tables, most of which stay; 0 if they exist. Raises MissingExtraError
+    without llguidance."""
+    _library()
+    return 0 if tokenizer in _made else _LIBRARY_BYTES + _TOKEN_BYTES * tokenizer.size
 
 
 class Matcher:

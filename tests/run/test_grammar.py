@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, run_child
 from fork_server import COMMAND, forking
 from thinking_models import SPECIALS, write_chain
 
 import edge
-from edge.errors import IncompleteError, InputError, MissingExtraError
+from edge.errors import BudgetError, IncompleteError, InputError, MissingExtraError
 from edge.grammar.grammar import Grammar
 from edge.grammar.matcher import Matcher
 from edge.model.model import Model, open_model
@@ -315,6 +315,40 @@ def test_a_grammar_that_makes_no_sense_is_one_line(session: Session, grammar: Gr
     assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match=r"must be edge\.Grammar"):
         session.generate("Hi", grammar={"type": "object"})
+
+
+def test_tables_are_planned_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[object]()
+    monkeypatch.setattr("edge.grammar.matcher._words", made.append)
+    model, grammar = open_model("smollm2-135m"), Grammar(regex="a")
+    with pytest.raises(BudgetError) as plain:
+        edge.load(model, memory="1MiB", backend="reference")
+    with pytest.raises(BudgetError) as caught:
+        edge.load(model, memory="1MiB", backend="reference", grammar=grammar)
+    assert not made
+    assert plain.value.smallest is not None
+    assert caught.value.smallest is not None
+    assert caught.value.smallest - plain.value.smallest > 400 * model.tokenizer.size
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "llama-one-layer"])
+def test_tables_take_what_is_planned(name: str) -> None:
+    path = name if name.startswith("smol") else str(GOLDEN / f"{name}.gguf")
+    taken, planned = run_child(_TABLES, path).output
+    assert 0.4 * planned < taken <= planned
+
+
+_TABLES = """
+import json, sys
+import edge
+from edge.devices.memory import memory_use, release_free_memory
+from edge.grammar.matcher import tables_bytes
+model = edge.open_model(sys.argv[1])
+release_free_memory()
+before, planned = memory_use().rss, tables_bytes(model.tokenizer)
+edge.check_grammar(edge.Grammar(regex="a"), model)
+print(json.dumps([memory_use().peak - before, planned]))
+"""
 
 
 def test_without_the_package_the_extra_is_named(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from edge.devices.child import room_for_children
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter
 from edge.formats.gguf import GGUFFile
+from edge.grammar.grammar import Grammar
 from edge.model.catalog import find_local
 from edge.model.model import Model
 from edge.model.spec import ModelSpec
@@ -39,27 +40,29 @@ def load(
     *,
     meter: EnergyMeter | None = None,
     on_load: LoadProgress | None = None,
+    grammar: Grammar | None = None,
     **keywords: Unpack[Keywords],
 ) -> Session:
     """Plan a run that fits, load the model, and return a Session.
 
     model: a GGUF path, an installed name (`smollm2-135m`), a name on the Hub, which is downloaded if it is not here
     (see `edge.pull`), or an opened Model. meter: counts the joules (default: the device's best sensor, or an estimate).
-    on_load: is called with the fraction that is loaded. The keywords are options, as people write them ("256MiB",
-    "20s", or a number of bytes, seconds, joules, watts, °C); they go before those of `options`. time and energy hold
-    for every generation; prompt_cache may be a PromptCache, which sessions share:
+    on_load: is called with the fraction that is loaded. grammar: of answers to come: it is checked, and the plan counts
+    the tables of the model's vocabulary that all grammars need, before they are made. The keywords are options, as
+    people write them ("256MiB", "20s", or a number of bytes, seconds, joules, watts, °C); they go before those of
+    `options`. time and energy hold for every generation; prompt_cache may be a PromptCache, which sessions share:
 
     OPTIONS
 
     Raises BudgetError if nothing fits, UnsupportedError for a temperature that nothing here measures, and the errors of
     `open_model`.
     """
-    return open_session(model, Options.of(options, **keywords), meter=meter, on_load=on_load)
+    return open_session(model, Options.of(options, **keywords), meter=meter, on_load=on_load, grammar=grammar)
 
 
 def open_session(
     model: str | Path | Model, options: Options, *, meter: EnergyMeter | None = None,
-    on_load: LoadProgress | None = None, more: int | None = None,
+    on_load: LoadProgress | None = None, more: int | None = None, grammar: Grammar | None = None,
 ) -> Session:  # fmt: skip
     """`load`, for a caller that accounts for the process's memory itself. more: bytes that the process will hold
     besides; None: by the plans of its open sessions."""
@@ -74,7 +77,13 @@ def open_session(
     with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
         opened = (model if isinstance(model, Model) else _open(model, options)).with_template(options.chat_template)
         still_to_come = _still_to_come() if more is None else more
+        if grammar is not None:
+            from edge.grammar.matcher import check_grammar, tables_bytes  # here: few runs need them
+
+            still_to_come += tables_bytes(opened.tokenizer)
         backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=still_to_come)
+        if grammar is not None:
+            check_grammar(grammar, opened)
         session = Session(opened, backend, plan, options, on_load, meter)
     session.prepared = made
     session.observers.append(partial(remember_run, session.spec))
