@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edge.converters import onnx, repair
 from edge.converters.calibrate import OWN_TEXT, TOKENS, calibration_tokens, collect
 from edge.converters.coreml import writer as coreml
 from edge.converters.coreml.sizes import USUAL, Sizes
@@ -32,7 +33,6 @@ from edge.converters.prune import Pruned, Pruning, check_pruning, perplexity_on,
 from edge.converters.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf, quantizing_notes
 from edge.converters.quantize import Report as Quantized
 from edge.converters.quantizers.mixed import Mixture, types_of_gguf
-from edge.converters.repair import repair
 from edge.devices.memory import memory_use
 from edge.devices.output import check_file, check_folder, work_folder
 from edge.errors import InputError, MissingExtraError, UnsupportedError
@@ -253,12 +253,16 @@ def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, 
         check_folder(target, _OURS[wanted.to], force=force)
     if wanted.to == "coreml":
         coreml.check_target(target)
+    if wanted.repair:
+        repair.check_installed()
     if wanted.onnx_method and wanted.to != "onnx":
         raise InputError(f"--method {wanted.onnx_method} is a way to store weights in ONNX: use --to onnx")
     if wanted.npu:
         if wanted.to != "onnx":
             raise InputError(f"--npu compiles a folder in ONNX, not {wanted.to}: use --to onnx")
         check_target(wanted.npu)
+    if wanted.to == "onnx":
+        onnx.check_installed()
     if tokens is None and wanted.pruning:
         raise InputError("pruning goes by what a text makes of the model: state one with --calibration FILE")
 
@@ -287,7 +291,7 @@ def _prune(file: GGUFFile, work: Path, wanted: Conversion, ids: IntArray, report
     if not wanted.repair:
         return pruned
     with _timed(report, "repairing", steps) as progress:
-        repair(file, pruned, work / "repaired.gguf", seen, wanted.repair, progress)
+        repair.repair(file, pruned, work / "repaired.gguf", seen, wanted.repair, progress)
     repaired = read_gguf(work / "repaired.gguf")
     report.perplexity["repaired"] = perplexity_on(repaired, read_spec(repaired), held)
     return repaired

@@ -58,6 +58,12 @@ def planned_files(file: GGUFFile, spec: ModelSpec, method: Method | None = AS_IT
     return sizes
 
 
+def check_installed() -> None:
+    """Raise MissingExtraError without the package that checks the graphs at the end."""
+    if find_spec("onnx") is None:
+        raise MissingExtraError("onnx", "onnx")
+
+
 def write_onnx(
     file: GGUFFile,
     spec: ModelSpec,
@@ -76,8 +82,7 @@ def write_onnx(
     """
     if file.folder is not None:
         raise InputError(f"{file.folder} is a model in ONNX already")
-    if find_spec("onnx") is None:  # it checks the graphs at the end
-        raise MissingExtraError("onnx", "onnx")
+    check_installed()
     layout = make_layout(file, spec, method)
     check_folder(folder, is_model_folder, force=force)
     if npu:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ _LENGTH, _BATCH = 256, 4  # tokens that see each other, and sequences per step
 _RATE, _WARM_UP = 2e-4, 0.1
 
 
+def check_installed() -> None:
+    """Raise MissingExtraError without torch and transformers."""
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise MissingExtraError("torch and transformers", "train")
+
+
 def repair(
     whole: GGUFFile, pruned: GGUFFile, target: Path, tokens: IntArray, steps: int, progress: Progress | None = None
 ) -> None:
@@ -32,11 +39,10 @@ def repair(
 
     Raises MissingExtraError without torch and transformers, and the errors of write_folder and convert_folder.
     """
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        raise MissingExtraError("torch and transformers", "train") from None
+    check_installed()
+    import torch
+    import transformers
+
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix=".repair-", dir=target.parent) as folder:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from edge.backends.base import Backend, Capabilities, EngineConfig
 from edge.backends.counts import FixedSizes, Footprint
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
-from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Core
 from edge.model.spec import ModelSpec
@@ -34,10 +33,9 @@ class Onnx(Backend):
     PACKAGES = ("onnxruntime",)
 
     def check_installed(self) -> None:
-        from importlib.util import find_spec
+        from edge.backends.onnx.providers import check_installed
 
-        if find_spec("onnxruntime") is None:
-            raise MissingExtraError("onnxruntime", "onnx")
+        check_installed()
 
     def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:
         """Raises UnsupportedError for models without a graph, ModelFormatError if a folder's weights do not fit."""

@@ -61,15 +61,22 @@ def is_static(name: str | None) -> bool:
     return name.lower() in _STATIC or find_provider(name).static
 
 
+def check_installed() -> None:
+    """Raise MissingExtraError without ONNX Runtime."""
+    if find_spec("onnxruntime") is None:
+        raise MissingExtraError("onnxruntime", "onnx")
+
+
 def find_provider(name: str) -> Provider:
     """The execution provider of this `--provider`. Raises InputError, MissingExtraError, EngineError if a plugin cannot
     be loaded."""
-    import onnxruntime
-
     if (name := name.lower()) == STATIC_CPU.name:
         return STATIC_CPU
     if name in _PLUGINS and find_spec(_PLUGINS[name]) is None:
         raise MissingExtraError(_PLUGINS[name].replace("_", "-"), name)
+    check_installed()
+    import onnxruntime
+
     if module := _plugin_names().get(name):
         return _plugin(module, name)  # also where it was registered before, and so is among those below
     built_in = {_short(each): each for each in onnxruntime.get_available_providers()}
@@ -79,7 +86,8 @@ def find_provider(name: str) -> Provider:
 
 
 def provider_names() -> list[str]:
-    """All providers available here."""
+    """All providers available here. Raises MissingExtraError."""
+    check_installed()
     import onnxruntime
 
     return sorted({*map(_short, onnxruntime.get_available_providers()), STATIC_CPU.name, *_plugin_names()})

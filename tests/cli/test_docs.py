@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
 import typer.main
 
 from edge.cli.commands import app
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,6 +27,13 @@ def test_the_reference_of_the_commands_is_current() -> None:
     assert written == generator["page"](typer.main.get_command(app)), "run: python docs/cli.py"
     for module, text in generator["keywords"]().items():
         assert module.read_text(encoding="utf-8") == text, "run: python docs/cli.py"
+
+
+def test_readme_names_every_extra() -> None:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        extras = set(tomllib.load(file)["project"]["optional-dependencies"])
+    (listed,) = re.findall(r"Extras: (.*?)\.\n", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert set(re.findall(r"`([\w-]+)`", listed)) == extras
 
 
 def test_the_table_of_engines_is_current() -> None:

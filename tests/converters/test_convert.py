@@ -20,9 +20,10 @@ from edge.converters import convert as c
 from edge.converters.calibrate import OWN_TEXT
 from edge.converters.convert import Conversion, convert, preview
 from edge.converters.held_out import TEXT as JUDGED
+from edge.converters.npu import NpuTarget
 from edge.converters.prune import Pruning
 from edge.converters.quantize import Settings
-from edge.errors import EdgeError, InputError
+from edge.errors import EdgeError, InputError, MissingExtraError
 from edge.model.model import open_model
 from edge.types import FloatArray
 
@@ -335,3 +336,24 @@ def test_the_report_is_json(tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     assert not said["written"]
     assert sum(each["bytes"] for each in said["tensors"]) < said["files"]["t.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "extra"),
+    [
+        (Conversion("onnx"), "onnx"),
+        (Conversion("onnx", npu=NpuTarget("galaxy-s24")), "qnn"),
+        (Conversion("gguf", pruning=Pruning(layers=1), repair=1), "train"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_missing_extra_is_named_before_any_work(
+    wanted: Conversion, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("converters.onnx", "converters.repair", "backends.onnx.providers"):
+        monkeypatch.setattr(f"edge.{module}.find_spec", lambda name: None)
+    monkeypatch.setattr("edge.converters.convert._read", None)
+    with pytest.raises(MissingExtraError, match=rf"pip install 'edge-runtime\[{extra}\]'"):
+        convert(
+            GOLDEN / "llama-gqa-tied.gguf", tmp_path / "made", wanted, tokens=lambda tokenizer: np.zeros(1, np.int32)
+        )
