@@ -25,7 +25,7 @@ _MOST_LEXER_STATES = 20_000
 _BUILDING, _STEP, _ITEMS = 1_000_000, 200_000, 50_000  # llguidance's defaults: 20 ms, 15 ms, and 2.5 ms of work
 _GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 # Measured, of vocabularies of 300 to 262,144 tokens: llguidance itself, and its tables while they are made.
-_LIBRARY_BYTES, _TOKEN_BYTES = 8 << 20, 490
+_LIBRARY_BYTES, _TOKEN_BYTES = 10 << 20, 490
 _ECHOED = 300  # characters of llguidance's messages that errors repeat
 
 # Blanks between the parts of a JSON text: a model that writes nothing else would never end its answer.
