@@ -15,7 +15,8 @@ right. If the larger team fails within `TRIAL`, the next attempt waits twice as 
 then cost 2 to 3 %.
 
 Where there are more neighbours than cores, a small team is short of time, too. Steps, whose barriers are 10 to 100 µs
-apart, lose less of it with few threads; chunks of `LONG` tokens or more gain by the whole team's share of the cores.
+apart, lose less of it with few threads; chunks of `LONG` tokens or more gain by the whole team's share of the cores. So
+they have it until passes of the small team have shown that it loses little.
 
 Jobs that are no passes (`Job`) have the team of the pass before, whose rows each thread may have a copy of.
 """
@@ -96,6 +97,7 @@ def judge(job: Buffer, now: Value, passed: Value, lost: Value, stalls: Value) ->
             _put(job, "patience", T.if_then_else(failed, longer, i64(PATIENCE)))
             _put(job, "grow_at", now + team["patience"])
             _put(job, "team", team["team"] - 1)
+            _put(job, "scarce", i64(MOST_SCARCE))
             _put(job, "lost", i64(0))
 
 
