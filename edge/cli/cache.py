@@ -13,7 +13,7 @@ import typer
 from edge.budget import format_bytes
 from edge.cli import options as o
 from edge.cli.terminal.help import Group
-from edge.cli.terminal.show import print_json, table
+from edge.cli.terminal.show import note, print_json, table
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,11 +79,21 @@ def clear(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Empty the cache folder, whose files are made again when needed, and delete the history of runs."""
+    """Empty the cache folder, whose files are made again when needed, and delete the history of runs.
+
+    A device without a compiler cannot make its kernels again: there they stay, unless --kind=kernels says so.
+    """
+    from edge.backends.tvm.compiler.compiled import is_installed
     from edge.run.history import clear_history
+    from edge.storage.cache import ENTRY_KINDS, entries
     from edge.storage.cache import clear as remove
 
-    count, freed = (0, 0) if kind == _HISTORY else remove(None if kind is None else _kind(kind))
+    kinds = [] if kind == _HISTORY else ENTRY_KINDS if kind is None else [_kind(kind)]
+    kept = len(entries("kernels")) if kind is None and not is_installed() else 0
+    removed = [remove(each) for each in kinds if not (kept and each == "kernels")]
+    count, freed = (sum(each) for each in zip((0, 0), *removed, strict=True))
+    if kept:
+        note(f"{kept} kept: kernels, which cannot be made here again without a compiler (--kind=kernels removes them)")
     if kind in (None, _HISTORY):
         runs, size = clear_history()
         count, freed = count + (runs > 0), freed + size

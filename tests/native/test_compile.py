@@ -255,6 +255,11 @@ def test_a_device_without_a_compiler_runs_what_it_was_given(
     assert run(MODEL).output == 0
     other = run(MODEL.with_name("llama-gqa-tied.gguf"))
     assert (other.output, "apache-tvm is not installed" in other.errors) == (2, True)
+    cleared = run_child(WITHOUT_TVM, "cache", "clear")
+    assert " kept: kernels, which cannot be made here again without a compiler" in cleared.errors
+    assert run(MODEL).output == 0
+    assert run_child(WITHOUT_TVM, "cache", "clear", "--kind", "kernels").output == 0
+    assert run(MODEL).output == 2
 
 
 @pytest.mark.slow
