@@ -30,7 +30,7 @@ options, and prompts are long. RLIMIT_DATA is left out: the peak is that of the 
 
 With --features, the native engine runs one model with whatever takes memory beside it: prompts up to the context, KV
 dtypes, grammars, drafts, adapters, several sequences (`Session.batch`), in budgets between the smallest that edge names
-for these options and twice the weights more. The peak is the larger of the report's and the kernel's, and an answer
+without these features and twice the weights more. The peak is the larger of the report's and the kernel's. An answer
 that memory ended is a failure, too (`memory`).
 
 With --first, nothing is there before: each run has an empty cache folder, and compiles, packs and tries models as a
@@ -292,7 +292,7 @@ def near_case(chance: random.Random, engines: list[str]) -> Case:
 
 
 def features_case(chance: random.Random, model: str) -> Case:
-    """A run of the native engine with features that take memory, within a budget that edge names, or little less."""
+    """A run of the native engine with features that take memory. Its budget is stated as a share (`with_budget`)."""
     sequences = chance.choice((1, 1, 1, 3))
     case = Case(
         model=model,
@@ -310,7 +310,7 @@ def features_case(chance: random.Random, model: str) -> Case:
         speculate="off" if sequences > 1 else chance.choice(("auto", "off")),
         sequences=sequences,
     )
-    return replace(case, share=chance.uniform(-0.05, 1.0))
+    return replace(case, share=chance.random())
 
 
 @cache
@@ -323,7 +323,7 @@ def smallest(case: Case) -> int:
 
 def with_budget(case: Case) -> Case:
     """The case with a budget: the smallest, and `share` of twice the weights more."""
-    alike = replace(case, budget=MIB, prompt=1, tokens=1, share=0.0)
+    alike = replace(case, policy="streaming", prompt=1, tokens=1, grammar="", rank=0, speculate="auto", share=0.0)
     return replace(case, budget=int(smallest(alike) + case.share * 2 * open_model(case.model).spec.weight_bytes))
 
 
@@ -545,7 +545,7 @@ def main() -> None:
         outcomes: list[Outcome] = []
         for outcome in workers.map(lambda case: run_in(groups, case), cases):
             outcomes.append(outcome)
-            if len(outcomes) % 20 == 0:
+            if len(outcomes) % 5 == 0:
                 print(f"{len(outcomes)} of {len(cases)} runs", file=sys.stderr, flush=True)
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
