@@ -89,6 +89,15 @@ def test_first_runs_and_budgets_that_are_nearly_met(limits: Any) -> None:
         assert outcome.kind == "refused" or 0.3 * case.budget < outcome.peak <= case.budget
 
 
+@pytest.mark.slow
+def test_features_keep_their_budget(limits: Any) -> None:
+    drawn = limits.features_case(random.Random(5), str(limits.MODELS[1]))
+    drawn = replace(drawn, policy="streaming", kv_dtype="f16", speculate="auto", sequences=1, rank=0, share=0.0)
+    plain, json = (limits.run(limits.with_budget(replace(drawn, grammar=each)), None) for each in ("", "json_schema"))
+    assert plain.kind == "ok", plain.said
+    assert json.kind in limits.KEPT, json.said  # refused, unless the smallest budget was that of a first run
+
+
 def test_children_count_beside_their_parent(limits: Any) -> None:
     """A launcher's child of about 10 MiB, whose own child holds 60 MiB more."""
     holds = "import sys; held = b'1' * (60 << 20); print(1, flush=True); sys.stdin.read()"
