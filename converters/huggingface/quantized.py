@@ -170,6 +170,9 @@ def find_packed(tensors: dict[str, Stored], config: Config) -> dict[str, Packed]
     Raises UnsupportedError for other methods and layouts, ModelFormatError if parts are missing or do not fit.
     """
     settings = config.part("quantization_config")
+    ours = config.get("quantization")
+    if isinstance(ours, dict) and "group_size" in ours and (settings is None or settings.get("quant_method") is None):
+        raise UnsupportedError(f"{config.path}: weights quantized by MLX are not supported: convert the original model")
     if settings is None:
         return {}
     method, bits = settings.get("quant_method"), settings.get("bits", 4)

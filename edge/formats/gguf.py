@@ -357,7 +357,12 @@ def _read_header(path: Path, size: int, cursor: _Cursor, *, part: bool) -> GGUFF
         metadata[key] = _read_value(cursor, key, cursor.scalar(_SCALARS[4]))
         spans[key] = start, cursor.offset
     if (parts := metadata.get("split.count", 0)) not in (0, 1) and not part:
-        raise UnsupportedError(f"one part of a model split into {brief(parts)} files: edge convert joins them")
+        raise UnsupportedError(
+            f"one part of a model split into {brief(parts)} files: pass it beside the others, under names such as "
+            f"NAME-00001-of-{parts:05}.gguf"
+            if isinstance(parts, int)
+            else "one part of a model split into files"
+        )
 
     alignment = metadata.get("general.alignment", 32)
     in_range = isinstance(alignment, int) and MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT

@@ -93,7 +93,7 @@ def _read(path: Path) -> str:
     try:
         if path.is_file() and path.stat().st_size > 4 * MOST_TEXT:
             raise InputError(f"{path} is larger than {4 * MOST_TEXT >> 20} MiB: that is no grammar")
-        return path.expanduser().read_text(encoding="utf-8")
+        return path.expanduser().read_text(encoding="utf-8-sig")  # Windows' editors write a mark first
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:

@@ -124,7 +124,11 @@ def _downloaded(name: str) -> Path | None:
         return find_cached(reference)
     names = [*PACKAGED, *known_models()]
     near = get_close_matches(name.lower(), names, 2)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"installed names: {', '.join(PACKAGED)}"
+    hint = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"known names: {', '.join(PACKAGED)}; edge models lists what is here"
+    )
     raise InputError(f"no such model file: {name} ({hint})")
 
 

@@ -31,7 +31,10 @@ from edge.model.reader import read_spec
         ("https://example.org/model.gguf", "no such model file: https://example.org/model.gguf"),
         ("models/nope.gguf", "no such model file: models/nope.gguf"),
         ("/nope/model", "no such model file"),
-        ("nothing like it", r"no such model file: nothing like it \(installed names: smollm2-135m, gemma3-270m\)"),
+        (
+            "nothing like it",
+            r"no such model file: nothing like it \(known names: smollm2-135m, gemma3-270m; edge models lists",
+        ),
     ],
 )
 def test_names_of_what_is_not_here(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -350,7 +350,7 @@ def test_an_installed_name(name: str) -> None:
 
 def test_what_is_neither(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"no such model file: no-model \(installed names: smollm2-135m, gemma3-270m\)"
+        InputError, match=r"no such model file: no-model \(known names: smollm2-135m, gemma3-270m; edge models lists"
     ):
         find_model("no-model")
     with pytest.raises(InputError, match="no such model file"):

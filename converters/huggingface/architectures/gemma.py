@@ -91,9 +91,11 @@ def _period(kind: str, config: Config, sizes: Sizes) -> int:
     types = config.get("layer_types")
     if types is None:
         return config.count("sliding_window_pattern", "layers", _PERIODS[kind])
-    period = types.index("full_attention") + 1 if isinstance(types, list) and "full_attention" in types else 0
+    full = isinstance(types, list) and "full_attention" in types
+    period = types.index("full_attention") + 1 if full else _PERIODS[kind]  # none: fewer layers than a period
     if period < 2 or types != _layer_types(period, sizes.layers):
-        raise UnsupportedError(f"{config.path}: layer_types must make every n-th layer one that sees everything")
+        usual = f"such as every {_PERIODS[kind]}th, as in {kind}"
+        raise UnsupportedError(f"{config.path}: layer_types must have full_attention in every n-th layer, {usual}")
     return period
 
 

@@ -208,4 +208,9 @@ def _explain(name: str, engine: Engine, kv_dtype: str, json: bool) -> None:
              " and ".join(e.parts), "chosen" if record.values.get(e.field) == e.value else ""] for e in found
         ]  # fmt: skip
         print(table(["field", "value", "time / default's", "races", "of", ""], cells))
-        print("\ntrials: " + ", ".join(f"{count} {fate}" for fate, count in fates(tried).items()))
+        print(
+            "\ntrials: "
+            + ", ".join(
+                f"{count} {'given up early' if fate == 'died' else fate}" for fate, count in fates(tried).items()
+            )
+        )

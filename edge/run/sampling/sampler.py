@@ -140,9 +140,12 @@ class Sampler:
         """Apply the caller's processor. Raises InputError if it returns anything but logits or None."""
         assert self._processor is not None
         answer = np.array(self._answer, np.int32)
+        was_finite = not math.isnan(logits.max())
         found = self._processor(answer, logits)
         if found is None:  # it wrote into them
-            return logits
+            found = logits
+        if isinstance(found, np.ndarray) and was_finite and found.size and np.isnan(found.max()):
+            raise InputError("logits_processor made logits that are NaN")
         if not isinstance(found, np.ndarray) or found.shape != logits.shape or found.dtype.kind != "f":
             raise InputError(f"logits_processor must return logits, float32 [{logits.size}], or None")
         return found.astype(np.float32, copy=False)
