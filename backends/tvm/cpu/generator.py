@@ -252,7 +252,7 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
 
         _job(design, pointers, kind, call)
         with when(thread == 0):
-            team.end_job(job, lines)
+            team.end_job(job, lines, design.target.spins)
             if notices(design.target, exported=design.exported):
                 with loop(i64(1), job[Job.slot("threads")]) as other, when(lines[other * LINE + 3] > 0):
                     T.buffer_store(job, i64(1), [Job.slot("failed")])

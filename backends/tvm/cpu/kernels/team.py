@@ -29,7 +29,7 @@ from edge.backends.tvm.cpu.arguments import LINE, MANY_STALLS, PASSES, STALLS, J
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Value, i64, let, quotient, when
 
 _MS = 1_000_000  # of nanoseconds, as all times here
-STALL = _MS // 8  # what `Target.spins` take, about
+STALL, SPINS = _MS // 8, 10_000  # what so many spins take, about; a target may be tuned to fewer
 LIMIT, EVENT = 4 * _MS, 3 * _MS  # one time slice of another program is no reason, two are
 MOST_SCARCE, LONG = 32 * _MS, 64
 PATIENCE, MOST_PATIENCE, TRIAL = 8 * _MS, 128 * _MS, 128 * _MS
@@ -65,8 +65,8 @@ def begin_job(job: Buffer, lines: Buffer) -> None:
         T.buffer_store(lines, T.int32(0), [notes(job, i64(0)) * LINE + STALLS])
 
 
-def end_job(job: Buffer, lines: Buffer) -> None:
-    """In thread 0, at the end: judge the team."""
+def end_job(job: Buffer, lines: Buffer, spins: int) -> None:
+    """In thread 0, at the end: judge the team. spins: of the target."""
     team = _Team(job)
     with when(_is_judged(team)):
         last = let(notes(job, team["threads"] - 1) * LINE + PASSES)
@@ -74,8 +74,9 @@ def end_job(job: Buffer, lines: Buffer) -> None:
         now = let(T.call_extern("int64", "edge_now"))
         worked = let(T.call_extern("int64", "edge_worked") - team["worked"])
         passed = let(now - team["began"])
+        stall = STALL * min(spins, SPINS) // SPINS
         stalls = let(T.cast(lines[notes(job, i64(0)) * LINE + STALLS], "int64"))
-        judge(job, now, passed, let(T.min(passed, T.max(passed - worked, i64(0)) + stalls * STALL)), stalls)
+        judge(job, now, passed, let(T.min(passed, T.max(passed - worked, i64(0)) + stalls * stall)), stalls)
 
 
 def judge(job: Buffer, now: Value, passed: Value, lost: Value, stalls: Value) -> None:
