@@ -10,7 +10,7 @@ import hashlib
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -99,10 +99,10 @@ def write_weights(
         for place in layout.places.values():
             if place.shared:
                 continue
-            _pack_tensor(source, file.tensors[place.source.tensor], place, out, start)
-            done += place.nbytes
-            if progress:
-                progress(done / layout.nbytes)
+            for written in _pack_tensor(source, file.tensors[place.source.tensor], place, out, start):
+                done += written
+                if progress:  # often: it may raise, to end the packing of a large matrix
+                    progress(min(1.0, done / layout.nbytes))
     out.flush()
 
 
@@ -119,7 +119,8 @@ def _reread(path: Path) -> None:
             mapped.madvise(mmap.MADV_DONTNEED, start, min(_BLOCK, len(mapped) - start))
 
 
-def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO, start: int) -> None:
+def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO, start: int) -> Iterator[int]:
+    """Write a tensor in slices, and yield the bytes of each."""
     rows, unit = place.source.rows, place.unit
     row_bytes = info.nbytes * place.columns // info.elements
     whole = BAND * unit if place.halved else unit
@@ -133,13 +134,16 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
         padded = pad_rows(raw, unit, place.interleaved)
         if place.block is None:
             out.seek(quants_at)
-            quants_at += out.write(padded.tobytes())
+            written = out.write(padded.tobytes())
+            quants_at += written
+            yield written
             continue
         quants, scales = place.block.pack(padded.reshape(len(padded), -1, place.block.raw_bytes))
         for at, packed in ((quants_at, quants), (scales_at, scales)):
             out.seek(at)
             out.write(packed.tobytes())
         quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
+        yield quants.nbytes + scales.nbytes
 
 
 def _read_rows(file: BinaryIO, offset: int, row_bytes: int, source: Source, first: int, count: int) -> AnyArray:
