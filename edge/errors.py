@@ -21,19 +21,23 @@ _LONG = rf"(?<!\w)'[^']{{{_ECHOED},}}'(?!\w)|(?<!\w)\"[^\"]{{{_ECHOED},}}\"(?!\w
 KEYWORDS: dict[str, str] = {}
 """Keywords of the Python API by their flags; `edge.flags` fills it in."""
 
+STATED_ONCE: set[str] = set()
+"""Those that a run or a server is started with; requests to a server have fields for the others."""
+
 _MENTION = (
     r"(?P<command>\bedge [a-z][a-z-]*\b[^,;:()]*)"
     r"|(?<![\w-])(?P<flag>--[a-z][a-z-]*)"
     r"(?:=(?P<word>\S+?)(?=[,.:;)]*(?:\s|$))|[ ](?P<number>-?\d[\w.]*(?:[ ](?:[KMGT]iB|m?J)\b)?))?"
 )
-Language = Literal["keywords", "flags", "any"]
+Language = Literal["keywords", "flags", "requests", "any"]
 _language: Language = "keywords"
 
 
 @contextmanager
 def speaking(language: Language) -> Iterator[None]:
-    """Word the errors that any thread creates within this block for programs ("keywords") or for the command line
-    ("flags"). "any" leaves them as they are, for another process to word."""
+    """Word the errors that any thread creates within this block for programs ("keywords"), for the command line
+    ("flags"), or for the requests of a server that was started there ("requests"). "any" leaves them as they are, for
+    another process to word."""
     global _language
     before, _language = _language, language
     try:
@@ -52,7 +56,7 @@ def _mention(found: re.Match[str]) -> str:
     if flag not in KEYWORDS:
         return found[0]
     value = word or number
-    if _language == "flags":
+    if _language == "flags" or (_language == "requests" and flag in STATED_ONCE):
         return flag if value is None else f"{flag} {value}"
     if value is None:
         return KEYWORDS[flag]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
-from edge.errors import InputError
+from edge.errors import STATED_ONCE, InputError
 from edge.flags import BUDGETS, CACHE, ENGINE, PROMPT, flags_of, named_in_errors, option
 from edge.model.lora_file import LoraFile, LoraSize, parse_lora
 from edge.records import dataclass
@@ -212,6 +212,9 @@ class Options:
         from edge.model.lora import size_of
 
         return size_of(self.lora or ())
+
+
+STATED_ONCE.update(flag.name for flag in flags_of(Options).values() if flag.names)
 
 
 def written_types() -> dict[str, str]:

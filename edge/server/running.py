@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import uvicorn
 
-from edge.errors import InputError
+from edge.errors import InputError, speaking
 from edge.options import Options
 from edge.server.app import make_app
 from edge.server.connections import limited
@@ -65,7 +65,8 @@ async def _serve(hub: Hub, listener: socket.socket, ready: Callable[[str], None]
     server = _Server(config, hub)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    await server.serve([listener])
+    with speaking("requests"):
+        await server.serve([listener])
 
 
 class _Server(uvicorn.Server):

@@ -197,6 +197,12 @@ def test_commands_in_errors_keep_their_flags() -> None:
             assert str(InputError(said)) == said
 
 
+def test_servers_errors_name_fields_of_requests_and_flags_of_starts() -> None:
+    with speaking("requests"):
+        error = InputError("use --think=low, or start with --kv-policy=full")
+    assert str(error) == 'use think="low", or start with --kv-policy full'
+
+
 def test_errors_of_children_speak_to_their_parents_caller() -> None:
     """A child does not know who asked its parent."""
     with speaking("any"):
