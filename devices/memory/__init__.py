@@ -13,6 +13,7 @@ from pathlib import Path
 
 from edge.devices.kernel import read_text, read_whole, whole
 from edge.devices.platform import maxrss_unit
+from edge.errors import EngineError
 from edge.records import dataclass
 
 _LONGEST_PATH = 4096  # PATH_MAX
@@ -40,7 +41,7 @@ class MemoryLimit:
 
 
 def memory_use(root: Path = Path("/")) -> MemoryUse:
-    """Resident memory of this process, measured."""
+    """Resident memory of this process, measured. Raises EngineError if the system does not show it."""
     fields = _kib_fields(read_text(root / "proc/self/status"))
     if not fields.keys() >= {"VmRSS", "VmHWM"}:
         return _memory_use_elsewhere()
@@ -50,7 +51,10 @@ def memory_use(root: Path = Path("/")) -> MemoryUse:
 def _memory_use_elsewhere() -> MemoryUse:
     import psutil
 
-    rss = int(psutil.Process().memory_info().rss)
+    try:
+        rss = int(psutil.Process().memory_info().rss)
+    except psutil.Error:
+        raise EngineError("the system shows no /proc, by which edge measures memory: mount it first") from None
     if sys.platform == "win32":
         return MemoryUse(rss, int(psutil.Process().memory_info().peak_wset), None, None)
     import resource

@@ -12,6 +12,7 @@ import pytest
 from edge.devices.graphics import resident_memory
 from edge.devices.host import logical_cores, probe_host, usable_cores
 from edge.devices.memory import MemoryLimit, MemoryUse, memory_limit, memory_use, release_free_memory, total_memory
+from edge.errors import EngineError
 
 STATUS = """Name:\tpython
 VmPeak:\t  900000 kB
@@ -268,3 +269,12 @@ def test_buffers_of_gpus_count_once_for_each_client(tmp_path: Path) -> None:
     assert resident_memory(tmp_path) == 340 * KIB + 2 * (2 * KIB * KIB + 512)
     write(tmp_path, "proc/self/fdinfo/9", "drm-driver:\tpanfrost\ndrm-client-id:\t1\ndrm-memory-memory:\t8 KiB\n")
     assert resident_memory(tmp_path) == 348 * KIB + 2 * (2 * KIB * KIB + 512)
+
+
+def test_without_proc_memory_use_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> None:
+        raise psutil.NoSuchProcess(1)
+
+    monkeypatch.setattr(psutil, "Process", gone)
+    with pytest.raises(EngineError, match="the system shows no /proc"):
+        memory_use(tmp_path)
