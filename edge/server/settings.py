@@ -9,7 +9,6 @@ from edge.budget import parse_bytes, parse_seconds
 from edge.errors import InputError
 from edge.flags import SERVER, flags_of, option
 from edge.records import dataclass
-from edge.run.arguments import check_limit
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,8 @@ class Settings:
             raise InputError(f"--port {self.port}: choose a number from 0 to 65535")
         if self.queue < 1 or self.connections < 1:
             raise InputError("--queue and --connections must be at least 1")
+        from edge.run.arguments import check_limit  # here: it needs NumPy, and the help of commands does not
+
         check_limit(self.max_tokens)
         if not self.loopback and not self.api_key:
             raise InputError(
