@@ -73,6 +73,11 @@ class LlamaCpp(Backend):
             from edge.backends.llamacpp.trial import try_header
 
             try_header(file, spec)
+        if "tokenizer.ggml.tokens" in file.metadata:
+            from edge.model.vocabulary import repeats_a_token
+
+            if repeats_a_token(file):
+                raise UnsupportedError(f"{file.path}: llama.cpp aborts on tokens of the same text: use --backend=cpu")
         if spec.architecture == "qwen3" and "blk.0.attn_output.bias" in file.tensors:
             raise UnsupportedError(f"{file.path}: llama.cpp knows no bias of attn_output in Qwen3: use --backend=cpu")
 

@@ -219,7 +219,7 @@ def _make_tables(file: GGUFFile, kind: str) -> Iterator[bytes]:
     """The table file's bytes, in parts. No string stays a Python object or dictionary key: those take the memory."""
     texts, starts = _read_texts(file)
     size = starts.size - 1
-    hashes = np.concatenate([_Sums(*chunk).whole() for chunk in _chunks(texts, starts)] or [np.zeros(0, np.uint64)])
+    hashes = _hashes(texts, starts)
     order = np.argsort(hashes, kind="stable").astype(np.int32)  # of tokens with the same text, the first is found
     everything = _Finder(hashes[order], order)
     kinds = _read_kinds(file, size, everything)
@@ -247,6 +247,17 @@ def _make_tables(file: GGUFFile, kind: str) -> Iterator[bytes]:
     for values, form in arrays:
         data = values.astype(form).tobytes()
         yield data + bytes(-len(data) % 8)
+
+
+def repeats_a_token(file: GGUFFile) -> bool:
+    """Whether two tokens have the same text."""
+    texts, starts = _read_texts(file)
+    return np.unique(_hashes(texts, starts)).size < starts.size - 1
+
+
+def _hashes(texts: Bytes, starts: AnyArray) -> Hashes:
+    """A hash of each token's text, uint64 [tokens]."""
+    return np.concatenate([_Sums(*chunk).whole() for chunk in _chunks(texts, starts)] or [np.zeros(0, np.uint64)])
 
 
 def _read_texts(file: GGUFFile) -> tuple[Bytes, AnyArray]:

@@ -250,6 +250,8 @@ def run_mutant(path: Path, kv_dtype: str = "f16") -> str:
             try_file(str(path))
             print("tried", flush=True)
         step = "loaded"
+        if model.spec.proven:  # else the trial was that of `check_supported`
+            LLAMACPP.check_supported(model.file, model.spec)
         config = EngineConfig(capacity=256, chunk=8, kv_dtype=kv_dtype, threads=1)
         engine = LLAMACPP.load(model.file, model.spec, config)
         step = "run"
