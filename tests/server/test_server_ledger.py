@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import HELLO, chat, error_of, hub_of, served
+from conftest import open_golden
+from serving import HELLO, MODEL, PLAIN, chat, error_of, hub_of, served
 from starlette.testclient import TestClient
 
+from edge.devices.power import find_meter
 from edge.grammar.matcher import Matcher
+from edge.run.budgets.shares import Ledger as Energy
+from edge.run.starting.loading import load
+from edge.server.events import Flow
+from edge.server.ledger import Claim, Ledger
+from edge.server.models.worker import Job, Turns, Worker
 
 CHATS = "/v1/chat/completions"
 RESERVE = 16 << 20  # bytes for requests, as under --memory 256MiB
@@ -115,3 +124,24 @@ def test_matchers_end_with_their_answer(options: dict[str, Any], monkeypatch: py
             assert [each() for each in made[:3]] == [None] * 3
         finally:
             gc.enable()
+
+
+def test_work_gives_back_what_it_claims_for_nobody() -> None:
+    """Embeddings and scores whose client goes away meanwhile."""
+    ledger, energy, done = Ledger(None), Energy(find_meter()), threading.Event()
+    worker = Worker("x", lambda: load(open_golden(MODEL).model, **PLAIN), Turns(energy), energy.share())
+
+    def work(session: Any, job: Job) -> bool:
+        job.flow.close()
+        worker.when_done(job.flow, job.flow.claim.release)
+        job.flow.claim.add("answers", 1000)
+        done.set()
+        return False
+
+    async def ask() -> None:
+        worker.submit(Job(Flow(Claim(ledger)), 0, 0, (), Claim(ledger), work=work))
+
+    asyncio.run(ask())
+    assert done.wait(120)
+    worker.close()
+    assert ledger.claims.total() == 0

@@ -244,8 +244,12 @@ class Worker:
                 session.set_lora(job.lora)
                 self._lora = job.lora
             if job.work is not None:
-                with self._turns.turn(self._share):
-                    more = job.work(session, job)
+                held = job.flow.claim.hold()  # what the work claims is given back, also if its client goes away
+                try:
+                    with self._turns.turn(self._share):
+                        more = job.work(session, job)
+                finally:
+                    held.release()
                 if more and not job.cancelled:
                     self.submit(job)
                 else:
