@@ -200,3 +200,15 @@ def test_functions_within_namespaces(client: TestClient) -> None:
     response = client.post("/v1/responses", json={**body, "input": history, "tools": same, "tool_choice": choice})
     [item] = response.json()["output"]
     assert (item["namespace"], item["name"]) == ("sea", "weather")
+
+
+def test_items_and_tools_of_odd_types(client: TestClient) -> None:
+    """A message's type may be null, and a tool's anything."""
+    hello = {"type": None, "role": "user", "content": "Hello"}
+    plain, odd = (
+        client.post("/v1/responses", json={"input": given, "tools": tools, "max_output_tokens": 1})
+        for given, tools in (("Hello", []), ([hello], [{"type": ["function"]}]))
+    )
+    assert (plain.status_code, odd.status_code) == (200, 200)
+    assert odd.json()["usage"]["input_tokens"] == plain.json()["usage"]["input_tokens"]
+    assert odd.headers[HEADER].startswith("tools[0]")

@@ -31,7 +31,7 @@ def messages_of(items: Sequence[dict[str, Any]], offered: Offered) -> Messages:
     question, found, thoughts = newest(roles), Messages(), ""
     for number, (item, role) in enumerate(zip(items, roles, strict=True)):
         said: dict[str, Any]
-        where, kind = f"input[{number}]", str(item.get("type", "message"))
+        where, kind = f"input[{number}]", _kind_of(item)
         if kind == "reasoning":
             thoughts = text_of(item.get("content"), f"{where}.content")
             continue
@@ -60,8 +60,12 @@ def messages_of(items: Sequence[dict[str, Any]], offered: Offered) -> Messages:
     return found
 
 
+def _kind_of(item: dict[str, Any]) -> str:
+    return str(item.get("type") or "message")
+
+
 def _role_of(item: dict[str, Any]) -> str:
-    kind = str(item.get("type", "message"))
+    kind = _kind_of(item)
     if kind == "message":
         return str(item.get("role"))
     if kind in _RESULTS:

@@ -22,8 +22,10 @@ class Offered:
 
     def seen(self, name: Any, namespace: Any) -> Any:
         """The name that the model sees of a function in a namespace."""
-        wanted = {"name": name, "namespace": namespace}
-        return next((seen for seen, place in (self.places or {}).items() if place == wanted), name)
+        if not (self.places and isinstance(name, str) and isinstance(namespace, str)):
+            return name
+        names = (name, _within(namespace, name))
+        return next((each for each in names if self.places.get(each, {}).get("namespace") == namespace), name)
 
     def place(self, seen: str) -> dict[str, str]:
         """The name of a function, and its namespace if it has one."""
@@ -62,7 +64,7 @@ def of_responses(tools: Sequence[Tool] | None) -> Offered:
     for tool, namespace in found:
         function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key)}
         if namespace is not None:
-            seen = tool["name"] if counts[tool["name"]] == 1 else f"{namespace}_{tool['name']}"
+            seen = tool["name"] if counts[tool["name"]] == 1 else _within(namespace, tool["name"])
             places[seen] = {"name": tool["name"], "namespace": namespace}
             function["name"] = seen
         kept.append({"type": "function", "function": function})
@@ -81,6 +83,10 @@ def of_messages(tools: Sequence[Tool] | None) -> Offered:
         else:
             left_out.append(_named(number, tool))
     return Offered(tuple(kept), tuple(left_out))
+
+
+def _within(namespace: str, name: str) -> str:
+    return f"{namespace}_{name}"
 
 
 def _named(number: int, tool: Any) -> str:

@@ -224,7 +224,7 @@ class Writer:
 def _offered(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """The tools that a response names: those of the request that the model may call."""
     kinds = {"function": {"parameters": None, "strict": None}, "namespace": {}}
-    return [{**kinds[tool["type"]], **tool} for tool in tools or () if tool.get("type") in kinds]
+    return [{**kinds[kind], **tool} for tool in tools or () if (kind := str(tool.get("type"))) in kinds]
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:
