@@ -23,7 +23,8 @@ _OTHERWISE = {"anyOf", "oneOf", "allOf", "enum", "$ref", "const"}  # that tell a
 _SPOKEN = {"additionalProperties", "unevaluatedProperties", "minProperties"}  # of keys that are not named
 _MOST_VARIANTS = 16
 _MOST_STEPS = 300_000
-_MALFORMED = (TypeError, AttributeError, ValueError, RecursionError)
+MALFORMED = (TypeError, AttributeError, ValueError, RecursionError)
+"""What code raises that reads a schema as if it were well-formed."""
 
 
 def closed(schema: Any) -> Any:
@@ -31,7 +32,7 @@ def closed(schema: Any) -> Any:
     InputError for a schema that is malformed or too large."""
     try:
         return _Closing(schema).close(schema, alone=True)
-    except _MALFORMED:
+    except MALFORMED:
         raise InputError("the JSON schema is malformed") from None
 
 
@@ -154,7 +155,7 @@ def variants(schema: Any, root: Any) -> list[Fields]:
     """The objects that a schema describes: one for each of its alternatives. Raises InputError as `closed` does."""
     try:
         return _variants(schema, root, (), _Budget()) or [({}, [])]
-    except _MALFORMED:
+    except MALFORMED:
         raise InputError("the JSON schema is malformed") from None
 
 

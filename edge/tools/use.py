@@ -7,6 +7,7 @@ from reprlib import repr as brief
 from typing import Any
 
 from edge.errors import InputError
+from edge.json_schema import MALFORMED
 from edge.records import dataclass
 from edge.tools.formats import ToolFormat
 from edge.tools.lark import call_grammar
@@ -45,15 +46,18 @@ class ToolUse:
     def grammar(self, tokens: Mapping[str, int]) -> str | None:
         """The grammar of the answer in Lark's notation; None if none holds.
 
-        tokens: special tokens of the vocabulary, by their text.
+        tokens: special tokens of the vocabulary, by their text. Raises InputError for malformed schemas.
         """
         if not self.constrains:
             return None
         parallel = self.parallel and self.only is None
-        return call_grammar(
-            self.form, self.tools, tokens=tokens, name=self.only, required=self.forced, parallel=parallel,
-            thinks=self.thinks,
-        )  # fmt: skip
+        try:
+            return call_grammar(
+                self.form, self.tools, tokens=tokens, name=self.only, required=self.forced, parallel=parallel,
+                thinks=self.thinks,
+            )  # fmt: skip
+        except MALFORMED:
+            raise InputError("the JSON schema of a tool's parameters is malformed") from None
 
 
 def parse_allowed(choice: object, names: Sequence[str]) -> tuple[object, Sequence[str]]:

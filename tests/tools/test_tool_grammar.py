@@ -14,6 +14,7 @@ from tool_templates import GEMMA4, GPT_OSS, LFM2, LLAMA32, MISTRAL, QWEN3, QWEN3
 from edge.errors import InputError
 from edge.run.starting.loading import load
 from edge.tools.formats import find_format
+from edge.tools.use import ToolUse
 
 pytest.importorskip("llguidance")
 
@@ -193,3 +194,15 @@ def test_choices_that_are_refused(tmp_path: Path, choice: Any) -> None:
             session.generate("Hi", tools=TOOLS, beams=2, max_tokens=4)
         with pytest.raises(InputError, match="there are none"):
             session.generate(messages=HI, tool_choice="required")
+
+
+@pytest.mark.parametrize(
+    ("template", "schema"),
+    [(GEMMA4, {"enum": 5}), (GEMMA4, {"anyOf": 5}), (QWEN35, {"type": "string", "enum": 5}), (QWEN3, {"allOf": 5})],
+)
+def test_malformed_schemas_are_named(template: str, schema: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}]
+    form = find_format(template)
+    assert form is not None
+    with pytest.raises(InputError, match="malformed"):
+        ToolUse(form, tools, required=True).grammar({})
