@@ -15,7 +15,7 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.arguments import LINE, STALLS, Job, Table
+from edge.backends.tvm.cpu.arguments import LINE, Job, Table
 from edge.backends.tvm.cpu.kernels import team, timing
 from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.isa import ISAS
@@ -209,8 +209,9 @@ def run_job(design: Design, threads: int) -> Any:
         }
         functions = imports(design.target) + experts.FUNCTIONS + ISAS[design.target.name].pins
         with T.attr(0, "pragma_import_llvm", functions), T.parallel(0, threads) as thread:
-            job = T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])
+            job, lines = (T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("job", "lines"))
             units = _units(design)
+            team.forget_stalls(job, lines, T.cast(thread, "int64"))
 
             def emit(kind: PassKind, name: str, layer: Value, wave: Value) -> None:
                 unit, number = units[name]
@@ -238,7 +239,7 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
             seen.value = seen.value + 1
             wait(lines, team.given(job, thread), seen.value, team.notes(job, thread))
             T.buffer_store(lines, T.cast(job[Job.slot("first")], "int32"), [thread * LINE])
-            T.buffer_store(lines, T.int32(0), [team.notes(job, thread) * LINE + STALLS])
+            team.forget_stalls(job, lines, thread)
             if design.target.returns:
                 T.buffer_store(lines, seen.value, [counted])
                 busy.value = T.int32(0)

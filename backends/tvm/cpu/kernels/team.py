@@ -45,10 +45,16 @@ def given(job: Buffer, thread: Value) -> Value:
     return job[Job.slot("parts")] + thread
 
 
+def forget_stalls(job: Buffer, lines: Buffer, thread: Value) -> None:
+    """In each thread, as a job begins."""
+    T.buffer_store(lines, T.int32(0), [notes(job, thread) * LINE + STALLS])
+
+
 def begin_job(job: Buffer, lines: Buffer) -> None:
     """In thread 0, before the others begin: choose the number of threads."""
     team = _Team(job)
     _put(job, "first", T.cast(lines[0], "int64"))
+    forget_stalls(job, lines, i64(0))
     with when(team["kind"] == Job.QUIT):
         _put(job, "threads", team["parts"])
     with when(_is_judged(team)):
@@ -62,7 +68,6 @@ def begin_job(job: Buffer, lines: Buffer) -> None:
         _put(job, "threads", T.if_then_else(whole, team["parts"], team["team"]))
         _put(job, "began", now)
         _put(job, "worked", T.call_extern("int64", "edge_worked"))
-        T.buffer_store(lines, T.int32(0), [notes(job, i64(0)) * LINE + STALLS])
 
 
 def end_job(job: Buffer, lines: Buffer, spins: int) -> None:
