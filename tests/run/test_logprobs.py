@@ -155,8 +155,9 @@ def test_a_processor_sees_the_answer_and_changes_the_logits(session: Session) ->
         logits[80] = 1
 
     assert session.generate("Hi", logits_processor=in_place, max_tokens=2) == 2 * session.tokenizer.piece(80).decode()
-    with pytest.raises(InputError, match="must return logits"):
-        session.generate("Hi", logits_processor=lambda tokens, logits: logits[:3])
+    for wrong in (lambda tokens, logits: logits[:3], lambda tokens, logits: np.array(["text"] * logits.size)):
+        with pytest.raises(InputError, match="must return logits"):
+            session.generate("Hi", logits_processor=wrong)
     with pytest.raises(InputError, match="must be a function"):
         session.generate("Hi", logits_processor=3)
 

@@ -144,10 +144,10 @@ class Sampler:
         found = self._processor(answer, logits)
         if found is None:  # it wrote into them
             found = logits
-        if isinstance(found, np.ndarray) and was_finite and found.size and np.isnan(found.max()):
-            raise InputError("logits_processor made logits that are NaN")
         if not isinstance(found, np.ndarray) or found.shape != logits.shape or found.dtype.kind != "f":
             raise InputError(f"logits_processor must return logits, float32 [{logits.size}], or None")
+        if was_finite and np.isnan(found.max()):
+            raise InputError("logits_processor made logits that are NaN")
         return found.astype(np.float32, copy=False)
 
     def _breaks(self, token: int) -> bool:
