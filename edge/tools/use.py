@@ -65,7 +65,8 @@ def parse_allowed(choice: object, names: Sequence[str]) -> tuple[object, Sequenc
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
         return choice, names
     inner = choice.get("allowed_tools", choice)  # of chats; the responses API has them beside the type
-    tools = inner.get("tools") if isinstance(inner, Mapping) else None
+    inner = inner if isinstance(inner, Mapping) else {}
+    tools = inner.get("tools")
     listed = [each for each in tools if isinstance(each, Mapping)] if isinstance(tools, list) else []
     functions = [each.get("function", each) for each in listed if each.get("type", "function") == "function"]
     allowed = [each.get("name") for each in functions if isinstance(each, Mapping)]

@@ -238,3 +238,5 @@ def test_allowed_tools_limit_the_calls(client: TestClient) -> None:
     assert [item["name"] for item in found.json()["output"] if item["type"] == "function_call"] == ["two"]
     none = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
     assert "allows none" in error_of(client.post("/v1/chat/completions", json={**body, "tool_choice": none}))["message"]
+    odd = {"messages": HELLO, "max_tokens": 1, "tool_choice": {"type": "allowed_tools", "allowed_tools": 5}}
+    assert client.post("/v1/chat/completions", json=odd).status_code == 200
