@@ -148,13 +148,15 @@ def _own(identifier: str, taken: set[str]) -> str:
 
 def _call_of(result: Message, turns: list[list[_Waiting]]) -> _Waiting | None:
     """The call that a result belongs to; None if there is none."""
-    latest = list(reversed([[each for each in turn if not each.answered] for turn in turns]))
+
+    def same() -> Iterator[_Waiting]:
+        return (each for turn in reversed(turns) for each in turn if each.given == result.call_id)
+
     if result.call_id:
-        if same := next((each for turn in latest for each in turn if each.given == result.call_id), None):
-            return same
-        again = [each for turn in reversed(turns) for each in turn if each.given == result.call_id]
-        if again:
-            return again[0]  # a second result
+        found = next((each for each in same() if not each.answered), None) or next(same(), None)  # or a second result
+        if found is not None:
+            return found
+    latest = ([each for each in turn if not each.answered] for turn in reversed(turns))
     waiting = next((turn for turn in latest if turn), [])
     return next((each for each in waiting if each.call.name == result.name), waiting[0] if waiting else None)
 
