@@ -59,6 +59,7 @@ def test_a_terminal_without_a_prompt_is_told_of_chat(connect: Connect) -> None:
         ("A red apple.", "A red apple.\n\nWhat is it?"),
         ("A red apple.\n", "A red apple.\n\nWhat is it?"),
         ("Red\napple.\n\n", "Red\napple.\n\nWhat is it?"),
+        ("{\n}", "{\n}\n\nWhat is it?"),
         ("\n", "\n\nWhat is it?"),
         ("", "What is it?"),
     ],

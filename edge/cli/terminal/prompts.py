@@ -68,7 +68,7 @@ def _before(blocks: Iterator[str], prompt: str) -> Iterator[str]:
     for block in blocks:
         end = (end + block)[-2:]
         yield block
-    yield "\n" * (2 - end.count("\n") if end else 0) + prompt
+    yield "\n" * (2 - len(end) + len(end.rstrip("\n")) if end else 0) + prompt
 
 
 def read_text(path: Path) -> Iterator[str]:
