@@ -114,6 +114,8 @@ def _in_turns(
 
     def turn(session: Session, job: Job) -> bool:
         for _ in range(min(_AT_ONCE, len(left))):
+            if job.cancelled:
+                break
             number, (asked, _) = left.popleft()
             session.reset()
             work(asked, number, session, job)

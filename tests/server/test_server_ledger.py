@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from edge.devices.power import find_meter
 from edge.grammar.matcher import Matcher
 from edge.run.budgets.shares import Ledger as Energy
 from edge.run.starting.loading import load
+from edge.server.asked import Asked
 from edge.server.events import Flow
+from edge.server.hub import _in_turns
 from edge.server.ledger import Claim, Ledger
 from edge.server.models.worker import Job, Turns, Worker
 
@@ -145,3 +148,16 @@ def test_work_gives_back_what_it_claims_for_nobody() -> None:
     assert done.wait(120)
     worker.close()
     assert ledger.claims.total() == 0
+
+
+def test_texts_are_not_worked_through_for_nobody() -> None:
+    worked = []
+    job: Any = SimpleNamespace(cancelled=False)
+    session: Any = SimpleNamespace(reset=lambda: None)
+
+    def work(asked: Asked, number: int, session: Any, job: Any) -> None:
+        worked.append(number)
+        job.cancelled = number == 1
+
+    _in_turns(work, list(enumerate((Asked("", "x"), 0) for _ in range(8))))(session, job)
+    assert worked == [0, 1]
