@@ -98,13 +98,13 @@ class Generation:
         begins = begins and grammar is None
         if use and grammar is None and (lark := use.grammar(marks)) is not None:
             grammar = Grammar(lark=lark)
+        outside = [token for token, _ in sampling.logit_bias if token >= tokenizer.size]
+        if outside:
+            raise InputError(f"--logit-bias names token {outside[0]}, and the vocabulary has {tokenizer.size}")
         sample = Sampler(
             sampling, banned, piece=tokenizer.piece, processor=request.logits_processor, ends=tokenizer.end_ids,
             whole=request.beams is not None,
         )  # fmt: skip
-        outside = [token for token, _ in sampling.logit_bias if token >= tokenizer.size]
-        if outside:
-            raise InputError(f"--logit-bias names token {outside[0]}, and the vocabulary has {tokenizer.size}")
         logprobs = constrained = None
         if top is not None:
             from edge.run.logprobs import Logprobs

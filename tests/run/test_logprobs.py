@@ -172,5 +172,6 @@ def test_biases(session: Session) -> None:
     assert session.generate("Hi", max_tokens=1, sampling=banned, ignore_eos=True) != first
     chosen = session.model.sampling(logit_bias="81=100")
     assert session.generate("Hi", max_tokens=3, sampling=chosen) == 3 * session.tokenizer.piece(81).decode()
-    with pytest.raises(InputError, match="vocabulary has 272"):
-        session.generate("Hi", sampling=edge.SamplingParams(logit_bias={272: 1}))  # type: ignore[arg-type]
+    for outside in (272, 10**20):
+        with pytest.raises(InputError, match="vocabulary has 272"):
+            session.generate("Hi", sampling=edge.SamplingParams(logit_bias={outside: 1}))  # type: ignore[arg-type]

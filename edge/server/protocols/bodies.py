@@ -22,7 +22,6 @@ from edge.server.refusal import RefusedError
 MOST_CHOICES = 16
 MOST_STOPS = 16
 MOST_LOGPROBS = 20
-MOST_BIASES = 1 << 14
 MOST_PROMPTS = 64
 
 
@@ -75,9 +74,6 @@ class Drawn:
         """The stated fields of SamplingParams. Raises RefusedError for impossible values."""
         found: dict[str, Any] = {name: getattr(self, name, None) for name in flags_of(SamplingParams)}
         found = {name: value for name, value in found.items() if value is not None}
-        if len(biases := found.get("logit_bias", ())) > MOST_BIASES:
-            message = f"logit_bias has {len(biases)} tokens, {MOST_BIASES} are the most"
-            raise RefusedError(400, message, param="logit_bias", code="invalid_value")
         if (seed := found.get("seed")) is not None:
             found["seed"] = None if seed == -1 else seed % 2**64
         if found.get("top_k") == -1:
