@@ -65,7 +65,8 @@ def embed(asked: Asked, choice: int, session: Session, job: Job, *, truncate: bo
             most = session.model.tokenizer.size - 1
             raise RefusedError(400, f"token ids must be from 0 to {most}", param="input", code="invalid_value")
     job.flow.claim.add("answers", EMBEDDED * session.spec.hidden)
-    job.flow.put(Embedded(choice, int(tokens.size), session.embed(tokens, truncate=truncate)))
+    values, most = session.embed(tokens, truncate=truncate), session.engine.kv.capacity
+    job.flow.put(Embedded(choice, min(tokens.size, most) if truncate else tokens.size, values))
 
 
 class Writer:
