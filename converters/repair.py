@@ -7,6 +7,7 @@ calibration text, all weights, by AdamW with a short warm-up and cosine decay.
 from __future__ import annotations
 
 import math
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +29,7 @@ _RATE, _WARM_UP = 2e-4, 0.1
 
 def check_installed() -> None:
     """Raise MissingExtraError without torch and transformers."""
-    if find_spec("torch") is None or find_spec("transformers") is None:
+    if not all(name in sys.modules or find_spec(name) for name in ("torch", "transformers")):
         raise MissingExtraError("torch and transformers", "train")
 
 

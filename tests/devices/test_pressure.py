@@ -272,7 +272,7 @@ def test_what_is_about_to_be_killed_answers_what_it_can(tree: Path) -> None:
         check_memory(report)
     over = replace(report, memory=replace(report.memory, budget=report.memory.peak_rss - MIB))
     with pytest.raises(
-        ShortMemoryError, match=r"the peak of \d+ MiB \(measured\) is above the memory budget of \d+ MiB"
+        ShortMemoryError, match=r"the peak of [\d.]+ [MG]iB \(measured\) is above the memory budget of [\d.]+ [MG]iB"
     ):
         check_memory(over)
 

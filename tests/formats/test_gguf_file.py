@@ -380,7 +380,7 @@ UNSUPPORTED: dict[str, tuple[bytes, str]] = {
     "a part of a split model": (with_key("split.count", struct.pack("<IH", U16, 3)), "split into 3 files"),
     "a split count that is a text": (
         with_key("split.count", struct.pack("<I", STRING) + text("\n")),
-        r"into '\n' files",
+        "one part of a model split into files",
     ),
 }
 

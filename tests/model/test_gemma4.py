@@ -191,5 +191,5 @@ def test_other_forms_are_left_to_llama_cpp(key: str, value: int, why: str, tmp_p
 
 def test_what_cannot_be_done_yet_is_refused() -> None:
     model, tokens, _ = open_fallback("gemma4")
-    with pytest.raises(UnsupportedError, match="per-layer embeddings cannot be calibrated"):
-        Walk(model.file, model.spec, tokens[None])
+    with pytest.raises(UnsupportedError, match="cannot be calibrated"):
+        Walk(model.file, model.spec, np.stack([tokens, tokens]))

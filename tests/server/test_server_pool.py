@@ -235,7 +235,7 @@ def test_the_ledger_admits_what_fits() -> None:
 
 
 @pytest.mark.parametrize(("budget", "free", "share"), [
-    (None, 8 << 30, 1 << 30), (None, 100 << 20, 64 << 20), (1 << 30, 8 << 30, 64 << 20),
+    (None, 8 << 30, 1 << 30), (None, 100 << 20, 64 << 20), (4 << 30, 8 << 30, 256 << 20),
 ])  # fmt: skip
 def test_earlier_prompts_have_a_share_of_the_memory(
     budget: int | None, free: int, share: int, monkeypatch: pytest.MonkeyPatch

@@ -200,7 +200,8 @@ def test_edge_plan_foretells_the_plan_of_a_site(options: dict[str, object]) -> N
 
 def test_edge_plan_shows_a_module() -> None:
     shown = edge("plan", str(GGUF), "--device", "web")
-    assert shown.stdout.splitlines()[2].startswith("| module ")
+    assert shown.stdout.startswith("planned for web with 512 MiB, by its profile")
+    assert shown.stdout.splitlines()[4].startswith("| module ")
     assert "interpreter" not in shown.stdout
     assert edge_json("plan", str(GGUF), "--device", "web", "--json")["limit"] == 512 << 20
     refused = edge("plan", str(GGUF), "--device", "web", "--backend", "llamacpp")
