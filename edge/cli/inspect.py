@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edge.inspection import AdapterInfo, Inspection, Vocabulary
     from edge.model.spec import ModelSpec
 
+_LONGEST_REASON = 60  # characters in the table of engines
 _LINES, _WIDTH = 3, 100  # of a chat template, unless all of it is requested
 
 
@@ -55,11 +56,18 @@ def inspect(
     if found.engines:
         when = "once converted" if found.format.startswith("Hugging") else "runs it"
         headings = ["engine", when, "KV bytes per token (counted)"]
-        runs = [[each.engine, each.reason or "yes", _by_dtype(each.kv_bytes)] for each in found.engines]
+        # A table without a terminal is as wide as its longest cell: long reasons stand below it.
+        below = [each for each in found.engines if len(each.reason or "") > _LONGEST_REASON]
+        runs = [
+            [each.engine, "no: see below" if each in below else each.reason or "yes", _by_dtype(each.kv_bytes)]
+            for each in found.engines
+        ]
         if any(each.window_bytes for each in found.engines):
             headings.append("of fixed size")
             runs = [[*run, _by_dtype(each.window_bytes)] for run, each in zip(runs, found.engines, strict=True)]
         print("\n" + table(headings, runs, left=4))
+        for each in below:
+            print(f"{each.engine}: {each.reason}")
     if found.npu is not None:
         npu = str(found.npu.npu) if found.npu.npu else "none"
         noted = [["", found.npu.npu.note]] if found.npu.npu and found.npu.npu.note else []

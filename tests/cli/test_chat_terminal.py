@@ -196,6 +196,17 @@ def test_a_bar_that_is_interrupted_as_it_begins_goes_away(monkeypatch: pytest.Mo
     assert not shown._bar.live.is_started
 
 
+def test_long_steps_leave_a_line_in_a_log_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(sys, "stderr", log)
+    monkeypatch.setattr("edge.cli.terminal.show.monotonic", lambda: now[0])
+    update = ProgressLine(enabled=True).step("compiling for the NPU")
+    for second in range(0, 300, 10):
+        now[0] = second
+        update(second, 300)
+    assert log.getvalue() == "compiling for the NPU: 40%\ncompiling for the NPU: 80%\n"
+
+
 def test_another_model_goes_on_with_the_conversation(tmp_path: Path) -> None:
     other, bare = str(GOLDEN / "qwen2.gguf"), tmp_path / "none.gguf"
     with chatting("-n", "3", "--max-kv-size", "64", "--system", "Be brief.") as screen:

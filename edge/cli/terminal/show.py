@@ -7,10 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from edge.cli.terminal.wrap import WordWrap
 from edge.model.text import well_formed
+
+SILENT_S = 120.0
 
 
 def print_json(value: Any, indent: int | None = None) -> None:
@@ -55,11 +58,13 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
 
 
 class ProgressLine:
-    """A transient bar on stderr for one long step at a time; silent unless a person is watching."""
+    """A transient bar on stderr for one long step at a time. Where stderr is no terminal, such as a log, long steps
+    leave a line every SILENT_S."""
 
     def __init__(self, enabled: bool) -> None:
         self._bar: Any = None
         self._drawn = False
+        self._lines, self._said_at = enabled, monotonic()
         if enabled and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -74,6 +79,7 @@ class ProgressLine:
 
         def update(done: float, total: float) -> None:
             if self._bar is None:
+                self._say(f"{label}: {done / total:.0%}" if total else label)
                 return
             if self._task is None:
                 self._drawn = True
@@ -93,6 +99,11 @@ class ProgressLine:
                 self._bar.start()
                 self._task = self._bar.add_task(label, total=None)
             self._bar.update(self._task, description=label)
+
+    def _say(self, line: str) -> None:
+        if self._lines and monotonic() - self._said_at >= SILENT_S:
+            self._said_at = monotonic()
+            note(line)
 
     def clear(self) -> None:
         """Remove the bar from the screen, so that text can be printed."""
