@@ -25,14 +25,18 @@ QUICK  := arguments catalog chart chat child devices file_lock fingerprint gguf_
 SHARE  ?= 1/12
 GPU    ?= cuda:0
 
-.PHONY: run test quick test-all test-share test-gpu test-train test-evaluations coverage lint bench bench-serving bench-structured golden clean
+.PHONY: run test cost quick test-all test-share test-gpu test-train test-evaluations coverage lint bench bench-serving bench-structured golden clean
 
 run: $(VENV)/.run
 	$(BIN)/edge run smollm2-135m -p "Why is the sky blue?" --memory 256MiB -n 128
 
-# Every feature and every promise of the documentation.
+# Every feature and every promise of the documentation. make test FOLDER=kv: those of tests/kv alone.
 test: $(VENV)/.dev
-	$(PYTEST) --wings
+	$(PYTEST) $(if $(FOLDER),tests/$(FOLDER),--wings)
+
+# The CPU seconds and compilations of the last whole run, by folder and file.
+cost: $(VENV)/.dev
+	$(BIN)/python tests/cost.py
 
 # For the inner loop: files that need neither a compiler nor a real model, seconds each.
 quick: $(VENV)/.dev

@@ -32,6 +32,7 @@ os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
 
 import numpy as np
 import pytest
+from cost import Cost
 from fork_server import fork_servers
 from hypothesis import HealthCheck, settings
 from wings import Wings
@@ -178,6 +179,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("exhaustive") == "no":  # LLVM's optimizations are most of what software drivers' compilers do
         os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
         os.environ.setdefault("GALLIVM_PERF", "nopt")
+    config.pluginmanager.register(Cost(whole=config.getoption("wings") and not hasattr(config, "workerinput")))
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Wings(whole=config.getoption("wings")))
         for folder in ("hashes", "history"):

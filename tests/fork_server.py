@@ -7,6 +7,7 @@ runs start both as users do.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import runpy
@@ -16,14 +17,21 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from edge.devices import child
 
+# Where forks leave the CPU seconds that they took: nobody waits for them. One file for each worker of pytest.
+FORKS = Path(os.environ.get("EDGE_TEST_FORKS") or f"{tempfile.gettempdir()}/edge-forks-{os.getpid()}")
+if "EDGE_TEST_FORKS" not in os.environ:  # no fork's server
+    FORKS.unlink(missing_ok=True)
+    atexit.register(FORKS.unlink, missing_ok=True)
 COMPILERS = ("edge.backends.tvm.compiler.child", "edge.backends.tvm.gpu.compiled")  # which `run_child` starts
 COMPILER = """
 from edge.backends.tvm.cpu.lowering import import_compiler
@@ -65,8 +73,9 @@ def _start(prepared: str) -> tuple[subprocess.Popen[bytes], str]:
     places = [os.path.abspath(place) for place in sys.path]
     start = f"import sys; sys.path[:] = {places!r}; import fork_server; fork_server.serve({name!r}, {prepared!r})"
     server = subprocess.Popen(
-        [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    )
+        [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, "EDGE_TEST_FORKS": str(FORKS)},
+    )  # fmt: skip
     assert server.stdout is not None
     assert server.stdout.read(1), "it did not start"
     return server, name
@@ -111,8 +120,12 @@ def serve(name: str, prepared: str) -> None:
                 os.close(number)
             if client in select.select([client, os.pidfd_open(worker)], [], [])[0]:
                 os.kill(worker, signal.SIGTERM)  # the client was killed
+            ended = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+            times = os.times()
+            with suppress(OSError), FORKS.open("a") as forks:
+                forks.write(f"{module} {times.children_user + times.children_system}\n")
             with suppress(OSError):
-                client.sendall(str(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])).encode())
+                client.sendall(str(ended).encode())
             os._exit(0)
     os.setsid()
     for number, passed in enumerate(files):

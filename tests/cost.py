@@ -1,0 +1,121 @@
+"""What tests cost: CPU seconds and compilations of each, summed by folder and file, against each folder's allowance.
+
+    python tests/cost.py [--files N]     # of the last whole run, which left its figures in build/cost.json
+
+CPU time is that of a worker and of the children it has waited for; what forks of `fork_server` spend, whose parent
+is the server, comes from the lines that they append to `FORKS`. A module's fixtures count for the tests that set them
+up and tear them down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fork_server import COMPILERS, FORKS
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "build" / "cost.json"
+ALLOWED = Path(__file__).with_name("allowed_cpu_seconds.json")  # by folder: 1.3 × those of a Zen 5, with a cold cache
+_KEY = "cost"
+
+
+class Cost:
+    """A plugin of pytest: measures in each worker, adds up where the run is controlled."""
+
+    def __init__(self, whole: bool) -> None:
+        self._whole = whole
+        self._seconds, self._compilations = Counter[str](), Counter[str]()  # by file
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """The measured properties travel with the report of the teardown, which xdist sends."""
+        item.stash[_BEFORE] = _spent()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+        report = yield
+        if call.when == "teardown":
+            seconds, compilations = (now - then for now, then in zip(_spent(), item.stash[_BEFORE], strict=True))
+            report.user_properties.append((_KEY, [seconds, compilations]))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            file = report.nodeid.partition("::")[0]
+            for key, (seconds, compilations) in report.user_properties:
+                if key == _KEY:
+                    self._seconds[file] += seconds
+                    self._compilations[file] += int(compilations)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self._whole:
+            return
+        files = {each: [round(self._seconds[each], 2), self._compilations[each]] for each in sorted(self._seconds)}
+        RECORD.parent.mkdir(exist_ok=True)
+        RECORD.write_text(json.dumps(files, indent=1) + "\n")
+        over = above(by_folder(files), json.loads(ALLOWED.read_text()))
+        for line in over:
+            terminalreporter.write_line(line)
+
+
+_BEFORE = pytest.StashKey[tuple[float, int]]()
+
+
+def _spent() -> tuple[float, int]:
+    """CPU seconds and compilations so far, of this process, its children that have ended, and forks."""
+    times, forks = os.times(), FORKS.read_text().splitlines() if FORKS.exists() else []
+    seconds = times.user + times.system + times.children_user + times.children_system
+    runs = [line.split() for line in forks]
+    return seconds + sum(float(each) for _, each in runs), sum(module in COMPILERS for module, _ in runs)
+
+
+def by_folder(files: dict[str, list[float]]) -> dict[str, tuple[float, int]]:
+    folders: dict[str, tuple[float, int]] = {}
+    for file, (seconds, compilations) in files.items():
+        folder = Path(file).parent.name
+        known = folders.get(folder, (0.0, 0))
+        folders[folder] = (known[0] + seconds, known[1] + int(compilations))
+    return folders
+
+
+def above(folders: dict[str, tuple[float, int]], allowed: dict[str, float]) -> list[str]:
+    """One line for each folder whose tests cost more than it is allowed."""
+    return [
+        f"tests/{each} took {seconds:.0f} s of CPU, its allowance is {allowed.get(each, 0)} s: make tests cheaper, or "
+        f"say in tests/{ALLOWED.name} why it needs more"
+        for each, (seconds, _) in sorted(folders.items())
+        if seconds > allowed.get(each, 0)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="CPU seconds and compilations of the last whole run of the tests.")
+    parser.add_argument("--files", type=int, default=15, metavar="N", help="also the N most costly files")
+    chosen = parser.parse_args()
+    if not RECORD.exists():
+        sys.exit(f"no {RECORD.relative_to(ROOT)}: run make test first")
+    files = json.loads(RECORD.read_text())
+    folders, allowed = by_folder(files), json.loads(ALLOWED.read_text())
+    total = sum(seconds for seconds, _ in folders.values()), sum(count for _, count in folders.values())
+    print("CPU seconds  allowed  compilations")
+    for name, (seconds, count) in [*sorted(folders.items(), key=lambda each: -each[1][0]), ("in all", total)]:
+        limit = sum(allowed.values()) if name == "in all" else allowed.get(name, 0)
+        print(f"{seconds:11.1f} {limit:8} {count:13}  {name}")
+    print()
+    for name, (seconds, count) in sorted(files.items(), key=lambda each: -each[1][0])[: chosen.files]:
+        print(f"{seconds:11.1f} {'':8} {count:13}  {name}")
+    for line in above(folders, allowed):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
