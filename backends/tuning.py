@@ -1,4 +1,4 @@
-"""An engine's side of `edge tune`: fields to choose, and a measurer of candidates. See edge/tuning/."""
+"""An engine's side of `edge tune`: fields to choose, and a measurer of candidates. See edge/lab/tuning/."""
 
 from __future__ import annotations
 

@@ -35,14 +35,14 @@ from typing import Any
 from machine import machine, say
 
 import edge
+from edge.apps.constants import CONSTANTS, constants_header
 from edge.budget import format_bytes
 from edge.cli.terminal.show import table
 from edge.devices.host import usable_cores
 from edge.errors import UnsupportedError
-from edge.exporting.constants import CONSTANTS, constants_header
 
 PEERS = Path(__file__).parent / "peers"
-RUNTIME = Path(edge.__file__).parent / "exporting" / "runtime"
+RUNTIME = Path(edge.__file__).parent / "apps" / "runtime"
 PHONE = "pixel-9"
 STEPS = 128
 STARTS = 9

@@ -38,9 +38,9 @@ import edge
 from edge.budget import format_bytes
 from edge.cli.terminal.show import table
 from edge.converters.huggingface.writer import write_folder
+from edge.lab.quality.perplexity import LOGITS_ROWS
+from edge.lab.quality.windows import Windows, windowed_perplexity
 from edge.likelihood import negative_log_likelihoods
-from edge.quality.perplexity import LOGITS_ROWS
-from edge.quality.windows import Windows, windowed_perplexity
 
 GENAI = "genai"
 KINDS = {

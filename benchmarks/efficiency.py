@@ -26,9 +26,9 @@ from edge.backends.kv_cache import KVState, end_of
 from edge.cli.terminal.show import table
 from edge.devices.host import usable_cores
 from edge.devices.probe import Ceilings, measure_ceilings
+from edge.lab.prediction.efficiency import weight_shares
+from edge.lab.prediction.work import Work, work_of
 from edge.model.model import Model, open_model
-from edge.prediction.efficiency import weight_shares
-from edge.prediction.work import Work, work_of
 
 TINY = Path(__file__).parent.parent / "tests" / "golden" / "llama-one-layer.gguf"
 CHUNK, DEEP, CAPACITY = 256, 1536, 2048

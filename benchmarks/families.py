@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from machine import machine
 
+from edge.apps.enums import Role
 from edge.backends import engine_named
 from edge.backends.base import EngineConfig
 from edge.cli.terminal.show import table
 from edge.errors import EdgeError
-from edge.exporting.enums import Role
 from edge.model.model import Model, open_model
 from edge.types import FloatArray, IntArray
 

@@ -32,13 +32,13 @@ from llama_bench import LlamaBench
 from machine import machine, say
 
 import edge
+from edge.apps.enums import Role, Speculate
 from edge.backends.tvm.packing import layout
 from edge.backends.tvm.targets import choose_target
 from edge.cli.terminal.show import table
-from edge.exporting.enums import Role, Speculate
 from edge.types import IntArray
 
-sys.path.append(str(Path(__file__).parent.parent / "tests" / "exporting"))
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "apps"))
 from ctypes_bundle import BundleSession, open_bundle
 
 NO_PENALTY = 1e-30

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.cli.terminal.show import table
+from edge.lab.prediction.predict import Wanted, predict
+from edge.lab.profiling.kit.device import device_of
+from edge.lab.profiling.kit.result import Result, read_result
 from edge.model.catalog import find_local
-from edge.prediction.predict import Wanted, predict
-from edge.profiling.kit.device import device_of
-from edge.profiling.kit.result import Result, read_result
 from edge.run.starting.opening import open_model
 
 

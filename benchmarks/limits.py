@@ -65,8 +65,8 @@ from processes import Together
 
 from edge.backends.tvm.gpu.hosts import all_adapters
 from edge.devices.memory import cgroup_folders
+from edge.lab.report.document import table
 from edge.model.model import open_model
-from edge.report.document import table
 from edge.storage.cache import cache_folder
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"

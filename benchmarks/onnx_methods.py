@@ -30,7 +30,7 @@ from edge.converters.convert import Conversion, convert
 from edge.converters.onnx_methods import METHODS
 from edge.converters.quantize import Settings
 from edge.devices.host import logical_cores
-from edge.quality.windows import Windows, divergence
+from edge.lab.quality.windows import Windows, divergence
 
 ROUNDED = {"q4_0": "Q4_0", "q8_0": "Q8_0"}
 FLOAT, STEPS, PREFILL = "float", 32, 512

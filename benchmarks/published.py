@@ -1,6 +1,6 @@
 """Predictions for ARM processors and NPUs, compared with speeds that others published: nothing is measured here.
 
-Every line is a run of another program on such a device (edge/prediction/published.toml), beside the prediction of
+Every line is a run of another program on such a device (edge/lab/prediction/published.toml), beside the prediction of
 edge's own engine for the same model, before it is corrected. The last lines judge corrections out of sample: each
 device's figures by the correction that fits the other devices alone. `--write` writes them where predictions find them.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from edge.cli.terminal.show import table
 from edge.devices.profiles import find_profile
-from edge.prediction import errors
-from edge.prediction.errors import Correction, fitted, left_out, quantile
-from edge.prediction.published import Comparison, Published, comparisons
+from edge.lab.prediction import errors
+from edge.lab.prediction.errors import Correction, fitted, left_out, quantile
+from edge.lab.prediction.published import Comparison, Published, comparisons
 
 FILE = Path(errors.__file__).with_name("errors.toml")
 
@@ -51,7 +51,7 @@ def threads_of(run: Published) -> str:
 
 
 def to_toml(made: list[Correction]) -> str:
-    lines = ["# Made by benchmarks/published.py --write: edge/prediction/errors.py says what the fields mean."]
+    lines = ["# Made by benchmarks/published.py --write: edge/lab/prediction/errors.py says what the fields mean."]
     for each in made:
         lines += ["", "[[corrections]]"]
         lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in vars(each).items()]
@@ -61,7 +61,7 @@ def to_toml(made: list[Correction]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--write", action="store_true", help="write edge/prediction/errors.toml")
+    parser.add_argument("--write", action="store_true", help="write edge/lab/prediction/errors.toml")
     arguments = parser.parse_args()
     found = [*comparisons(npu=False), *comparisons(npu=True)]
     made = corrections(found)

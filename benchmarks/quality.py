@@ -13,8 +13,8 @@ from text import long_text
 
 import edge
 from edge.cli.terminal.show import table
+from edge.lab.quality.perplexity import LOGITS_ROWS
 from edge.model.model import Model
-from edge.quality.perplexity import LOGITS_ROWS
 
 DOCUMENTS = ("secI8.html", "secJ3.html", "secI5.html", "secJ5.html", "secI4.html", "secJ7.html")
 ENGINES = (("llamacpp", "f16"), ("cpu", "f16"), ("cpu", "int8"))

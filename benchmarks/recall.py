@@ -19,7 +19,7 @@ from edge.backends.base import EngineConfig
 from edge.backends.tvm.engine import NativeEngine
 from edge.cli.terminal.show import table
 from edge.kv.policy import Needs, best_rows
-from edge.quality.perplexity import LOGITS_ROWS, token_loss
+from edge.lab.quality.perplexity import LOGITS_ROWS, token_loss
 from edge.run.sequences.eviction import view_for
 from edge.types import IntArray
 

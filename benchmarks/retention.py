@@ -27,11 +27,11 @@ from edge.cli.measuring.evaluate_kv import split_policies
 from edge.cli.terminal.show import table
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
+from edge.lab.quality.perplexity import token_loss
+from edge.lab.quality.retrieval import count_right, split_reply
 from edge.likelihood import divergences
 from edge.options import Options
 from edge.plan.engines import plan_here
-from edge.quality.perplexity import token_loss
-from edge.quality.retrieval import count_right, split_reply
 from edge.run.sequences.eviction import view_for
 from edge.types import FloatArray, IntArray
 

@@ -29,7 +29,7 @@ from edge.budget import format_bytes
 from edge.cli.measuring.evaluate_kv import split_policies
 from edge.cli.terminal.show import table
 from edge.kv import make_policy
-from edge.quality.retrieval import count_right, split_reply
+from edge.lab.quality.retrieval import count_right, split_reply
 from edge.types import IntArray
 
 TASKS = ("needles", "variables", "common words")

@@ -22,10 +22,10 @@ from edge.converters.calibrate import OWN_TEXT, calibration_tokens
 from edge.converters.ggml import quantize_file
 from edge.converters.quantize import Settings, quantize_gguf
 from edge.formats.gguf import read_gguf
+from edge.lab.quality.perplexity import LOGITS_ROWS
+from edge.lab.quality.tasks import LONGEST, open_tasks
 from edge.model.model import make_tokenizer
 from edge.model.reader import read_spec
-from edge.quality.perplexity import LOGITS_ROWS
-from edge.quality.tasks import LONGEST, open_tasks
 
 MODELS = ("smollm2-135m", "gemma3-270m")
 TYPES = ("F16", "Q8_0", "Q4_K_M", "best")

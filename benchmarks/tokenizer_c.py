@@ -20,7 +20,7 @@ from edge.formats.gguf import read_gguf
 from edge.model.catalog import find_model
 from edge.model.tokenizer import Tokenizer
 
-sys.path += [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "exporting")]
+sys.path += [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "apps")]
 from runtime_tokens import CTokenizer
 
 TEXTS = {"manual": "\n".join(text for _, text in sorted(topics.items())), "one letter": "a" * 250_000}

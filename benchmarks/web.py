@@ -49,9 +49,9 @@ from turns import Worker, wait_until_quiet
 from web_page import PACKAGES, PLAIN, SOFTWARE_GPU, Tab, install, open_tab, renderer_memory, serve
 
 import edge
+from edge.apps.serve import serving
 from edge.cli.terminal.show import table
 from edge.converters.convert import Conversion, convert
-from edge.exporting.serve import serving
 
 HERE = Path(__file__).parent
 EDGE, WLLAMA, ONNX = "edge", "wllama", "onnx"

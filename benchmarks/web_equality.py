@@ -25,8 +25,8 @@ from model_files import pure_file
 from web_page import open_tab, serve
 
 import edge
+from edge.apps.enums import Role
 from edge.cli.terminal.show import table
-from edge.exporting.enums import Role
 
 from web_module import NodeModule  # isort: skip  (a module of the tests, which web_page finds)
 

@@ -22,7 +22,7 @@ PACKAGES = {"@wllama/wllama": "3.8.1", "onnxruntime-web": "1.30.0"}
 PAGE = "/bench/page.html"
 _TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm"}
 
-sys.path += [str(HERE.parent / "tests" / folder) for folder in ("", "exporting", "web")]
+sys.path += [str(HERE.parent / "tests" / folder) for folder in ("", "apps", "web")]
 from browser import WEBGPU, Page, browser, find_chromium  # noqa: E402
 
 PLAIN, SOFTWARE_GPU = ("--disable-gpu",), WEBGPU  # flags of Chromium

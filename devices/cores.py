@@ -98,7 +98,7 @@ def kind_name(midr: str, hybrid: str, mhz: int) -> str:
 
 def core_kinds(root: Path = Path("/")) -> list[CoreKind]:
     """The kinds of cores that this process may run on, the fastest first; none where Linux does not say. root: of
-    /sys. Follows find_kinds in edge/profiling/kit/cores.c: clocks count on ARM alone, since elsewhere they differ
+    /sys. Follows find_kinds in edge/lab/profiling/kit/cores.c: clocks count on ARM alone, since elsewhere they differ
     between identical cores."""
     if not hasattr(os, "sched_getaffinity"):
         return []

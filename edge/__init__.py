@@ -17,6 +17,9 @@ TYPE_CHECKING = False  # type checkers take it for true; importing typing takes 
 if TYPE_CHECKING:
     from typing import Any
 
+    from edge.apps.adapter_file import export_adapter
+    from edge.apps.bundle import export
+    from edge.apps.serve import serve_site
     from edge.errors import (
         BudgetError,
         BusyError,
@@ -28,29 +31,26 @@ if TYPE_CHECKING:
         ModelFormatError,
         UnsupportedError,
     )  # fmt: skip
-    from edge.exporting.adapter_file import export_adapter
-    from edge.exporting.bundle import export
-    from edge.exporting.serve import serve_site
     from edge.grammar.grammar import Grammar
     from edge.grammar.matcher import check_grammar
-    from edge.inventory import models
+    from edge.lab.inventory import models
+    from edge.lab.prediction.fits import fits
+    from edge.lab.prediction.forecast import forecast
+    from edge.lab.quality.perplexity import perplexity
+    from edge.lab.quality.tasks import eval_tasks
+    from edge.lab.quality.windows import divergence
+    from edge.lab.searching.search import search
     from edge.model.model import Model
     from edge.options import Options
     from edge.plan.plan import Plan, make_plan
-    from edge.prediction.fits import fits
-    from edge.prediction.forecast import forecast
     from edge.prompt_cache.cache import PromptCache
     from edge.pulling import pull
-    from edge.quality.perplexity import perplexity
-    from edge.quality.tasks import eval_tasks
-    from edge.quality.windows import divergence
     from edge.run.conversation import Conversation
     from edge.run.report import RunReport
     from edge.run.session import Session
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
     from edge.sampling import SamplingParams
-    from edge.searching.search import search
 
     __version__: str
 
@@ -58,13 +58,13 @@ _HOMES = {
     "BudgetError": "errors", "BusyError": "errors", "Conversation": "run.conversation", "DownloadError": "errors",
     "EdgeError": "errors", "Grammar": "grammar.grammar", "IncompleteError": "errors", "InputError": "errors",
     "MissingExtraError": "errors", "Model": "model.model", "ModelFormatError": "errors", "Options": "options",
-    "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
-    "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
-    "check_grammar": "grammar.matcher", "divergence": "quality.windows", "eval_tasks": "quality.tasks",
-    "export": "exporting.bundle", "export_adapter": "exporting.adapter_file", "fits": "prediction.fits",
-    "forecast": "prediction.forecast", "load": "run.starting.loading", "make_plan": "plan.plan", "models": "inventory",
-    "open_model": "run.starting.opening", "perplexity": "quality.perplexity", "pull": "pulling",
-    "search": "searching.search", "serve_site": "exporting.serve",
+    "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report", "SamplingParams": "sampling",
+    "Session": "run.session", "UnsupportedError": "errors", "check_grammar": "grammar.matcher",
+    "divergence": "lab.quality.windows", "eval_tasks": "lab.quality.tasks", "export": "apps.bundle",
+    "export_adapter": "apps.adapter_file", "fits": "lab.prediction.fits", "forecast": "lab.prediction.forecast",
+    "load": "run.starting.loading", "make_plan": "plan.plan", "models": "lab.inventory",
+    "open_model": "run.starting.opening", "perplexity": "lab.quality.perplexity", "pull": "pulling",
+    "search": "lab.searching.search", "serve_site": "apps.serve",
 }  # fmt: skip
 
 __all__ = [

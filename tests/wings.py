@@ -17,8 +17,8 @@ import pytest
 
 # Parts of files, since their packages or programs may be missing: a pattern of the tests that show each.
 PARTS = {
-    "C on ARM, under QEMU": r"^tests/exporting/test_platform\.py::test_the_same_runs_on_arm",
-    "C under a sanitizer": r"^tests/exporting/test_runtime_pass\.py::test_passes_run_under_sanitizers",
+    "C on ARM, under QEMU": r"^tests/apps/test_platform\.py::test_the_same_runs_on_arm",
+    "C under a sanitizer": r"^tests/apps/test_runtime_pass\.py::test_passes_run_under_sanitizers",
     "CUDA by NVRTC": r"^tests/gpu/test_gpu_shaders\.py::test_nvrtc_",
     "Gemma 3 270M": r"^tests/model/test_gemma\.py::",
     "kernels under oclgrind": r"^tests/gpu/test_gpu_shaders\.py::test_kernels_neither_race",
@@ -26,8 +26,8 @@ PARTS = {
     "the native engine": r"^tests/backends/test_conformance\.py::.*\[cpu-",
     "ONNX Runtime": r"^tests/backends/test_conformance\.py::.*\[onnx-",
     "OpenCL": r"^tests/backends/test_conformance\.py::.*\[gpu@opencl",
-    "profiles over adb": r"^tests/plan/test_adb\.py::test_progress_comes",
-    "profiles over ssh": r"^tests/plan/test_ssh\.py::test_a_machine_measures_itself",
+    "profiles over adb": r"^tests/lab/test_adb\.py::test_progress_comes",
+    "profiles over ssh": r"^tests/lab/test_ssh\.py::test_a_machine_measures_itself",
     "QNN's emulator": r"^tests/backends/test_conformance\.py::.*\[onnx@qnn",
     "structured output": r"^tests/run/test_grammar\.py::",
     "SmolLM2 135M": r"^tests/native/test_streaming\.py::test_a_budget_below_the_weights",

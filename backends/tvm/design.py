@@ -20,7 +20,7 @@ from edge.values import parse
 class Design:
     """The key of a compiled pass.
 
-    exported: for the C runtime (edge/exporting/runtime), which runs passes of several targets in one library: the entry
+    exported: for the C runtime (edge/apps/runtime), which runs passes of several targets in one library: the entry
     is `edge_run_TARGET`, with C's calling convention, waiting calls edge_doze, waking edge_wake, and no weights are
     streamed.
     """

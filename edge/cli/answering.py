@@ -114,7 +114,7 @@ def answer_prompt(
                     else:
                         print(flush=True)
                         if not output.quiet:
-                            from edge.report.run import report_line, report_lines
+                            from edge.lab.report.run import report_line, report_lines
 
                             note("\n".join(["", *(report_lines if output.verbose else report_line)(session.report)]))
             if session.terminated:

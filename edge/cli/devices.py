@@ -169,7 +169,7 @@ def probe(
     from edge.devices.profiles.file import write_profile
     from edge.devices.profiles.profile import is_name
     from edge.errors import InputError
-    from edge.profiling.ceilings import probe_device
+    from edge.lab.profiling.ceilings import probe_device
 
     if name != HOST and output is None:
         raise InputError("--name is for profiles of a file: give -o FILE, too; here this device is called host")
@@ -247,8 +247,8 @@ def _of_result(name: str, file: Path) -> tuple[DeviceProfile, str]:
     """The profile, and what of the result it leaves out, and why."""
     from edge.devices.profiles import find_profile, own_folder
     from edge.errors import InputError
-    from edge.profiling.kit.device import device_of, long_run_of, with_earlier
-    from edge.profiling.kit.result import read_result
+    from edge.lab.profiling.kit.device import device_of, long_run_of, with_earlier
+    from edge.lab.profiling.kit.result import read_result
 
     result = read_result(file)
     made, (_, left_out) = device_of(result, name), long_run_of(result)

@@ -13,7 +13,7 @@ from edge.cli import options as o
 from edge.cli.terminal.show import print_json, printable, progress, table
 
 if TYPE_CHECKING:
-    from edge.inspection import AdapterInfo, Inspection, Vocabulary
+    from edge.lab.inspection import AdapterInfo, Inspection, Vocabulary
     from edge.model.spec import ModelSpec
 
 _LONGEST_REASON = 60  # characters in the table of engines
@@ -34,7 +34,7 @@ def inspect(
     quiet: o.Quiet = False,
 ) -> None:
     """Show a model's architecture, weights, tokenizer and template, and which engines run it."""
-    from edge.inspection import inspect_model
+    from edge.lab.inspection import inspect_model
 
     with progress(enabled=not quiet) as shown:
         bar = shown.step("hashing")

@@ -15,14 +15,14 @@ from edge.cli import options as o
 from edge.cli.terminal.help import Group
 from edge.cli.terminal.show import note, print_json, printable, progress, table
 from edge.errors import InputError
+from edge.lab.report.document import NONE
 from edge.model.spec import format_count
 from edge.options import Options
-from edge.report.document import NONE
 
 if TYPE_CHECKING:
-    from edge.inventory import LocalModel
-    from edge.prediction.fits import Fit, Try
-    from edge.prediction.predict import Guess
+    from edge.lab.inventory import LocalModel
+    from edge.lab.prediction.fits import Fit, Try
+    from edge.lab.prediction.predict import Guess
 
 _ABOUT = "List the models on this device, remove one, or say which of today's would run on a device."
 
@@ -68,7 +68,7 @@ def remove_model(
     json: o.Json = False,
 ) -> None:
     """Remove a downloaded model, and what edge derived from it."""
-    from edge.inventory import find, remove
+    from edge.lab.inventory import find, remove
 
     model = find(name)
     if not yes and model.place != "package":
@@ -84,7 +84,7 @@ def remove_model(
 
 
 def _list(*, json: bool) -> None:
-    from edge.inventory import models as local_models
+    from edge.lab.inventory import models as local_models
 
     found = local_models()
     if json:
@@ -132,9 +132,9 @@ def _moment(model: LocalModel) -> str:
 
 def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool) -> None:
     from edge.devices.profiles import find_profile
+    from edge.lab.prediction.fits import READABLE, TOKENS
+    from edge.lab.prediction.fits import fits as judge
     from edge.plan.device import assumed_memory
-    from edge.prediction.fits import READABLE, TOKENS
-    from edge.prediction.fits import fits as judge
 
     with progress(enabled=not json) as shown:
         found = judge(options, device=device, expected_tokens=tokens, progress=shown.step("planning models"))

@@ -14,11 +14,11 @@ from edge.options import Options
 if TYPE_CHECKING:
     from edge.backends.base import EngineConfig
     from edge.backends.counts import ExpertForecast
+    from edge.lab.prediction.predict import Decode, Guess, Prediction, Sustained
+    from edge.lab.prediction.work import Streaming
     from edge.plan.npu import NpuUse
     from edge.plan.plan import Plan
     from edge.plan.play import PlayUse
-    from edge.prediction.predict import Decode, Guess, Prediction, Sustained
-    from edge.prediction.work import Streaming
 
 _MOST = 1 << 40  # tokens: beyond any run
 
@@ -54,10 +54,10 @@ def plan(
     Of a model on the Hub that is not here, only the header is read.
     """
     from edge.devices.profiles import HOST, find_profile
+    from edge.lab.prediction.forecast import forecast
     from edge.model.catalog import find_local
     from edge.model.model import Model
     from edge.plan.device import assumed_memory
-    from edge.prediction.forecast import forecast
     from edge.run.starting.opening import find_tokenizer
 
     contexts = None if at is None else parse_numbers("--at", at)

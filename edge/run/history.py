@@ -1,4 +1,4 @@
-"""The history: figures of earlier runs on this device, from which `edge/prediction` predicts later ones.
+"""The history: figures of earlier runs on this device, from which `edge/lab/prediction` predicts later ones.
 
 A session appends a line of JSON after each generation; `edge bench` does so for each phase. Prompts and answers are not
 recorded. EDGE_HISTORY=0 disables the history, EDGE_HISTORY=DIR keeps it in DIR. The newest _MOST_BYTES are kept.

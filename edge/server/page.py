@@ -8,8 +8,8 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edge.exporting.serve import TYPES, find_file
-from edge.exporting.site import CHAT
+from edge.apps.serve import TYPES, find_file
+from edge.apps.site import CHAT
 from edge.server.refusal import RefusedError
 
 FOLDER = Path(__file__).parent / "page"

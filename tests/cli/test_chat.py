@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from test_gguf_file import GGUF, STRING
 
+from edge.apps.chat import _render
 from edge.backends.llamacpp.library import is_installed
 from edge.devices.memory import memory_use
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
-from edge.exporting.chat import _render
 from edge.model import chat_template
 from edge.model.chat_template import ChatTemplate
 from edge.model.messages import Segment

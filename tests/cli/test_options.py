@@ -17,8 +17,8 @@ from edge.cli.commands import app
 from edge.cli.terminal.help import options_of
 from edge.errors import InputError
 from edge.flags import GROUPS, flags_of, option
+from edge.lab.prediction.forecast import forecast
 from edge.options import Options
-from edge.prediction.forecast import forecast
 from edge.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ MODEL = Path(__file__).parents[1] / "golden" / "llama-one-layer.gguf"
 HEAVY = (
     "typer", "pydantic", "rich", "gguf", "onnx", "onnxruntime", "tvm", "tvm_ffi", "llama_cpp", "llguidance",
     "starlette", "uvicorn", "psutil", "asyncio", "http.client", "minijinja", "platformdirs", "subprocess", "tempfile",
-    "difflib", "concurrent.futures", "edge.server", "edge.converters", "edge.exporting", "edge.quality", "edge.tuning",
-    "edge.profiling", "edge.cli.chat", "edge.cli.making", "edge.cli.measuring", "edge.cli.serve",
+    "difflib", "concurrent.futures", "edge.server", "edge.converters", "edge.apps", "edge.lab.quality",
+    "edge.lab.tuning", "edge.lab.profiling", "edge.cli.chat", "edge.cli.making", "edge.cli.measuring", "edge.cli.serve",
     "edge.grammar.matcher", "edge.tools.parser", "edge.tools.use", "edge.prompt_cache.cache", "edge.run.batching.batch",
     "edge.run.beams", "edge.run.logprobs", "edge.run.sampling.constraint", "edge.model.architectures.qwen3",
     "edge.model.word_piece", "edge.backends.tvm.cpu.slots",

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.report.document import table
+from edge.lab.report.document import table
 
 CELLS = st.text("abc d/.", max_size=60).map(lambda text: " ".join(text.split()))
 TABLES = st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n), min_size=1, max_size=4))

@@ -14,8 +14,8 @@ from edge.converters.convert import Conversion, convert
 from edge.converters.evaluate import TOKENS, evaluate
 from edge.converters.held_out import TEXT
 from edge.converters.quantize import Settings
+from edge.lab.quality.windows import Windows, divergence
 from edge.model.model import open_model
-from edge.quality.windows import Windows, divergence
 
 SOURCE = GOLDEN / "llama-gqa-tied.gguf"
 

@@ -25,7 +25,7 @@ from edge.devices.power import app_meter, find_meter, nvml
 from edge.devices.power.base import Reading
 from edge.devices.power.guarded import Guarded
 from edge.errors import BudgetError
-from edge.report.run import report_line, report_lines
+from edge.lab.report.run import report_line, report_lines
 from edge.run.budgets import meters
 from edge.run.budgets.governor import RunLimits
 from edge.run.budgets.shares import Ledger, whole_of

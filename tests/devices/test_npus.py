@@ -14,7 +14,7 @@ from edge.cli.commands import app
 from edge.devices.profiles import describe_host, find_profile, host_npus
 from edge.devices.profiles.file import read_profile, to_toml
 from edge.devices.profiles.npus import board, seen_npus
-from edge.inspection import inspect_model
+from edge.lab.inspection import inspect_model
 
 run = CliRunner()
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the nodes are Linux's")

@@ -311,7 +311,7 @@ def reads_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     for name in (
         "edge.converters.convert._read",
-        "edge.profiling.ceilings.probe_profile",
+        "edge.lab.profiling.ceilings.probe_profile",
         "edge.converters.plain.write_plain",
     ):
         monkeypatch.setattr(name, refuse)

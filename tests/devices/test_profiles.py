@@ -377,7 +377,7 @@ def test_probing_saves_the_host(own: Path) -> None:
 
 
 def test_probing_says_why_the_rate_of_bytes_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.profiling.ceilings.probe_profile", lambda *_: profiles.describe_host())
+    monkeypatch.setattr("edge.lab.profiling.ceilings.probe_profile", lambda *_: profiles.describe_host())
     monkeypatch.setattr(integer_products, "find_spec", lambda name: None)
     said = run.invoke(app, ["devices", "probe", "--quiet"]).output
     assert "int8 arithmetic is unknown: onnxruntime and onnx are not installed (extra: onnx)" in said

@@ -25,7 +25,7 @@ from edge.devices.power import nvml
 from edge.devices.profiles import describe_host
 from edge.devices.profiles.file import read_profile, write_profile
 from edge.errors import EngineError, UnsupportedError
-from edge.profiling import ceilings
+from edge.lab.profiling import ceilings
 from edge.storage.cache import entries
 
 pytest.importorskip("tvm")

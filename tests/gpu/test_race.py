@@ -18,14 +18,14 @@ from edge.backends.tvm.gpu.hosts import choose_adapter, host_named
 from edge.devices.graphics import seen_gpus
 from edge.devices.profiles import find_profile
 from edge.errors import EngineError
+from edge.lab.prediction.forecast import forecast
+from edge.lab.prediction.predict import Wanted, predict
 from edge.model.model import Model
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan import engines
 from edge.plan.engines import Pace, Race, find_race, keep_race, plan_here
 from edge.plan.plan import make_plan
-from edge.prediction.forecast import forecast
-from edge.prediction.predict import Wanted, predict
 from edge.run.history import Phase, Run, Setting
 from edge.run.starting.loading import load
 from edge.run.starting.race import lap, race

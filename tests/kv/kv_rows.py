@@ -6,8 +6,8 @@ import math
 import random
 from statistics import fmean, stdev
 
-from edge.quality.matrix import Cell
-from edge.quality.summary import Figure, Row
+from edge.lab.quality.matrix import Cell
+from edge.lab.quality.summary import Figure, Row
 
 SETTINGS = {
     "model": "llama 135M Q4_1", "backend": "cpu", "versions": {"edge": "0.1.0"}, "trials": 20, "length": 2048,

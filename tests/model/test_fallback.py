@@ -21,12 +21,12 @@ from edge.backends.llamacpp.library import is_installed, library
 from edge.backends.llamacpp.trial import try_header, try_passes
 from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.lab.prediction.work import work_of
 from edge.model.model import open_model
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import make_plan
-from edge.prediction.work import work_of
 from edge.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")

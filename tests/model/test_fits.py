@@ -22,6 +22,8 @@ from edge.devices.profiles import find_profile
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import fields_of, planned_as, write_outline
+from edge.lab.prediction.fits import READABLE, Fit, fits
+from edge.lab.prediction.forecast import look_ahead
 from edge.model.catalog import find_model
 from edge.model.known import known_models, outline_model
 from edge.model.layout import list_tensors
@@ -29,8 +31,6 @@ from edge.model.mixtures import plan_types
 from edge.model.reader import read_spec
 from edge.model.spec import format_count
 from edge.options import Options
-from edge.prediction.fits import READABLE, Fit, fits
-from edge.prediction.forecast import look_ahead
 
 FILES = sorted((Path(__file__).parents[1] / "golden").glob("*.gguf"))
 GOLDEN = [path for path in FILES if path.stem != "mtp"]  # whose last layer is not one of the model
@@ -134,7 +134,7 @@ def test_counts_of_almost_a_billion_are_shown_as_one() -> None:
 
 FITS = """
 import base64, json, pickle, sys
-from edge.prediction.fits import fits
+from edge.lab.prediction.fits import fits
 print(json.dumps(base64.b64encode(pickle.dumps(fits(device="raspberry-pi-5", **json.loads(sys.argv[1])))).decode()))
 """
 

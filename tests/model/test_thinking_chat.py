@@ -13,7 +13,7 @@ from test_cli import edge, edge_json
 from test_thinking import QWENS_WAY, SCRIPTS, rendered
 from thinking_models import QWEN, SPECIALS, write_chain, write_script
 
-from edge.inspection import inspect_model
+from edge.lab.inspection import inspect_model
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation

@@ -20,6 +20,7 @@ from test_cli import edge, edge_json
 
 pytest.importorskip("tvm_ffi")
 
+from edge.apps.bundle import prepare
 from edge.backends.tvm import sources, targets
 from edge.backends.tvm.cpu.elf import MACHINES, link, parse
 from edge.backends.tvm.cpu.generator import build
@@ -33,7 +34,6 @@ from edge.backends.tvm.tuning.lookup import find_tuned_for, make_subject
 from edge.devices.profiles import HOST, find_profile, profile_names
 from edge.devices.records import Record, record_name, write_record
 from edge.errors import InputError, UnsupportedError
-from edge.exporting.bundle import prepare
 from edge.model.model import Model, open_model
 from edge.options import Options
 

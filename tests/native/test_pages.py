@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_architectures import require_native
 
+from edge.apps.planning import check_options
 from edge.backends.base import EngineConfig
 from edge.backends.tvm import ENGINE as CPU
 from edge.backends.tvm.cpu import arguments
@@ -22,14 +23,13 @@ from edge.backends.tvm.kv.pages import NEWEST
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.row_formats import unpack_keys
 from edge.errors import InputError, UnsupportedError
-from edge.exporting.planning import check_options
 from edge.kv.quest import PAGE
+from edge.lab.quality.material import Amounts, Document, Material, Setup, settings_of
+from edge.lab.quality.matrix import make_cells, open_journal, run_matrix
+from edge.lab.quality.summary import make_rows
+from edge.lab.report.kv import kv_table
 from edge.model.model import Model, open_model
 from edge.options import Options
-from edge.quality.material import Amounts, Document, Material, Setup, settings_of
-from edge.quality.matrix import make_cells, open_journal, run_matrix
-from edge.quality.summary import make_rows
-from edge.report.kv import kv_table
 from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray, IntArray

@@ -228,7 +228,7 @@ _RUN = """
 import json, sys
 import numpy as np
 import edge
-from edge.prediction.forecast import forecast
+from edge.lab.prediction.forecast import forecast
 
 path, memory = sys.argv[1], int(sys.argv[2]) or None
 options = dict(backend="cpu", memory=memory, threads=2, max_kv_size=256)

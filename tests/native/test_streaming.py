@@ -26,11 +26,11 @@ from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.devices.memory import MemoryUse
 from edge.devices.memory.paging import measure_paging
 from edge.errors import BudgetError
+from edge.lab.prediction.forecast import forecast
+from edge.lab.prediction.work import streaming_cost
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
-from edge.prediction.forecast import forecast
-from edge.prediction.work import streaming_cost
 from edge.storage.cache import entries
 from edge.types import FloatArray
 

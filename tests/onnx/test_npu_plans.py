@@ -21,15 +21,15 @@ from edge.devices.profiles import HOST, find_profile
 from edge.devices.profiles.profile import Figure, Npu
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.compiled import Compiled, StaticForm
+from edge.lab.prediction.fits import fits
+from edge.lab.prediction.forecast import Outlook, look_ahead
+from edge.lab.prediction.npu import EFFICIENCY
+from edge.lab.prediction.predict import Wanted, predict
 from edge.model.known import known_models, outline_model
 from edge.model.model import open_model
 from edge.model.reader import read_spec
 from edge.options import Options
 from edge.plan.npu import NpuUse, check_npu, npu_use
-from edge.prediction.fits import fits
-from edge.prediction.forecast import Outlook, look_ahead
-from edge.prediction.npu import EFFICIENCY
-from edge.prediction.predict import Wanted, predict
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
 S24 = find_profile("galaxy-s24")

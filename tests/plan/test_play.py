@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from edge.cli.commands import app
 from edge.devices.profiles import find_profile
 from edge.devices.profiles.profile import Figure
+from edge.lab.prediction.forecast import forecast
 from edge.plan.play import play_use, thresholds
-from edge.prediction.forecast import forecast
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
 GIB = 1 << 30

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from edge.backends.base import EngineConfig
 from edge.cli.commands import app
+from edge.lab.prediction.forecast import forecast
 from edge.model.spec import model_key
 from edge.plan.plan import Plan, PlanBytes
-from edge.prediction.forecast import forecast
 from edge.run import history
 from edge.run.generation import Generation
 from edge.run.history import (

@@ -15,8 +15,8 @@ from test_cli import REPORT_KEYS
 import edge
 from edge.devices.memory import MemoryUse
 from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
+from edge.lab.report.run import report_lines
 from edge.model.model import Model, open_model
-from edge.report.run import report_lines
 from edge.run.sampling.sampler import Sampler
 from edge.run.session import Session
 from edge.run.starting.loading import load

@@ -14,8 +14,8 @@ from small_models import Small, write_small
 
 from edge.backends.kv_cache import state_key
 from edge.errors import InputError
+from edge.lab.quality.material import identity_of
 from edge.model.model import open_model
-from edge.quality.material import identity_of
 from edge.storage import fingerprint as module
 from edge.storage.cache import clear, entries
 from edge.storage.fingerprint import fingerprint, hash_file

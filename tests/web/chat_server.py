@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from edge.exporting.serve import TYPES
+from edge.apps.serve import TYPES
 from edge.server.page import HEADERS, find
 
 MIB = 1 << 20

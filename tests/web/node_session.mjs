@@ -9,7 +9,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { isMainThread, Worker, workerData } from 'node:worker_threads';
 import { fileURLToPath } from 'node:url';
 
-import { Engine } from '../../edge/exporting/web/package/module.js';
+import { Engine } from '../../edge/apps/web/package/module.js';
 
 const state = { saved: [], loaded: new Uint8Array(), file: null };
 const RESIDENT = 24; // where the header has the bytes before a table

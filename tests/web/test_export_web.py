@@ -20,16 +20,16 @@ from test_cli import edge, edge_json
 from web_site import NAME, PIECE, ROWS, served, site_of
 
 from edge import load
+from edge.apps import module
+from edge.apps.bundle import MANIFEST, MODEL, export, prepare
+from edge.apps.module import PAGE, initial_pages
+from edge.apps.planning import plan_bundle
+from edge.apps.serve import HEADERS
 from edge.backends.tvm.targets import choose_target
 from edge.devices.profiles import find_profile
 from edge.errors import BudgetError, InputError, MissingExtraError
-from edge.exporting import module
-from edge.exporting.bundle import MANIFEST, MODEL, export, prepare
-from edge.exporting.module import PAGE, initial_pages
-from edge.exporting.planning import plan_bundle
-from edge.exporting.serve import HEADERS
+from edge.lab.prediction.forecast import forecast
 from edge.options import Options
-from edge.prediction.forecast import forecast
 from edge.sampling import SamplingParams
 
 GGUF = GOLDEN / f"{NAME}.gguf"
@@ -91,7 +91,7 @@ def test_modules_are_webassembly_in_the_order_of_speed(site: Path) -> None:
 
 
 def test_the_same_inputs_give_the_same_bytes(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.exporting.site.PIECE", PIECE)
+    monkeypatch.setattr("edge.apps.site.PIECE", PIECE)
     again = export(GGUF, tmp_path / "again", device="web", max_kv_size=ROWS, memory="64MiB")
     assert again == json.loads((site / MANIFEST).read_text())
 

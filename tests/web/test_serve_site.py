@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from test_cli import edge
 
 import edge as library
+from edge.apps.serve import HEADERS, find_file, serving
 from edge.errors import InputError
-from edge.exporting.serve import HEADERS, find_file, serving
 
 SECRET = b"nobody asks for this"
 MODEL = bytes(range(256)) * 40

@@ -13,7 +13,7 @@ from conftest import NEEDS_WASM
 from test_web_page import READY
 from web_site import served, site_of
 
-from edge.exporting.bundle import MANIFEST, MODEL
+from edge.apps.bundle import MANIFEST, MODEL
 
 pytestmark = [pytest.mark.slow, NEEDS_WASM]
 
@@ -53,7 +53,7 @@ def needed(site: Path) -> list[str]:
 
 
 def names() -> list[str]:
-    web = Path(__file__).parents[2] / "edge" / "exporting" / "web"
+    web = Path(__file__).parents[2] / "edge" / "apps" / "web"
     page = [each.name for each in sorted((web / "page").iterdir()) if each.suffix in (".js", ".css")]
     page.remove(START)
     page += [f"chat/{each.name}" for each in sorted((web / "chat").iterdir()) if each.suffix != ".svg"]

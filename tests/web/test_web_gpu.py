@@ -18,10 +18,10 @@ from test_web_package import at, run
 from web_site import NAME, ROWS, served, site_of
 
 import edge
+from edge.apps.bundle import prepare
+from edge.apps.gpu_programs import buffer_bytes
 from edge.devices.profiles import find_profile
 from edge.errors import UnsupportedError
-from edge.exporting.bundle import prepare
-from edge.exporting.gpu_programs import buffer_bytes
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.sampling import SamplingParams

@@ -20,7 +20,7 @@ from edge.types import AnyArray
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="no Node")
 
 HERE = Path(__file__).parent
-SCRIPT = HERE.parents[1] / "edge" / "exporting" / "web" / "package" / "rows.js"
+SCRIPT = HERE.parents[1] / "edge" / "apps" / "web" / "package" / "rows.js"
 ROWS, FIRST = 48, 1
 
 

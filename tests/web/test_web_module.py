@@ -21,14 +21,14 @@ from lora_files import write_adapter
 from runtime_library import RUNTIME, WARNINGS
 from web_module import NodeModule, modules_of, opened, web_pair
 
+from edge.apps.adapter_file import export_adapter
+from edge.apps.bundle import make_sections, prepare
+from edge.apps.enums import Finish, Role
+from edge.apps.library import compile_sources
+from edge.apps.model_file import trusted_source
+from edge.apps.module import NATIVE, PAGE, find_zig, initial_pages, make_modules
 from edge.devices.profiles import find_profile
 from edge.errors import BudgetError, BusyError, InputError, MissingExtraError, ModelFormatError
-from edge.exporting.adapter_file import export_adapter
-from edge.exporting.bundle import make_sections, prepare
-from edge.exporting.enums import Finish, Role
-from edge.exporting.library import compile_sources
-from edge.exporting.model_file import trusted_source
-from edge.exporting.module import NATIVE, PAGE, find_zig, initial_pages, make_modules
 from edge.options import Options
 
 pytestmark = [

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WEB = ROOT / "edge" / "exporting" / "web"
-PROFILING = ROOT / "edge" / "profiling" / "kit" / "page"
+WEB = ROOT / "edge" / "apps" / "web"
+PROFILING = ROOT / "edge" / "lab" / "profiling" / "kit" / "page"
 SERVED = ROOT / "edge" / "server" / "page"
 TSC = ROOT / "build" / "typescript" / "node_modules" / ".bin" / "tsc"
 FLAGS = (

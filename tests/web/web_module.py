@@ -18,13 +18,13 @@ import pytest
 from bundles import Pair, model_of, recorded_session
 from ctypes_bundle import ERRORS, MODEL, Piece
 
+from edge.apps.bindings import camel
+from edge.apps.bundle import make_sections, prepare
+from edge.apps.enums import Finish, Role, Status
+from edge.apps.model_file import trusted_source, write_model
+from edge.apps.module import PAGE, initial_pages, make_modules
 from edge.devices.profiles import find_profile
 from edge.errors import EngineError
-from edge.exporting.bindings import camel
-from edge.exporting.bundle import make_sections, prepare
-from edge.exporting.enums import Finish, Role, Status
-from edge.exporting.model_file import trusted_source, write_model
-from edge.exporting.module import PAGE, initial_pages, make_modules
 from edge.options import Options
 from edge.storage.fingerprint import fingerprint
 

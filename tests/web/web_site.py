@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from bundles import model_of
 
-from edge.exporting import serve, site
-from edge.exporting.bundle import MODEL, export
+from edge.apps import serve, site
+from edge.apps.bundle import MODEL, export
 
 NAME = "llama-gqa-tied"
 ROWS = 64

@@ -1,4 +1,4 @@
-"""Passes for apps: object files that the C runtime (edge/exporting/runtime) calls, one per instruction set."""
+"""Passes for apps: object files that the C runtime (edge/apps/runtime) calls, one per instruction set."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _think(chat: Chat, argument: str) -> None:
 
 def _report(chat: Chat, argument: str) -> None:
     report = chat.talk.session.report
-    from edge.report.run import report_lines
+    from edge.lab.report.run import report_lines
 
     note("\n".join(report_lines(report)) if report else "nothing has been generated yet")
 

@@ -15,7 +15,7 @@ from edge.errors import EdgeError, InputError
 if TYPE_CHECKING:
     from edge.converters.evaluate import Evaluated
     from edge.converters.quantizers.mixed import Mixture
-    from edge.prediction.predict import Guess
+    from edge.lab.prediction.predict import Guess
 
 DEVICE = "Also predict the speed on this device (edge devices list)."
 NO_EVAL = "Skip the table of what was lost, by 256 tokens that both models run (seconds to minutes)."
@@ -33,7 +33,7 @@ def check_device(device: str | None, *, evaluates: bool) -> None:
 
 def predicted_speed(target: Path, device: str = HOST) -> Guess | None:
     """Tokens per second in decode, as `edge plan` predicts them; None where it cannot."""
-    from edge.prediction.forecast import forecast
+    from edge.lab.prediction.forecast import forecast
 
     try:
         decode = forecast(target, device=device).prediction.decode

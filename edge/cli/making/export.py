@@ -50,8 +50,8 @@ def export(
     JavaScript package, else it is for C and C++, for Windows with a DLL. Of the KV policies, apps have streaming,
     window, full and h2o.
     """
-    from edge.exporting.bundle import MANIFEST
-    from edge.exporting.bundle import export as make
+    from edge.apps.bundle import MANIFEST
+    from edge.apps.bundle import export as make
 
     with progress(enabled=not quiet) as shown:
         manifest = make(

@@ -21,7 +21,7 @@ def serve_site(
     json: o.Json = False,
 ) -> None:
     """Serve the folder of edge export --device web, with the headers that give the page threads. Ctrl-C ends it."""
-    from edge.exporting.serve import serving
+    from edge.apps.serve import serving
 
     with serving(folder, host, port) as server:
         name = f"[{host}]" if ":" in host else host

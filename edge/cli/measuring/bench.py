@@ -16,7 +16,7 @@ from edge.devices.power.base import certainty
 from edge.options import Options
 
 if TYPE_CHECKING:
-    from edge.profiling.bench import BenchRow
+    from edge.lab.profiling.bench import BenchRow
 
 
 class Format(str, Enum):
@@ -51,7 +51,7 @@ def bench(
     """Measure prompt processing (pp) and token generation (tg): mean and standard deviation of tokens per second."""
     from edge.devices.power import find_meter
     from edge.errors import InputError
-    from edge.profiling.bench import make_tests, remember_bench, run_bench
+    from edge.lab.profiling.bench import make_tests, remember_bench, run_bench
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
 

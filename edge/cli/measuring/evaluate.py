@@ -17,8 +17,8 @@ from edge.errors import InputError
 from edge.options import Options
 
 if TYPE_CHECKING:
+    from edge.lab.quality.windows import Windows
     from edge.model.model import Model
-    from edge.quality.windows import Windows
     from edge.types import IntArray
 
 evaluate = typer.Typer(cls=Group, help="Measure a model's quality.", invoke_without_command=True)
@@ -70,9 +70,9 @@ def kl(
     The text is read in windows, each from an empty cache; all predictions count but that of a window's first token.
     """
     from edge.cli.terminal.prompts import read_text
-    from edge.quality.material import reader_settings
-    from edge.quality.perplexity import LOGITS_ROWS
-    from edge.quality.windows import divergence
+    from edge.lab.quality.material import reader_settings
+    from edge.lab.quality.perplexity import LOGITS_ROWS
+    from edge.lab.quality.windows import divergence
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
 
@@ -134,10 +134,10 @@ def perplexity(
     With --context, in windows instead, each from an empty cache; then it can be resumed.
     """
     from edge.cli.terminal.prompts import read_text
-    from edge.quality.material import reader_settings
-    from edge.quality.perplexity import LOGITS_ROWS
-    from edge.quality.perplexity import perplexity as streamed
-    from edge.quality.windows import windowed_perplexity
+    from edge.lab.quality.material import reader_settings
+    from edge.lab.quality.perplexity import LOGITS_ROWS
+    from edge.lab.quality.perplexity import perplexity as streamed
+    from edge.lab.quality.windows import windowed_perplexity
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
 
@@ -188,7 +188,7 @@ def _journal(output: Path | None, *, resume: bool) -> Path | None:
 
 
 def _windows(model: Model, ids: IntArray, context: int, *, second_half: bool) -> Windows:
-    from edge.quality.windows import Windows
+    from edge.lab.quality.windows import Windows
 
     if context > model.spec.context:
         raise InputError(f"--context must be at most {model.spec.context}, which is what the model knows positions for")

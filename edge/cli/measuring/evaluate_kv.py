@@ -13,9 +13,9 @@ from edge.errors import InputError
 from edge.options import Options
 
 if TYPE_CHECKING:
+    from edge.lab.quality.material import Document
+    from edge.lab.quality.matrix import Cell
     from edge.model.spec import ModelSpec
-    from edge.quality.material import Document
-    from edge.quality.matrix import Cell
 
 _BYTES = 512 * 2  # without any size: 512 rows in f16, per value of a row
 
@@ -68,19 +68,19 @@ def kv(
     Perplexity of long texts streamed through each cache, retrieval of digits, perplexity of a segment that comes again.
     """
     if output is not None:
-        from edge.report.document import check_place
+        from edge.lab.report.document import check_place
 
         check_place(output)
     if resume and output is None:
         raise InputError("--resume goes with -o FILE: figures are kept beside it")
     from edge.backends import find_backend
     from edge.devices.output import write_whole
-    from edge.quality.material import Amounts, Setup, make_material, possible_tasks, settings_of
-    from edge.quality.matrix import open_journal, run_matrix
-    from edge.quality.summary import make_rows, to_json
-    from edge.report.document import terminal
-    from edge.report.kv import kv_report, kv_text, reasons_of
-    from edge.report.page import render
+    from edge.lab.quality.material import Amounts, Setup, make_material, possible_tasks, settings_of
+    from edge.lab.quality.matrix import open_journal, run_matrix
+    from edge.lab.quality.summary import make_rows, to_json
+    from edge.lab.report.document import terminal
+    from edge.lab.report.kv import kv_report, kv_text, reasons_of
+    from edge.lab.report.page import render
     from edge.run.starting.opening import open_model
 
     opened = open_model(model)
@@ -121,7 +121,7 @@ def _cells(
 ) -> list[Cell]:
     from edge.budget import parse_bytes
     from edge.kv import POLICY_NAMES
-    from edge.quality.matrix import make_cells
+    from edge.lab.quality.matrix import make_cells
 
     if kv_memory is not None and max_kv_size is not None:
         raise InputError("--max-kv-size and --kv-memory both say how large the KV cache is: state one")
@@ -154,6 +154,6 @@ def split_policies(text: str) -> list[str]:
 
 def _read(paths: Sequence[Path], setup: Any) -> list[Document]:
     from edge.cli.terminal.prompts import read_text
-    from edge.quality.material import Document
+    from edge.lab.quality.material import Document
 
     return [Document(path.name, setup.model.encode_text(read_text(path))) for path in paths]

@@ -36,9 +36,9 @@ def tasks(
 
     Tasks that come with edge need no network; lm-eval's own (lm-eval ls tasks) fetch their questions from the Hub.
     """
-    from edge.quality.material import reader_settings
-    from edge.quality.perplexity import LOGITS_ROWS
-    from edge.quality.tasks import LONGEST, OWN, eval_tasks, open_tasks
+    from edge.lab.quality.material import reader_settings
+    from edge.lab.quality.perplexity import LOGITS_ROWS
+    from edge.lab.quality.tasks import LONGEST, OWN, eval_tasks, open_tasks
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
 

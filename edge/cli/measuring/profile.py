@@ -19,8 +19,8 @@ from edge.errors import InputError
 from edge.options import Options
 
 if TYPE_CHECKING:
+    from edge.lab.profiling.profile import Profile, Settings
     from edge.model.model import Model
-    from edge.profiling.profile import Profile, Settings
 
 _COMPARE = "compare"
 _KIT, _PAGE = "kit:", "web:"
@@ -108,8 +108,8 @@ def of(
     of MODEL: two profiles side by side. With --on, another machine measures itself, with the cpu engine and without
     edge or Python.
     """
-    from edge.profiling.collect import choose_engines, collect
-    from edge.profiling.profile import Settings, recorded
+    from edge.lab.profiling.collect import choose_engines, collect
+    from edge.lab.profiling.profile import Settings, recorded
     from edge.run.starting.opening import open_model
 
     writers = [_writer(path) for path in output or []]
@@ -169,8 +169,8 @@ def _show(made: Profile, writers: Sequence[Callable[[Profile], None]], *, json: 
         if json:
             print_json(made.to_dict())
         elif not (writers and quiet):
-            from edge.report.document import terminal
-            from edge.report.profile import profile_summary
+            from edge.lab.report.document import terminal
+            from edge.lab.report.profile import profile_summary
 
             print(terminal(profile_summary(made), width()), end="")
 
@@ -181,7 +181,7 @@ def _check_on(on: str | None, device: str | None, backend: str, *, force: bool) 
         if given and not (on or "").startswith(places):
             raise InputError(f"{flag} goes with --on {' or '.join(each + 'DIR' for each in places)}")
     if on is not None:
-        from edge.profiling.kit.run import check_place
+        from edge.lab.profiling.kit.run import check_place
 
         check_place(on)
         if backend not in ("auto", "cpu"):
@@ -189,7 +189,7 @@ def _check_on(on: str | None, device: str | None, backend: str, *, force: bool) 
 
 
 def _read(path: Path) -> Profile:
-    from edge.profiling.kit.result import profile_of, read_result
+    from edge.lab.profiling.kit.result import profile_of, read_result
 
     result = read_result(path)
     return profile_of(result, "Measure in the page" if result.in_page else "./edge-profile > result.json")
@@ -201,8 +201,8 @@ def _write_kit(
 ) -> None:  # fmt: skip
     from edge.budget import format_bytes
     from edge.devices.profiles import HOST
-    from edge.profiling.kit.make import PROGRAM, make_kit
-    from edge.profiling.kit.page import make_page
+    from edge.lab.profiling.kit.make import PROGRAM, make_kit
+    from edge.lab.profiling.kit.page import make_page
 
     place, _, name = on.partition(":")
     folder, in_page = Path(name), place + ":" == _PAGE
@@ -224,8 +224,8 @@ def _write_kit(
 def _remotely(
     opened: Model, called: str, on: str, settings: Settings, quick: bool, again: str, quiet: bool
 ) -> Profile:  # fmt: skip
-    from edge.profiling.kit.result import profile_of
-    from edge.profiling.kit.run import profile_remotely
+    from edge.lab.profiling.kit.result import profile_of
+    from edge.lab.profiling.kit.run import profile_remotely
 
     with progress(enabled=not quiet) as shown:
         result = profile_remotely(
@@ -244,11 +244,11 @@ def compare(
 ) -> None:
     """Compare two profiles of edge profile -o FILE.json, B against A."""
     from edge.devices.output import write_whole
-    from edge.profiling.compare import compare_profiles
-    from edge.profiling.profile import read_profile
-    from edge.report.comparison import comparison_json, comparison_report
-    from edge.report.document import check_place, terminal
-    from edge.report.page import render
+    from edge.lab.profiling.compare import compare_profiles
+    from edge.lab.profiling.profile import read_profile
+    from edge.lab.report.comparison import comparison_json, comparison_report
+    from edge.lab.report.document import check_place, terminal
+    from edge.lab.report.page import render
 
     for path in output or []:
         check_place(path)
@@ -262,9 +262,9 @@ def compare(
 def _writer(path: Path) -> Callable[[Profile], None]:
     """A function that writes a report of the path's kind. Raises InputError now rather than after all measurements."""
     from edge.devices.output import write_whole
-    from edge.report.document import check_place
-    from edge.report.page import render
-    from edge.report.profile import profile_report
+    from edge.lab.report.document import check_place
+    from edge.lab.report.page import render
+    from edge.lab.report.profile import profile_report
 
     check_place(path)
     return lambda made: write_whole(path, render(path.suffix, profile_report(made), made.to_dict()))

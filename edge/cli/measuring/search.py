@@ -63,10 +63,10 @@ def search(
     """
     from edge.cli.measuring.evaluate_kv import split_names, split_policies
     from edge.devices.output import write_whole
-    from edge.report.document import check_place, terminal
-    from edge.report.page import render
-    from edge.report.search import search_json, search_report
-    from edge.searching.search import search as find
+    from edge.lab.report.document import check_place, terminal
+    from edge.lab.report.page import render
+    from edge.lab.report.search import search_json, search_report
+    from edge.lab.searching.search import search as find
 
     if output is not None:
         check_place(output)

@@ -16,7 +16,7 @@ from edge.errors import BudgetError, InputError
 
 if TYPE_CHECKING:
     from edge.devices.records import Record
-    from edge.tuning.tune import Result, Status
+    from edge.lab.tuning.tune import Result, Status
 
 
 class Engine(str, Enum):
@@ -94,7 +94,7 @@ def _tune(
     if kv_dtype not in backend.CAPABILITIES.kv_dtypes:
         known = ", ".join(backend.CAPABILITIES.kv_dtypes)
         raise UnsupportedError(f"the {engine} engine has no KV dtype {kv_dtype!r}: choose {known}")
-    from edge.tuning.tune import tune as search
+    from edge.lab.tuning.tune import tune as search
 
     if tracker is not None and key is not None:
         from edge.backends.tvm.tuning.remote import remote_setting
@@ -182,9 +182,9 @@ def _explain(name: str, engine: Engine, kv_dtype: str, json: bool) -> None:
     from edge.backends.tvm.gpu.tuning import find_record as find_record_of_gpu
     from edge.backends.tvm.tuning.lookup import find_record
     from edge.devices.records import trials_path
+    from edge.lab.tuning.effects import effects, fates
+    from edge.lab.tuning.table import read_trials
     from edge.run.starting.opening import open_model
-    from edge.tuning.effects import effects, fates
-    from edge.tuning.table import read_trials
 
     opened = open_model(name)
     record = (find_record_of_gpu if engine is Engine.GPU else find_record)(opened.spec, kv_dtype)

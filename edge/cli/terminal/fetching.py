@@ -32,7 +32,7 @@ def names_of_models_here() -> Iterator[None]:
     except DownloadError as error:
         if error.reached:
             raise
-        from edge.inventory import models
+        from edge.lab.inventory import models
 
         here = ", ".join(each.name for each in models() if each.summary.engines) or "none"
         raise DownloadError(f"{error}; models here: {here}", reached=False) from None

@@ -51,8 +51,8 @@ def columns() -> int:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A table as wide as the terminal at most; see edge.report.document."""
-    from edge.report.document import table as aligned
+    """A table as wide as the terminal at most; see edge.lab.report.document."""
+    from edge.lab.report.document import table as aligned
 
     return aligned(headings, rows, left, width())
 

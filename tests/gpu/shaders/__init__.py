@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
-METAL = HERE.parents[1] / "exporting" / "runtime" / "metal"  # whose metal_stdlib is for C++ compilers
+METAL = HERE.parents[1] / "apps" / "runtime" / "metal"  # whose metal_stdlib is for C++ compilers
 DAWN = HERE.parents[2] / "build" / "dawn"  # where `make` puts the npm package `webgpu`
 
 

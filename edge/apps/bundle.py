@@ -1,0 +1,328 @@
+"""A model as a bundle for apps: the C library that runs it, model.edge, and the platform's own files.
+
+    edge.h, libedge.a, libedge.so   the C library; Windows has edge.dll and edge.lib; Android and iOS have other layouts
+    model.edge                      weights, tokenizer, chat template and plan
+    npu/                            graphs for ONNX Runtime (npu_graphs.py)
+    manifest.json                   plan, versions, licences, and the hash of every file; written last
+
+The same inputs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge.apps import model_file
+from edge.apps.adapter_file import adapters_section, check_rank
+from edge.apps.chat import chat_section
+from edge.apps.gpu_programs import GPUPrograms, check_gpu, describe_gpu, make_programs
+from edge.apps.model_file import MODEL, Section, trusted_source, write_model
+from edge.apps.npu_graphs import NpuGraphs, describe_npu, plan_graphs
+from edge.apps.planning import check_options, plan_bundle, prompt_rows
+from edge.apps.platforms import write_platform
+from edge.apps.site import describe_gpu_files, describe_site, write_gpu
+from edge.apps.vocabulary import tokenizer_sections
+from edge.backends.checks import app_cores, check_cores
+from edge.backends.tvm import ENGINE as CPU
+from edge.backends.tvm.compiler.exported import exported_designs
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.kv.row_formats import FORMATS
+from edge.backends.tvm.packing.layout import PackedLayout, make_layout
+from edge.backends.tvm.targets import choose_target
+from edge.backends.tvm.tuning.lookup import find_tuned_for
+from edge.backends.tvm.tuning.space import compiled_values
+from edge.devices.host import usable_cores
+from edge.devices.output import check_folder, check_path, new_folder
+from edge.devices.profiles import HOST, find_profile, host_power
+from edge.devices.profiles.profile import DeviceProfile, Power
+from edge.errors import InputError, UnsupportedError
+from edge.model.catalog import packaged_name
+from edge.model.model import Model, open_model
+from edge.model.tokenizer import Tokenizer
+from edge.options import Options, takes_options
+from edge.plan.kv_losses import find_losses
+from edge.plan.plan import Plan
+from edge.storage.fingerprint import fingerprint, hash_file
+from edge.storage.versions import own_versions
+from edge.types import FloatArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.10 has none
+
+    from edge.keywords import Keywords
+
+MANIFEST = "manifest.json"
+
+Progress = Callable[[str, float], None]
+"""Called with the name of a step and the fraction of it that is done."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A planned bundle."""
+
+    model: Model
+    profile: DeviceProfile
+    layout: PackedLayout
+    plan: Plan
+    prompt_rows: int  # the most rows of a system prompt that are pinned
+    designs: list[Design]
+    tables: dict[Section, bytes]  # the sections that hold texts: tokenizer, words, chat
+    gpu: GPUPrograms | None = None
+    npu: NpuGraphs | None = None
+
+    @property
+    def gpu_of_page(self) -> bool:
+        return self.gpu is not None and self.profile.system == "web"
+
+
+@takes_options
+def export(
+    model: str | Path | Model,
+    folder: str | Path,
+    options: Options | None = None,
+    *,
+    device: str = HOST,
+    isas: str | Sequence[str] | None = None,
+    lora_rank: int = 0,
+    gpu: bool = False,
+    npu: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+    **keywords: Unpack[Keywords],
+) -> dict[str, Any]:
+    """Make `folder` for apps on a device; returns the content of manifest.json.
+
+    device: its name in `edge devices list`. isas: instruction sets in the library, or their names with commas between
+    them (default: all of the machine that the engine has code for). lora_rank: of the largest LoRA adapter that
+    sessions have room for (`export_adapter`); 0: none. gpu: with programs and weights for the GPU, of a page by WebGPU,
+    on Apple's systems by Metal, else by OpenCL or webgpu.h. npu: with graphs for the device's NPU, or for ONNX Runtime
+    on its CPU. force: a bundle that nothing was added to may be replaced. The keywords are options of the plan, as
+    people write them, and go before those of `options`:
+
+    OPTIONS
+
+    Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, InputError if the folder cannot
+    be written, MissingExtraError without TVM, EngineError if a compiler fails, and the errors of `open_model`.
+    """
+    check_path("folder", folder)
+    options, target = Options.of(options, **keywords), Path(folder)
+    profile = find_profile(device)
+    check_target(target, force=force)
+    if isinstance(isas, str):
+        isas = [name.strip() for name in isas.split(",")]
+    bundle = prepare(
+        model if isinstance(model, Model) else open_model(model), profile, options, isas, lora_rank, gpu=gpu, npu=npu
+    )
+    tell, file = progress or (lambda _step, _part: None), bundle.model.file
+    if gpu:
+        bundle = with_gpu(bundle, partial(tell, "making kernels"))
+    found, sections = fingerprint(file.path), make_sections(bundle)
+    with new_folder(target) as made:
+        place = write_platform(
+            bundle.designs, profile.system, trusted_source(sections, gpu_of_page=bundle.gpu_of_page), made,
+            partial(tell, "compiling"), gpu=bundle.gpu is not None, npu=bundle.npu is not None,
+        )  # fmt: skip
+        if bundle.gpu and bundle.gpu_of_page:
+            write_gpu(bundle.gpu, made)
+        if bundle.npu:
+            bundle.npu.write(place, partial(tell, "making graphs"))
+        write_model(
+            place / MODEL, sections, bytes.fromhex(found.sha256), file, bundle.layout,
+            partial(tell, "packing weights"), None if bundle.gpu_of_page else bundle.gpu,
+        )  # fmt: skip
+        found.check()
+        manifest = seal(describe(bundle, found.sha256, made))
+        (made / MANIFEST).write_text(manifest_text(manifest), encoding="utf-8")
+        check_target(target, force=force)  # the folder may have changed meanwhile
+    return manifest
+
+
+def prepare(
+    model: Model, profile: DeviceProfile, options: Options, isas: Sequence[str] | None = None, lora_rank: int = 0, *,
+    gpu: bool = False, npu: bool = False,
+) -> Bundle:  # fmt: skip
+    """Plan a bundle; nothing is compiled or written. Raises as `export`."""
+    check_options(options)
+    check_rank(lora_rank)
+    if model.file.folder is not None:
+        raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
+    try:
+        check_cores("C runtime of apps", model.spec, app_cores)
+        # In WebAssembly, arithmetic takes longer than reading: joining a halved head's bits costs more than it saves.
+        layout = make_layout(model.file, model.spec, halve=profile.system != "web")
+        model_file.find_table(model.file, layout)
+    except UnsupportedError as error:
+        why = str(error).partition(": use ")[0]
+        raise UnsupportedError(f"{model.name} cannot be exported: {why}") from None
+    if not isinstance(model.tokenizer, Tokenizer):
+        raise UnsupportedError(f"the tokenizer of {model.name} is known to llama.cpp alone, and cannot be exported")
+    ids, words = tokenizer_sections(model.tokenizer)
+    tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
+    plan = plan_bundle(
+        profile, model.spec, options, sum(map(len, tables.values())), lora_rank, gpu=gpu,
+        losses=find_losses(model.file, CPU, options),
+    )  # fmt: skip
+    designs = exported_designs(
+        layout, plan.config.kv_dtype, profile.arch, profile.system, _tuning(plan, model, profile), isas,
+        lora=lora_rank > 0,
+    )  # fmt: skip
+    pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
+    graphs = plan_graphs(model, profile, plan.config) if npu else None
+    return Bundle(model, profile, layout, plan, pinned, designs, tables, npu=graphs)
+
+
+def with_gpu(bundle: Bundle, progress: Callable[[float], None] | None = None) -> Bundle:
+    """Add GPU programs. Raises UnsupportedError for features that the GPU hosts lack, MissingExtraError without TVM."""
+    config = bundle.plan.config
+    languages = check_gpu(bundle.profile.system, bundle.model.spec, config)
+    return replace(bundle, gpu=make_programs(bundle.model, languages, config, progress))
+
+
+def make_sections(bundle: Bundle) -> dict[Section, bytes]:
+    """All sections of model.edge except weights and the table of per-layer embeddings."""
+    model, layout, plan = bundle.model, bundle.layout, bundle.plan
+    config = plan.config
+    sections = bundle.tables | {
+        Section.CONFIG: model_file.config_section(
+            model, layout, config, plan.policy, plan.evict_step, chat=bool(bundle.tables[Section.CHAT]),
+            sampling=model.sampling(), power=_power(bundle.profile), kv_bytes=plan.bytes.kv,
+            scratch_bytes=plan.bytes.scratch, peak=plan.predicted_peak, pinned=bundle.prompt_rows,
+        ),
+        Section.LAYERS: model_file.layers_section(layout),
+        Section.DESIGNS: model_file.designs_section(layout, config, [each.target for each in bundle.designs]),
+        Section.ANGLES: model_file.angles_section(model, layout, config),
+        Section.STRINGS: model_file.strings_section(
+            _name(model), _license(model), plan.kv_policy.partition(":")[0], config.kv_dtype
+        ),
+    }  # fmt: skip
+    if config.lora_rank:
+        sections[Section.ADAPTERS] = adapters_section(layout, config.lora_rank, exact=config.kv_dtype == "f32")
+    if bundle.gpu and not bundle.gpu_of_page:
+        sections[Section.GPU] = bundle.gpu.section
+    if bundle.npu:
+        sections[Section.NPU] = bundle.npu.section()
+    if FORMATS[config.kv_dtype].transformed:
+        sections[Section.NORMALS] = model_file.normals_section(_normals(bundle))
+    return sections
+
+
+def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
+    """The manifest of the files in `folder`. It has no dates and no absolute paths: equal inputs give equal manifests.
+    sha256: of the model's file."""
+    plan, model = bundle.plan, bundle.model
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    web = {}
+    if bundle.profile.system == "web":
+        web["web"] = describe_site(folder, folder / MODEL, [each.target.name for each in bundle.designs], plan)
+        if bundle.gpu:
+            web["web"]["gpu"] = describe_gpu_files(bundle.gpu, folder, plan)
+    return {
+        "model": {
+            "name": _name(model), "label": model.spec.label, "file": model.file.path.name,
+            "sha256": sha256,
+        },
+        "device": {"name": bundle.profile.name, "machine": bundle.profile.machine, "system": bundle.profile.system},
+        "isas": [each.target.name for each in bundle.designs],
+        "plan": {
+            "kv_policy": plan.kv_policy, "sinks": plan.sinks, "prompt_rows": bundle.prompt_rows,
+            "kv_size": plan.config.capacity, "kv_dtype": plan.config.kv_dtype,
+            "prefill_step_size": plan.config.chunk, "threads": plan.config.threads, "evict_step": plan.evict_step,
+            "tuning": {each.target.name: compiled_values(each.target) for each in bundle.designs},
+            "bytes": {
+                "runtime": plan.bytes.interpreter, "weights": plan.bytes.weights, "kv": plan.bytes.kv,
+                "scratch": plan.bytes.scratch, "lora": plan.bytes.lora,
+            },
+            "lora_rank": plan.config.lora_rank, "peak": plan.predicted_peak,
+        },
+        **({"gpu": describe_gpu(bundle.gpu, plan, in_page=bundle.gpu_of_page)} if bundle.gpu else {}),
+        **({"npu": describe_npu(bundle.npu, plan)} if bundle.npu else {}),
+        "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
+        **web,
+        "versions": own_versions() | CPU.versions(),
+        "files": files,
+    }  # fmt: skip
+
+
+def manifest_text(manifest: dict[str, Any]) -> str:
+    return json.dumps(manifest, indent=2) + "\n"
+
+
+def seal(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Add to a page's manifest the SHA-256 of its own text, taken with that field empty, to detect damage."""
+    if "web" not in manifest:
+        return manifest
+    blank = manifest | {"web": manifest["web"] | {"sha256": ""}}
+    digest = hashlib.sha256(manifest_text(blank).encode()).hexdigest()
+    return blank | {"web": blank["web"] | {"sha256": digest}}
+
+
+def _tuning(plan: Plan, model: Model, profile: DeviceProfile) -> Callable[[str], dict[str, int]]:
+    """A function that returns the settings tuned on the device for an instruction set; empty if there are none."""
+
+    def values(isa: str) -> dict[str, int]:
+        if profile.name == HOST:
+            return plan.config.tuning if isa == choose_target().name else {}
+        tuned = find_tuned_for(model.spec, plan.config.kv_dtype, profile.name, isa)
+        return tuned.values if tuned else {}
+
+    return values
+
+
+def _normals(bundle: Bundle) -> FloatArray:
+    """Normals of the keys' Householder reflections, float32 [heads of all layers, head], found with a few tokens."""
+    config = replace(bundle.plan.config, threads=usable_cores(), tuning={}, lora_rank=0)
+    engine = NativeEngine(bundle.model.file, bundle.model.spec, config)
+    try:
+        return np.array(engine.normals)
+    finally:
+        engine.close()
+
+
+def _power(profile: DeviceProfile) -> Power:
+    return host_power() if profile.name == HOST else profile.power or Power()
+
+
+def _name(model: Model) -> str:
+    """The catalogue's name, if there is one: users know it, and it is shorter than a file's."""
+    return packaged_name(model.path) or model.spec.name
+
+
+def _license(model: Model) -> str:
+    found = model.file.metadata.get("general.license")
+    return found if isinstance(found, str) else ""
+
+
+def check_target(folder: Path, *, force: bool) -> None:
+    """Raise InputError unless the folder may be written. force: allow replacing a bundle to which nothing was added."""
+    check_folder(folder, lambda each: _listed(each) is not None, force=force)
+    listed = _listed(folder) or set()
+    added = sorted(
+        name for path in folder.rglob("*")
+        if (path.is_symlink() or not path.is_dir()) and (name := path.relative_to(folder).as_posix()) not in listed
+    )  # fmt: skip
+    if added:
+        named = ", ".join(added[:3]) + (", …" if len(added) > 3 else "")
+        raise InputError(f"{folder} holds files of others ({named}): move them, or choose a new folder")
+
+
+def _listed(folder: Path) -> set[str] | None:
+    """The files of an older bundle by its manifest; None if it has none."""
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        return {MANIFEST, *files} if any(Path(name).name == MODEL for name in files) else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

@@ -1,0 +1,220 @@
+"""constants.h: the numbers and structs that the C runtime shares with Python. Each is defined once, in Python.
+
+The header is written into the folder where the runtime is compiled, and into packages that compile it elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from edge.apps import adapter_file, chat, gpu_programs, model_file, npu_graphs, vocabulary, words
+from edge.apps.model_file import Section
+from edge.apps.planning import SNAPSHOTS
+from edge.apps.structs import LONGEST_STOP, MOST_STOPS, range_tables
+from edge.backends import ring, row_lists
+from edge.backends.onnx.graph.static import HIDDEN
+from edge.backends.tvm.adapters import padded_rank
+from edge.backends.tvm.cpu import two_stages
+from edge.backends.tvm.cpu.arguments import LINE, LINES, Job
+from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, State
+from edge.backends.tvm.gpu.picking import TOP
+from edge.backends.tvm.kv import row_formats
+from edge.backends.tvm.kv.regions import TILE
+from edge.backends.tvm.kv.rows import SPARE_ROWS
+from edge.backends.tvm.packing import blocks
+from edge.backends.tvm.packing.shape import ROPE_AHEAD
+from edge.backends.tvm.targets import TARGETS
+from edge.formats.blocks import BLOCK_TYPES
+from edge.model import tokenizer
+from edge.model.lora import MAX_RANK
+from edge.model.lora_file import MAX_SCALE
+from edge.plan import engines
+from edge.plan.candidates import EVICTED_SHARE
+from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
+from edge.plan.plan import DRAFT_TEXT
+from edge.prompt_cache.tree import SNAPSHOT_STEP
+from edge.run import reclaim
+from edge.run.budgets import governor, meters
+from edge.run.drafting import ahead, drafts, speculation
+from edge.run.sampling import sampler
+from edge.run.starting import race
+
+CONSTANTS = "constants.h"
+
+# Where the names differ, Python's is short because its module says the rest.
+_INTEGERS = {
+    "MODEL_VERSION": model_file.VERSION,
+    "ADAPTER_VERSION": adapter_file.VERSION,
+    "RANK_STEP": padded_rank(1),
+    "MOST_RANK": MAX_RANK,
+    "SECTION_ALIGNMENT": model_file.ALIGNMENT,
+    "WEIGHT_ALIGNMENT": model_file.WEIGHT_ALIGNMENT,
+    "ROPE_AHEAD": ROPE_AHEAD,
+    "LINE": LINE,
+    "LINES": LINES,
+    "TILE": TILE,
+    "SPARE_ROWS": SPARE_ROWS,
+    "INT4_STEPS": row_formats.STEPS,
+    "SNAPSHOTS": SNAPSHOTS,
+    "SNAPSHOT_STEP": SNAPSHOT_STEP,
+    "RING_SLACK": ring.SLACK,
+    "RING_SHARE": ring.SPARE_SHARE,
+    "ROTATED_AT_ONCE": row_lists.ROTATED_AT_ONCE,
+    "EVICTED_SHARE": EVICTED_SHARE,
+    "SMALLEST_ROWS": SMALLEST_ROWS,
+    "WRITABLE_ROWS": WRITABLE_ROWS,
+    "ROWS_STEP": reclaim.ROWS_STEP,
+    "SMALLEST_CHUNK": reclaim.SMALLEST_CHUNK,
+    "PENALTY_WINDOW": sampler.PENALTY_WINDOW,
+    "MOST_STOPS": MOST_STOPS,
+    "LONGEST_STOP": LONGEST_STOP,
+    "TEXT_BLOCK": tokenizer.BLOCK,
+    "LONGEST_BLOCK": tokenizer.LONGEST_BLOCK,
+    "ADDS_SPACE": vocabulary.ADDS_SPACE,
+    "SPACE_FIRST": vocabulary.SPACE_FIRST,
+    "SPACE_ALWAYS": vocabulary.SPACE_ALWAYS,
+    "WHOLE_WORDS": vocabulary.WHOLE_WORDS,
+    "IS_CONTROL": vocabulary.IS_CONTROL,
+    "ONLY_SPECIAL": vocabulary.ONLY_SPECIAL,
+    "SWALLOWS": vocabulary.SWALLOWS,
+    "LONGEST_PIECE": vocabulary.LONGEST_PIECE,
+    "MOST_PROBES": vocabulary.MOST_PROBES,
+    "TOKEN_BITS": vocabulary.TOKEN_BITS,
+    "RANK_BITS": vocabulary.RANK_BITS,
+    "CODE_POINTS": words.CODE_POINTS,
+    "WORDS_BLOCK": words.BLOCK,
+    "WORDS_ENDS": words.ENDS,
+    "MOST_SPLITS": words.MOST_SPLITS,
+    "CHAT_ABSENT": chat.ABSENT,
+    "JOB_QUIT": Job.QUIT,
+    "JOB_STEP": Job.STEP,
+    "JOB_CHUNK": Job.CHUNK,
+    "JOB_APPLY": Job.APPLY,
+    "JOB_VERIFY": Job.BATCH,  # of an exported pass
+    "DRAFTS_APPLIED": Job.APPLIED,
+    "DRAFTS_VERIFIED": Job.VERIFIED,
+    "JOB_RESCORE": Job.RESCORE,
+    "WANTED_BOUNDS": Job.ESTIMATED,
+    "HEAD_TILE": blocks.TILE,
+    "TILES_EACH": two_stages.TILES_EACH,
+    "LONGEST_WHOLE": two_stages.LONGEST,
+    "MOST_PICKS": min(PICKS, ANGLES_AHEAD, ROPE_AHEAD),
+    "MOST_BANS": State.MOST_BANS,
+    "MOST_SCALARS": gpu_programs.MOST_SCALARS,
+    "MOST_TOP": TOP,
+    "PICKED_IN_VAIN": ahead.IN_VAIN,
+    "MOST_DRAFTS": max(each.gemm_tokens for each in TARGETS) - 1,
+    "DRAFT_TEXT": DRAFT_TEXT,
+    "DRAFT_DEPTH": drafts.DEPTH,
+    "DRAFT_KINDS": len(speculation.FIRST_CHANCES),
+    "DRAFT_CONTEXTS": len(speculation.CONTEXTS),
+    "FEW_TIMES": speculation.FEW,
+    "SHORT_READINGS": governor.SHORT_READINGS,
+    "FIRST_PAID": governor.FIRST_PAID,
+    "FIRST_TIMED": governor.FIRST_TIMED,
+    "RACE_PROMPT": engines.PROMPT,
+    "RACE_ANSWER": engines.ANSWER,
+    "RACE_ROUNDS": race.ROUNDS,
+    "RACE_STEPS": race.STEPS,
+    "RACE_FEW": race.FEW,
+}
+_DOUBLES = {
+    "MOST_SCALE": MAX_SCALE,
+    "NPU_HIDDEN": HIDDEN,
+    "CREDIT_S": governor.CREDIT_S,
+    "SHORTEST_PAUSE_S": governor.SHORTEST_PAUSE_S,
+    "LONGEST_PAUSE_S": governor.LONGEST_PAUSE_S,
+    "HOPELESS_S": governor.HOPELESS_S,
+    "NO_COOLER_S": governor.NO_COOLER_S,
+    "CELSIUS_MARGIN": governor.CELSIUS_MARGIN,
+    "GAIN": governor.GAIN,
+    "INTEGRAL": governor.INTEGRAL,
+    "THERMAL_S": governor.THERMAL_S,
+    "LEAST_DUTY": governor.LEAST_DUTY,
+    "MEMORY_SLACK": governor.MEMORY_SLACK,
+    "STALLED": governor.STALLED,
+    "SETTLE_S": governor.SETTLE_S,
+    "FORGET": governor.FORGET,
+    "PRESSURE_S": meters.PRESSURE_S,
+    "FEW_TILES": two_stages.FEW,
+    "COLDEST": sampler.COLDEST,
+    "BURST_S": ahead.BURST_S,
+    "LEAST_GAIN": speculation.LEAST_GAIN,
+    "CAUTION": speculation.CAUTION,
+    "FIRST_COST": speculation.FIRST_COST[0],
+    "FIRST_COST_EACH": speculation.FIRST_COST[1],
+    "TRUSTED_DRAFTS": speculation.TRUSTED,
+    "DRAFTS_REMEMBERED": speculation.MEMORY,
+    "NEWEST_TIME": speculation.NEWEST,
+    "OUTLIER_TIME": speculation.OUTLIER,
+}
+_STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | gpu_programs.STRUCTS
+_STRUCTS |= npu_graphs.STRUCTS
+_STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
+_TYPES = {"i4": "int32_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
+
+
+@lru_cache
+def constants_header() -> str:
+    """The text of constants.h."""
+    lines = [
+        "/* Numbers and structs that Python has, too. Written by edge/apps/constants.py. */",
+        "#pragma once\n\n#include <stddef.h>\n#include <stdint.h>\n",
+        _enum("", (f"{name} = {value}" for name, value in _INTEGERS.items())),
+        *(f"static const double {name} = {float(value)!r};" for name, value in _DOUBLES.items()),
+        f"static const double FIRST_CHANCES[] = {{{', '.join(map(repr, speculation.FIRST_CHANCES))}}};",
+        f"static const uint32_t CONTEXT_ROWS[] = {{{', '.join(map(str, speculation.CONTEXTS))}}};",
+        f"static const float LARGEST_HALF = {row_formats.LARGEST};",
+        _enum("section_kind", [*(f"SECTION_{each.name} = {each.value}" for each in Section), "SECTIONS"]),
+        _enum("chat_part", [*(f"CHAT_{name.upper().replace(' ', '_')}" for name in chat.PARTS), "CHAT_PARTS"]),
+        _enum("", (f"POLICY_{name.upper()}" for name in model_file.POLICIES)),
+        _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
+        f"static const uint32_t GPU_NONE = {gpu_programs.NONE}u;",
+        _enum("", (f"GPU_{name.upper()}" for name in gpu_programs.LANGUAGES)),
+        _enum("gpu_passes", (f"GPU_{name}" for name in gpu_programs.PASSES)),
+        _enum("", (f"GPU_STATE_{name} = {getattr(State, name)}" for name in gpu_programs.STATE)),
+        f'#define ADAPTER_MAGIC "{adapter_file.MAGIC.decode()}"',
+        _enum("", (f"LORA_{name}" for name in adapter_file.KINDS)),
+        _enum("", (f"KIND_{name.upper()}" for name in vocabulary.KINDS)),
+        _enum("", [*(f"ISA_{each.name.upper()}" for each in TARGETS), "ISAS"]),
+        "#define ISA_NAMES " + ", ".join(f'"{each.name}"' for each in TARGETS),
+        f"typedef struct {{ int64_t {', '.join(Job.NAMES)}; }} pass_job;",
+        *(_struct(name, fields) for name, fields in _STRUCTS.items()),
+        range_tables(),
+        _table_types(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table_types() -> str:
+    """A macro: types of blocks as X(name, values, bytes)."""
+    sizes = {each.name: (each.values, each.nbytes) for each in BLOCK_TYPES.values()}
+    lines = ["X({}, {}, {})".format(name.lower(), *sizes[name]) for name in model_file.TABLE_TYPES]
+    return "#define TABLE_TYPES(X) \\\n    " + " \\\n    ".join(lines)
+
+
+def _enum(name: str, members: Iterable[str]) -> str:
+    return f"enum {name}{' ' * bool(name)}{{\n" + "".join(f"    {each},\n" for each in members) + "};"
+
+
+def _struct(name: str, struct: np.dtype[np.void]) -> str:
+    """A struct, and static assertions that the compiler gives it NumPy's size and offsets, which the file has."""
+    fields: Mapping[str, Any] = struct.fields or {}
+    declared = "".join(f"    {_declaration(each, kind)};\n" for each, (kind, *_) in fields.items())
+    checks = [f"sizeof({name}) == {struct.itemsize}"]
+    checks += [f"offsetof({name}, {each}) == {at}" for each, (_, at, *_) in fields.items()]
+    asserted = "".join(f'_Static_assert({check}, "layout of {name}");\n' for check in checks)
+    return f"typedef struct {{\n{declared}}} {name};\n{asserted}"
+
+
+def _declaration(name: str, kind: np.dtype[np.generic]) -> str:
+    if kind.subdtype:
+        each, (count,) = kind.subdtype
+        return f"{_TYPES[each.str[1:]]} {name}[{count}]"
+    if kind.kind in "SV":
+        return f"{'char' if kind.kind == 'S' else 'uint8_t'} {name}[{kind.itemsize}]"
+    return f"{_TYPES[kind.str[1:]]} {name}"

@@ -1,0 +1,104 @@
+"""Write the files of a bundle besides model.edge, for each system: the library or its sources, and a manual."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edge.apps.bindings import copy_source
+from edge.apps.constants import CONSTANTS, constants_header
+from edge.apps.library import GPU, NPU, SHARED, make_library
+from edge.apps.site import write_site
+from edge.backends.tvm.compiler.exported import exported_objects, passes_source
+from edge.backends.tvm.design import Design
+
+_HERE = Path(__file__).parent
+_RUNTIME = _HERE / "runtime"
+_ABIS = {"aarch64": "arm64-v8a", "x86_64": "x86_64"}  # as Android calls machines
+
+Tell = Callable[[float], None]
+
+
+def write_platform(
+    designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, gpu: bool = False,
+    npu: bool = False,
+) -> Path:  # fmt: skip
+    """Write the files of a system. Returns the folder for model.edge, within `folder`.
+
+    trusted: the text of trusted.c. gpu, npu: include the code for these. tell: called with the fraction done.
+    Raises EngineError if a compiler fails, MissingExtraError without TVM, UnsupportedError without a C compiler.
+    """
+    if system == "web":
+        return write_site(designs, trusted, folder, tell)
+    if system in ("ios", "macos"):
+        return _write_apple(designs, {"trusted.c": trusted}, folder, tell, [*GPU.iterdir()] if gpu else [])
+    write = {"android": _write_android, "windows": _write_windows}.get(system, _write_c)
+    more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ())]
+    return write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))
+
+
+def _write_c(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]) -> Path:
+    """edge.h and both libraries beside an example."""
+    make_library(designs, folder, designs[0].target.machine, "linux", tables=tables, more=more, progress=tell)
+    _copy(_RUNTIME / "edge.h", folder)
+    _copy(_HERE / "c", folder)
+    return folder
+
+
+def _write_windows(
+    designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]
+) -> Path:
+    """edge.h, the DLL and its import library beside an example in C."""
+    make_library(designs, folder, designs[0].target.machine, "windows", tables=tables, more=more, progress=tell)
+    for path in (_RUNTIME / "edge.h", _HERE / "c" / "example.c", _HERE / "windows"):
+        _copy(path, folder)
+    return folder
+
+
+def _write_android(
+    designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]
+) -> Path:
+    """edge/: a library module of Gradle; c/: for native code; sample/."""
+    kotlin, module, native = _HERE / "kotlin", folder / "edge", folder / "c"
+    main, machine = module / "src" / "main", designs[0].target.machine
+    native.mkdir()
+    make_library(
+        designs, native, machine, "android", tables=tables, more=[kotlin / "jni" / "edge_jni.c", *more],
+        exports=["JNI_OnLoad"], progress=tell,
+    )  # fmt: skip
+    _copy(_RUNTIME / "edge.h", native)
+    _copy(kotlin / "README.md", folder)
+    _copy(kotlin / "sample", folder / "sample")
+    _copy(kotlin / "src", main / "kotlin")
+    _copy(kotlin / "AndroidManifest.xml", main)
+    for name in ("build.gradle.kts", "consumer-rules.pro"):
+        _copy(kotlin / name, module)
+    libraries = main / "jniLibs" / _ABIS[machine]
+    libraries.mkdir(parents=True)
+    (native / SHARED).rename(libraries / SHARED)
+    assets = main / "assets"
+    assets.mkdir()
+    return assets
+
+
+def _write_apple(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]) -> Path:
+    """A Swift package, whose runtime Xcode compiles and whose passes it assembles, so that they fit any of its SDKs."""
+    _copy(_HERE / "swift", folder)
+    sources = folder / "Sources" / "CEdge"
+    for path in filter(Path.is_file, [*_RUNTIME.iterdir(), *more]):
+        _copy(path, sources / "include" if path.name == "edge.h" else sources)
+    for name, text in {"passes.c": passes_source(designs), CONSTANTS: constants_header(), **tables}.items():
+        (sources / name).write_text(text, encoding="utf-8")
+    for design, path in zip(designs, exported_objects(designs, tell), strict=True):
+        shutil.copy(path, sources / f"pass_{design.target.name}{path.suffix}")
+    return folder / "Sources" / "EdgeKit"
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """A file into a folder, or the content of one folder into another."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, folder, copy_function=copy_source, dirs_exist_ok=True)
+    else:
+        copy_source(source, folder / source.name)

@@ -1,0 +1,96 @@
+/* LoRA adapters in buffers of the device: of a file of edge/apps/adapter_file.py the part for GPUs, which has a byte
+ * for each matrix that may have an adapter, 1 if it has, then the content of these buffers. Dispatches of matrices that have
+ * none run as they do without any. */
+#include <math.h>
+#include <string.h>
+
+#include "gpu.h"
+
+enum { PIECE = 16 << 10 }; /* bytes that travel at once */
+
+static const gpu_adapted *matrices_of(const gpu *g)
+{
+    return gpu_table(g, g->config->adapted_at);
+}
+
+static uint64_t buffer_bytes(const gpu *g, uint32_t number)
+{
+    return ((const gpu_buffer *)gpu_table(g, g->config->buffers_at))[number].size;
+}
+
+/* Whether matrix `i` is the first one of its buffer. */
+static bool begins_buffer(const gpu *g, uint32_t i)
+{
+    return !i || matrices_of(g)[i].buffer != matrices_of(g)[i - 1].buffer;
+}
+
+uint64_t adapter_bytes(const gpu *g)
+{
+    uint64_t bytes = g->config->adapted;
+    for (uint32_t i = 0; i < g->config->adapted; i++)
+        bytes += begins_buffer(g, i) ? buffer_bytes(g, matrices_of(g)[i].buffer) : 0;
+    return bytes;
+}
+
+void choose_dispatches(gpu *g)
+{
+    const gpu_dispatch_config *dispatches = gpu_table(g, g->config->dispatches_at);
+    for (uint32_t i = 0; i < g->config->dispatches; i++) {
+        const gpu_dispatch_config *each = dispatches + i;
+        const uint32_t *matrices = (const uint32_t *)gpu_table(g, g->config->numbers_at) + each->numbers + each->parts +
+                                   each->scalars;
+        bool changed = false;
+        for (uint32_t at = 0; at < each->matrices; at++)
+            changed = changed || g->changed[matrices[at]];
+        g->skipped[i] = each->matrices && changed != (each->adapted != 0);
+    }
+}
+
+/* Multiplies what of `size` bytes from `at` on is of B. False: a value is too large for its type. */
+static bool scale_piece(const gpu *g, const gpu_adapted *matrix, uint8_t *piece, uint64_t at, uint64_t size, float scale)
+{
+    uint64_t first = matrix->at > at ? matrix->at : at, end = matrix->at + matrix->size;
+    bool finite = true, exact = g->model->config->kv_dtype == KV_F32;
+    end = end < at + size ? end : at + size;
+    for (uint64_t value = first; value < end; value += exact ? sizeof(float) : sizeof(uint16_t)) {
+        uint8_t *place = piece + (value - at);
+        float scaled;
+        uint16_t half;
+        memcpy(exact ? (void *)&scaled : (void *)&half, place, exact ? sizeof scaled : sizeof half);
+        scaled = (exact ? scaled : rows_from_half(half)) * scale;
+        half = rows_to_half(scaled);
+        finite = finite && isfinite(exact ? scaled : rows_from_half(half));
+        memcpy(place, exact ? (const void *)&scaled : (const void *)&half, exact ? sizeof scaled : sizeof half);
+    }
+    return finite;
+}
+
+/* The buffer of matrix `first`, and of those behind it in there. */
+static bool read_buffer(gpu *g, uint32_t first, adapter_source in, void *from, float scale, bool *finite)
+{
+    const gpu_adapted *matrices = matrices_of(g);
+    uint32_t buffer = matrices[first].buffer;
+    uint64_t size = buffer_bytes(g, buffer);
+    uint8_t piece[PIECE];
+    for (uint64_t at = 0; at < size; at += PIECE) {
+        uint64_t count = size - at < PIECE ? size - at : PIECE;
+        if (!in(from, piece, count))
+            return false;
+        for (uint32_t i = first; scale != 1 && i < g->config->adapted && matrices[i].buffer == buffer; i++)
+            *finite = scale_piece(g, matrices + i, piece, at, count, scale) && *finite;
+        gpu_write(g, buffer, at, piece, count, true);
+    }
+    return true;
+}
+
+bool read_gpu_adapter(gpu *g, adapter_source in, void *from, float scale, bool *finite)
+{
+    bool whole = !in || in(from, g->changed, g->config->adapted);
+    *finite = true;
+    for (uint32_t i = 0; in && whole && i < g->config->adapted; i++)
+        whole = !begins_buffer(g, i) || read_buffer(g, i, in, from, scale, finite);
+    if (!in || !whole)
+        memset(g->changed, 0, g->config->adapted);
+    choose_dispatches(g);
+    return whole;
+}

@@ -1,0 +1,159 @@
+"""Bundles of small models for this machine, and the same conversations with a bundle and with edge itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from ctypes_bundle import MODEL, open_bundle
+
+import edge
+from edge.apps.bundle import export, make_sections, prepare, with_gpu
+from edge.apps.chat import exported_think
+from edge.apps.enums import Finish, Role
+from edge.apps.model_file import trusted_source
+from edge.backends.tvm.compiler.exported import exported_objects, passes_source
+from edge.backends.tvm.targets import choose_target
+from edge.devices.profiles import HOST, find_profile
+from edge.model.model import Model, open_model
+from edge.options import Options
+from edge.run.sampling.sampler import Sampler
+from edge.run.sequences.sequence import TokenSequence
+from edge.run.session import Session
+from edge.sampling import SamplingParams
+
+Text = str | Sequence[int]
+Answer = tuple[list[int], str, Finish]
+
+_kept = TemporaryDirectory(prefix="edge-bundles-")
+
+
+def model_of(name: str) -> Model:
+    return open_model(GOLDEN / f"{name}.gguf" if (GOLDEN / f"{name}.gguf").exists() else name)
+
+
+@lru_cache
+def bundle_of(name: str, **options: Any) -> Path:
+    """A bundle's folder. It is compiled for this machine's instruction set only."""
+    folder = Path(_kept.name) / f"{Path(name).stem}-{len(list(Path(_kept.name).iterdir()))}"
+    export(model_of(name), folder, isas=[choose_target().name], **options)
+    return folder
+
+
+@lru_cache
+def bundle_sources(
+    name: str, *, lora_rank: int = 0, gpu: bool = False, npu: bool = False, **options: Any
+) -> tuple[Path, list[Path]]:  # fmt: skip
+    """model.edge, and what belongs to it besides the runtime, which is to be built otherwise: tables and objects."""
+    chosen, isas = Options().updated(**options), [choose_target().name]
+    bundle = prepare(model_of(name), find_profile(HOST), chosen, isas, lora_rank, gpu=gpu, npu=npu)
+    if gpu:
+        bundle = with_gpu(bundle)
+    more: dict[str, Any] = ({"lora_rank": lora_rank} if lora_rank else {}) | ({"gpu": True} if gpu else {})
+    more |= {"npu": True} if npu else {}
+    folder = bundle_of(name, **options, **more)
+    tables = {"trusted.c": trusted_source(make_sections(bundle)), "passes.c": passes_source(bundle.designs)}
+    for title, text in tables.items():
+        (folder / title).write_text(text)
+    return folder / MODEL, [*(folder / title for title in tables), *exported_objects(bundle.designs)]
+
+
+class Exported(Protocol):
+    """A session in another process or library, as `BundleSession`."""
+
+    def set(self, **options: Any) -> None: ...
+    def append(self, role: Role, text: Text) -> None: ...
+    def answer(self, text: Text, role: Role = ...) -> Answer: ...
+    def rewind(self, turns: int | None = None) -> None: ...
+    def use(self) -> dict[str, Any]: ...
+
+
+@dataclass
+class Pair:
+    """One conversation twice. Every call makes sure that both say the same."""
+
+    python: Session
+    exported: Exported
+    recorded: list[int]
+    begun: bool = field(default=False)
+
+    def ask(
+        self, text: Text, *, raw: bool = False, system: str | None = None, told: bool = False, **options: Any
+    ) -> Answer:
+        """told: the exported session has the system's text already. options: fields of edge_options."""
+        self.exported.set(**options)
+        if system is not None and not told:
+            self.exported.append(Role.SYSTEM, system)
+        role = Role.RAW if raw else Role.USER if isinstance(text, str) else Role.IDS
+        found = self.exported.answer(text, role)
+        assert found == self._python(text, raw, system, **options)
+        self.check_rows()
+        return found
+
+    def forget(self) -> None:
+        self.exported.rewind()
+        self.begun = False
+
+    def check_rows(self) -> None:
+        use, kv = self.exported.use(), self.python.engine.kv
+        assert (use["rows"], use["capacity"]) == (kv.length, kv.capacity)
+
+    def _python(self, text: Text, raw: bool, system: str | None, **options: Any) -> Answer:
+        self.recorded.clear()
+        names = SamplingParams.__dataclass_fields__
+        sampling = self.python.model.sampling(**{name: options[name] for name in options.keys() & names})
+        template = self.python.model.template
+        chosen = {} if template is None or raw or not isinstance(text, str) else {"think": exported_think(template)}
+        answer = self.python.generate(
+            text if isinstance(text, str) else np.array(text, np.int32),
+            max_tokens=options.get("max_tokens") or None,
+            sampling=sampling,
+            stop=list(options.get("stop", ())),
+            ignore_eos=bool(options.get("ignore_eos")),
+            system=system,
+            raw=raw,
+            follow_up=self.begun,
+            time_limit=options.get("time"),
+            energy_limit=options.get("energy"),
+            **chosen,
+        )
+        self.begun = True
+        report = self.python.report
+        assert report is not None
+        return self.recorded[: report.tokens.generated], answer, Finish[report.stop_reason.upper()]
+
+
+@contextmanager
+def pair_of(name: str, *, pinned: int | None = None, **options: Any) -> Iterator[Pair]:
+    """options: of the plan, for both. pinned: rows that the Python session is told to keep, and the bundle is not."""
+    kept = options if pinned is None else options | {"keep": pinned}
+    with (
+        recorded_session(name, **kept) as (python, recorded),
+        open_bundle(bundle_of(name, **options)) as bundle,
+        bundle.session() as exported,
+    ):
+        yield Pair(python, exported, recorded)
+
+
+@contextmanager
+def recorded_session(name: str, **options: Any) -> Iterator[tuple[Session, list[int]]]:
+    """edge's own session, and a list to which it adds the tokens that it generates."""
+    recorded: list[int] = []
+    following = TokenSequence.next_token
+
+    def record(sequence: TokenSequence, sample: Sampler) -> int:
+        recorded.append(following(sequence, sample))
+        return recorded[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TokenSequence, "next_token", record)
+        with edge.load(model_of(name), backend="cpu", **options) as python:
+            yield python, recorded

@@ -1,0 +1,270 @@
+"""An exported bundle from Python: its C library (runtime/edge.h) through ctypes, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from ctypes import byref, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.apps.enums import Finish, Role, Status, Trim
+from edge.apps.structs import MODEL_INFO, OPTIONS, READINGS, USAGE, members
+from edge.errors import BudgetError, BusyError, EdgeError, EngineError, InputError, ModelFormatError, UnsupportedError
+
+LIBRARY, MODEL = "libedge.so", "model.edge"
+
+
+ERRORS: dict[int, type[EdgeError]] = {
+    Status.BAD_ARGUMENT: InputError,
+    Status.BAD_FILE: ModelFormatError,
+    Status.UNSUPPORTED: UnsupportedError,
+    Status.NO_MEMORY: BudgetError,
+    Status.BUSY: BusyError,
+    Status.FULL: InputError,
+    Status.FAILED: EngineError,
+}
+
+
+class _Struct(ctypes.Structure):
+    """Begins with its size."""
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        super().__init__(sizeof(type(self)), *values, **fields)
+
+
+class _Error(_Struct):
+    _fields_ = [("size", c_uint32), ("code", c_int32), ("message", c_char * 248)]
+
+
+class _Source(_Struct):
+    _fields_ = [("size", c_uint32), ("path", c_char_p), ("fd", c_int32), ("offset", c_uint64), ("length", c_uint64)]
+
+
+_TYPES = {
+    "uint32": c_uint32, "int32": c_int32, "uint64": c_uint64, "int64": c_int64, "double": c_double, "pointer": c_char_p,
+}  # fmt: skip
+
+
+class _Info(_Struct):
+    _fields_ = [(name, _TYPES[kind]) for name, kind in members(MODEL_INFO)]
+
+
+class _Options(_Struct):
+    _fields_ = [(name, ctypes.POINTER(c_char_p) if name == "stop" else _TYPES[kind]) for name, kind in members(OPTIONS)]
+
+
+class _Readings(_Struct):
+    _fields_ = [(name, _TYPES[kind]) for name, kind in members(READINGS)]
+
+
+class _Usage(_Struct):
+    _fields_ = [(name, _TYPES[kind]) for name, kind in members(USAGE)]
+
+
+class _Piece(_Struct):
+    _fields_ = [
+        ("size", c_uint32), ("token", c_int32), ("finish", c_int32), ("length", c_uint32), ("text", c_char * 256),
+    ]  # fmt: skip
+
+
+class _Stream(_Struct):
+    _fields_ = [
+        ("size", c_uint32), ("fd", c_int32), ("buffer", c_void_p), ("capacity", c_uint64), ("length", c_uint64),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Piece:
+    """token: None where no new one was generated."""
+
+    token: int | None
+    text: str
+    finish: Finish
+
+
+class Bundle:
+    """A model of a bundle. A context manager; `close` raises BusyError while sessions are open."""
+
+    def __init__(self, folder: str | Path, library: str | Path | None = None) -> None:
+        """library: another one than the bundle's, such as one with sanitizers."""
+        self.library = _load(Path(library or Path(folder) / LIBRARY))
+        self._model = c_void_p()
+        path = os.fsencode(Path(folder) / MODEL)
+        _check(self.library.edge_open, byref(_Source(path, -1)), byref(self._model))
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._model:
+            _check(self.library.edge_close, self._model)
+            self._model = c_void_p()
+
+    def info(self) -> dict[str, Any]:
+        found = _Info()
+        _check(self.library.edge_info, self._model, byref(found))
+        return _fields(found)
+
+    def session(self, **options: Any) -> BundleSession:
+        """options: fields of edge_options; `stop` as texts."""
+        return BundleSession(self.library, self._model, options)
+
+
+class BundleSession:
+    """A session of a bundle's model. A context manager."""
+
+    def __init__(self, library: ctypes.CDLL, model: c_void_p, options: dict[str, Any]) -> None:
+        self._library, self._session = library, c_void_p()
+        _check(library.edge_begin, model, byref(_options(options)), byref(self._session))
+
+    @property
+    def handle(self) -> c_void_p:
+        return self._session
+
+    def __enter__(self) -> BundleSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._library.edge_end(self._session)
+        self._session = c_void_p()
+
+    def set(self, **options: Any) -> None:
+        self._call("edge_set", byref(_options(options)))
+
+    def read(self, **readings: float) -> None:
+        self._call("edge_read", byref(_Readings(**{each.name: each.unset for each in READINGS} | readings)))
+
+    def append(self, role: Role, text: str | bytes | Sequence[int]) -> None:
+        if isinstance(text, str | bytes):
+            data = text.encode() if isinstance(text, str) else text
+            self._call("edge_append", int(role), data, c_size_t(len(data)))
+        else:
+            self._call("edge_append", int(role), (c_int32 * len(text))(*text), c_size_t(len(text)))
+
+    def next(self) -> Piece:
+        piece = _Piece()
+        self._call("edge_next", byref(piece))
+        text = ctypes.string_at(ctypes.addressof(piece) + _Piece.text.offset, piece.length).decode()
+        return Piece(None if piece.token < 0 else piece.token, text, Finish(piece.finish))
+
+    def pieces(self) -> Iterator[Piece]:
+        """Of the answer, up to its end."""
+        while True:
+            piece = self.next()
+            yield piece
+            if piece.finish:
+                return
+
+    def answer(self, text: str | Sequence[int], role: Role = Role.USER) -> tuple[list[int], str, Finish]:
+        """Append, and the whole answer: tokens, text, and why it ended."""
+        self.append(role, text)
+        pieces = list(self.pieces())
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        return tokens, "".join(piece.text for piece in pieces), pieces[-1].finish
+
+    def cancel(self) -> None:
+        """From any thread."""
+        self._library.edge_cancel(self._session)
+
+    def rewind(self, turns: int | None = None) -> None:
+        """None: all."""
+        self._call("edge_rewind", 0xFFFFFFFF if turns is None else turns)
+
+    def save(self) -> bytes:
+        stream = _Stream(-1)
+        self._call("edge_save", byref(stream))
+        data = ctypes.create_string_buffer(stream.length)
+        stream = _Stream(-1, ctypes.addressof(data), len(data))
+        self._call("edge_save", byref(stream))
+        return data.raw[: stream.length]
+
+    def load(self, state: bytes) -> None:
+        data = ctypes.create_string_buffer(state, len(state))
+        self._call("edge_load", byref(_Stream(-1, ctypes.addressof(data), len(data))))
+
+    def save_to(self, fd: int) -> None:
+        self._call("edge_save", byref(_Stream(fd)))
+
+    def load_from(self, fd: int) -> None:
+        self._call("edge_load", byref(_Stream(fd)))
+
+    def set_adapter(self, adapter: bytes | None, scale: float = 1.0) -> None:
+        data = ctypes.create_string_buffer(adapter, len(adapter)) if adapter is not None else None
+        stream = byref(_Stream(-1, ctypes.addressof(data), len(data))) if data is not None else None
+        self._call("edge_set_adapter", stream, c_double(scale))
+
+    def set_adapter_from(self, fd: int, scale: float = 1.0) -> None:
+        self._call("edge_set_adapter", byref(_Stream(fd)), c_double(scale))
+
+    def trim(self, level: Trim) -> None:
+        self._call("edge_trim", int(level))
+
+    def use(self) -> dict[str, Any]:
+        found = _Usage()
+        self._call("edge_use", byref(found))
+        return _fields(found)
+
+    def tokenize(self, text: str | bytes, special: bool = False) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        room = (c_int32 * (len(data) + 8))()
+        count = self._call("edge_tokenize", data, c_size_t(len(data)), int(special), room, c_size_t(len(room)))
+        return room[:count]
+
+    def _call(self, name: str, *arguments: Any) -> int:
+        return _check(getattr(self._library, name), self._session, *arguments)
+
+
+def open_bundle(folder: str | Path, library: str | Path | None = None) -> Bundle:
+    """Open what `edge export` wrote for this machine. Raises the errors of edge.errors."""
+    return Bundle(folder, library)
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(path.absolute()))
+    except OSError as error:
+        raise ModelFormatError(f"{path} is not a library for this machine: {error}") from None
+    for name in ("edge_end", "edge_cancel"):
+        getattr(library, name).restype = None
+        getattr(library, name).argtypes = [c_void_p]
+    library.edge_tokenize.restype = c_int64
+    return library
+
+
+def _check(function: Any, *arguments: Any) -> int:
+    error = _Error()
+    status = int(function(*arguments, byref(error)))
+    if status < 0:
+        raise ERRORS.get(status, EngineError)(error.message.decode())
+    return status
+
+
+def _options(chosen: dict[str, Any]) -> _Options:
+    options = _Options(**{each.name: each.unset for each in OPTIONS if each.unset})
+    chosen = dict(chosen)
+    if "seed" in chosen:
+        chosen["seeded"] = 1
+    if stops := [stop.encode() if isinstance(stop, str) else stop for stop in chosen.pop("stop", ())]:
+        options.stop, options.stop_count = (c_char_p * len(stops))(*stops), len(stops)
+    for name in ("isa", "cache", "npu"):
+        if isinstance(chosen.get(name), str):
+            chosen[name] = chosen[name].encode()
+    for name, value in chosen.items():
+        if name not in {field[0] for field in _Options._fields_}:
+            raise InputError(f"edge_options has no field {name!r}")
+        setattr(options, name, value)
+    return options
+
+
+def _fields(struct: ctypes.Structure) -> dict[str, Any]:
+    found = {str(field[0]): getattr(struct, field[0]) for field in struct._fields_}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}

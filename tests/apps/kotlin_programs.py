@@ -1,0 +1,105 @@
+"""Kotlin programs of tests, compiled with the npm package kotlin-compiler and run on a JVM that checks JNI calls."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from conftest import CACHE
+from runtime_library import build
+
+import edge
+from edge.apps.bindings import EXPORTED, generated
+from edge.storage.lock import file_lock
+
+KOTLIN = Path(edge.__file__).parent / "apps" / "kotlin"
+PROGRAMS = Path(__file__).parent / "kotlin"
+COMPILER = Path(__file__).parents[2] / "build" / "kotlin" / "node_modules" / "kotlin-compiler"  # where `make` puts it
+JAVA = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]  # a third less time for short runs
+LIBRARIES = [COMPILER / "lib" / f"{name}.jar" for name in ("kotlin-stdlib", "kotlinx-coroutines-core-jvm")]
+
+
+def java_home() -> Path:
+    """Skips without a JDK."""
+    javac = shutil.which("javac")
+    if javac is None:
+        pytest.skip("no JDK")
+    return Path(javac).resolve().parents[1]
+
+
+@lru_cache
+def compile_kotlin(*sources: Path, warnings: Sequence[str] = ("-Werror",)) -> Path:
+    """A jar of Kotlin and Java files and folders, in the tests' cache folder. Skips without a JDK and the compiler."""
+    java_home()
+    if not COMPILER.is_dir():
+        pytest.skip("no npm package kotlin-compiler in build/kotlin")
+    files = [file for each in sources for file in (sorted(each.rglob("*.[kj]*")) if each.is_dir() else [each])]
+    digest = hashlib.sha256(repr(warnings).encode() + (COMPILER / "package.json").read_bytes())
+    texts = [_text(file) for file in files]
+    for file, text in zip(files, texts, strict=True):
+        digest.update(file.name.encode() + b"\0" + text.encode())
+    jar = CACHE / "kotlin" / f"{digest.hexdigest()[:24]}.jar"
+    jar.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(jar.with_suffix(".lock")):  # other workers of pytest want it, too
+        if jar.exists():
+            return jar
+        made = jar.with_name(f"{os.getpid()}.{jar.name}")
+        command = [*JAVA, "-cp", str(COMPILER / "lib" / "kotlin-compiler.jar")]
+        command += ["org.jetbrains.kotlin.cli.jvm.K2JVMCompiler", "-kotlin-home", str(COMPILER), "-no-reflect"]
+        command += ["-jvm-target", "1.8", "-cp", classpath(*LIBRARIES), *warnings, "-d", str(made)]
+        with TemporaryDirectory() as folder:
+            for number, (file, text) in enumerate(zip(files, texts, strict=True)):
+                place = Path(folder, f"{number}", file.name)
+                place.parent.mkdir()
+                place.write_text(text, encoding="utf-8")
+                command.append(str(place))
+            done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        made.rename(jar)
+    return jar
+
+
+def _text(file: Path) -> str:
+    """A file as bundles have it."""
+    name = file.relative_to(KOTLIN.parent).as_posix() if file.is_relative_to(KOTLIN.parent) else ""
+    return generated(name) if name in EXPORTED else file.read_text(encoding="utf-8")
+
+
+def classpath(*jars: Path) -> str:
+    return os.pathsep.join(map(str, jars))
+
+
+def run_kotlin(jar: Path, main: str, library: Path, *arguments: str) -> dict[str, list[str]]:
+    """What a program printed, as lines of NAME=VALUE. `library` becomes libedge.so."""
+    folder = library.parent / f"{library.stem}.jni"
+    folder.mkdir(exist_ok=True)
+    name = folder / "libedge.so"
+    if not name.exists():
+        shutil.copy(library, folder / f"{os.getpid()}.so")
+        (folder / f"{os.getpid()}.so").rename(name)
+    command = [*JAVA, "-Xcheck:jni", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8"]
+    command += ["--add-opens", "java.base/java.io=ALL-UNNAMED"]  # for the numbers of open files
+    with TemporaryDirectory() as temporary:
+        command += [f"-Djava.library.path={folder}", f"-Djava.io.tmpdir={temporary}"]
+        command += ["-cp", classpath(jar, *LIBRARIES), main, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr + done.stdout[-2000:]
+    assert done.stderr == ""
+    assert "WARNING" not in done.stdout, done.stdout[-2000:]  # of -Xcheck:jni
+    said: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        name_, _, value = line.partition("=")
+        said.setdefault(name_, []).append(value)
+    return said
+
+
+def build_jni(*sources: str | Path) -> Path:
+    """The binding and these files of the runtime as one library."""
+    return build((KOTLIN / "jni" / "edge_jni.c", *sources), ("-shared", "-fPIC"), ".so")

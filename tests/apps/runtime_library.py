@@ -1,0 +1,64 @@
+"""Parts of the C runtime (edge/apps/runtime) as a library that tests call through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from conftest import CACHE
+
+import edge
+from edge.apps.constants import CONSTANTS, constants_header
+
+RUNTIME = Path(edge.__file__).parent / "apps" / "runtime"
+PLATFORM = ("platform.c", "posix.c", "linux.c")  # what it takes from Linux
+SANITIZE = "EDGE_TEST_SANITIZE"  # environment variable: builds check addresses and undefined behaviour
+WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion", "-Wshadow", "-Werror")
+
+
+@lru_cache
+def includes() -> tuple[str, str]:
+    """The compiler's options for the runtime's headers, of which constants.h is made here."""
+    text = constants_header()
+    folder = CACHE / "runtime" / hashlib.sha256(text.encode()).hexdigest()[:24]
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / f"{CONSTANTS}.{os.getpid()}"
+    made.write_text(text, encoding="utf-8")
+    made.rename(folder / CONSTANTS)
+    return f"-I{RUNTIME}", f"-I{folder}"
+
+
+@lru_cache
+def load_runtime(*sources: str | Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """The files of the runtime with these names, and others by their paths, compiled into one library. Functions that
+    tests call must not be static."""
+    return ctypes.CDLL(str(build(sources, ("-shared", "-fPIC", *flags), ".so")))
+
+
+def build(
+    sources: Sequence[str | Path], flags: Sequence[str] = (), suffix: str = "", compiler: str = "cc",
+    libraries: Sequence[str] = ("-lm", "-lpthread"),
+) -> Path:  # fmt: skip
+    """A library or a program in the tests' cache folder, built if sources have changed. Skips without a compiler."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no C compiler {compiler}")
+    paths = [RUNTIME / each if isinstance(each, str) else each for each in sources]
+    checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all") if os.environ.get(SANITIZE) else ()
+    command = [compiler, "-std=c11", "-O2", "-g", "-ffp-contract=off", *WARNINGS, *checks, *includes(), *flags]
+    digest = hashlib.sha256(repr(command).encode())
+    for path in [*sorted(RUNTIME.rglob("*.h")), *paths]:
+        digest.update(path.read_bytes())
+    out = CACHE / "runtime" / f"{digest.hexdigest()[:24]}{suffix}"
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        made = out.with_name(f"{out.name}.{os.getpid()}")
+        subprocess.run([*command, *map(str, paths), "-o", str(made), *libraries], check=True)
+        made.rename(out)
+    return out

@@ -1,0 +1,106 @@
+"""The enums and structs of edge.h in every language are those of the schema."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from runtime_library import RUNTIME
+
+from edge.apps.bindings import EXPORTED, FILES, generated
+from edge.apps.enums import Finish, Role, Speculate, Status, Trim
+from edge.apps.structs import OPTIONS, STRUCTS, layout
+from edge.flags import flags_of
+from edge.options import Options
+from edge.run.report import StopReason
+from edge.sampling import SamplingParams
+
+STRUCTS_OF_C = {
+    "Options": "edge_options", "Readings": "edge_readings", "ModelInfo": "edge_model_info", "Usage": "edge_usage",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_have_what_the_schema_generates(name: str) -> None:
+    assert (RUNTIME.parent / name).read_text(encoding="utf-8") == generated(name)  # else: python -m edge.apps.bindings
+
+
+def test_every_member_is_in_edge_h() -> None:
+    text = (RUNTIME / "edge.h").read_text(encoding="utf-8")
+    header = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    for kind in (Status, Role, Finish, Trim, Speculate):
+        assert text.count(f"/* generated: {kind.__name__} */") == 1
+        for each in kind:
+            member = rf"^[^#;]*\bEDGE_(TRIM_|SPECULATE_)?{each.name}\b( = {each.value})?,?"
+            assert re.search(member, header, re.MULTILINE)
+
+
+@pytest.mark.parametrize("field", [each.name for each in OPTIONS])
+def test_every_language_has_each_option(field: str) -> None:
+    """In a declaration and where it goes to C, but for languages that are said to lack it."""
+    (option,) = (each for each in OPTIONS if each.name == field)
+    first, *others = field.split("_")
+    name = first + "".join(map(str.capitalize, others))
+    texts = {path: generated(path) for path in (*FILES, *EXPORTED)}
+    own = option.kind in ("text", "texts")  # whose memory bindings keep by lines of their own
+    lacks = option.without
+    assert re.search(rf"\b{field}; */?", texts["runtime/edge.h"])
+    kotlin = texts["kotlin/src/edge/runtime/EdgeOptions.kt"]
+    assert f"    val {name}: " in kotlin
+    assert own or re.search(rf"\.put\w+\(\d+, .*\b{name}\b", kotlin)
+    swift = texts["swift/Sources/EdgeKit/EdgeOptions.swift"]
+    assert ("swift" in lacks) is (f"native.{field} = " not in swift)
+    assert ("swift" in lacks) is (f"    public var {name}" not in swift)
+    if not own:
+        assert ("web" in lacks) is (f'["{name}", ' not in texts["web/package/module.js"])
+    answers = texts["web/package/index.d.ts"].partition("interface SamplingOptions {")[2].partition("\n}")[0]
+    assert ("web" in lacks or "types" in lacks) is (f"  {name}?: " not in answers)
+
+
+def test_options_are_called_as_in_python() -> None:
+    names = {each.name for each in OPTIONS}
+    assert {name for name, flag in flags_of(SamplingParams).items() if flag.apps} < names
+    assert {"time", "energy", "power", "max_temp", "threads", "speculate"} == names & set(flags_of(Options))
+
+
+def test_answers_end_for_the_reasons_of_reports() -> None:
+    words = {each.name.lower() for each in Finish if each != Finish.GOING}
+    others = {"terminated", "failed", "tool_calls"}  # by a signal; an error, which has a status; apps have no tools
+    assert words == set(get_args(StopReason)) - others
+
+
+@pytest.mark.parametrize(
+    ("pointer", "compiler"),
+    [
+        pytest.param(
+            8, ["cc"], marks=pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"), id="64 bits"
+        ),
+        pytest.param(
+            4, [sys.executable, "-m", "ziglang", "cc", "-target", "wasm32-freestanding"], id="WebAssembly",
+            marks=pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="no ziglang"),
+        ),
+    ],
+)  # fmt: skip
+def test_structs_lie_as_compilers_lay_them_out(pointer: int, compiler: list[str], tmp_path: Path) -> None:
+    """Kotlin and JavaScript write them byte by byte."""
+    lines = ['#include "edge.h"']
+    for name, struct in STRUCTS.items():
+        places, size = layout(struct, pointer)
+        lines.append(f'_Static_assert(sizeof({STRUCTS_OF_C[name]}) == {size}, "{name}");')
+        lines += [
+            f'_Static_assert(offsetof({STRUCTS_OF_C[name]}, {member}) == {at}, "{name}.{member}");'
+            for member, at in places.items()
+        ]
+    source = tmp_path / "layout.c"
+    source.write_text("\n".join(lines))
+    caches = {f"ZIG_{each}_CACHE_DIR": str(tmp_path / each) for each in ("GLOBAL", "LOCAL")}
+    command = [*compiler, "-std=c11", f"-I{RUNTIME}", "-c", str(source), "-o", str(tmp_path / "layout.o")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | caches)
+    assert done.returncode == 0, done.stderr

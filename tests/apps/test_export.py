@@ -1,0 +1,330 @@
+"""`edge export`: the folder that comes out, the program that a user builds with it, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from fallbacks import write_undescribed
+from runtime_library import build
+from test_cli import edge, edge_json
+from typer.testing import CliRunner
+
+from edge import export, load
+from edge.apps.bundle import MANIFEST, MODEL, make_sections, prepare
+from edge.apps.model_file import CONFIG, Section
+from edge.backends.tvm.targets import choose_target
+from edge.cli.commands import app
+from edge.devices.profiles import HOST, find_profile
+from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
+from edge.model.model import open_model
+from edge.options import Options
+
+pytest.importorskip("tvm_ffi")
+if shutil.which("cc") is None:
+    pytest.skip("no C compiler cc", allow_module_level=True)
+
+GGUF = GOLDEN / "llama-gqa-tied.gguf"
+ISA = choose_target().name  # as tests of bundles have it: they share compiled code
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("made") / "chat"
+    said = edge_json("export", str(GGUF), "--max-kv-size", "64", "--isa", ISA, "-o", str(folder), "--json")
+    return folder, said
+
+
+def test_the_folder_says_what_it_holds(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, said = made
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert manifest.items() <= said.items()
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST}
+    described = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    assert manifest["files"] == described
+    assert files.keys() == {"README.md", "edge.h", "example.c", "libedge.a", "libedge.so", MODEL}
+    assert manifest["model"]["sha256"] == hashlib.sha256(GGUF.read_bytes()).hexdigest()
+    assert (manifest["plan"]["kv_size"], manifest["isas"]) == (64, [ISA])
+    assert manifest["plan"]["peak"] > manifest["plan"]["bytes"]["weights"] + manifest["plan"]["bytes"]["kv"]
+    assert [path.name for path in folder.parent.iterdir()] == ["chat"]  # nothing temporary is left
+
+
+def test_the_command_shows_all_files_unless_it_is_told_to_be_quiet(tmp_path: Path) -> None:
+    folder = tmp_path / "chat"
+    arguments = ["export", str(GGUF), "--max-kv-size", "64", "--isa", ISA, "--force", "-o", str(folder)]
+    shown = CliRunner().invoke(app, arguments).stdout
+    assert {line.split()[1] for line in shown.splitlines()[2:-2]} == {path.name for path in folder.iterdir()}
+    assert "(estimated)" in shown.splitlines()[-1]
+    quiet = CliRunner().invoke(app, [*arguments, "--quiet"])
+    assert (quiet.exit_code, quiet.output) == (0, "")
+
+
+def test_the_command_says_what_a_gpu_and_an_npu_take(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    arguments = ["export", str(GGUF), "--max-kv-size", "64", "--isa", ISA, "--gpu", "--npu", "-o", str(tmp_path / "a")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0
+    assert "\nOn a GPU (opencl, wgsl): " in done.stdout
+    assert "\nThrough ONNX Runtime (CPUExecutionProvider): 64 KV rows, " in done.stdout
+
+
+def test_memory_limits_a_gpus_buffers_too() -> None:
+    """Which are larger than what the CPU takes of a model as small as this one."""
+    model, phone, limit = open_model(GOLDEN / "llama-gqa-tied.gguf"), find_profile("pixel-9"), Options(memory=20 << 20)
+    prepare(model, phone, limit)
+    with pytest.raises(BudgetError, match="needs 21 MiB, the memory budget is 20 MiB"):
+        prepare(model, phone, limit, gpu=True)
+
+
+def test_the_same_inputs_give_the_same_bytes(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, _ = made
+    again = export(GGUF, tmp_path / "again", max_kv_size=64, isas=[ISA])
+    assert again == json.loads((folder / MANIFEST).read_text())
+
+
+def test_the_plan_has_memory_for_the_keys_of_a_system_prompt() -> None:
+    model = open_model(GGUF)
+    plans = [
+        prepare(model, find_profile(HOST), Options().updated(max_kv_size=64, keep=keep), [ISA]) for keep in (None, 9)
+    ]
+    assert [plan.prompt_rows for plan in plans] == [28, 0]
+    config = make_sections(plans[0])[Section.CONFIG]
+    assert np.frombuffer(config, CONFIG)[0][["sinks", "pinned"]].tolist() == (4, 28)
+    layers, heads, head = (int(np.frombuffer(config, CONFIG)[name][0]) for name in ("layers", "kv_heads", "head"))
+    scratch = [plan.plan.bytes.scratch for plan in plans]
+    assert scratch[0] - scratch[1] == (28 - 9) * layers * heads * head * np.dtype(np.float32).itemsize
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "shared"])
+def test_the_example_answers_as_the_session_does(static: bool, made: tuple[Path, dict[str, Any]]) -> None:
+    """Built as its README says."""
+    folder, _ = made
+    commands = re.findall(r"\bcc example\.c[^\n`]*", (folder / "README.md").read_text())
+    subprocess.run(commands[not static], shell=True, cwd=folder, check=True)
+    said = subprocess.run([folder / "chat", "-p", "Hi", "-n", "12"], capture_output=True, check=True).stdout
+    with load(GGUF, max_kv_size=64, backend="cpu") as session:
+        assert said.decode() == session.generate("Hi", max_tokens=12) + "\n"
+    numbers = ("x", "0", "5x", "", "-5", "+5", " 5", "4294967297", "18446744073709551617")
+    for wrong in (*(["-n", each] for each in numbers), ["-n"], ["-p"], ["--energy", "5"]):
+        done = subprocess.run([folder / "chat", *wrong], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        assert (done.returncode, done.stdout, done.stderr[:11]) == (2, "", "usage: chat")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([folder / "chat", "-p", "Hi", "-n", "2"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "chat: stdout cannot be written\n")
+    (folder / "chat").unlink()
+
+
+PACKAGED = ("smollm2-135m", "gemma3-270m")
+TEXTS = {"words": "The quick brown fox. " * 100, "a word": "a" * 65000, "emoji": "\N{GRINNING FACE}" * 65000}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [GGUF, GOLDEN / "qwen35.gguf", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in PACKAGED)],
+    ids=lambda model: Path(model).name,
+)
+def test_a_program_stays_below_the_manifests_peak(
+    model: str | Path, made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Also while a long word is cut into tokens, after which a second for running them is enough."""
+    folder, manifest = made
+    if model != GGUF:
+        folder = tmp_path / "chat"
+        manifest = export(model, folder, max_kv_size=64, isas=[ISA])
+    whole = ["-Wl,--whole-archive", str(folder / "libedge.a"), "-Wl,--no-whole-archive"]
+    program = build([Path(__file__).parent / "runtime" / "answers.c"], whole)
+    for text in TEXTS.values():
+        done = subprocess.run(
+            [program, folder / MODEL, "40", "1"], input=text, capture_output=True, text=True, check=True
+        )
+        assert manifest["plan"]["bytes"]["weights"] < int(done.stderr) << 10 < manifest["plan"]["peak"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("model", "dtype"), [("smollm2-135m", "f16"), ("gemma3-270m", "int4")])
+def test_libraries_are_as_large_as_the_readme_says(model: str, dtype: str, tmp_path: Path) -> None:
+    """With all instruction sets. The smallest and the largest of the packaged models and KV dtypes."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    least, most = map(float, re.findall(r"a C library of ([\d.]+) to ([\d.]+) MB", text)[0])
+    manifest = export(model, tmp_path / "chat", kv_dtype=dtype)
+    assert least <= round(manifest["files"]["libedge.so"]["bytes"] / 1e6, 1) <= most
+
+
+MAIN = """
+#include <cstdio>
+int main(int, char **words)
+{
+    edge_source source = {sizeof source, words[1], -1, 0, 0};
+    edge_model *model = nullptr;
+    if (edge_open(&source, &model, nullptr))
+        return 1;
+    edge_usage use = {};
+    use.size = sizeof use;
+    edge_use(begin(model, 1).get(), &use, nullptr);
+    std::printf("%u", use.capacity);
+    return edge_close(model, nullptr);
+}
+"""
+
+
+@pytest.mark.parametrize("way", ["pkg-config", pytest.param("cmake", marks=pytest.mark.exhaustive)])
+def test_a_program_in_cpp_is_built_as_the_readme_says(
+    way: str, made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    if shutil.which(way) is None or shutil.which("c++") is None:
+        pytest.skip(f"no {way}, or no C++ compiler")
+    folder = tmp_path / "chat"
+    folder.symlink_to(made[0])
+    blocks = dict(re.findall(r"^```(\w*)\n(.*?)^```$", (folder / "README.md").read_text(), re.MULTILINE | re.DOTALL))
+    (tmp_path / "app.cpp").write_text(blocks["cpp"] + MAIN)
+    if way == "cmake":
+        project = "cmake_minimum_required(VERSION 3.10)\nproject(app CXX)\nadd_executable(app app.cpp)\n"
+        (tmp_path / "CMakeLists.txt").write_text(project + blocks["cmake"])
+        command = "cmake -B build . && cmake --build build && mv build/app ."
+    else:
+        (tmp_path / "edge.pc").write_text(blocks[""].replace("/opt/chat", str(folder)))
+        command = (
+            "PKG_CONFIG_PATH=. sh -c 'c++ -Wall -Wextra -Werror app.cpp $(pkg-config --cflags --libs edge) -o app'"
+        )
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True, capture_output=True)
+    environment = {"LD_LIBRARY_PATH": str(folder)}
+    said = subprocess.run([tmp_path / "app", folder / MODEL], env=environment, capture_output=True, check=True).stdout
+    assert said == b"64"
+
+
+def test_files_are_compared_with_the_manifest_as_the_readme_says(made: tuple[Path, dict[str, Any]]) -> None:
+    if shutil.which("jq") is None:
+        pytest.skip("no jq")
+    command = re.findall(r"^jq .*$", (made[0] / "README.md").read_text(), re.MULTILINE)[0]
+    said = subprocess.run(command, shell=True, cwd=made[0], capture_output=True, text=True, check=True).stdout
+    assert sorted(said.split()[::2]) == sorted(f"{name}:" for name in made[1]["files"])
+
+
+def test_an_older_bundle_is_replaced_by_force_alone(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder = tmp_path / "chat"
+    shutil.copytree(made[0], folder)
+    before = (folder / MODEL).read_bytes()
+    with pytest.raises(InputError, match="--force"):
+        export(GGUF, folder, max_kv_size=48, isas=[ISA])
+    assert (folder / MODEL).read_bytes() == before
+    export(GGUF, folder, max_kv_size=48, isas=[ISA], force=True)
+    assert (folder / MODEL).read_bytes() != before
+    for damaged in ("", "[]", '{"files": 3}', None):
+        (folder / MANIFEST).unlink() if damaged is None else (folder / MANIFEST).write_text(damaged)
+        with pytest.raises(InputError, match="holds other files"):
+            export(GGUF, folder, isas=[ISA], force=True)
+
+
+def test_files_that_were_added_to_a_bundle_are_not_lost(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder = tmp_path / "chat"
+    shutil.copytree(made[0], folder)
+    (folder / "src").mkdir()
+    for name in ("main.c", "src/a.c", "src/b.c", "src/c.c"):
+        (folder / name).write_text("mine")
+    before = {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+    with pytest.raises(InputError, match=r"chat holds files of others \(main\.c, src/a\.c, src/b\.c, …\): move them"):
+        export(GGUF, folder, max_kv_size=48, isas=[ISA], force=True)
+    assert {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")} == before
+    shutil.rmtree(folder / "src")
+    (folder / "main.c").rename(tmp_path / "main.c")
+
+    def add(step: str, part: float) -> None:
+        (folder / "main.c").write_text("mine")
+
+    with pytest.raises(InputError, match=r"\(main\.c\)"):  # while the new bundle was made
+        export(GGUF, folder, max_kv_size=48, isas=[ISA], force=True, progress=add)
+    assert (folder / MODEL).read_bytes() == (made[0] / MODEL).read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"chat", "main.c"}
+
+
+def test_of_two_exports_into_a_new_folder_one_is_refused(tmp_path: Path) -> None:
+    """The other comes first when the bundle is about to take its place."""
+    folder = tmp_path / "chat"
+
+    def come_first(step: str, part: float) -> None:
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "theirs").touch()
+
+    with pytest.raises(InputError, match="chat"):
+        export(GGUF, folder, max_kv_size=64, isas=[ISA], progress=come_first)
+    assert [path.name for path in folder.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"kv_policy": "tova"}, UnsupportedError, "no KV policy tova: choose auto, full, streaming, window, h2o"),
+        ({"kv_policy": "best"}, InputError, "unknown KV policy 'best'"),
+        ({"backend": "llamacpp"}, InputError, "compiles with the cpu engine"),
+        ({"prompt_cache": Path("x")}, UnsupportedError, "--prompt-cache"),
+        ({"memory": "2MiB"}, BudgetError, "the smallest that fits is --memory 17MiB"),
+        ({"isas": ["avx2", "neon"], "device": "raspberry-pi-5", "memory": "1GiB", "threads": 9}, InputError, "4 cores"),
+        ({"isas": "sse"}, UnsupportedError, "x86_64 has no instruction set 'sse': choose avx"),
+        ({"isas": f"{ISA},sse9"}, UnsupportedError, "x86_64 has no instruction set 'sse9': choose avx"),
+        ({"isas": [ISA, ""]}, UnsupportedError, "x86_64 has no instruction set '': choose avx"),
+        ({"isas": []}, UnsupportedError, "x86_64 has no instruction set '': choose avx"),
+        *(
+            ({name: value}, InputError, f"a bundle has no --{flag}: an app states it for each answer, in edge_options")
+            for name, flag, value in (
+                ("time", "time", "3s"),
+                ("energy", "energy", "5J"),
+                ("power", "power", "2W"),
+                ("max_temp", "max-temp", "70C"),
+            )
+        ),
+        ({"options": 3}, InputError, "options must be edge.Options, not 3: give single options by name"),
+        ({"device": "toaster"}, InputError, "unknown device 'toaster'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_compiled(
+    options: dict[str, Any], error: type[EdgeError], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error) as raised:
+        export(GGUF, tmp_path / "out", **options)
+    assert says in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_that_apps_cannot_run_are_refused(tmp_path: Path) -> None:
+    path = write_undescribed(tmp_path / "internlm2.gguf")
+    refused = edge("export", str(path), "-o", str(tmp_path / "out"))
+    assert refused.returncode == 2
+    assert refused.stderr == "edge: internlm2.gguf cannot be exported: internlm2 models run on llama.cpp only\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("device", "place", "needed"),
+    [
+        (
+            "pixel-9", "edge/src/main/assets",
+            {"README.md", "sample/ChatActivity.kt", "c/edge.h", "c/libedge.a", "edge/build.gradle.kts",
+             "edge/src/main/jniLibs/arm64-v8a/libedge.so", "edge/src/main/kotlin/edge/runtime/EdgeSession.kt"},
+        ),
+        (
+            "iphone-16", "Sources/EdgeKit",
+            {"Package.swift", "Sources/CEdge/include/edge.h", "Sources/CEdge/session.c", "Sources/CEdge/internal.h",
+             "Sources/CEdge/constants.h", "Sources/CEdge/passes.c", "Sources/CEdge/trusted.c",
+             "Sources/CEdge/pass_dotprod.s"},
+        ),
+    ],
+)  # fmt: skip
+def test_phones_have_layouts_of_their_own(device: str, place: str, needed: set[str], tmp_path: Path) -> None:
+    folder = tmp_path / "app"
+    manifest = export(GGUF, folder, device=device, memory="200MiB", isas=["dotprod"])
+    assert needed | {f"{place}/{MODEL}"} <= manifest["files"].keys()
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert found == manifest["files"].keys() | {MANIFEST}
+    for source in (path for path in folder.rglob("*Options.*") if path.suffix in (".kt", ".swift")):
+        assert "maxTokens" in source.read_text()
+        assert "generated:" not in source.read_text()

@@ -1,0 +1,208 @@
+"""The Kotlin API and its JNI, on a desktop JVM with -Xcheck:jni."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from bundles import Answer, bundle_of, pair_of
+from kotlin_programs import KOTLIN, PROGRAMS, build_jni, compile_kotlin, java_home, run_kotlin
+from runtime_library import WARNINGS, includes
+
+MODEL, ROWS = "llama-gqa-tied", {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
+BUSY = "the session is busy with an answer: cancel it or wait for its end"
+
+
+@pytest.fixture(scope="module")
+def echo() -> dict[str, list[str]]:
+    """What Echo.kt of tests/apps/kotlin saw of echo.c, which answers with the question and counts wrong calls."""
+    return run_kotlin(programs(), "edge.runtime.EchoKt", build_jni(PROGRAMS / "echo.c"))
+
+
+@pytest.fixture(scope="module")
+def phone() -> dict[str, list[str]]:
+    """What Phone.kt of tests/apps/kotlin saw of Android.kt, on classes like Android's (android beside it)."""
+    return run_kotlin(programs(), "edge.runtime.PhoneKt", build_jni(PROGRAMS / "echo.c"))
+
+
+def programs() -> Path:
+    """All Kotlin there is, the sample activity, too."""
+    return compile_kotlin(KOTLIN / "src", KOTLIN / "sample", PROGRAMS)
+
+
+def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
+    assert echo["info"] == [
+        "ModelInfo(name=echo 😀, license=MIT, policy=streaming, kvDtype=int8, isa=avx2, vocab=300, context=2048, "
+        "capacity=256, threads=4, chat=true, weights=5000000000, kv=6, scratch=7, loraRank=8)"
+    ]
+    # echo.c shows options in place of figures: threads, top_k, max_tokens, cpu_mask, seed, temperature to
+    # repeat_penalty, bytes of the last stop text; speculate; time to headroom in one sum; engine, cache and npu.
+    memory, drafts = f"anonymous={5 << 32}, swapped=7", "drafted=1, accepted=0"
+    measured = "joules=3002001.0, seconds=9321.0, measured=true"
+    gpu = "engine=2, engineWhy=timed 😀, gpu=files/ä, gpuBytes=208, gain=1.25)"
+    options = "Usage(rows=3, capacity=7, threads=9, weights=1099511627776, kv=-1, scratch=527750, lora=0, file=6"
+    assert echo["unread"] == [
+        f"{options}, {memory}, tokens=0, evicted=0, {drafts}, joules=0.0, seconds=9321.0, measured=false, {gpu}"
+    ]
+    assert echo["read"] == [f"{options}, {memory}, tokens=1, evicted=0, {drafts}, {measured}, {gpu}"]
+    none = "engine=0, engineWhy=timed 😀, gpu=, gpuBytes=0, gain=1.25)"
+    defaults = "Usage(rows=0, capacity=-1, threads=0, weights=0, kv=0, scratch=-1110999, lora=0, file=0"
+    assert echo["defaults"] == [
+        f"{defaults}, {memory}, tokens=1, evicted=0, drafted=0, accepted=0, joules=3002001.0, seconds=0.0, "
+        f"measured=true, {none}"
+    ]
+    assert echo["ids"] == [str([*"é".encode(), ord("a") + 1000])]
+    assert echo["appended ids"] == [
+        "[Piece(text=H, token=72, finish=GOING), Piece(text=i, token=105, finish=GOING), "
+        "Piece(text=, token=-1, finish=EOS)]"
+    ]
+    assert echo["loaded"] == ["later 😀"]
+    # The last byte of its array, a hundred times its scale, and its descriptor plus one.
+    assert echo["adapters"] == ["[98005000, 10008, 97010000, 0]"]
+    assert echo["adapter"] == ["BAD_ARGUMENT: the scale is too large"]
+
+
+def test_kotlin_passes_every_character_on(echo: dict[str, list[str]]) -> None:
+    """Emoji and U+0000, with which JNI's own strings have trouble; half a surrogate pair is no character."""
+    assert echo["echo"] == ["😀 𝄞 e\u0301 日本", "", "\0nul\0", "a?b", "100000"]
+
+
+def test_kotlin_throws_what_the_library_says(echo: dict[str, list[str]]) -> None:
+    assert echo["missing"] == ["BAD_FILE: no file 😀 there"]
+    assert echo["nul"] == ["the path contains the character U+0000"]
+    assert echo["stop"] == ["BAD_ARGUMENT: a stop has more than 128 bytes"]
+    assert echo["stops"] == ["BAD_ARGUMENT: more than 16 stops"]
+    assert echo["threads"] == ["threads is 0, but must be at least 1"]
+    assert echo["nothing asked"] == ["BAD_ARGUMENT: nothing was asked"]
+    assert echo["failed"] == ["FAILED: the model computed no number"]
+    assert echo["failed finish"] == ["null"]
+    assert echo["after"] == ["after"]
+    assert echo["too long"] == ["FULL: the text is too long"]
+    assert echo["rewind"] == ["UNSUPPORTED: rows were evicted"]
+
+
+def test_a_closed_session_says_so(echo: dict[str, list[str]]) -> None:
+    assert echo["closed"] == ["the session is closed"]
+    assert echo["closed answer"] == ["INTERRUPTED"]
+    assert echo["model closed"] == ["the model is closed"]
+
+
+def test_answers_are_cancelled_and_sessions_go_on(echo: dict[str, list[str]]) -> None:
+    """By taking fewer pieces, by cancelling the coroutine, by `cancel`, by closing the session and the model."""
+    assert echo["three"] == ["slo"]
+    assert echo["three finish"] == ["INTERRUPTED"]
+    assert echo["next"] == ["next"]
+    assert echo["busy"] == echo["busy answer"] == [BUSY]
+    assert echo["job"] == ["true INTERRUPTED"]
+    assert echo["cancel"] == echo["close"] == ["true INTERRUPTED"]
+    assert echo["left"] == ["INTERRUPTED"]
+
+
+def test_no_session_is_used_by_two_threads_or_after_its_end(echo: dict[str, list[str]]) -> None:
+    assert echo["faults"] == ["0"]
+
+
+def test_energy_is_current_times_voltage_or_unknown(phone: dict[str, list[str]]) -> None:
+    assert phone["steady"] == ["[0.0, 4.0, 8.0]"]  # 1 A at 4 V
+    assert phone["rising"] == ["[0.0, 8.0]"]  # from 4 W to 12 W
+    assert phone["sign"] == ["[0.0, 2.0]"]
+    assert phone["charging"] == ["[0.0, null, 0.0, 4.0]"]
+    assert phone["milliamperes"] == phone["zero"] == ["[null]"]
+    assert phone["unknown"] == phone["voltage"] == ["[null, null]"]
+    assert phone["gap"] == ["[0.0, 0.0, 0.0]"]
+
+
+def test_sensors_are_android_s(phone: dict[str, list[str]]) -> None:
+    assert phone["nothing"] == ["Readings(joules=null, celsius=null, headroom=null, available=700)"]
+    assert phone["read"] == ["Readings(joules=4.0, celsius=31.5, headroom=0.5, available=0)"]  # 2 W for 2 s
+    assert phone["asked"] == ["3"]  # thermal headroom, of five readings in two seconds
+    assert phone["old"] == ["null"]  # Android 10 has no thermal headroom
+
+
+def test_each_level_trims_also_while_an_answer_runs(phone: dict[str, list[str]]) -> None:
+    assert phone["trims"] == ["[1000, 1000, 1000, 2000, 2000, 3000, 3000]"]
+    assert phone["while answering"] == ["26013"]  # the trims before, 13 soft ones, and 13 tokens
+    assert phone["closed"] == ["0 0"]
+
+
+def test_assets_are_copied_once_and_whole(phone: dict[str, list[str]]) -> None:
+    assert phone["no asset"] == ["model.edge []"]
+    assert phone["broken"] == ["no space left []"]
+    assert phone["copied"] == ["opened opened [1-model.edge] 1"]
+    assert phone["updated"] == ["opened [2-model.edge] 2"]
+
+
+def test_the_sample_activity_is_short() -> None:
+    assert len((KOTLIN / "sample" / "ChatActivity.kt").read_text(encoding="utf-8").splitlines()) < 100
+
+
+def test_a_bundle_answers_in_kotlin_as_edge_does_in_python(tmp_path: Path) -> None:
+    """Token by token: greedy and drawn, follow-ups, saved states, rewound and cancelled answers."""
+    pytest.importorskip("tvm_ffi")
+    program, bundle = programs(), bundle_of(MODEL, **ROWS)
+    library = tmp_path / "bundle.so"
+    command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", *includes()]
+    command += [str(KOTLIN / "jni" / "edge_jni.c"), str(bundle / "libedge.a"), "-lm", "-lpthread", "-o", str(library)]
+    subprocess.run(command, check=True)
+    said = run_kotlin(program, "edge.runtime.BundleKt", library, str(bundle / "model.edge"), str(tmp_path))
+    warm = {"temperature": 3.0, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "repeat_penalty": 1.3}
+    greedy = {"temperature": 0, "max_tokens": 6, "ignore_eos": 1}
+    with pair_of(MODEL, **ROWS) as pair:
+        first = pair.ask("Hi", **greedy)
+        second = pair.ask("And?", seed=4, max_tokens=6, ignore_eos=1, **warm)
+        third = pair.ask("Go on", **greedy)
+        pair.forget()
+        system = pair.ask("Hi", system="Be brief.", **greedy)
+        ids = pair.python.model.tokenizer.encode("The 😀 fox").tolist()
+    assert said["first"] == [line(first)] * 3
+    assert said["second"] == [line(second)] * 2
+    assert said["third"] == [line(third)] * 2
+    assert said["system"] == [line(system)]
+    assert said["ids"] == [str(ids)]
+    assert said["rows"][0].endswith(" 128")
+    assert said["taken"] == ["INTERRUPTED"]
+    assert said["closed"] == ["true INTERRUPTED"]
+    assert said["busy"] == ["0 true"]
+    assert said["no model"] == ["BAD_FILE"]
+    assert "policy=streaming" in said["info"][0]
+
+
+def line(answer: Answer) -> str:
+    tokens, text, finish = answer
+    return f"{tokens} {finish.name} {text.encode().hex()}"
+
+
+def test_our_part_of_jni_is_that_of_the_jdk(tmp_path: Path) -> None:
+    """Each function lies where the JDK's header has it, and the binding compiles against either."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    include = ["-isystem", str(java_home() / "include"), "-isystem", str(java_home() / "include" / "linux")]
+    text = (KOTLIN / "jni" / "jni.h").read_text(encoding="utf-8")
+    tables = {"jni_functions": "JNINativeInterface_", "vm_functions": "JNIInvokeInterface_"}
+    ours = {name: re.findall(r"\(\*(\w+)\)\(", text.split(f"struct {name} {{")[1].split("};")[0]) for name in tables}
+    assert len(ours["jni_functions"]) > 15
+    seen = []
+    for header, names, flags in (
+        ("ours", list(tables), [f"-I{KOTLIN / 'jni'}"]),
+        ("jdk", list(tables.values()), include),
+    ):
+        lines = [
+            f'    printf("{function} %zu\\n", offsetof(struct {name}, {function}) / sizeof(void *));'
+            for name, functions in zip(names, ours.values(), strict=True)
+            for function in functions
+        ]
+        program = tmp_path / f"{header}.c"
+        program.write_text(
+            "#include <jni.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void)\n{\n"
+            + "\n".join(lines)
+            + "\n}\n"
+        )
+        subprocess.run(["cc", *flags, str(program), "-o", str(tmp_path / header)], check=True)
+        seen.append(subprocess.run([str(tmp_path / header)], check=True, capture_output=True, text=True).stdout)
+    assert seen[0] == seen[1]
+    shutil.copy(KOTLIN / "jni" / "edge_jni.c", tmp_path)
+    compile_only = ["cc", "-std=c11", *WARNINGS, *include, *includes(), "-c", str(tmp_path / "edge_jni.c")]
+    subprocess.run([*compile_only, "-o", str(tmp_path / "edge_jni.o")], check=True)

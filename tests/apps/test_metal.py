@@ -1,0 +1,272 @@
+"""The pass of exported models on a GPU, by Metal: the answers of edge's own GPU engine, and of the CPU.
+
+No Apple device is at hand: runtime/metal/framework.c stands in for the framework. It knows the selectors of metal.c
+alone, and computes the kernels, which a C++ compiler compiles with a header of Metal's functions, in place of a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bundles import _kept, model_of
+from conftest import CACHE
+from ctypes_bundle import Bundle, BundleSession, open_bundle
+from gpu_sessions import GREEDY, MODEL, PROMPT, ROWS, ask_both, check_cancelled_prompt, check_lost_device
+from runtime_library import RUNTIME, build
+from test_gpu_adapters import RANK, adapter_of, packed
+
+import edge
+from edge.apps import gpu_programs
+from edge.apps.bundle import make_sections, prepare, with_gpu
+from edge.apps.enums import Engine, Finish, Role
+from edge.apps.model_file import trusted_source, write_model
+from edge.backends.tvm.compiler.exported import exported_objects, passes_source
+from edge.backends.tvm.gpu.design import Tuning
+from edge.backends.tvm.gpu.hosts import host_named
+from edge.backends.tvm.targets import choose_target
+from edge.devices.profiles import HOST, find_profile
+from edge.errors import BudgetError, UnsupportedError
+from edge.options import Options
+from edge.run.session import Session
+from edge.storage.fingerprint import fingerprint
+
+pytest.importorskip("tvm")
+if shutil.which("c++") is None:
+    pytest.skip("no C++ compiler c++", allow_module_level=True)
+
+HERE = Path(__file__).parent / "runtime" / "metal"
+UNABLE = "A GPU cannot compile the bundle's kernels"
+
+
+@lru_cache
+def metal_bundle(name: str, *, lora_rank: int = 0, **options: Any) -> tuple[Path, Path]:
+    """The folder of model.edge with kernels for Metal, and a library for this machine whose GPU pass is Apple's."""
+    isas = [choose_target().name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(gpu_programs.HOSTS, "linux", gpu_programs.HOSTS["ios"])
+        wanted = Options().updated(**options)
+        bundle = with_gpu(prepare(model_of(name), find_profile(HOST), wanted, isas, lora_rank, gpu=True))
+    folder = Path(_kept.name) / f"metal-{name}-{len(list(Path(_kept.name).iterdir()))}"
+    folder.mkdir()
+    sections = make_sections(bundle)
+    file = bundle.model.file
+    sha256 = bytes.fromhex(fingerprint(file.path).sha256)
+    write_model(folder / "model.edge", sections, sha256, file, bundle.layout, gpu=bundle.gpu)
+    tables = {"trusted.c": trusted_source(sections), "passes.c": passes_source(bundle.designs)}
+    for title, text in tables.items():
+        (folder / title).write_text(text)
+    parts = [*(folder / title for title in tables), *exported_objects(bundle.designs)]
+    return folder, _library(parts)
+
+
+def _library(parts: list[Path], *more: str) -> Path:
+    compiler = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=True).stdout
+    kept = CACHE / "metal" / hashlib.sha256((compiler + (HERE / "metal_stdlib").read_text()).encode()).hexdigest()[:16]
+    kept.mkdir(parents=True, exist_ok=True)
+    flags = (
+        f"-I{RUNTIME / 'gpu'}", "-O1", "-ldl", "-shared", "-fPIC", "-DEDGE_METAL", "-Ddlopen=driver_open",
+        "-Ddlsym=driver_function", f'-DMETAL_CACHE="{kept}"', f'-DMETAL_INCLUDE="{HERE}"', *more,
+    )  # fmt: skip
+    sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "gpu").glob("*.c"))]
+    return build([HERE / "framework.c", *sources, *parts], flags, ".so")
+
+
+class Framework:
+    """The variables of framework.c."""
+
+    def __init__(self, library: Path) -> None:
+        self.library = ctypes.CDLL(str(library))
+
+    def variable(self, name: str) -> Any:
+        kinds = {"refuses": ctypes.c_uint32, "compiles": ctypes.c_uint32, "bytes": ctypes.c_uint64}
+        return kinds.get(name, ctypes.c_int64).in_dll(self.library, f"driver_{name}")
+
+    def __getattr__(self, name: str) -> int:
+        return int(self.variable(name).value)
+
+    def set(self, **values: int) -> None:
+        for name, value in values.items():
+            self.variable(name).value = value
+
+    @property
+    def error(self) -> str:
+        return bytes((ctypes.c_char * 256).in_dll(self.library, "driver_error").value).decode()
+
+
+@pytest.fixture
+def framework() -> Iterator[Framework]:
+    """Whose every message was one that Metal takes, and which has nothing left of the sessions of a test."""
+    found = Framework(metal_bundle(MODEL, **ROWS)[1])
+    yield found
+    found.set(refuses=0, fails_at=-1, cancels_at=-1)
+    assert (found.error, found.objects, found.bytes) == ("", 0, 0)
+
+
+@contextmanager
+def opened(name: str = MODEL, **options: Any) -> Iterator[Bundle]:
+    with open_bundle(*metal_bundle(name, **ROWS | options)) as bundle:
+        yield bundle
+
+
+@contextmanager
+def sessions(name: str, **options: Any) -> Iterator[tuple[Session, BundleSession]]:
+    with (
+        edge.load(model_of(name), backend="gpu", speculate="off", **options) as python,
+        open_bundle(*metal_bundle(name, **options)) as bundle,
+        bundle.session(engine=Engine.GPU) as exported,
+    ):
+        yield python, exported
+
+
+@pytest.fixture
+def python_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's GPU engine divides its work as for an unknown GPU, for which bundles are made."""
+    monkeypatch.setenv("POCL_WORK_GROUP_METHOD", "loops")
+    if not (adapters := [each for host in ("opencl", "wgpu") for each in host_named(host).adapters()]):
+        pytest.skip("no OpenCL driver, and no adapter through wgpu")
+    monkeypatch.setenv("EDGE_GPU", adapters[0].place)
+    monkeypatch.setattr(Tuning, "of", lambda _kind: Tuning())
+
+
+def test_answers_are_those_of_the_gpu_engine_evictions_included(python_gpu: None, framework: Framework) -> None:
+    with sessions(MODEL, **ROWS) as (python, exported):
+        ask_both(python, exported, 90, temperature=0.0)
+        ask_both(python, exported, 60, temperature=1.0, seed=7)
+        use = exported.use()
+        assert (use["engine"], use["gpu"], use["evicted"] > 20) == (Engine.GPU, "A GPU", True)
+
+
+def test_weights_stay_where_the_file_is_mapped(framework: Framework) -> None:
+    """Metal has memory of its own for the other buffers only; where it refuses, for copies of the weights, too."""
+    with opened() as bundle:
+        with bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
+            answer, own, counted = gpu.answer(PROMPT, Role.RAW), framework.bytes, gpu.use()["gpu_bytes"]
+        framework.set(refuses=8)
+        with bundle.session(engine=Engine.GPU, **GREEDY) as gpu:
+            assert gpu.answer(PROMPT, Role.RAW) == answer
+            assert gpu.use()["gpu_bytes"] == counted == framework.bytes
+        assert own < counted / 2
+
+
+def test_a_conversation_goes_on_as_on_the_cpu(framework: Framework) -> None:
+    with (
+        opened() as bundle,
+        bundle.session(engine=Engine.GPU, **GREEDY) as gpu,
+        bundle.session(engine=Engine.CPU, **GREEDY) as cpu,
+    ):
+        for _ in range(3):
+            assert gpu.answer(PROMPT, Role.RAW) == cpu.answer(PROMPT, Role.RAW)
+        cpu.load(gpu.save())
+        gpu.load(cpu.save())
+        assert gpu.answer("And?", Role.RAW) == cpu.answer("And?", Role.RAW)
+        assert gpu.use()["evicted"] > 20
+
+
+@pytest.mark.parametrize(
+    ("refuses", "error", "says"),
+    [
+        (1, UnsupportedError, "there is no Metal here"),
+        (2, UnsupportedError, "Metal has no GPU here"),
+        (3, UnsupportedError, "Metal's device cannot run the bundle (its buffers are too small)"),
+        (4, UnsupportedError, "Metal's device cannot run the bundle (its workgroups are too small)"),
+        (5, UnsupportedError, f"{UNABLE} (Metal: program_source:1:1: error: not today)"),
+        (6, UnsupportedError, f"{UNABLE} (Metal: a kernel needs too many registers)"),
+        (7, BudgetError, "A GPU cannot hold the model"),
+    ],
+)
+def test_what_cannot_run_is_a_status_and_the_cpu_answers(
+    framework: Framework, refuses: int, error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    framework.set(refuses=refuses)
+    with opened() as bundle:
+        with pytest.raises(error) as raised:
+            bundle.session(engine=Engine.GPU)
+        assert str(raised.value) == f"{says}: set engine to cpu or auto"
+        with bundle.session(engine=Engine.AUTO, cache=str(tmp_path), **GREEDY) as session:
+            use = session.use()
+            assert (use["engine"], use["engine_why"]) == (Engine.CPU, says.partition(":")[0])
+            assert session.answer(PROMPT, Role.RAW)[2] == Finish.LENGTH
+
+
+def test_what_does_not_compile_is_not_tried_at_each_start(framework: Framework, tmp_path: Path) -> None:
+    framework.set(refuses=5)
+    before = framework.compiles
+    with opened() as bundle:
+        for _ in range(3):
+            with pytest.raises(UnsupportedError, match=rf"{UNABLE} .*not today"):
+                bundle.session(engine=Engine.GPU, cache=str(tmp_path))
+        assert framework.compiles == before + 1
+        framework.set(refuses=0)
+        with pytest.raises(UnsupportedError, match="not today"):
+            bundle.session(engine=Engine.GPU, cache=str(tmp_path))
+        bundle.session(engine=Engine.GPU).end()
+
+
+def test_a_lost_device_is_a_status(framework: Framework) -> None:
+    with opened() as bundle:
+        check_lost_device(bundle, framework.library, "Metal: Caused GPU Hang Error")
+
+
+def test_a_prompt_is_cancelled_within_a_chunk(framework: Framework) -> None:
+    with opened() as bundle:
+        check_cancelled_prompt(bundle, framework.library)
+
+
+def test_auto_times_both_engines_and_remembers(framework: Framework, tmp_path: Path) -> None:
+    with opened() as bundle:
+        for _ in range(2):
+            runs = framework.runs
+            with bundle.session(engine=Engine.AUTO, cache=str(tmp_path), **GREEDY) as session:
+                use = session.use()
+                assert "was faster: " in use["engine_why"]
+        assert use["engine"] == Engine.GPU or framework.runs == runs  # no driver is loaded for a GPU that is slower
+        assert [*tmp_path.glob("*.race")]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        (MODEL, {"kv_policy": "full", "max_kv_size": 512}),
+        (MODEL, {"kv_dtype": "int8"}),
+        (MODEL, {"kv_dtype": "int4"}),
+        (MODEL, {"kv_dtype": "f32"}),
+        ("gemma3", {}),  # rings
+        ("gemma4", {}),  # rings whose heads differ, and a table of per-layer embeddings
+        ("llama-window", {}),
+        ("gpt2", {}),  # learned positions
+        ("qwen3moe", {}),
+    ],
+)
+def test_models_policies_and_types_of_rows(python_gpu: None, name: str, options: dict[str, Any]) -> None:
+    with sessions(name, **ROWS | options) as (python, exported):
+        for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
+            ask_both(python, exported, 60, **sampling)
+    assert Framework(metal_bundle(name, **ROWS | options)[1]).error == ""
+
+
+@pytest.mark.exhaustive
+def test_answers_with_adapters_are_those_of_the_gpu_engine(python_gpu: None, tmp_path: Path) -> None:
+    """And without them: each has dispatches that the other leaves out."""
+    lora, (folder, library) = str(adapter_of(tmp_path, 1, 20)), metal_bundle(MODEL, lora_rank=RANK, **ROWS)
+    with (
+        edge.load(model_of(MODEL), backend="gpu", speculate="off", lora=lora, **ROWS) as python,
+        open_bundle(folder, library) as bundle,
+        bundle.session(engine=Engine.GPU) as exported,
+    ):
+        texts = []
+        for each in (lora, None):
+            python.set_lora(each)
+            exported.set_adapter(packed(each, folder) if each else None)
+            texts.append(ask_both(python, exported, 60, temperature=1.0, seed=7))
+        assert texts[0] != texts[1]
+    assert Framework(library).error == ""

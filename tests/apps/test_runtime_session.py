@@ -1,0 +1,765 @@
+"""The C runtime beside the Python session: the same tokens, text and reasons for the end of answers."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from ctypes import byref, c_size_t, c_void_p
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bundles import bundle_of, bundle_sources, model_of, pair_of
+from conftest import GOLDEN, run_child
+from ctypes_bundle import BundleSession, Piece, _check, _Info, _Source, open_bundle
+from runtime_library import RUNTIME, build
+from test_gguf_file import GGUF, U32
+
+from edge.apps.enums import Finish, Role, Trim
+from edge.apps.planning import SNAPSHOTS
+from edge.errors import BusyError, InputError, ModelFormatError, UnsupportedError
+from edge.prompt_cache.tree import SNAPSHOT_STEP
+
+pytest.importorskip("tvm_ffi")
+if shutil.which("cc") is None:
+    pytest.skip("no C compiler cc", allow_module_level=True)
+
+MODEL = "llama-gqa-tied"
+ROWS = {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2}
+FEW = ROWS | {"max_kv_size": 64}
+STREAMING = {"kv_policy": "streaming", **ROWS}
+WARM = {"temperature": 3.0, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "repeat_penalty": 1.3, "frequency_penalty": 0.5}
+SYSTEM = "Be brief."
+GREEDY = {"max_tokens": 5, "temperature": 0, "ignore_eos": 1}
+HYBRIDS = ("qwen35", "lfm2")  # with a fixed state beside KV rows
+TEXT = "The quick brown fox jumps over the lazy dog. "
+
+
+def ids(count: int, seed: int = 1) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(3, 200, count).tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "streaming", "h2o", "full", pytest.param("window", marks=pytest.mark.exhaustive),
+        pytest.param("streaming:sinks=2", marks=pytest.mark.exhaustive),
+        pytest.param("h2o:recent=0.3", marks=pytest.mark.exhaustive),
+    ],
+)  # fmt: skip
+def test_answers_are_those_of_the_python_session(policy: str) -> None:
+    with pair_of(MODEL, **(ROWS | {"kv_policy": policy})) as pair:
+        evicts = policy != "full"
+        tokens, _, _ = pair.ask("Hi", max_tokens=6, seed=3, ignore_eos=1, **WARM)
+        assert len(set(tokens)) > 3
+        pair.ask("And?", max_tokens=6, seed=4, temperature=4.0, ignore_eos=1)
+        pair.forget()
+        pair.ask("Hi", system="Be brief.", max_tokens=5, temperature=0)
+        pair.ask(ids(7), max_tokens=3, temperature=0, ignore_eos=1)
+        pair.forget()
+        _, _, finish = pair.ask(TEXT, raw=True, temperature=0, ignore_eos=1, max_tokens=160)
+        assert finish == (Finish.LENGTH if evicts else Finish.CAPACITY)
+        if evicts:  # prompts longer than the cache, and a follow-up in a full one
+            pair.forget()
+            pair.ask(ids(400), max_tokens=30, temperature=0, ignore_eos=1)
+            pair.ask(TEXT * 20, max_tokens=40, ignore_eos=1, seed=5, **WARM)
+            assert pair.exported.use()["evicted"] > 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "dtype"),
+    [
+        ("streaming", "f16"), ("h2o", "f16"), pytest.param("streaming", "int8", marks=pytest.mark.exhaustive),
+        pytest.param("h2o", "int8", marks=pytest.mark.exhaustive),
+    ],
+)  # fmt: skip
+def test_the_rows_of_a_system_prompt_stay(policy: str, dtype: str) -> None:
+    with pair_of(MODEL, pinned=24, kv_policy=policy, kv_dtype=dtype, **FEW) as pair:
+        bundled = pair.exported
+        assert pair.python.model.system_rows(SYSTEM) == 24
+        pair.ask(TEXT * 2, system=SYSTEM, max_tokens=40, temperature=0, ignore_eos=1)
+        pair.ask(TEXT * 2, max_tokens=20, ignore_eos=1, seed=5, **WARM)
+        assert bundled.use()["evicted"] > 100
+        state = bundled.save()
+        expected = pair.ask("And?", max_tokens=20, temperature=0, ignore_eos=1)
+        bundled.rewind()
+        bundled.load(state)
+        assert bundled.answer("And?") == expected
+        bundled.rewind(100)  # the system's text stays
+        pair.begun = False
+        pair.ask(TEXT * 3, max_tokens=20, temperature=0, ignore_eos=1, system=SYSTEM, told=True)
+
+
+def test_less_than_half_of_the_rows_are_a_system_prompts() -> None:
+    with pair_of(MODEL, pinned=(64 - 8) // 2, kv_policy="streaming", **FEW) as pair:
+        pair.ask(TEXT * 3, system=SYSTEM * 3, max_tokens=20, temperature=0, ignore_eos=1)
+
+
+def test_a_trim_leaves_room_behind_a_system_prompt() -> None:
+    text = SYSTEM * 14
+    rows = model_of(MODEL).system_rows(text)
+    with pair_of(MODEL, pinned=rows, kv_policy="streaming", **(ROWS | {"max_kv_size": 300})) as pair:
+        pair.ask(TEXT * 4, system=text, max_tokens=5, temperature=0, ignore_eos=1)
+        pair.exported.trim(Trim.ALL)
+        pair.python.trim(1.0)
+        assert pair.exported.use()["capacity"] == 2 * rows + 8 < 300
+        pair.ask(TEXT * 2, max_tokens=5, temperature=0, ignore_eos=1)
+
+
+@pytest.mark.parametrize("options", [{"keep": 9}, pytest.param({"sinks": 0}, marks=pytest.mark.exhaustive)])
+def test_what_was_said_of_pinned_rows_holds(options: dict[str, int]) -> None:
+    with pair_of(MODEL, kv_policy="streaming", **options, **FEW) as pair:
+        pair.ask(TEXT * 3, system=SYSTEM, max_tokens=20, temperature=0, ignore_eos=1)
+
+
+@pytest.mark.parametrize("policy", ["h2o", pytest.param("streaming", marks=pytest.mark.exhaustive)])
+def test_longrope_chooses_factors_by_the_whole_text(policy: str) -> None:
+    """The C library makes tokens word by word, the session block by block: both look 256 positions ahead."""
+    with pair_of("phi3-longrope", kv_policy=policy, **FEW) as pair:
+        pair.ask("Hi " * 40, raw=True, max_tokens=4, temperature=0, ignore_eos=1)
+        pair.ask(ids(300), max_tokens=4, temperature=0, ignore_eos=1)
+        pair.forget()
+        pair.ask(TEXT * 20, raw=True, max_tokens=60, temperature=0, ignore_eos=1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        (MODEL, {"kv_dtype": "int8", "kv_policy": "streaming"}), (MODEL, {"kv_dtype": "int4", "kv_policy": "h2o"}),
+        ("gemma3", {"kv_policy": "streaming"}), ("gemma3", {"kv_policy": "h2o"}),
+        ("phi3-longrope", {"kv_policy": "streaming"}), ("phi3-longrope", {"kv_policy": "h2o"}),
+        ("llama-window", {"kv_policy": "window"}),
+        ("spm", {"kv_policy": "streaming"}), ("qwen3", {"kv_policy": "streaming"}),
+    ],
+)  # fmt: skip
+def test_other_models_and_rows(name: str, options: dict[str, str]) -> None:
+    with pair_of(name, **ROWS, **options) as pair:
+        pair.ask(TEXT, raw=True, max_tokens=10, temperature=0, ignore_eos=1)
+        pair.ask("And now?", raw=True, max_tokens=10, temperature=0, ignore_eos=1)
+        pair.ask(ids(150), max_tokens=80, temperature=0, ignore_eos=1)
+        pair.ask(ids(40), max_tokens=20, ignore_eos=1, seed=1, **WARM)
+
+
+def test_stop_strings_end_an_answer_before_them() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        _, text, _ = pair.ask("Hi", max_tokens=40, temperature=0, ignore_eos=1)
+        stop = text[10:14]
+        pair.forget()
+        _, shown, finish = pair.ask("Hi", max_tokens=40, temperature=0, ignore_eos=1, stop=(stop, "never"))
+        assert finish == Finish.STOP
+        assert shown == text[: text.index(stop)]
+        pair.ask("Go on", max_tokens=10, temperature=0, ignore_eos=1)
+
+
+def test_a_cancelled_answer_can_be_followed_up() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        pair.exported.set(temperature=0, ignore_eos=1)
+        pair.exported.append(Role.USER, "Tell me a story")
+        pieces, thread = list[Piece](), threading.Thread(target=pair.exported.cancel)
+        for piece in pair.exported.pieces():
+            pieces.append(piece)
+            if len(pieces) == 5:
+                thread.start()
+        thread.join()
+        assert pieces[-1].finish == Finish.INTERRUPTED
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        stream = pair.python.stream("Tell me a story", max_tokens=None, ignore_eos=True)
+        for _ in stream:
+            if len(pair.recorded) == len(tokens):
+                pair.python.interrupt()
+        assert pair.recorded == tokens
+        pair.begun = True
+        pair.ask("And then?", max_tokens=20, temperature=0)
+
+
+def test_an_answer_that_is_not_read_to_its_end_ends() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        pair.ask("Hi", max_tokens=5, temperature=0, ignore_eos=1)
+        stream = pair.python.stream("More", follow_up=True, ignore_eos=True)
+        pair.recorded.clear()
+        next(stream)
+        stream.close()
+        pair.exported.set(temperature=0, ignore_eos=1)
+        pair.exported.append(Role.USER, "More")
+        assert [pair.exported.next().token for _ in pair.recorded] == pair.recorded
+        pair.ask("Again", max_tokens=5, temperature=0, ignore_eos=1)
+
+
+def test_turns_can_be_taken_back() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        first = pair.ask("Hi", system="Be brief.", max_tokens=4, temperature=0, ignore_eos=1)
+        mark = pair.python.mark()
+        second = pair.ask("And?", max_tokens=4, temperature=0, ignore_eos=1)
+        pair.exported.rewind(1)
+        assert pair.python.rewind(mark)
+        assert pair.ask("And?", max_tokens=4, temperature=0, ignore_eos=1) == second
+        pair.exported.rewind(2)
+        assert pair.exported.answer("Hi") == first  # the system's text stays
+        pair.exported.rewind()
+        assert pair.exported.use()["rows"] == 0
+        pair.begun = False
+        pair.ask(ids(100), max_tokens=4, temperature=0, ignore_eos=1)
+        pair.ask(ids(9), max_tokens=30, temperature=0, ignore_eos=1)
+        with pytest.raises(UnsupportedError, match="append the conversation again"):
+            pair.exported.rewind(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        *product(HYBRIDS, ("streaming", "h2o")), ("nemotron_h", "streaming"), ("gpt-oss", "h2o"),
+        ("lfm2moe", "streaming"), ("gemma4", "streaming"),
+        *(
+            pytest.param(*each, marks=pytest.mark.exhaustive)
+            for each in (
+                ("gpt-oss", "streaming"), ("gemma4", "h2o"), ("granitehybrid", "h2o"),
+                *product(("qwen3moe", "qwen35moe"), ("streaming", "h2o")),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_models_of_several_forms_answer_as_the_python_session(name: str, policy: str) -> None:
+    """Steps, chunks, prompts longer than the cache, and a conversation that is saved in the middle and loaded."""
+    with pair_of(name, **(ROWS | {"kv_policy": policy})) as pair:
+        pair.ask(TEXT, raw=True, max_tokens=10, temperature=0, ignore_eos=1)
+        pair.ask(ids(40), max_tokens=20, ignore_eos=1, seed=1, **WARM)
+        pair.ask(ids(150), max_tokens=80, temperature=0, ignore_eos=1)
+        assert pair.exported.use()["evicted"] > 0
+        state, expected = pair.exported.save(), pair.ask(ids(9), max_tokens=9, temperature=0, ignore_eos=1)
+        pair.exported.rewind()
+        pair.exported.load(state)
+        assert pair.exported.answer(ids(9), Role.IDS) == expected
+        pair.forget()
+        pair.ask(TEXT, raw=True, max_tokens=10, temperature=0, ignore_eos=1)
+
+
+@pytest.mark.parametrize("name", [*HYBRIDS, pytest.param("gemma4", marks=pytest.mark.exhaustive)])
+def test_turns_can_be_taken_back_where_rows_are_no_way_back(name: str) -> None:
+    """Where no snapshot is left, rows before the turn run again with the next prompt, also those of a saved state."""
+    with pair_of(name, kv_policy="streaming", **(ROWS | {"max_kv_size": 160})) as pair:
+        turns = [ids(20, seed) for seed in range(3)]
+        ask = partial(pair.ask, max_tokens=5, seed=1, ignore_eos=1, **WARM)
+        expected = [ask(turn) for turn in turns]
+        state = pair.exported.save()
+        pair.exported.rewind(1)
+        assert pair.exported.answer(turns[2], Role.IDS) == expected[2]
+        pair.exported.append(Role.IDS, ids(30))
+        pair.exported.next()  # an answer that is broken off
+        pair.exported.rewind(1)
+        pair.exported.append(Role.IDS, ids(3))  # a question that has not been run
+        pair.exported.rewind(1)
+        ask(ids(7))
+        pair.exported.rewind(1)
+        for count in (2, 1, 2):
+            pair.exported.rewind(count)
+            assert [pair.exported.answer(turn, Role.IDS) for turn in turns[3 - count :]] == expected[3 - count :]
+        pair.exported.rewind(3)
+        pair.exported.load(state)
+        pair.exported.rewind(2)
+        assert pair.exported.save() != state
+        assert [pair.exported.answer(turn, Role.IDS) for turn in turns[1:]] == expected[1:]
+        pair.exported.answer(ids(150), Role.IDS)
+        with pytest.raises(UnsupportedError, match="cannot be taken back: rewind all"):
+            pair.exported.rewind(1)
+
+
+@pytest.mark.exhaustive
+def test_a_long_earlier_conversation_leaves_snapshots_on_its_way(tmp_path: Path) -> None:
+    file = GGUF.read(GOLDEN / "lfm2.gguf")
+    file.metadata["lfm2.context_length"] = (U32, 8192)
+    model, options = file.write(tmp_path / "model.gguf"), ROWS | {"max_kv_size": 4096, "prefill_step_size": 100}
+    with (
+        open_bundle(bundle_of(str(model), kv_policy="streaming", **options)) as bundle,
+        bundle.session(temperature=0, ignore_eos=1, max_tokens=4) as session,
+    ):
+        for text, answer in ((TEXT * 30, TEXT * 30), ("Hi", "Hello.")):
+            session.append(Role.USER, text)
+            session.append(Role.ASSISTANT, answer)
+        expected = session.answer("Why?")
+        assert session.use()["rows"] > SNAPSHOT_STEP
+        session.rewind(2)
+        assert session.use()["rows"] == SNAPSHOT_STEP
+        session.append(Role.USER, "Hi")
+        session.append(Role.ASSISTANT, "Hello.")
+        assert session.answer("Why?") == expected
+
+
+@pytest.mark.parametrize("name", ["lfm2", "gemma4"])
+def test_a_state_without_the_tokens_of_its_rows_is_damaged(name: str) -> None:
+    with (
+        open_bundle(bundle_of(name, kv_policy="streaming", **ROWS)) as bundle,
+        bundle.session(temperature=0, ignore_eos=1, max_tokens=4) as session,
+    ):
+        session.answer(ids(20), Role.IDS)
+        state = session.save()
+        for end in (len(state) - 1, len(state) - 60):
+            with pytest.raises(ModelFormatError, match="state"):
+                session.load(state[:end])
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_session_holds_the_state_and_its_copy_as_planned(name: str) -> None:
+    with open_bundle(bundle_of(name, kv_policy="streaming", **ROWS)) as bundle, bundle.session() as session:
+        assert session.use()["kv"] == bundle.info()["kv"] > (1 + SNAPSHOTS) * model_of(name).spec.state_bytes > 0
+
+
+def test_the_last_turn_of_a_hybrid_can_be_taken_back_behind_turns_that_run_with_it() -> None:
+    with pair_of("lfm2", kv_policy="streaming", **ROWS) as pair:
+        pair.exported.append(Role.USER, TEXT)
+        pair.exported.append(Role.ASSISTANT, "Hello.")
+        past, follow_up = pair.python.model.past([(TEXT, "Hello.")]), pair.python.model.follow_up("Why?").first(None)
+        assert past.size % ROWS["prefill_step_size"] > 0
+        pair.exported.set(temperature=0, max_tokens=8, ignore_eos=1)
+        first = pair.exported.answer("Why?")
+        pair.python.generate(np.concatenate([past, follow_up]), max_tokens=8, ignore_eos=True)
+        assert first[0] == pair.recorded
+        pair.exported.rewind(1)
+        assert pair.exported.use()["rows"] == past.size
+        assert pair.exported.answer("Why?") == first
+        pair.begun = True
+        pair.ask("So?", max_tokens=8, temperature=0, ignore_eos=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        (MODEL, "streaming"), ("qwen35", "streaming"), pytest.param(MODEL, "full", marks=pytest.mark.exhaustive),
+        pytest.param("lfm2", "full", marks=pytest.mark.exhaustive),
+        pytest.param("gemma3", "streaming", marks=pytest.mark.exhaustive),
+        pytest.param(MODEL, "h2o", marks=pytest.mark.exhaustive),
+    ],
+)  # fmt: skip
+def test_a_new_conversation_goes_on_from_the_system_s_text(name: str, policy: str) -> None:
+    with pair_of(name, kv_policy=policy, **ROWS) as pair:
+        told, rows = {"system": SYSTEM, "told": True}, pair.python.model.system_rows(SYSTEM)
+        kept = 0 if policy == "h2o" else rows  # of attention they have what later texts paid
+
+        def begin_anew() -> None:
+            pair.exported.rewind(100)
+            assert pair.exported.use()["rows"] == kept
+            pair.begun = False
+
+        first = pair.ask("Hi", system=SYSTEM, **GREEDY)
+        pair.ask("And?", **GREEDY)
+        pair.ask("So?", **GREEDY)
+        begin_anew()
+        before = pair.exported.use()["tokens"]
+        assert pair.ask("Hi", **told, **GREEDY) == first
+        assert pair.exported.use()["tokens"] - before <= pair.exported.use()["rows"] - kept
+        begin_anew()
+        state = pair.exported.save()
+        second = pair.ask(TEXT, **told, **GREEDY)
+        pair.exported.rewind()
+        assert pair.exported.use()["rows"] == 0
+        pair.exported.load(state)
+        assert pair.exported.answer(TEXT) == second
+        begin_anew()
+        pair.ask("Hi", system="Be long, and tell me all.", **GREEDY)  # another system's text
+        pair.exported.rewind(1)
+        pair.exported.append(Role.SYSTEM, "")
+        assert pair.exported.use()["rows"] == 0
+
+
+def test_an_earlier_conversation_runs_from_its_text() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        turns = [("Hi", "Hello."), ("And?", "")]
+        for text, answer in turns:
+            pair.exported.append(Role.USER, text)
+            pair.exported.append(Role.ASSISTANT, answer)
+        past = pair.python.model.past(turns)
+        follow_up = pair.python.model.follow_up("Why?").first(None)
+        pair.exported.set(temperature=0, max_tokens=8)
+        found, _, _ = pair.exported.answer("Why?")
+        pair.python.generate(np.concatenate([past, follow_up]), max_tokens=8)
+        assert found == pair.recorded[: len(found)]
+        pair.begun = True
+        pair.ask("So?", max_tokens=8, temperature=0)
+
+
+def test_a_state_of_more_turns_begins_as_the_one_before() -> None:
+    """But for its header: who saves after each turn writes what changed."""
+    page = 64  # bytes
+    with (
+        open_bundle(bundle_of(MODEL, **ROWS)) as bundle,
+        bundle.session(temperature=0, ignore_eos=1, max_tokens=4) as session,
+    ):
+        session.answer(TEXT * 2)
+        before = session.save()
+        session.answer("Hi")
+        after = session.save()
+    same = [before[at : at + page] == after[at : at + page] for at in range(0, len(before), page)]
+    assert len(after) > len(before)
+    assert sum(same) > 0.7 * len(same)
+    assert same.index(False, 8) > 0.7 * len(same)  # behind the header
+
+
+@pytest.mark.parametrize("policy", ["streaming", "h2o"])
+def test_saved_conversations_go_on(policy: str) -> None:
+    folder = bundle_of(MODEL, **(ROWS | {"kv_policy": policy}))
+    with open_bundle(folder) as bundle, bundle.session(temperature=0, ignore_eos=1, max_tokens=30) as session:
+        session.append(Role.SYSTEM, "Be brief.")
+        session.answer("Hi")
+        session.answer(TEXT * 9, Role.RAW)
+        state, expected = session.save(), session.answer("Go on")
+        session.load(state)
+        assert session.answer("Go on") == expected
+        with bundle.session(temperature=0, ignore_eos=1, max_tokens=30, threads=1) as other:
+            with tempfile.TemporaryFile() as file:
+                os.write(file.fileno(), b"before" + state)
+                os.lseek(file.fileno(), len(b"before"), os.SEEK_SET)
+                other.load_from(file.fileno())
+            assert other.answer("Go on") == expected
+            for at in (0, 9, 50, 100, len(state) // 2, len(state) - 1):
+                damaged = bytearray(state)
+                damaged[at] ^= 4
+                with pytest.raises(ModelFormatError, match="state"):
+                    other.load(bytes(damaged))
+                with pytest.raises(ModelFormatError, match="state"):
+                    other.load(state[:at])
+            assert other.use()["rows"] == 0
+            other.load(state)
+            assert other.answer("Go on") == expected
+
+
+def test_memory_that_is_given_back_is_that_of_the_python_session() -> None:
+    with pair_of(MODEL, kv_policy="streaming", max_kv_size=500, prefill_step_size=16, threads=1) as pair:
+        pair.ask(ids(480), max_tokens=4, temperature=0, ignore_eos=1)
+        before = pair.exported.use()
+        for level, part in ((Trim.SOFT, 0.0), (Trim.HALF, 0.5), (Trim.ALL, 1.0)):
+            pair.exported.trim(level)
+            pair.python.trim(part)
+            pair.check_rows()
+            pair.ask(ids(9), max_tokens=4, temperature=0, ignore_eos=1)
+        after = pair.exported.use()
+        assert after["capacity"] == 256
+        assert after["kv"] < 0.6 * before["kv"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
+def test_memory_that_google_play_counts(tmp_path: Path) -> None:
+    """Pages that no file backs, of the whole process."""
+    size, path = 64 << 20, tmp_path / "mapped"
+    path.write_bytes(bytes(range(256)) * (size >> 8))
+    with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle, bundle.session() as session:
+        use = session.use
+        before = use()["anonymous"] + use()["swapped"]
+        with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
+            assert sum(mapped[::4096]) >= 0  # reads every page
+            assert abs(use()["anonymous"] + use()["swapped"] - before) < size // 2
+        with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as own:
+            own[::4096] = bytes([1]) * (size >> 12)
+            grown = use()["anonymous"] + use()["swapped"] - before
+        assert size // 2 < grown < 3 * size // 2
+        assert use()["anonymous"] + use()["swapped"] - before < size // 2
+
+
+def test_a_question_that_no_longer_fits_ends_its_answer() -> None:
+    folder = bundle_of(MODEL, kv_policy="full", max_kv_size=500, prefill_step_size=16, threads=1)
+    with open_bundle(folder) as bundle, bundle.session(ignore_eos=1) as session:
+        session.append(Role.USER, TEXT * 8)
+        session.trim(Trim.ALL)  # rows that nothing has been written to, which the question waits for
+        piece = session.next()
+        assert (piece.token, piece.finish) == (None, Finish.MEMORY)
+        assert session.use()["seconds"] < 60
+
+
+def test_refused_options_change_nothing() -> None:
+    with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle:
+        with bundle.session(temperature=0, ignore_eos=1, max_tokens=40) as session:
+            _, text, _ = session.answer("Hi")
+        stop = text[10:14]
+        with bundle.session(temperature=0, ignore_eos=1, max_tokens=40, stop=(stop,)) as session:
+            with pytest.raises(InputError, match="longer than 128 bytes"):
+                session.set(stop=("never", "x" * 129))
+            assert session.answer("Hi")[1:] == (text[: text.index(stop)], Finish.STOP)
+
+
+def test_budgets_end_answers() -> None:
+    folder = bundle_of(MODEL, **STREAMING)
+    with open_bundle(folder) as bundle, bundle.session(temperature=0, ignore_eos=1) as session:
+        session.set(temperature=0, ignore_eos=1, time=1e-9)
+        assert session.answer("Hi") == ([], "", Finish.TIME)
+        for limit in (0.1, 1.0, 10.0):  # seconds in which a loaded machine gives some tokens
+            session.set(temperature=0, ignore_eos=1, time=limit)
+            tokens, _, finish = session.answer("Hi")
+            assert finish == Finish.TIME
+            if tokens:
+                break
+        assert tokens
+        session.set(temperature=0, ignore_eos=1, energy=100)
+        session.read(joules=1000)
+        session.append(Role.USER, "Hi")
+        spent = []
+        while not (piece := session.next()).finish:
+            spent.append(10 * len(spent))
+            session.read(joules=1000 + spent[-1])
+            time.sleep(0.002)
+        assert piece.finish == Finish.ENERGY
+        assert 50 <= spent[-1] <= 110
+        assert session.use()["measured"] == 1
+
+
+def test_calls_out_of_order_are_refused_in_a_line() -> None:
+    folder = bundle_of(MODEL, **(ROWS | {"kv_policy": "full"}))
+    with open_bundle(folder) as bundle:
+        assert bundle.info()["policy"] == "full"
+        with pytest.raises(InputError, match="temperature must be from 0 to 100"):
+            bundle.session(temperature=float("nan"))
+        with pytest.raises(InputError, match=r"repeat_penalty must be from 0\.01 to 100, or less than 0"):
+            bundle.session(repeat_penalty=0)
+        with pytest.raises(InputError, match=r"presence_penalty must be from -2 to 2$"):
+            bundle.session(presence_penalty=-3)
+        with pytest.raises(InputError, match=r"max_temp must be more than 0, or 0 for no limit"):
+            bundle.session(max_temp=-1)
+        with pytest.raises(UnsupportedError, match="sse9"):
+            bundle.session(isa="sse9")
+        with pytest.raises(InputError, match="threads must be at most 2"):
+            bundle.session(threads=3)
+        with bundle.session(ignore_eos=1, max_tokens=3) as session:
+            with pytest.raises(BusyError, match=r"the model has open sessions \(1\): end them first"):
+                bundle.close()
+            check_order(session)
+
+
+def test_what_cannot_be_opened_is_said_in_a_line(tmp_path: Path) -> None:
+    folder = bundle_of(MODEL, **STREAMING)
+    size, longer = (folder / "model.edge").stat().st_size, tmp_path / "model.edge"
+    longer.write_bytes((folder / "model.edge").read_bytes() + b"12345")
+    with pytest.raises(ModelFormatError, match=f"has {size + 5} bytes and should have {size}: copy it again"):
+        open_bundle(tmp_path, folder / "libedge.so")
+    with open_bundle(folder) as bundle:
+        for path in (b"", None):
+            with pytest.raises(InputError, match="edge_open needs a path or an open file"):
+                _check(bundle.library.edge_open, byref(_Source(path, -1)), byref(c_void_p()))
+        info = _Info()
+        info.size -= 8
+        with pytest.raises(InputError, match="an edge_model_info whose size is set"):
+            _check(bundle.library.edge_info, bundle._model, byref(info))
+
+
+def test_a_system_text_that_does_not_fit_is_refused_whole() -> None:
+    """What follows the text may still fit behind its words that fit."""
+    with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle, bundle.session() as session:
+        taken = [takes_system(session, "internationalization " * 5 + "x" * length) for length in range(100)]
+    assert taken == [True] * sum(taken) + [False] * (100 - sum(taken))
+    assert 0 < sum(taken) < 100
+
+
+def takes_system(session: BundleSession, text: str) -> bool:
+    session.rewind()
+    with suppress(InputError):
+        session.append(Role.SYSTEM, text)
+        return True
+    return False
+
+
+def check_order(session: BundleSession) -> None:
+    with pytest.raises(InputError, match="edge_append first"):
+        session.next()
+    with pytest.raises(InputError, match="must follow a user's text"):
+        session.append(Role.ASSISTANT, "Hi")
+    with pytest.raises(InputError, match="free"):
+        session.append(Role.USER, TEXT * 6)
+    assert session.use()["rows"] == 0
+    session.append(Role.USER, "Hi")
+    with pytest.raises(InputError, match="waits for its answer"):
+        session.append(Role.USER, "Hi")
+    with pytest.raises(InputError, match="comes first"):
+        session.append(Role.SYSTEM, "Hi")
+    assert [piece.finish for piece in session.pieces()][-1] == Finish.LENGTH
+    with pytest.raises(InputError, match="edge_append first"):
+        session.next()
+    with pytest.raises(InputError, match="more bytes than there can be"):
+        session._call("edge_append", Role.USER, b"Hi", c_size_t(-1))
+    with pytest.raises(InputError, match="more bytes than there can be"):
+        session._call("edge_tokenize", b"Hi", c_size_t(-1), 0, None, c_size_t(0))
+    with pytest.raises(InputError, match="is not a token"):
+        session.append(Role.IDS, [5, 99999])
+    with pytest.raises(InputError, match="empty"):
+        session.append(Role.RAW, "")
+
+
+def test_another_thread_is_told_to_wait() -> None:
+    folder = bundle_of(MODEL, **STREAMING)
+    with open_bundle(folder) as bundle, bundle.session(ignore_eos=1) as session:
+        session.append(Role.USER, "Hi")
+        session.next()
+        refused = threading.Event()
+
+        def append() -> None:
+            while not refused.is_set():
+                with suppress(BusyError):
+                    session.append(Role.RAW, TEXT * 20000)
+
+        thread = threading.Thread(target=append)
+        thread.start()
+        with pytest.raises(BusyError, match="another thread"):
+            use_until_refused(session)
+        refused.set()
+        while thread.is_alive():  # as the text begins, a cancellation still belongs to what came before
+            session.cancel()
+            thread.join(0.01)
+        assert session.next().finish == Finish.INTERRUPTED
+
+
+def use_until_refused(session: BundleSession) -> None:
+    while True:
+        session.use()
+
+
+FORKED = """
+import json, os, signal, sys
+from ctypes_bundle import open_bundle
+from edge.apps.enums import Role
+from edge.errors import BusyError
+options = {"threads": 2, "temperature": 0, "ignore_eos": 1, "max_tokens": 8}
+with open_bundle(sys.argv[1]) as bundle, bundle.session(**options) as session:
+    answer = session.answer("Hi")
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        signal.alarm(100)  # it would wait for the parent's threads
+        said = []
+        for call in (lambda: session.append(Role.USER, "And?"), session.next, session.set, session.rewind, session.use):
+            try:
+                call()
+            except BusyError as error:
+                said.append(str(error))
+        session.cancel()
+        session.end()
+        with bundle.session(**options) as own:
+            said.append(own.answer("Hi") == answer)
+        bundle.close()
+        os.write(theirs, json.dumps(said).encode())
+        os._exit(0)
+    os.close(theirs)
+    said = json.loads(os.read(ours, 4096) or "null")
+    os.wait()
+    session.rewind()
+    print(json.dumps([os.getpid(), said, session.answer("Hi") == answer]))
+"""
+
+
+def test_a_forked_child_begins_sessions_of_its_own() -> None:
+    child = run_child(FORKED, bundle_of(MODEL, **STREAMING))
+    assert child.status == 0, child.errors
+    process, (*said, same), still_same = child.output
+    assert set(said) == {
+        f"the session belongs to process {process}, and a forked child has none of its threads: begin one in the child"
+    }
+    assert (len(said), same, still_same) == (5, True, True)
+
+
+CUT = """
+import json, os, sys
+from pathlib import Path
+from ctypes_bundle import open_bundle
+from edge.apps.enums import Role
+from edge.errors import ModelFormatError
+path, said = Path(sys.argv[1], "model.edge"), []
+
+def refused(call):
+    try:
+        call()
+    except ModelFormatError as error:
+        said.append(str(error))
+
+whole = path.read_bytes()
+for size in (0, len(whole) // 2, len(whole) - 1):
+    path.write_bytes(whole)
+    bundle = open_bundle(sys.argv[1], sys.argv[2])
+    idle, session = bundle.session(), bundle.session(threads=2, ignore_eos=1)
+    session.append(Role.USER, "Hi")
+    session.next()
+    os.truncate(path, size)
+    for call in (session.next, session.rewind, session.use, session.save, lambda: session.tokenize("x"),
+                 lambda: idle.append(Role.USER, "Hi"), bundle.session, bundle.info):
+        refused(call)
+    session.end()
+    idle.end()
+    bundle.close()
+path.write_bytes(whole)
+print(json.dumps(said))
+"""
+
+
+def test_a_file_that_is_cut_short_while_it_is_open_is_an_error(tmp_path: Path) -> None:
+    folder = bundle_of(MODEL, **STREAMING)
+    shutil.copy(folder / "model.edge", tmp_path)
+    child = run_child(CUT, tmp_path, folder / "libedge.so")
+    assert child.status == 0, child.errors
+    assert len(child.output) == 3 * 8
+    assert set(child.output) == {"model.edge was cut short while it was open: copy it again, and open that one"}
+
+
+def test_tokens_of_a_text() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        for text in ("", "Hello world", "<|im_end|>", "naïve 🙂"):
+            for special in (False, True):
+                wanted = pair.python.tokenizer.encode(text, special=special).tolist()
+                assert pair.exported.tokenize(text, special) == wanted
+
+
+# Programs in C that call the library
+
+
+@pytest.mark.parametrize("name", [MODEL, *HYBRIDS])
+def test_calls_in_any_order_from_two_threads(name: str) -> None:
+    run_program("fuzz_api", "1", "400", model_name=name)
+
+
+@pytest.mark.parametrize("times", ["60", pytest.param("1000", marks=pytest.mark.exhaustive)])
+def test_nothing_is_left_of_sessions_that_have_ended(times: str) -> None:
+    run_program("soak", times)
+
+
+SANITIZERS = {
+    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"),
+    "thread": ("-fsanitize=thread", "-O1"),
+}
+
+
+def test_sessions_of_one_model_run_on_several_threads() -> None:
+    run_program("threads", "3")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_sanitizers_find_nothing_in_sessions_of_several_threads(sanitizer: str) -> None:
+    run_program("threads", "20", sanitizer=sanitizer)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "policy"), [*product([MODEL], ["streaming", "h2o", "full"]), ("qwen35", "streaming")])
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_sanitizers_find_nothing(sanitizer: str, name: str, policy: str) -> None:
+    for seed in range(2):
+        count = "3000" if sanitizer == "address" else "800"
+        run_program("fuzz_api", str(seed), count, model_name=name, sanitizer=sanitizer, kv_policy=policy)
+
+
+def run_program(
+    name: str, *arguments: str, model_name: str = MODEL, sanitizer: str | None = None, kv_policy: str = "streaming"
+) -> None:
+    """A program of tests/runtime with a small model, its library without a sanitizer, or with one and many drafts."""
+    options = ROWS | {"kv_policy": kv_policy}
+    program, model = Path(__file__).parent / "runtime" / f"{name}.c", bundle_of(model_name, **options) / "model.edge"
+    if sanitizer is None:
+        archive = str(model.with_name("libedge.a"))
+        built = build([program], ("-Wl,--whole-archive", archive, "-Wl,--no-whole-archive"))
+    else:
+        model, parts = bundle_sources(model_name, **options)
+        runtime = [path.name for path in sorted(RUNTIME.glob("*.c")) if path.name != "drafts.c"]
+        built = build([program, *runtime, program.with_name("eager_drafts.c"), *parts], SANITIZERS[sanitizer])
+    done = subprocess.run([built, model, *arguments], capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, f"{name} {arguments}: {done.stdout[-500:]} {done.stderr[-3000:]}"

@@ -1,0 +1,155 @@
+"""The Swift package: its sources by their grammar, and its C target and passes as macOS builds them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import GOLDEN
+from runtime_library import RUNTIME, includes
+
+from edge import export
+from edge.apps.bindings import copy_source
+
+SWIFT = RUNTIME.parent / "swift"
+SOURCES = sorted(SWIFT.rglob("*.swift"))
+
+
+def errors(source: bytes) -> list[str]:
+    """What the grammar of tree-sitter-swift cannot read."""
+    tree_sitter = pytest.importorskip("tree_sitter")
+    language = tree_sitter.Language(pytest.importorskip("tree_sitter_swift").language())
+
+    def walk(node: Any) -> list[str]:
+        own = [f"{node.start_point}: {node.text[:60]!r}"] if node.is_error or node.is_missing else []
+        return own + [error for child in node.children for error in walk(child)]
+
+    return walk(tree_sitter.Parser(language).parse(source).root_node)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_sources_follow_swift_s_grammar(path: Path, tmp_path: Path) -> None:
+    copy_source(path, tmp_path / path.name)
+    text = (tmp_path / path.name).read_bytes()
+    assert errors(text) == []
+    last = text.rindex(b")")
+    assert errors(text[:last] + text[last + 1 :])  # so that its silence means something
+
+
+def test_the_sample_view_is_short() -> None:
+    assert len((SWIFT / "Sample" / "ChatView.swift").read_text(encoding="utf-8").splitlines()) < 100
+
+
+ZIG = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="no ziglang")
+
+
+def ask(*command: str | Path) -> str:
+    return subprocess.run([str(each) for each in command], check=True, capture_output=True, text=True).stdout
+
+
+def clang(folder: Path, *arguments: str | Path) -> None:
+    """As Apple's compiles a package: clang with the headers of macOS, which zig brings."""
+    caches = {f"ZIG_{each}_CACHE_DIR": str(folder / each) for each in ("GLOBAL", "LOCAL")}
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-macos", "-std=c11", "-Os", *arguments]
+    subprocess.run(
+        command, check=True, stderr=subprocess.DEVNULL if "-S" in arguments else None, env=os.environ | caches
+    )
+
+
+@pytest.fixture(scope="module")
+def c_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the C target, in the package of a small model."""
+    kit = tmp_path_factory.mktemp("swift") / "kit"
+    export(GOLDEN / "llama-gqa-tied.gguf", kit, device="iphone-16", memory="200MiB", max_kv_size=64, gpu=True)
+    return kit / "Sources" / "CEdge"
+
+
+def sources(c_target: Path) -> list[Path]:
+    """C and assembly text."""
+    files = [path for path in sorted(c_target.iterdir()) if path.suffix in (".c", ".s")]
+    assert len([path for path in files if path.suffix == ".s"]) == 3  # neon, dotprod, i8mm
+    return files
+
+
+@ZIG
+@pytest.mark.exhaustive
+def test_the_c_target_builds_for_macos(c_target: Path, tmp_path: Path) -> None:
+    """As a C library, by its README's command, without warnings, and nothing is left undefined."""
+    kit, out = c_target.parents[1], tmp_path / "libedge.dylib"
+    (words,) = re.findall(r"^cc (.*) -o libedge\.dylib$", (kit / "README.md").read_text(encoding="utf-8"), re.M)
+    _, option, files, include = words.split()
+    assert (option, {*kit.glob(files)}) == ("-shared", {*sources(c_target)})
+    clang(tmp_path, "-Wall", "-Werror", f"-I{kit / include[2:]}", option, *sorted(kit.glob(files)), "-o", out)
+    assert out.read_bytes()[:8] == bytes.fromhex("cffaedfe0c000001")  # Mach-O, ARM64
+
+
+@ZIG
+@pytest.mark.skipif(shutil.which("llvm-objdump") is None, reason="no llvm-objdump")
+@pytest.mark.exhaustive
+def test_the_c_target_builds_for_ios(c_target: Path, tmp_path: Path) -> None:
+    """For the plainest of Apple's CPUs without a word from compiler or assembler. Objects have the platform that the
+    app is built for, no code that is written, and call nothing private."""
+    zig = Path(importlib.import_module("ziglang").__file__ or "").parent
+    headers = zig / "lib" / "libc" / "include" / "any-darwin-any"
+    compile_ios = (
+        sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-ios.15.0", "-std=c11", "-Os", "-Wall", "-Wextra",
+        "-isystem", headers, f"-I{c_target / 'include'}", "-c",
+    )  # fmt: skip
+    caches = {f"ZIG_{each}_CACHE_DIR": str(tmp_path / each) for each in ("GLOBAL", "LOCAL")}
+    defined, called = set[str](), set[str]()
+    for source in sources(c_target):
+        out = tmp_path / f"{source.name}.o"
+        said = subprocess.run(
+            [*compile_ios, source, "-o", out], check=True, capture_output=True, text=True, env=os.environ | caches
+        )
+        assert said.stderr == "", source.name
+        told = ask("llvm-objdump", "--macho", "--private-headers", out)
+        assert re.search(r"LC_BUILD_VERSION\n.*\n +platform ios\n.*\n +minos 15\.0", told), source.name
+        if source.suffix == ".s":
+            assert set(re.findall(r"segname (__\w+)", told)) <= {"__TEXT", "__LD"}  # nothing that is written
+        symbols = ask("llvm-objdump", "--syms", out).splitlines()
+        called |= {line.split()[-1] for line in symbols if "*UND*" in line}
+        defined |= {line.split()[-1] for line in symbols if re.match(r"\w+ g ", line)}
+    assert {"_edge_open", "_edge_run_neon", "_edge_run_i8mm", "_METAL"} <= defined
+    assert not defined & {"_OPENCL", "_WEBGPU"}
+    assert {"_edge_doze", "_mmap", "_dlsym"} <= called
+    assert all(name.startswith("_") for name in defined | called)
+    private = re.compile(r"_+(ulock|os_|_pthread_|syscall|sandbox|MGCopy)")
+    assert not [name for name in called - defined if private.match(name)]
+
+
+@ZIG
+@pytest.mark.exhaustive
+def test_clang_imports_the_module_of_the_c_target(tmp_path: Path) -> None:
+    """As Swift does: edge.h alone says what it needs."""
+    (tmp_path / "include").mkdir()
+    for path in (RUNTIME / "edge.h", SWIFT / "Sources" / "CEdge" / "include" / "module.modulemap"):
+        shutil.copy(path, tmp_path / "include")
+    program, out = tmp_path / "use.m", tmp_path / "use.s"
+    call = "edge_piece piece = {0}; piece.size = sizeof piece; return edge_next(session, &piece, error);"
+    program.write_text(f"@import CEdge;\nedge_status use(edge_session *session, edge_error *error) {{ {call} }}\n")
+    modules = ("-fmodules", f"-fmodules-cache-path={tmp_path}", f"-I{tmp_path / 'include'}")
+    clang(tmp_path, *modules, "-x", "objective-c", "-S", program, "-o", out)
+    assert "_edge_next" in out.read_text()
+
+
+@ZIG
+@pytest.mark.exhaustive
+def test_products_and_sums_round_apart_without_options(tmp_path: Path) -> None:
+    """A package cannot have unsafe options, and clang would fuse them: other numbers than Python's."""
+    fused, out = re.compile(r"\bf(n?m(add|sub)|ml[as])\b"), tmp_path / "out.s"
+    seen = 0
+    for source in sorted(RUNTIME.glob("*.c")):
+        clang(tmp_path, "-S", *includes(), source, "-o", out)
+        text = out.read_text()
+        assert not fused.search(text), source.name
+        seen += len(re.findall(r"\bfmul\b", text))
+    assert seen > 20

@@ -1,0 +1,294 @@
+"""Bundles for Windows: what is in them, and under Wine the answers of the Python session."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bundles import Answer, Pair, Text, bundle_of, model_of, recorded_session
+from ctypes_bundle import ERRORS, _options, _Usage
+from runtime_library import RUNTIME, WARNINGS, includes
+from wine import COMPILER, FLAGS, build_for_windows, command, run
+
+import edge
+from edge.apps.enums import Engine, Finish, Role
+from edge.apps.library import exported, find_toolchain
+from edge.backends.tvm.gpu.design import Tuning
+from edge.backends.tvm.gpu.hosts import host_named
+from edge.errors import BudgetError, InputError, ModelFormatError, UnsupportedError
+from edge.sampling import SamplingParams
+
+pytest.importorskip("tvm_ffi")
+if shutil.which(COMPILER) is None:
+    pytest.skip(f"no {COMPILER}", allow_module_level=True)
+if platform.machine() != "x86_64":
+    pytest.skip("Wine runs programs for x86-64 on x86-64", allow_module_level=True)
+
+PROGRAMS = Path(__file__).parent / "runtime"
+SYSTEM = ("platform.c", "windows.c", "cpu.c", "error.c")
+MODEL = "llama-gqa-tied"
+ROWS = {"max_kv_size": 64, "prefill_step_size": 16, "threads": 2}
+BUNDLE = {"device": "windows-x86", "memory": "100MiB", **ROWS}
+BRIEF = "Be brief."
+TEXT = "The quick brown fox jumps over the lazy dog. "
+COLD = {"sampling": SamplingParams(temperature=0)}
+GREEDY = {"max_tokens": 5, "temperature": 0, "ignore_eos": 1}
+
+
+class WindowsSession:
+    """A session of a bundle in a program that Wine runs."""
+
+    def __init__(self, program: Path) -> None:
+        self._process = subprocess.Popen(**command(program), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def tell(self, *words: object) -> str:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(" ".join(map(str, words)) + "\n")
+        process.stdin.flush()
+        said = process.stdout.readline().rstrip("\r\n")
+        if found := re.fullmatch(r"error (-\d+) (.*)", said):
+            raise ERRORS[int(found[1])](found[2])
+        assert process.poll() is None, f"it ended: {process.returncode}"
+        return said
+
+    def end(self) -> None:
+        """Whatever it does."""
+        with self._process as process:
+            try:
+                if process.stdin is not None:
+                    process.stdin.close()
+                assert process.wait(60) == 0
+            finally:
+                process.kill()
+
+    def open(self, path: Path, cache: Path | None = None) -> None:
+        """cache: a folder, for a session on a GPU."""
+        self.tell("open", *(windows_path(each).encode().hex() for each in (path, cache) if each))
+
+    def set(self, **options: Any) -> None:
+        self.tell("set", bytes(_options(options)).hex())
+
+    def append(self, role: Role, text: Text) -> None:
+        data = text.encode() if isinstance(text, str) else np.array(text, np.int32).tobytes()
+        self.tell("append", int(role), data.hex())
+
+    def next(self) -> tuple[int, Finish, bytes]:
+        token, finish, *text = self.tell("next").split()
+        return int(token), Finish(int(finish)), bytes.fromhex("".join(text))
+
+    def answer(self, text: Text, role: Role = Role.USER) -> Answer:
+        self.append(role, text)
+        tokens, said = list[int](), b""
+        while True:
+            token, finish, piece = self.next()
+            tokens += [token] if token >= 0 else []
+            said += piece
+            if finish:
+                return tokens, said.decode(), finish
+
+    def rewind(self, turns: int | None = None) -> None:
+        self.tell("rewind", 0xFFFFFFFF if turns is None else turns)
+
+    def use(self) -> dict[str, Any]:
+        found = _Usage.from_buffer_copy(bytes.fromhex(self.tell("use")))
+        return {str(name): getattr(found, name) for name, kind, *_ in _Usage._fields_ if kind is not ctypes.c_char_p}
+
+
+def windows_path(path: Path) -> str:
+    return "Z:" + str(path.absolute()).replace("/", "\\")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In a folder whose name has letters of several alphabets."""
+    folder = tmp_path_factory.mktemp("windows") / "é模\N{GRINNING FACE}"
+    return shutil.copytree(bundle_of(MODEL, **BUNDLE), folder)
+
+
+@pytest.fixture(scope="module")
+def program(bundle: Path) -> Path:
+    """Beside the DLL, where Windows looks for it."""
+    built = build_for_windows([PROGRAMS / "windows.c", bundle / "edge.lib"], f"-I{bundle}")
+    return shutil.copy(built, bundle / "program.exe")
+
+
+@contextmanager
+def session_of(program: Path) -> Iterator[WindowsSession]:
+    session = WindowsSession(program)
+    try:
+        yield session
+    finally:
+        session.end()
+
+
+@contextmanager
+def pair_of(program: Path, bundle: Path) -> Iterator[Pair]:
+    """The Python session keeps the rows of the system's text, as bundles do."""
+    kept = model_of(MODEL).system_rows(BRIEF)
+    with (
+        recorded_session(MODEL, kv_policy="streaming", keep=kept, **ROWS) as (python, recorded),
+        session_of(program) as exported,
+    ):
+        exported.open(bundle / "model.edge")
+        yield Pair(python, exported, recorded)
+
+
+def ask(program: str, *arguments: str | Path) -> str:
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_folder_has_what_a_program_needs(bundle: Path) -> None:
+    files = {path.name for path in bundle.iterdir()} - {"program.exe"}
+    assert files == {"README.md", "edge.h", "example.c", "edge.dll", "edge.lib", "model.edge", "manifest.json"}
+
+
+def test_the_dll_has_the_functions_of_the_header_and_needs_what_windows_has(bundle: Path) -> None:
+    said = ask("x86_64-w64-mingw32-objdump", "-p", bundle / "edge.dll")
+    assert "file format pei-x86-64" in said
+    assert set(re.findall(r"^\t\[ *\d+\] (\w+)$", said, re.M)) == set(exported())
+    assert {name.lower() for name in re.findall(r"DLL Name: (\S+)", said)} == {
+        "advapi32.dll", "kernel32.dll", "msvcrt.dll", "api-ms-win-core-synch-l1-2-0.dll",
+    }  # fmt: skip
+
+
+def test_the_same_inputs_give_the_same_bytes(bundle: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    edge.export(model_of(MODEL), again, isas=manifest_isas(bundle), **BUNDLE)
+    for name in ("edge.dll", "edge.lib", "manifest.json"):
+        assert (again / name).read_bytes() == (bundle / name).read_bytes()
+
+
+def manifest_isas(bundle: Path) -> str:
+    found = re.search(r'"isas": \[\s*"(\w+)"', (bundle / "manifest.json").read_text())
+    assert found
+    return found[1]
+
+
+def test_the_runtime_compiles_without_warnings() -> None:
+    """A warning is an error."""
+    command = [COMPILER, "-std=c11", "-O2", *WARNINGS, *FLAGS, *includes(), "-fsyntax-only"]
+    subprocess.run([*command, *sorted(RUNTIME.glob("*.c"))], check=True)
+
+
+def test_what_the_runtime_takes_from_windows(tmp_path: Path) -> None:
+    program = build_for_windows([*SYSTEM, PROGRAMS / "windows_system.c"])
+    assert run(program, windows_path(tmp_path)) == "fine\n"
+
+
+def test_threads_wait_for_each_other() -> None:
+    program = build_for_windows([*SYSTEM, PROGRAMS / "barrier.c"])
+    assert int(run(program, "4", "200")) == 200 * 4 * 5 // 2
+
+
+def test_answers_are_those_of_the_python_session(program: Path, bundle: Path, tmp_path: Path) -> None:
+    """With evictions, a follow-up, a saved state, an answer that is cancelled, and sampling."""
+    with pair_of(program, bundle) as pair:
+        windows = pair.exported
+        assert isinstance(windows, WindowsSession)
+        pair.ask(TEXT * 2, system=BRIEF, max_tokens=40, temperature=0, ignore_eos=1)
+        state = windows_path(tmp_path / "état").encode().hex()
+        windows.tell("save", state)
+        expected = pair.ask("And?", max_tokens=6, seed=3, temperature=3.0, top_p=0.95, ignore_eos=1)
+        use = windows.use()
+        assert use["evicted"] > 0
+        assert use["threads"] == 2
+        assert use["anonymous"] > use["kv"]
+        windows.rewind()
+        windows.tell("load", state)
+        assert windows.answer("And?") == expected
+        windows.append(Role.USER, "Hi")
+        assert windows.next()[1] == Finish.GOING
+        windows.tell("cancel")
+        assert windows.next()[1] == Finish.INTERRUPTED
+        pair.forget()
+        pair.ask("Hi", **GREEDY)
+
+
+def test_a_model_is_a_part_of_a_file_that_a_program_has_opened(program: Path, bundle: Path, tmp_path: Path) -> None:
+    content = (bundle / "model.edge").read_bytes()
+    (tmp_path / "assets").write_bytes(b"x" * 64 + content + b"y" * 99)
+    with session_of(program) as session, session_of(program) as plain:
+        session.tell("hold", windows_path(tmp_path / "assets").encode().hex(), 64, len(content))
+        plain.open(bundle / "model.edge")
+        for each in (session, plain):
+            each.set(**GREEDY)
+        assert session.answer("Hi") == plain.answer("Hi")
+
+
+@pytest.mark.exhaustive
+def test_a_gpu_answers_through_opencl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the OpenCL of Linux, to which Wine's passes calls on: what is compiled is kept in a folder, and used again."""
+    pytest.importorskip("pyopencl")
+    monkeypatch.setenv("POCL_WORK_GROUP_METHOD", "loops")  # as Python's host sets it
+    adapters = host_named("opencl").adapters()
+    if not adapters:
+        pytest.skip("no OpenCL driver")
+    monkeypatch.setenv("EDGE_GPU", adapters[0].place)
+    monkeypatch.setattr(Tuning, "of", lambda _kind: Tuning())
+    folder = bundle_of(MODEL, gpu=True, **BUNDLE)
+    program = build_for_windows([PROGRAMS / "windows.c", folder / "edge.lib"], f"-I{folder}")
+    program = shutil.copy(program, folder / "program.exe")
+    cache = tmp_path / "mémoire"
+    cache.mkdir()
+    with edge.load(model_of(MODEL), backend="gpu", speculate="off", **ROWS) as python:
+        expected = python.generate(TEXT * 3, max_tokens=9, ignore_eos=True, raw=True, **COLD)
+    for _ in range(2):
+        with session_of(program) as session:
+            session.open(folder / "model.edge", cache)
+            session.set(max_tokens=9, ignore_eos=1, temperature=0)
+            assert session.answer(TEXT * 3, Role.RAW)[1] == expected
+            use = session.use()
+            assert use["engine"] == Engine.GPU
+            assert use["gpu_bytes"] > use["kv"]
+        (kept,) = cache.iterdir()
+        assert kept.name.startswith("edge-")
+
+
+def test_errors_are_one_line(program: Path, bundle: Path, tmp_path: Path) -> None:
+    with session_of(program) as session:
+        missing = tmp_path / "né.edge"
+        with pytest.raises(ModelFormatError) as raised:
+            session.open(missing)
+        assert str(raised.value) == f"cannot open {windows_path(missing)}: check that it is there and may be read"
+        session.open(bundle / "model.edge")
+        with pytest.raises(InputError, match="threads must be at most 2, for which the model was exported"):
+            session.set(threads=3)
+        session.set(**GREEDY)
+        with pytest.raises(ModelFormatError):
+            session.tell("load", windows_path(bundle / "manifest.json").encode().hex())
+        assert len(session.answer("Hi")[0]) == 5
+
+
+def test_the_example_answers_as_the_session_does(bundle: Path) -> None:
+    """Built as its README says."""
+    (line,) = re.findall(rf"^{COMPILER} example\.c .*$", (bundle / "README.md").read_text(), re.M)
+    subprocess.run(line, shell=True, cwd=bundle, check=True)
+    prompt = "Où? 模"
+    said = run(bundle / "chat.exe", "-p", prompt, "-n", "12")
+    with edge.load(model_of(MODEL), backend="cpu", **ROWS) as session:
+        assert said == session.generate(prompt, max_tokens=12) + "\n"
+
+
+def test_what_windows_does_not_have_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BudgetError, match="needs"):
+        edge.export(model_of(MODEL), tmp_path / "a", device="windows-x86", memory="2MiB", max_kv_size=64)
+    with pytest.raises(UnsupportedError, match=r"windows on aarch64: choose a device with x86-64$"):
+        edge.export(model_of(MODEL), tmp_path / "b", device="snapdragon-x-elite", max_kv_size=64)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnsupportedError) as raised:
+        find_toolchain("x86_64", "windows")
+    assert str(raised.value) == (
+        "no C compiler for Windows: apt-get install gcc-mingw-w64-x86-64, or set CC to one of MinGW"
+    )
+    assert list(tmp_path.iterdir()) == []

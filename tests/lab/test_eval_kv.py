@@ -1,0 +1,519 @@
+"""The quality table of the KV cache: its tasks against what we did not write, its journal, its reports."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import open_golden
+from kv_rows import SETTINGS
+from small_models import Small, write_small
+from test_cli import edge, edge_json
+
+from edge.errors import InputError, UnsupportedError
+from edge.lab.quality.material import Material, Setup
+from edge.lab.quality.matrix import Cell, Measured, make_cells, open_cell, open_journal, remember, run_matrix
+from edge.lab.quality.perplexity import BETWEEN, SEGMENT, make_repeats, measure_repeats, stream_documents, token_losses
+from edge.lab.quality.retrieval import (
+    count_right,
+    digits_of,
+    make_trials,
+    recall_compressed,
+    recall_streamed,
+    split_reply,
+)
+from edge.lab.quality.summary import make_rows
+from edge.lab.report.kv import kv_table, reasons_of
+from edge.model.model import Model, open_model
+from edge.run.starting.loading import load
+
+TEXT = "".join(f"The {number}th stone lies beside the river, and no one has counted it. " for number in range(400))
+
+
+def ignore(_: int) -> None:
+    """Nobody watches the progress of a test."""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of one layer; its tokens are bytes."""
+    return write_small(tmp_path_factory.mktemp("models") / "small.gguf", Small(context=4096))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "stones.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def setup(small: Path) -> Setup:
+    return Setup(open_model(small), "reference", chunk=16)
+
+
+# Perplexity and repeated segments
+
+
+def test_losses_are_those_of_transformers() -> None:
+    golden = open_golden("llama-gqa-tied")
+    logits = golden.logits.astype(np.float64)
+    with load(golden.model, backend="reference", kv_policy="full", max_kv_size=256, logits_rows=8) as session:
+        losses = token_losses(session, golden.tokens)
+        again = stream_documents(session, [golden.tokens] * 2, ignore)
+    chances = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    wanted = -np.log([row[token] for row, token in zip(chances[:-1], golden.tokens[1:].tolist(), strict=True)])
+    np.testing.assert_allclose(losses, wanted, atol=2e-3)
+    assert again.nll == pytest.approx([losses.mean()] * 2)
+    assert all(np.mean(blocks) == pytest.approx(losses.mean(), rel=0.05) for blocks in again.blocks)
+    assert again.tokens == [losses.size] * 2
+
+
+def test_errors_count_the_last_tokens_too(setup: Setup) -> None:
+    """Only the last 10 of 100 tokens are read with less than everything: the comparison has an error all the same."""
+    tokens = setup.model.encode_prompt(TEXT, raw=True)[:101]
+    cells = make_cells(["window"], [None], [90], in_rows=True)
+    rows = make_rows(run_matrix(setup, cells, Material([tokens]), open_journal(None, {}), lambda *_: None))
+    ratio = rows[1].figures["ratio"]
+    assert ratio.value != 1
+    assert ratio.stderr is not None
+    assert ratio.stderr > 0
+
+
+def test_a_repeat_says_a_segment_twice_with_other_tokens_around() -> None:
+    repeats = make_repeats(np.arange(5000, dtype=np.int32), 3, seed=1, bos=[9999])
+    assert len({tuple(each.tolist()) for each in repeats}) == 3
+    for tokens in repeats:
+        assert tokens[0] == 9999
+        once, again = tokens[1 + SEGMENT : 1 + 2 * SEGMENT], tokens[-SEGMENT:]
+        np.testing.assert_array_equal(once, again)
+        assert tokens.size == 1 + SEGMENT + SEGMENT + BETWEEN + SEGMENT
+        assert np.unique(tokens).size == tokens.size - SEGMENT  # nothing else comes twice
+    with pytest.raises(InputError, match="need 2012 tokens of text, and there are 2011"):
+        make_repeats(np.arange(2011, dtype=np.int32), 1)
+
+
+def test_both_occurrences_are_scored_where_they_are(setup: Setup) -> None:
+    (tokens,) = make_repeats(setup.model.encode_prompt(TEXT, raw=True), 1)
+    with open_cell(setup, Cell("streaming", max_kv_size=64), tokens.size - 1) as session:
+        found = measure_repeats(session, [tokens], ignore)
+        losses = token_losses(session, tokens)
+    assert found.tokens == 240
+    assert found.first == pytest.approx([losses[2 * SEGMENT - 1 - 240 : 2 * SEGMENT - 1].mean()])
+    assert found.again == pytest.approx([losses[-240:].mean()])
+
+
+# Retrieval
+
+
+def test_trials_hide_the_key_at_every_depth(smollm2: Model) -> None:
+    text = smollm2.encode_prompt(TEXT, raw=True)
+    trials = make_trials(smollm2, text, 4, 300, seed=3)
+    assert [trial.depth for trial in trials] == [0.125, 0.375, 0.625, 0.875]
+    assert len({trial.key for trial in trials}) == 4
+    places = []
+    for trial in trials:
+        assert trial.tokens == 300
+        assert "".join(digits_of(smollm2.tokenizer, token) for token in trial.reply.tolist()) == trial.key
+        for context in (trial.context, trial.streamed):
+            said = smollm2.tokenizer.decode(context)
+            assert said.count(f"The pass key is {trial.key}. Remember it. {trial.key} is the pass key.") == 1
+        places.append(said.index(trial.key) / len(said))
+        assert smollm2.tokenizer.decode(trial.question).endswith("The pass key is")
+    assert places == sorted(places)
+    again = make_trials(smollm2, text, 4, 300, seed=3)
+    assert all((one.context == other.context).all() for one, other in zip(trials, again, strict=True))
+    with pytest.raises(InputError, match=r"--length 9000 needs 8\d+ tokens of text, and there are 100"):
+        make_trials(smollm2, text[:100], 1, 9000)
+
+
+def test_a_reply_is_the_last_token_before_the_digits_and_they() -> None:
+    for name in ("llama-gqa-tied", "spm"):
+        tokenizer = open_model(Path(__file__).parents[1] / "golden" / f"{name}.gguf").tokenizer
+        question, reply = split_reply(tokenizer, "The key is", "40721")
+        assert "".join(digits_of(tokenizer, token) for token in reply.tolist()) == "40721"
+        assert digits_of(tokenizer, int(reply[0])) == ""
+        assert tokenizer.decode([*question, *reply]).strip() == "The key is 40721"
+
+
+def test_digits_are_counted_place_by_place(smollm2: Model) -> None:
+    _, reply = split_reply(smollm2.tokenizer, "It is", "12345")
+    logits = np.zeros((reply.size - 1, smollm2.tokenizer.size), np.float32)
+
+    def say(digits: str) -> int:
+        logits[:] = 0
+        for row, digit in enumerate(digits):
+            logits[row, smollm2.tokenizer.encode(digit, start=False)[-1]] = 1
+        return count_right(smollm2.tokenizer, logits, reply)
+
+    assert [say(each) for each in ("12345", "12344", "21345", "99945", "00000", "abcde")] == [5, 4, 3, 2, 0, 0]
+
+
+@pytest.mark.exhaustive
+def test_the_whole_cache_finds_the_key_and_a_window_without_it_does_not(smollm2: Model) -> None:
+    trials = make_trials(smollm2, smollm2.encode_prompt(TEXT, raw=True), 3, 400)[:2]  # in the first half
+    setup = Setup(smollm2, "llamacpp", chunk=32, threads=1)
+    right = {}
+    for policy in ("full", "window"):
+        with open_cell(setup, Cell(policy, max_kv_size=None if policy == "full" else 400), 400) as session:
+            once = recall_compressed(session, trials, 400 if policy == "full" else 80, ignore)
+            right[policy] = [sum(once.known), sum(once.later)]
+        with open_cell(setup, Cell(policy, max_kv_size=None if policy == "full" else 80), 400) as session:
+            right[policy].append(sum(recall_streamed(session, trials, ignore)))
+    assert min(right["full"]) >= 9  # of 10 digits
+    assert right["full"][0] == right["full"][1]  # nothing was compressed between
+    assert max(right["window"]) <= 5
+
+
+@pytest.mark.parametrize("policy", ["snapkv:window=8", "h2o", "streaming"])
+def test_compressing_once_keeps_what_reading_in_one_go_would(setup: Setup, policy: str) -> None:
+    """Both protocols share the reading of the text: that must not change which rows stay."""
+    (trial,) = make_trials(setup.model, setup.model.encode_prompt(TEXT, raw=True), 1, 400)
+    with open_cell(replace(setup, backend="cpu"), Cell(policy, max_kv_size=400), 400) as session:
+        recall_compressed(session, [trial], 100, ignore)  # the question known comes last
+        kept = np.asarray(session.engine.kv.positions).copy()
+        session.reset()
+        tokens = np.concatenate([trial.context, trial.question])
+        for part in (tokens[:-8], tokens[-8:]):
+            session.forward(part, upcoming=1 if part.size > 8 else 400)
+        session.shrink(100 - trial.reply.size)
+        session.forward(trial.reply[:-1], upcoming=1)
+        assert session.engine.kv.length == 99
+        expected = np.asarray(session.engine.kv.positions)
+    assert kept.shape == expected.shape
+    # Rows of nearly equal scores may change places: sums of float32 come in another order.
+    assert (kept == expected).mean() > 0.9
+
+
+# Cells and the journal
+
+
+def test_the_full_cache_comes_first_and_every_combination_once() -> None:
+    cells = make_cells(["h2o", "full", "auto", "h2o"], ["f16", "int8"], [1000, 2000])
+    assert cells[:2] == [Cell("full", "f16"), Cell("full", "int8")]
+    assert len(cells) == 2 + 2 * (2 + 1)
+    assert cells[2:5] == [Cell("h2o", "f16", 1000), Cell("h2o", "int8", 1000), Cell("auto", None, 1000)]
+    with pytest.raises(InputError, match="unknown KV policy 'h3o'"):
+        make_cells(["h3o"], [None], [1000])
+
+
+def test_cells_stay_within_their_bytes_and_say_what_they_cannot_do(setup: Setup) -> None:
+    tokens = setup.model.encode_prompt(TEXT, raw=True)
+    material = Material([tokens[:301], tokens[500:600]], trials=make_trials(setup.model, tokens, 2, 400))
+    asked = 64 * 4 * setup.model.spec.kv_values_per_row
+    cells = make_cells(["streaming", "h2o", "window"], ["f32", "int3"], [asked, 10])
+    watched: list[tuple[int, int]] = []
+    journal = open_journal(None, {})
+    found = list(run_matrix(setup, cells, material, journal, lambda _, done, total: watched.append((done, total))))
+    rows = make_rows(found)
+    assert [row.cell for row in rows] == cells
+    by_cell = {row.cell: row for row in rows}
+    for policy in ("streaming", "window"):
+        row = by_cell[Cell(policy, "f32", asked)]
+        assert row.nbytes == asked
+        assert row.rows == 64
+        assert {"perplexity", "ratio", "known", "later", "streamed"} == set(row.figures)
+        assert row.figures["perplexity"].over == 300 + 99
+        assert row.figures["known"].over == 2
+    assert rows[0].figures["ratio"].value == 1
+    assert rows[0].rows == 400  # what the longest text needs
+    missing = {row.cell: set(row.reasons.values()) for row in rows if not row.figures}
+    assert set(missing) == set(cells) - {cells[0], *(Cell(each, "f32", asked) for each in ("streaming", "window"))}
+    assert "int3" in str(missing[Cell("full", "int3")])
+    assert "h2o" in str(missing[Cell("h2o", "f32", asked)])
+    assert "--kv-memory 10 B is too small" in str(missing[Cell("window", "f32", 10)])
+    assert sum("no KV dtype 'int3'" in line for line in reasons_of(rows)) == 1  # all in one line
+    done, totals = zip(*watched, strict=True)
+    assert list(done) == sorted(done)
+    assert set(totals) == {done[-1]}
+
+
+def test_errors_of_the_reference_are_raised(setup: Setup) -> None:
+    tokens = setup.model.encode_prompt(TEXT, raw=True)[:50]
+    with pytest.raises(UnsupportedError, match="int3"):
+        list(run_matrix(setup, [Cell("full", "int3")], Material([tokens]), open_journal(None, {}), lambda *_: None))
+
+
+def test_ratios_are_those_of_the_perplexities(setup: Setup) -> None:
+    tokens = setup.model.encode_prompt(TEXT, raw=True)[:400]
+    cells = make_cells(["window"], [None], [32], in_rows=True)
+    rows = make_rows(run_matrix(setup, cells, Material([tokens]), open_journal(None, {}), lambda *_: None))
+    full, window = (row.figures["perplexity"].value for row in rows)
+    assert rows[1].figures["ratio"].value == pytest.approx(window / full)
+    assert window != full
+    assert rows[1].figures["ratio"].stderr is not None
+
+
+def test_chunks_are_no_longer_than_a_small_cache_takes(setup: Setup) -> None:
+    """Unless a length was stated, which is refused where it does not fit."""
+    tokens = setup.model.encode_prompt(TEXT, raw=True)[:100]
+    cells = make_cells(["window"], [None], [32], in_rows=True)
+    for chunk, reason in (
+        (None, {}),
+        (64, {"perplexity": "--prefill-step-size 64 is too long for 32 KV rows: at most 16"}),
+    ):
+        found = run_matrix(
+            replace(setup, chunk=chunk), cells, Material([tokens]), open_journal(None, {}), lambda *_: None
+        )
+        full, window = make_rows(found)
+        assert window.reasons == reason
+        assert ("ratio" in window.figures) == (not reason)
+        assert "ratio" in full.figures
+
+
+def test_a_table_of_nothing_but_the_full_cache_is_an_error(small: Path, text: Path) -> None:
+    flags = ["--backend", "reference", "--policies", "window,h2o", "--max-kv-size", "32", "--prefill-step-size", "32"]
+    done = edge("eval", "kv", str(small), "--text", str(text), *flags, "--tasks", "perplexity", "--tokens", "50")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        "edge: nothing was measured besides the full cache: window 32 rows: --prefill-step-size 32"
+    )
+    assert "; h2o 32 rows: " in done.stderr
+
+
+@pytest.fixture(scope="module")
+def report(small: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """The flags of a small run, and the report that it wrote."""
+    out = tmp_path_factory.mktemp("reports") / "small.html"
+    flags = ["eval", "kv", str(small), "--text", str(text), "--backend", "reference", "--policies", "streaming,h2o"]
+    flags += ["--max-kv-size", "48,64", "--tokens", "200", "--trials", "2", "--length", "400"]
+    flags += ["--prefill-step-size", "16", "--tasks", "perplexity,retrieval"]
+    done = edge(*flags, "-o", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "| policy" in done.stdout
+    return flags, out
+
+
+def figures_of(journal: Path) -> list[Any]:
+    """Without what time they took."""
+    lines = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+    return [{**each, "figures": {**each["figures"], "seconds": 0}} for each in lines]
+
+
+def test_an_interrupted_run_goes_on_where_it_was(report: tuple[list[str], Path], tmp_path: Path) -> None:
+    flags, out = report
+    journal, again = Path(f"{out}.jsonl"), tmp_path / "again.json"
+    lines = journal.read_text().splitlines(keepends=True)
+    assert len(lines) == 1 + 3 * 2  # settings; full and streaming twice, two tasks each
+    marked = json.loads(lines[1])
+    marked["figures"]["seconds"] = 12345.0  # would be lost if it were measured again
+    Path(f"{again}.jsonl").write_text("".join([lines[0], json.dumps(marked) + "\n", lines[2], lines[3][:-40]]))
+    done = edge(*flags, "-o", str(again), "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert figures_of(Path(f"{again}.jsonl")) == figures_of(journal)
+    assert json.loads(Path(f"{again}.jsonl").read_text().splitlines()[1])["figures"]["seconds"] == 12345.0
+    assert json.loads(again.read_text())["rows"][0]["tok_s"] == pytest.approx(200 / 12345)
+    assert json.loads(again.read_text()) == json.loads(done.stdout)
+
+
+def test_sigterm_leaves_a_report_and_what_was_measured(report: tuple[list[str], Path], tmp_path: Path) -> None:
+    flags, out = report[0], tmp_path / "cut.json"
+    command = [sys.executable, "-m", "edge", *flags, "--trials", "2000", "-o", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        journal, patience = Path(f"{out}.jsonl"), 1200
+        while patience and not (journal.exists() and journal.read_text().count("\n") == 2):
+            patience -= 1
+            time.sleep(0.1)
+        running.send_signal(signal.SIGTERM)
+        printed, _ = running.communicate(timeout=240)
+    assert running.returncode == 143
+    assert "This run was interrupted" in printed
+    found = json.loads(out.read_text())
+    assert found["complete"] is False
+    assert set(found["rows"][0]["figures"]) == {"perplexity", "ratio"}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (["--tokens", "150"], "was made with other settings (documents: "),
+        (["--seed", "1"], "was made with other settings (seed: 0, now 1)"),
+    ],
+)
+def test_figures_of_other_settings_are_not_mixed(report: tuple[list[str], Path], change: list[str], says: str) -> None:
+    flags, out = report
+    before = Path(f"{out}.jsonl").read_bytes()
+    done = edge(*flags, *change, "-o", str(out), "--resume")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert Path(f"{out}.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("line", ["no JSON", "[]", "{}", '{"cell": {"policy": "full"}, "task": "perplexity"}', "wrong"])
+def test_a_damaged_journal_is_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    record = {
+        "cell": {"policy": "full"}, "task": "perplexity",
+        "cache": {"policy": "full", "kv_dtype": "f16", "rows": 1, "nbytes": 1},
+        "figures": {"tokens": [1], "nll": ["much"], "blocks": [], "seconds": 1},
+    }  # fmt: skip
+    path.write_text("{}\n" + (json.dumps(record) if line == "wrong" else line) + "\n")
+    with pytest.raises(InputError, match="line 2 is no measurement"):
+        open_journal(path, {}, resume=True)
+    path.write_text("a letter\n")
+    with pytest.raises(InputError, match="no measurements of edge eval"):
+        open_journal(path, {}, resume=True)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="cannot be read"):
+        open_journal(path, {}, resume=True)
+    assert path.read_bytes() == b"\xff\xfe"
+
+
+def test_reasons_are_not_kept(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "j", {"seed": 1})
+    remember(journal, Measured(Cell("h2o"), "perplexity", reason="not here"))
+    assert (tmp_path / "j").read_text() == '{"seed": 1}\n'
+    assert journal.find((Cell("h2o"), "perplexity")) is None
+
+
+# Reports
+
+
+class Page(html.parser.HTMLParser):
+    """What is in a page: cells of its table, and everything that could load something."""
+
+    VOID = ("meta", "br", "hr", "img", "link")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.lines: list[list[str]] = []
+        self.loads: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.open += [] if tag in self.VOID else [tag]
+        self.lines += [[]] if tag == "tr" else []
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "data", "action") or "url(" in (value or ""):
+                self.loads.append(value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("th", "td"):
+            self.lines[-1].append(data)
+
+
+def test_the_page_needs_nothing_but_itself(report: tuple[list[str], Path]) -> None:
+    source = report[1].read_text(encoding="utf-8")
+    page = Page()
+    page.feed(source)
+    page.close()
+    assert page.open == []
+    assert "svg" in page.tags
+    assert not {"script", "img", "iframe"} & page.tags
+    assert page.loads == ["data:,"]  # no icon
+    assert not re.search(r"@import|url\(|https?://", source)
+    assert len(page.lines) == 1 + 5
+    assert [line[0] for line in page.lines[1:]] == ["full", "streaming", "h2o", "streaming", "h2o"]
+    assert "48 rows" in source  # in the reasons for what the engine cannot do
+    assert "--kv-policy h2o" in source
+    assert "At 48 rows, only streaming f32 was measured: perplexity " in source
+
+
+def test_what_a_name_contains_is_shown_and_not_obeyed(
+    small: Path, report: tuple[list[str], Path], tmp_path: Path
+) -> None:
+    flags, _ = report
+    text, page = tmp_path / "<script>alert(1)<.txt", tmp_path / "page.html"
+    text.write_text(TEXT, encoding="utf-8")
+    flags = [str(text) if flag.endswith("stones.txt") else flag for flag in flags]
+    done = edge(*flags, "--tasks", "perplexity", "-o", str(page), "-q")
+    assert done.returncode == 0, done.stderr
+    assert "<script" not in page.read_text()
+    assert "&lt;script&gt;alert(1)&lt;.txt" in page.read_text()
+
+
+def test_json_has_all_figures_with_their_errors_and_counts(report: tuple[list[str], Path]) -> None:
+    flags, out = report
+    found = edge_json(*flags, "--json", "-q", "-o", str(out), "--resume")
+    assert set(found) == {"schema", "complete", "settings", "rows"}
+    assert (found["schema"], found["complete"]) == (1, True)
+    assert {"model", "backend", "versions", "documents", "trials", "length", "chunk", "seed"} <= set(found["settings"])
+    assert len(found["rows"]) == 5
+    for row in found["rows"]:
+        assert set(row) == {"cell", "policy", "kv_dtype", "rows", "reads", "nbytes", "tok_s", "figures", "reasons"}
+        assert bool(row["figures"]) != bool(row["reasons"])
+        for figure in row["figures"].values():
+            assert set(figure) == {"value", "stderr", "over", "what"}
+    full, streaming = found["rows"][:2]
+    assert full["figures"]["ratio"]["value"] == 1
+    assert streaming["rows"] == 48
+    assert streaming["figures"]["perplexity"]["over"] == 200
+    assert streaming["figures"]["known"]["over"] == 2
+
+
+def test_a_short_context_leaves_repeats_out(tmp_path: Path, text: Path) -> None:
+    short = str(write_small(tmp_path / "short.gguf", Small(context=512)))
+    flags = ["eval", "kv", short, "--text", str(text), "--backend", "reference", "--policies", "window"]
+    flags += ["--max-kv-size", "128", "--trials", "1", "--json"]
+    figures = edge_json(*flags)["rows"][0]["figures"]
+    assert set(figures) == {"perplexity", "ratio", "known", "later", "streamed"}
+    assert figures["perplexity"]["over"] == 512
+    done = edge(*flags, "--tasks", "repeat")
+    assert done.returncode == 2
+    assert "repeated segments take 2269 positions, and the model knows 512" in done.stderr
+
+
+def test_columns_without_figures_are_left_out(setup: Setup) -> None:
+    tokens = setup.model.encode_prompt(TEXT, raw=True)[:50]
+    found = list(run_matrix(setup, [Cell("full")], Material([tokens]), open_journal(None, {}), lambda *_: None))
+    assert kv_table(make_rows(found), SETTINGS).headings == [
+        "policy",
+        "KV",
+        "rows",
+        "allocated",
+        "perplexity",
+        "× full",
+        "tok/s",
+    ]
+    found[0] = replace(found[0], figures=None, cache=None, reason="no")
+    assert kv_table(make_rows(found), SETTINGS).headings == ["policy", "KV", "rows", "allocated", "tok/s"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--policies", "h3o"], "unknown KV policy 'h3o'"),
+        (["--policies", "h2o,,tova"], "--policies wants names with commas between"),
+        (["--policies", "snapkv:window=4,kernel=4"], "kernel must be an odd number, not 4"),
+        (["--tasks", "speed"], "unknown task 'speed': choose perplexity, retrieval, repeat"),
+        (["--kv-memory", "1MiB", "--max-kv-size", "9"], "state one"),
+        (["--kv-memory", "1MiB,much"], "'much' is not understood"),
+        (["--max-kv-size", "64,-1"], "--max-kv-size takes numbers separated by commas, 1 at least"),
+        (["--kv-dtype", "int3"], "no KV dtype 'int3'"),
+        (["--tokens", "5000"], "--tokens must be at most 4096"),
+        (["--length", "5000"], "--length must be at most 4096"),
+        (["--length", "100"], "--length 100 leaves no room for text around the key: at least "),
+        (["--text", "nope.txt"], "no such file"),
+        (["-o", "report.pdf"], "what kind of report?"),
+        (["-o", "/no/such/folder/report.md"], "/no/such/folder is not there: make that folder first"),
+        (["--resume"], "--resume goes with -o FILE"),
+        (["--backend", "tpu"], "unknown backend 'tpu'"),
+        (["--trials", "0"], "Invalid value for '--trials'"),
+    ],
+)
+def test_wrong_input_gets_one_line(small: Path, text: Path, flags: list[str], says: str) -> None:
+    done = edge("eval", "kv", str(small), "--text", str(text), "--backend", "reference", *flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

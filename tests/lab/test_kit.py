@@ -1,0 +1,439 @@
+"""Kits of `edge profile --on kit:DIR`: the program for another machine, its result, and the profile made of it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+from dataclasses import asdict, replace
+from pathlib import Path
+from select import select
+
+import psutil
+import pytest
+from conftest import GOLDEN
+from core_trees import arm_cores
+from hypothesis import given
+from hypothesis import strategies as st
+from kits import GOLDEN_MODEL, QUICK, kit_for, result, result_text, run_program, settings
+from profiles import MIB
+from test_cli import edge, edge_json
+from test_profile_json import JSON, places
+
+from edge.backends.tvm.targets import choose_target
+from edge.devices.host import probe_host, processor, usable_cores
+from edge.devices.profiles import add_profile, find_profile, host_power
+from edge.devices.profiles.file import read_profile as read_device
+from edge.devices.profiles.profile import Power
+from edge.errors import InputError, UnsupportedError
+from edge.lab.profiling.kit.device import device_of
+from edge.lab.profiling.kit.machine import QUESTION, fastest_cores, profile_of
+from edge.lab.profiling.kit.make import DESCRIPTION, MODEL, PROGRAM, make_kit
+from edge.lab.profiling.kit.result import parse_result
+from edge.lab.profiling.kit.result import profile_of as profile_of_result
+from edge.lab.profiling.profile import read_profile
+from edge.lab.report.document import terminal
+from edge.lab.report.page import render
+from edge.lab.report.profile import profile_report, profile_summary
+from edge.plan.play import play_use
+from edge.run.starting.opening import open_model
+
+
+def test_a_kit_measures_this_machine() -> None:
+    """Against what Python reads of the same machine."""
+    found, host = result(), probe_host()
+    assert asdict(found.kit) == json.loads((kit_for(sustained=0.5) / DESCRIPTION).read_text())
+    assert found.memory == psutil.virtual_memory().total
+    assert found.cores == len(os.sched_getaffinity(0))
+    assert found.caches == host.caches
+    assert found.isa == choose_target().name
+    assert (found.prompts, found.tokens) == (3, 24)
+    assert found.ttft.count == 3
+    assert [each.context for each in found.curve] == [16, 48]
+    assert [each.threads for each in found.by_threads] == [1 << i for i in range(8) if 1 << i < found.threads]
+    assert found.peak_swap >= 0
+    assert 0 < found.peak_anonymous < found.peak < 64 * MIB  # no Python is in it
+    counted = play_use(found.kit.plan, find_profile("pixel-9"))
+    assert counted is not None
+    assert found.peak_anonymous + found.peak_swap < counted.counted  # of which most is never touched
+    assert max(each.rows for each in found.samples) >= 48
+    assert found.sustained is not None
+    assert found.sustained.windows
+    assert found.ceilings.read_one_core > 1e8
+    assert found.ceilings.f32 > 1e8
+    assert found.trim is not None
+    assert found.trim.rows == 48
+    assert found.trim.soft.count == found.trim.all.count >= 1
+    assert 0 <= found.trim.freed < found.peak_anonymous
+
+
+def test_a_long_run_begins_behind_its_prompt() -> None:
+    """Which may take longer, as on a machine that others load."""
+    found = parse_result(run_program(kit_for(sustained=1e-3)).stdout, "it")
+    assert found.sustained is not None
+    assert found.sustained.windows
+
+
+def test_a_result_is_a_profile_like_any_other(tmp_path: Path) -> None:
+    found = profile_of_result(result())
+    (tmp_path / "a.json").write_text(json.dumps(found.to_dict()))
+    assert read_profile(tmp_path / "a.json") == found
+    page = render(".html", profile_report(found), found.to_dict())
+    assert "without Python" in page
+    assert "RssAnon" in page
+    assert "edge_trim took" in page
+    assert GOLDEN_MODEL.name in terminal(profile_summary(found), None)
+    engine, spec = found.engines[0], open_model(str(GOLDEN_MODEL)).spec
+    assert engine.decode.bytes_per_s == pytest.approx(result().kit.decode.bytes / result().token.p50)
+    assert engine.prefill.tok_s == pytest.approx(32 / result().ttft.p50)
+    assert found.model.weight_bytes == spec.weight_bytes
+    assert engine.energy.certainty == ("measured" if result().energy else "estimated")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "no JSON"),
+        (b'{"kind": "edge kit result", "sch', "cut short: the program did not end"),
+        (b'{"kind": "edge profile"}', "no result of a kit"),
+        (b"[1]", "no result of a kit"),
+        (b'{"kind": "edge kit result", "schema": 2}', "of schema 2, this edge reads 1"),
+        (b'{"kind": "edge kit result", "schema": 1, "kit": {"schema": 1}}', "a damaged result"),
+    ],
+)
+def test_other_files_are_refused(text: bytes, said: str) -> None:
+    with pytest.raises(InputError, match=f"^r.json: {said}"):
+        parse_result(text, "r.json")
+
+
+@given(st.data())
+def test_a_damaged_result_is_refused_or_read_and_never_a_crash(data: st.DataObject) -> None:
+    whole = json.loads(result_text())
+    inner, way = whole, data.draw(st.sampled_from([each for each in places(whole) if each]))
+    for key in way[:-1]:
+        inner = inner[key]
+    inner[way[-1]] = data.draw(JSON)
+    try:
+        found = profile_of_result(parse_result(json.dumps(whole).encode(), "r.json"))
+    except InputError as error:
+        said = str(error)
+    else:
+        said = "" if render(".md", profile_report(found), {}) else "an empty report\n"
+    assert "\n" not in said
+
+
+def test_a_long_run_ended_by_no_power() -> None:
+    whole = json.loads(result_text())
+    whole["sustained"]["hopeless"] = True
+    with pytest.raises(InputError, match=r"^r.json: a damaged result \(a long run that ended"):
+        parse_result(json.dumps(whole).encode(), "r.json")
+
+
+def test_a_kit_that_cannot_run_says_why(tmp_path: Path) -> None:
+    folder = tmp_path / "kit"
+    shutil.copytree(kit_for(sustained=0.5), folder)
+    (folder / "model.edge").write_bytes(b"")
+    done = run_program(folder)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        1, b"edge-profile: model.edge is empty: copy it again",
+    )  # fmt: skip
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([kit_for(sustained=0.5) / PROGRAM], stdout=subprocess.PIPE, stderr=writer, timeout=240)
+    os.close(writer)
+    assert done.returncode != 0  # the connection is lost: it does not go on
+
+
+def test_a_kit_says_that_it_lives_and_ends_when_nothing_hears_it() -> None:
+    """While one step takes long, such as a prompt: here a debugger holds the thread that measures."""
+    kit, seize, interrupt = kit_for(sustained=0.5), 0x4206, 0x4207
+    trace = ctypes.CDLL(None).ptrace
+    for _ in range(5):  # the step may have ended before it is held
+        process = subprocess.Popen(
+            [kit / PROGRAM, kit / MODEL], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, bufsize=0
+        )
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        if trace(seize, process.pid, None, None) or trace(interrupt, process.pid, None, None):
+            process.kill()
+            process.communicate()
+            pytest.skip("this system lets no process hold another")
+        os.waitpid(process.pid, 0)  # until it is held
+        while select([process.stderr], [], [], 20)[0] and (more := os.read(process.stderr.fileno(), 1 << 16)):
+            said += more
+            if len(set(said.splitlines()[-2:])) == 1 and said.count(b"\n") > 1:
+                break
+        else:
+            process.kill()
+            process.communicate()
+            continue
+        process.stderr.close()
+        process.wait(60)
+        assert process.returncode == -signal.SIGPIPE
+        return
+    raise AssertionError(said)
+
+
+def test_clocks_are_read_behind_cores_that_are_missing(tmp_path: Path) -> None:
+    """Numbers of the fake cores have a gap; the fastest is behind it."""
+    for core, kilohertz in ((0, 1_800_000), (4, 2_400_000), (7, 3_100_000)):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{core}/cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "scaling_cur_freq").write_text(f"{kilohertz}\n")
+    (tmp_path / "sys/devices/system/cpu/cpufreq").mkdir()
+    found = parse_result(run_program(kit_for(), EDGE_SENSORS=str(tmp_path)).stdout, "it")
+    assert {each.hertz for each in found.climate} == {3.1e9}
+    assert (found.energy, found.prompt_joules, found.answer_joules) == (None, None, None)
+    assert profile_of_result(found).engines[0].energy.certainty == "estimated"
+
+
+def test_joules_that_a_sensor_missed_are_not_told() -> None:
+    """A battery on the charger for a part of the run: the profile has the rest as measured."""
+    assert result().sustained is not None
+    windows = result().sustained.windows
+    long_run = replace(result().sustained, windows=[replace(windows[0], joules=6.0), replace(windows[0], joules=None)])
+    part = replace(
+        result(), energy="battery", prompt_joules=None, answer_joules=float(result().tokens), sustained=long_run
+    )
+    engine = profile_of_result(part).engines[0]
+    assert (engine.energy.kind, engine.energy.scope, engine.energy.certainty) == ("integrated", "device", "measured")
+    assert (engine.prefill.joules_per_token, engine.decode.joules_per_token) == (None, 1.0)
+    assert engine.sustained is not None
+    assert [each.joules_per_token for each in engine.sustained.windows] == [6.0 / windows[0].per_token.count, None]
+    assert render(".md", profile_report(profile_of_result(part)), {})
+    rapl = profile_of_result(replace(part, energy="RAPL")).engines[0].energy
+    assert (rapl.kind, rapl.scope) == ("counter", "package")
+
+
+def test_an_arm64_kit_runs_under_qemu(tmp_path: Path) -> None:
+    """As if it had a big core and little ones."""
+    if shutil.which("qemu-aarch64-static") is None:
+        pytest.skip("no qemu-aarch64-static")
+    little = arm_cores(tmp_path)
+    done = run_program(kit_for("raspberry-pi-5"), "qemu-aarch64-static", EDGE_SENSORS=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = parse_result(done.stdout, "it")
+    assert (found.machine, found.isa, found.kit.isas) == ("aarch64", "dotprod", ["dotprod"])
+    assert found.ceilings.int8
+    assert profile_of_result(found).engines[0].plan.config.threads <= 4
+    assert [(each.name, each.cores, each.capacity, each.mhz) for each in found.ceilings.kinds] == [
+        ("Cortex-A76", 1, 1024, 2400), ("Cortex-A55", little, 385, 1800),
+    ][: 2 if little else 0]  # fmt: skip
+    assert all(each.read and each.f32 and each.int8 for each in found.ceilings.kinds)
+
+
+def test_machines_describe_themselves() -> None:
+    answer = subprocess.run(["sh"], input=QUESTION, capture_output=True, text=True, check=True, timeout=240).stdout
+    found, host = profile_of("Welcome!\n" + answer, "127.0.0.1"), probe_host()
+    assert (found.name, found.machine, found.isa) == ("127.0.0.1", platform.machine(), choose_target().name)
+    assert (found.cores, found.memory) == (usable_cores(), psutil.virtual_memory().total // 1024 * 1024)
+    assert found.instruction_sets == host.instruction_sets
+    assert host.processor in found.description
+
+
+def test_phones_are_called_by_their_model() -> None:
+    """Rather than by their serial."""
+    found = profile_of(answer_of(board="", android="Google\nPixel 9"), "R3CN")
+    assert (found.name, found.description, found.system) == ("pixel-9", "Google Pixel 9", "android")
+    assert profile_of(answer_of(), "R3CN").system == "linux"
+    phone = device_of(replace(result(), system="Android 16, Linux 6.1.99", board="Google Pixel 9"), "mine")
+    assert (phone.description, phone.system) == ("Google Pixel 9", "android")
+    assert device_of(result(), "mine").system == "linux"
+
+
+def answer_of(**changes: str) -> str:
+    parts = {
+        "uname": "Linux\naarch64", "memory": "MemTotal:  8000000 kB", "board": "Raspberry Pi 5 Model B Rev 1.0",
+        "cores": "2400000:0:cpu0:1024\n2400000:1:cpu1:1024", "cpuinfo": "Features : fp asimd asimddp\nCPU part : 0xd0b",
+        "end": "",
+    } | changes  # fmt: skip
+    return "".join(f"--edge-- {name}\n{text}\n" for name, text in parts.items())
+
+
+def test_boards_are_planned_for_by_their_own_words() -> None:
+    found = profile_of(answer_of(board="Some Board"), "pi.local")
+    assert (found.name, found.description, found.isa) == ("pi.local", "Some Board", "dotprod")
+    assert (found.cores, found.memory) == (2, 8_000_000 * 1024)
+    assert profile_of(answer_of(board="", cpuinfo="Features : fp asimd"), "a_b").name == "target"
+    assert profile_of(answer_of(cpuinfo="Features : fp asimd"), "pi").isa == "neon"
+    for changes, said in (
+        ({"uname": "Darwin\narm64"}, "pi runs Darwin on arm64: kits are for Linux"),
+        ({"uname": "Linux\narmv7l"}, "pi runs Linux on armv7l"),
+        ({"uname": "Linux\nx86_64", "cpuinfo": "flags : sse2"}, "without AVX2"),
+    ):
+        with pytest.raises(UnsupportedError, match=said):
+            profile_of(answer_of(**changes), "pi")
+    with pytest.raises(InputError, match=r"^pi did not answer as a machine with a POSIX shell does$"):
+        profile_of("This account is currently not available.\n", "pi")
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ({}, "raspberry-pi-5"), ({"board": "Raspberry Pi 500 Rev 1.0"}, "pi"),
+        ({"board": "Raspberry Pi Zero 2 W Rev 1.0"}, "raspberry-pi-zero-2w"),
+        ({"board": "", "android": "samsung\nSM-S931B"}, "galaxy-s25"),
+        ({"board": "", "android": "samsung\nSM-S921B"}, "sm-s921b"),  # with an Exynos
+        ({"board": "", "android": "Google\nPixel 9"}, "pixel-9"),
+        ({"board": "", "android": "Google\nPixel 9 Pro"}, "pixel-9-pro"),
+    ],
+)  # fmt: skip
+def test_known_models_have_the_figures_that_no_kit_measures(parts: dict[str, str], name: str) -> None:
+    """Watts above all, which estimates of joules take. What a kit measures comes from the machine."""
+    found = profile_of(answer_of(**parts), "pi")
+    assert found.name == name
+    if not found.figures.keys() - {"memory"}:
+        assert name in ("pi", "sm-s921b", "pixel-9-pro")
+        return
+    known = find_profile(name)
+    assert found.power == known.power
+    assert found.cpu == (known.cpu if known.isa == "dotprod" else None)
+    assert (found.memory, found.cores) == (8_000_000 * 1024, 2)
+    assert "bus_bandwidth" not in found.figures
+    ran = replace(result(), board=found.description, kit=replace(result().kit, power=known.power or Power()))
+    made = device_of(ran, "mine")
+    assert (made.power, made.value("throttle_celsius")) == (
+        replace(known.power, profile="mine") if known.power else None, ran.trip or known.value("throttle_celsius"),
+    )  # fmt: skip
+
+
+def test_a_host_that_is_a_known_board_has_its_watts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "proc/device-tree").mkdir(parents=True)
+    (tmp_path / "proc/device-tree/model").write_text("Raspberry Pi 5 Model B Rev 1.0\0")
+    assert host_power(tmp_path) == find_profile("raspberry-pi-5").power
+    probed = replace(find_profile("generic-arm64"), name="host", description=processor().name, figures={})
+    monkeypatch.setenv("EDGE_DEVICES", str(tmp_path))
+    add_profile(probed)
+    assert host_power(tmp_path) == find_profile("raspberry-pi-5").power
+    (tmp_path / "proc/device-tree/model").write_text("Some Board\0")
+    assert host_power(tmp_path).profile.startswith("generic-")
+
+
+def test_cores_are_those_worth_using() -> None:
+    big_and_little = "1800000:0:cpu0:\n1800000:1:cpu1:\n3100000:2:cpu2:\n"
+    assert fastest_cores(big_and_little, "aarch64") == 1
+    assert fastest_cores(big_and_little, "x86_64") == 3  # whose clocks differ between cores that are alike
+    assert fastest_cores(":0-1:cpu0:\n:0-1:cpu1:\n", "x86_64") == 1
+    assert fastest_cores("::cpu0:\n::cpu1:\n", "aarch64") == 2
+    assert fastest_cores("1800000:0:cpu0:900\n1800000:1:cpu1:900\n3100000:2:cpu2:1024\n", "aarch64") == 3
+    assert fastest_cores("", "aarch64") == 1
+
+
+def test_what_has_no_room_is_said(tmp_path: Path) -> None:
+    small = replace(settings(), max_kv_size=64, prompt=60, contexts=[16, 58])
+    kit = make_kit(open_model(str(GOLDEN_MODEL)), "m", tmp_path / "kit", "host", small)
+    assert (kit.prompt, kit.contexts) == (56, [16])
+    assert kit.curve_end == "the cache has 64 rows"
+    assert kit.notes == ["prompts of 56 instead of 60 tokens, the cache has 64 rows"]
+
+
+def test_the_command_writes_kits_and_reads_results(tmp_path: Path) -> None:
+    folder = tmp_path / "kit"
+    done = edge("profile", str(GOLDEN_MODEL), "--on", f"kit:{folder}", *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(
+        rf"{folder}: .* MiB, llama .* for host \(\w+\)\n.*edge profile --read result.json\n", done.stdout
+    )
+    assert "./edge-profile > result.json" in (folder / "README.md").read_text()
+    (tmp_path / "result.json").write_bytes(result_text())
+    page = tmp_path / "page.html"
+    done = edge("profile", "--read", str(tmp_path / "result.json"), "-o", str(page), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"]["name"] == GOLDEN_MODEL.name
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--read", "r.json", "--on", "kit:x"], "--read measures nothing: leave MODEL and --on out"),
+        ([], "no MODEL: give one, or --read FILE for the result of a kit"),
+        ([str(GOLDEN_MODEL), "--device", "pixel-9"], "--device goes with --on kit:DIR"),
+        ([str(GOLDEN_MODEL), "--on", "ssh:pi", "--force"], "--force goes with --on kit:DIR"),
+        ([str(GOLDEN_MODEL), "--on", "pi"], "--on pi is unknown: write kit:DIR, web:DIR, ssh:user@host or adb"),
+        ([str(GOLDEN_MODEL), "--on", "kit:"], "--on kit: is unknown: write kit:DIR, web:DIR, ssh:user@host or adb"),
+        ([str(GOLDEN_MODEL), "--on", "ssh:-oProxyCommand=x"], "names no host"),
+        ([str(GOLDEN_MODEL), "--on", "ssh:pi:99999"], "names no host"),
+        ([str(GOLDEN_MODEL), "--on", "kit:x", "--backend", "onnx"], "with the cpu engine, in a kit"),
+        ([str(GOLDEN_MODEL), "--on", "kit:x", "--device", "web"], "web runs web: kits are for Linux and Android"),
+    ],
+)  # fmt: skip
+def test_wrong_requests_are_one_line(arguments: list[str], said: str) -> None:
+    done = edge("profile", *arguments)
+    assert done.returncode == 2
+    assert re.search(said, done.stderr)
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_result_becomes_a_device_that_plans_go_by(tmp_path: Path) -> None:
+    """Speeds that were measured are predicted as they were; of other models, the ceilings that were measured tell."""
+    (tmp_path / "result.json").write_bytes(result_text())
+    own = {"EDGE_DEVICES": str(tmp_path / "devices")}
+    done = edge("devices", "add", "my-board", str(tmp_path / "result.json"), **own)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("my-board: ")
+    found = result()
+    kept = read_device(tmp_path / "devices" / "my-board.toml")
+    assert kept == device_of(found, "my-board")
+    assert kept.measured_by == f"a kit of edge {found.kit.versions['edge']}, {found.date[:10]}"
+    assert {each.source for each in kept.figures.values() if each.kind == "measured"} == {kept.measured_by}
+    assert kept.value("read_bandwidth") == round(found.ceilings.read)
+    shown = edge("devices", "show", "my-board", **own).stdout
+    assert kept.measured_by in shown
+
+    where = ["--device", "my-board", "--max-kv-size", "128", "--json"]
+    prediction = edge_json("plan", str(GOLDEN_MODEL), *where, "--prompt-tokens", "32", "--at", "16,48", **own)[
+        "prediction"
+    ]
+    assert prediction["prefill_tok_s"]["source"] == "speeds measured on this device"
+    assert prediction["prefill_tok_s"]["value"] == pytest.approx(32 / found.ttft.p50)
+    seconds = sorted([*(each.decode.p50 for each in found.curve), found.token.p50])
+    for each in prediction["decode"]:
+        assert each["tok_s"]["source"] == "speeds measured on this device"
+        assert 1 / seconds[-1] / 2 <= each["tok_s"]["value"] <= 2 / seconds[0]
+    other = edge_json("plan", str(GOLDEN / "gpt2.gguf"), *where, **own)["prediction"]
+    for each in (other["prefill_tok_s"], *(point["tok_s"] for point in other["decode"])):
+        assert each["source"] == "estimated from speeds of other models measured on this device"
+        assert each["error"] is None  # one model does not show how far others are from it
+    assert other["basis"][0] == f"ceilings were measured by {kept.measured_by}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["host", "result.json"], "'host' cannot be a device's name"),
+        (["a b", "result.json"], "'a b' cannot be a device's name"),
+        (["pi", "nothing.json"], "nothing.json: cannot be read"),
+        (["a", "b", "c"], "edge devices add takes a FILE, or a NAME and a FILE, not 3 words"),
+    ],
+)
+def test_wrong_devices_are_one_line(words: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_bytes(result_text())
+    paths = [str(tmp_path / each) if each.endswith(".json") else each for each in words]
+    done = edge("devices", "add", *paths, EDGE_DEVICES=str(tmp_path / "devices"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
+    assert not (tmp_path / "devices").exists()
+
+
+def test_a_device_of_a_known_kind_keeps_what_a_kit_cannot_measure() -> None:
+    found = device_of(replace(result(), kit=replace(result().kit, device="galaxy-s25")), "mine")
+    known = find_profile("galaxy-s25")
+    assert found.npu == known.npu
+    assert {each for each in known.figures if each.startswith("npu_")} <= found.figures.keys()
+    assert "bus_bandwidth" not in found.figures
+
+
+def test_kits_replace_kits_only(tmp_path: Path) -> None:
+    model, folder = open_model(str(GOLDEN_MODEL)), tmp_path / "kit"
+    shutil.copytree(kit_for(sustained=0.5), folder)
+    with pytest.raises(InputError, match="is there already: --force replaces it"):
+        make_kit(model, "m", folder, "host", settings())
+    (folder / "mine.txt").touch()
+    with pytest.raises(InputError, match="holds other files"):
+        make_kit(model, "m", folder, "host", settings(), force=True)

@@ -1,0 +1,442 @@
+"""Predictions: against devices whose answers are known, and by histories whose law is known."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import GOLDEN, open_golden
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from edge.apps.bundle import prepare
+from edge.backends import backend_names, engine_named
+from edge.backends.base import EngineConfig
+from edge.backends.counts import Footprint
+from edge.cli.commands import app
+from edge.devices.profiles import find_profile
+from edge.devices.profiles.file import write_profile
+from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, Power
+from edge.lab.prediction.efficiency import efficiency_of, weight_shares
+from edge.lab.prediction.forecast import forecast
+from edge.lab.prediction.predict import Prediction, Wanted, _Roof, fit_slope, predict
+from edge.lab.prediction.work import work_of
+from edge.model.model import open_model
+from edge.model.spec import ModelSpec
+from edge.options import Options
+from edge.plan.device import RUNTIME_BYTES
+from edge.plan.plan import Plan, PlanBytes
+from edge.run.history import Phase, Run, Setting
+
+SPEC = replace(open_golden("llama-gqa-tied").model.spec, network=None, window=0)
+CONFIG = EngineConfig(capacity=4096, chunk=128, kv_dtype="f16", threads=4)
+BYTES = PlanBytes(interpreter=0, weights=100_000_000, kv=4096 * 20_000, scratch=0)
+PLAN = Plan("cpu", "streaming", 4, CONFIG, 256, BYTES, 0, 1 << 30, "budget")
+POWER = Power(2.0, 1.0, 100.0, "x")
+SETTING = Setting("cpu", "m", "cpu", "f16", 4)
+
+
+def device(name: str = "x", **values: float) -> DeviceProfile:
+    figures = {each: Figure(value, "measured", "test") for each, value in values.items()}
+    return DeviceProfile(name, "x", "x86_64", clusters=(Cluster("core", 4, "test"),), figures=figures)
+
+
+KNOWN = device(read_bandwidth=10e9, f32_flops=50e9, core_watts=2.0, idle_watts=1.0, dram_pj_per_byte=100.0)
+
+
+def test_decoding_follows_the_roofline() -> None:
+    reach = efficiency_of("cpu")
+    reading = reach.rows_of("f16").reading
+    weights = reach.together(weight_shares(SPEC, "cpu", CONFIG), lambda each: each.reading)
+    found = predict(SPEC, PLAN, KNOWN, Wanted(contexts=(0, 1000)))
+    empty, full = found.decode
+    # Bytes of weights and of one row at an empty cache, and of 1,000 more rows.
+    expected = 100e6 / (10e9 * weights) + 20_000 / (10e9 * reading) + reach.step_s
+    assert 1 / empty.tok_s.value == pytest.approx(expected)
+    assert 1 / full.tok_s.value == pytest.approx(expected + 1000 * 20_000 / (10e9 * reading))
+    assert empty.tok_s.source == "estimated from the profile of x"
+
+
+@pytest.mark.parametrize("int8_ops", [None, 3e6])
+def test_prompts_follow_arithmetic_where_it_takes_longer(int8_ops: float | None) -> None:
+    reach = efficiency_of("cpu")
+    slow = device(read_bandwidth=1e15, f32_flops=1e6, **({"int8_ops": int8_ops} if int8_ops else {}))
+    found = predict(SPEC, PLAN, slow, Wanted(prompt=128))
+    footprint = Footprint(BYTES.weights, BYTES.kv, 0, 0)
+    work = work_of(SPEC, CONFIG, footprint, 128, 0)
+    integers, floats = (reach.weights[each].rate(1e6, int8_ops) for each in ("integers", "floats"))
+    shares = weight_shares(SPEC, "cpu", CONFIG)
+    inverse = shares.get("integers", 0) / integers + shares.get("floats", 0) / floats
+    linear = (work.flops - work.attention_flops) * inverse
+    attention = work.attention_flops / (1e6 * reach.rows_of("f16").float32)
+    assert found.ttft_s is not None
+    assert found.ttft_s.value == pytest.approx(linear + attention, rel=1e-3)
+    kind = reach.weights["integers"]
+    assert integers == pytest.approx(3e6 * (kind.int8 or 0) if int8_ops else 1e6 * kind.float32)
+
+
+@given(st.integers(1, 3000), st.integers(0, 600), st.integers(1, 300), st.integers(1, 600))
+def test_prompts_are_summed_chunk_by_chunk(prompt: int, start: int, chunk: int, capacity: int) -> None:
+    roof = _Roof.of(SPEC, replace(PLAN, config=replace(CONFIG, chunk=chunk, capacity=capacity)), KNOWN, 0.0)
+    chunks = [
+        roof.seconds(min(chunk, prompt - done), max(0, min(start + done, capacity - chunk)), 1e9, 1e9)
+        for done in range(0, prompt, chunk)
+    ]
+    assert roof.prompt_seconds(prompt, start, 1e9, 1e9) == pytest.approx(sum(chunks))
+    assert roof.prompt_seconds(1 << 40, start, 1e9, 1e9) > 0  # and at once
+
+
+def test_a_pass_takes_longer_with_every_token_and_never_less_than_reading_takes() -> None:
+    seconds = [predict(SPEC, PLAN, KNOWN, Wanted(prompt=prompt)).ttft_s for prompt in range(1, 129)]
+    values = [each.value for each in seconds if each]
+    assert values == sorted(set(values))
+    [token] = predict(SPEC, PLAN, KNOWN, Wanted(contexts=(0,))).decode
+    assert values[0] == pytest.approx(1 / token.tok_s.value)
+
+
+types = st.dictionaries(st.sampled_from(["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "F16", "F32"]), st.integers(1, 10**9),
+                        min_size=1)  # fmt: skip
+
+
+@given(sizes=types, repack=st.booleans())
+def test_every_byte_of_the_weights_is_of_one_kind(sizes: dict[str, int], repack: bool) -> None:
+    spec, config = replace(SPEC, type_bytes=tuple(sizes.items())), replace(CONFIG, repack=repack)
+    total = sum(sizes.values())
+    floats = sum(size for name, size in sizes.items() if name.startswith("F")) / total
+    relaid = sum(size for name, size in sizes.items() if name in ("Q4_0", "Q4_K")) / total if repack else 0
+    for name, expected in (("cpu", 1 - floats), ("onnx", 1 - floats), ("llamacpp", relaid), ("reference", 0)):
+        shares = weight_shares(spec, name, config)
+        assert shares.get("integers", 0) == pytest.approx(expected)
+        assert sum(shares.values()) == pytest.approx(1)
+        assert set(shares) <= set(efficiency_of(name).weights)
+
+
+def test_llamacpp_takes_prompts_of_types_that_it_re_lays_faster() -> None:
+    def seconds(weight_type: str, int8_ops: float) -> float:
+        spec = replace(SPEC, type_bytes=((weight_type, 1000),))
+        plan = replace(PLAN, backend="llamacpp", config=replace(CONFIG, repack=weight_type == "Q4_0"))
+        host = device(read_bandwidth=40e9, f32_flops=200e9, int8_ops=int8_ops)
+        found = predict(spec, plan, host, Wanted(prompt=4)).ttft_s
+        assert found is not None
+        return found.value
+
+    assert seconds("Q4_0", 2e12) < seconds("Q4_1", 2e12)
+    assert seconds("Q4_1", 2e12) == seconds("Q4_1", 9e12)  # the rate of integers says nothing of them
+
+
+def test_joules_are_counted_as_the_estimate_counts_them() -> None:
+    found = predict(SPEC, PLAN, KNOWN, Wanted(contexts=(0,), power=4.5))
+    [point] = found.decode
+    assert point.joules is not None
+    read = SPEC.weight_bytes + 20_000
+    assert point.joules.value == pytest.approx((4 * 2.0 + 1.0) / point.tok_s.value + read * 100e-12)
+    assert point.joules.source == "estimated from the profile of x"
+    assert found.watts is not None
+    assert found.watts.value == pytest.approx(point.joules.value * point.tok_s.value)
+    assert found.limited_tok_s is not None
+    share = (4.5 - 1.0) / (found.watts.value - 1.0)
+    assert found.limited_tok_s.value == pytest.approx(point.tok_s.value * share)
+
+
+def test_watts_that_idling_takes_cannot_be_kept() -> None:
+    found = predict(SPEC, PLAN, KNOWN, Wanted(power=0.5))
+    assert found.limited_tok_s is not None
+    assert found.limited_tok_s.value == 0
+
+
+@given(energy=st.floats(0.01, 5000), prompt=st.integers(1, 6000), time=st.floats(0.01, 500))
+def test_a_budget_buys_what_it_pays_for_and_no_more(energy: float, prompt: int, time: float) -> None:
+    found = predict(SPEC, PLAN, KNOWN, Wanted(prompt, (0, 4096), energy=energy, time=time))
+    assert found.prompt_joules
+    assert found.ttft_s
+    first, last = found.decode
+    assert first.joules
+    assert last.joules
+
+    def between(one: float, other: float, context: float) -> float:
+        return one + (other - one) * min(context, 4096) / 4096
+
+    for bought, budget, ends in (
+        (found.energy_tokens, energy - found.prompt_joules.value, (first.joules.value, last.joules.value)),
+        (found.time_tokens, time - found.ttft_s.value, (1 / first.tok_s.value, 1 / last.tok_s.value)),
+    ):
+        assert bought
+        costs = [between(*ends, prompt + each) for each in range(int(bought.value))]
+        assert sum(costs) <= max(0.0, budget) * 1.001
+        assert sum(costs) + 3 * between(*ends, prompt + bought.value) > budget * 0.999
+
+
+def test_what_nobody_knows_is_not_said() -> None:
+    nothing = predict(SPEC, PLAN, device(), Wanted(energy=30, power=3, time=20))
+    predicted = {name: value for name, value in asdict(nothing).items() if value not in (None, ())}
+    assert set(predicted) == {"device", "prompt", "unknown"}
+    assert "how fast x reads memory is unknown" in nothing.unknown[0]
+    only_memory = predict(SPEC, PLAN, device(read_bandwidth=1e10), Wanted(energy=30))
+    assert only_memory.decode
+    assert only_memory.prefill_tok_s is None
+    assert only_memory.energy_tokens is None
+    assert "multiplies is unknown" in only_memory.unknown[0]
+    assert "core_watts of x is unknown" in only_memory.unknown[1]
+    assert "edge devices probe" in predict(SPEC, PLAN, device("host"), Wanted()).unknown[0]
+    streams = predict(SPEC, PLAN, KNOWN, Wanted(energy=30, time=20), streaming_s=None)
+    assert not streams.decode
+    assert streams.ttft_s is streams.energy_tokens is streams.time_tokens is None
+    assert "weights are read anew" in streams.unknown[0]
+
+
+# By earlier runs
+
+
+def earlier(points: list[tuple[float, float]], joules: float | None = None) -> list[Run]:
+    """Runs of 100 tokens: context and seconds per token of each."""
+    return [
+        Run(0, SETTING, "m", "full", 4096, None, Phase(100, 100 * token_s, context, joules and 100 * joules * token_s),
+            "counter", "rapl")
+        for context, token_s in points
+    ]  # fmt: skip
+
+
+def decode_at(found: Prediction) -> list[float]:
+    return [1 / each.tok_s.value for each in found.decode]
+
+
+@given(seed=st.integers(0, 1000))
+def test_the_law_of_earlier_runs_is_found_in_spite_of_noise(seed: int) -> None:
+    chance = random.Random(seed)
+    contexts = [64, 500, 1000, 1500, 2000, 2500, 3000, 64, 2000, 3000, 1000]
+    points = [(c, (0.005 + 2e-6 * c) * chance.uniform(0.97, 1.03)) for c in contexts]
+    points[2] = (points[2][0], points[2][1] * 5)  # a neighbour
+    found = predict(SPEC, PLAN, device("host", read_bandwidth=10e9), Wanted(contexts=(0, 3000)), earlier(points))
+    assert decode_at(found) == pytest.approx([0.005, 0.011], rel=0.15)
+    assert found.decode[0].tok_s.source == "measured earlier (11 runs)"
+
+
+def test_one_run_says_where_the_line_lies_and_the_roofline_how_steep_it_is() -> None:
+    reach = efficiency_of("cpu")
+    found = predict(
+        SPEC, PLAN, device("host", read_bandwidth=10e9), Wanted(contexts=(100, 1100)), earlier([(100, 0.03)])
+    )
+    near, far = decode_at(found)
+    assert near == pytest.approx(0.03)
+    assert far - near == pytest.approx(1000 * 20_000 / (10e9 * reach.rows_of("f16").reading))
+    assert found.decode[0].tok_s.source == "measured earlier (1 run)"
+
+
+def test_history_needs_no_ceilings() -> None:
+    found = predict(
+        SPEC, PLAN, device("host"), Wanted(contexts=(100,), energy=30), earlier([(100, 0.03)], 5.0), meter="rapl"
+    )
+    assert decode_at(found) == pytest.approx([0.03])
+    assert found.decode[0].joules is not None
+    assert found.decode[0].joules.value == pytest.approx(0.15)
+    assert found.energy_tokens is None  # no prompt was ever measured
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_prompts_take_as_long_as_those_like_them_did(known: bool) -> None:
+    host = device("host", read_bandwidth=10e9, f32_flops=50e9) if known else device("host")
+    plain = predict(SPEC, PLAN, device("host", read_bandwidth=10e9, f32_flops=50e9), Wanted(prompt=1024))
+    assert plain.ttft_s is not None
+    runs = [
+        Run(0, SETTING, "m", "full", 4096, Phase(1024, 3 * plain.ttft_s.value, 512), None),
+        Run(0, SETTING, "m", "full", 4096, Phase(16, 9.0, 8), None),  # too short to say anything of long ones
+    ]
+    found = predict(SPEC, PLAN, host, Wanted(prompt=1024), runs)
+    assert found.ttft_s is not None
+    assert found.ttft_s.value == pytest.approx(3 * plain.ttft_s.value)
+    assert found.ttft_s.source == "measured earlier (1 run)"
+
+
+def test_watts_of_another_meter_are_not_mixed_in() -> None:
+    """Such as those of a battery, now that the laptop is plugged in."""
+    newest, old = earlier([(100, 0.01)] * 5, 50.0), earlier([(100, 0.01)], 5.0)
+    runs = [replace(run, energy_source="a battery") for run in newest] + old
+    found = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="rapl")
+    assert found.watts is not None
+    assert found.watts.value == pytest.approx(5.0)
+    assert found.watts.source == "measured earlier (1 run)"
+    assert found.decode[0].tok_s.source == "measured earlier (6 runs)"
+    unmetered = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="x profile")
+    assert unmetered.watts is not None
+    assert unmetered.watts.source == "estimated from the profile of x"
+
+
+def test_every_engine_has_its_efficiency() -> None:
+    for name in backend_names():
+        reached, slower = efficiency_of(name), efficiency_of(name, "generic")
+        for kind, weights in reached.weights.items():
+            assert 0 < weights.reading <= 1
+            assert 0 < (weights.int8 or 1) <= 1
+            assert (slower.weights[kind].rate(1e9, None) < weights.rate(1e9, None)) == (kind == "integers")
+            assert slower.weights[kind].int8 == weights.int8
+        assert all(0 < rows.reading <= 1 for rows in reached.rows.values())
+
+
+def test_slopes_need_runs_that_lie_apart() -> None:
+    near = [Phase(10, 0.1 + 0.01 * each, each) for each in range(9)]
+    assert fit_slope(near, 1e-6) == 1e-6
+    wild = [Phase(10, 10 * (0.01 + 1e-3 * each), each) for each in (0, 1000, 2000, 3000)]
+    assert fit_slope(wild, 1e-6) == pytest.approx(4e-6)
+
+
+# The command
+
+run = CliRunner()
+MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_DEVICES", str(tmp_path / "devices"))
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "no-sensors").mkdir()
+    monkeypatch.setenv("EDGE_SENSORS", str(tmp_path / "no-sensors"))
+
+
+def plan(*flags: str) -> Any:
+    done = run.invoke(app, ["plan", MODEL, "--json", *flags])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+def test_planning_for_another_device() -> None:
+    found = plan("--device", "raspberry-pi-5", "--energy", "30J", "--power", "5W", "--time", "20s")
+    assert (found["limit"], found["limit_source"]) == (2 << 30, "raspberry-pi-5")
+    assert (found["backend"], found["config"]["threads"], found["tuned"]) == ("cpu", 4, "default")
+    predicted = found["prediction"]
+    assert predicted["device"] == "raspberry-pi-5"
+    assert all(predicted[name] for name in ("prefill_tok_s", "ttft_s", "watts", "energy_tokens", "time_tokens"))
+    assert predicted["unknown"] == []
+    shown = run.invoke(app, ["plan", MODEL, "--device", "raspberry-pi-5", "--energy", "30J", "--power", "1W"]).output
+    for said in (
+        "planned for raspberry-pi-5 with 2.0 GiB, by its profile",
+        "30 J buy",
+        "cannot be: it draws more",
+        "estimated from the profile of raspberry-pi-5",
+        "GB/s (measured",
+    ):
+        assert said in shown
+
+
+def test_stated_memory_replaces_the_profiles() -> None:
+    def planned(memory: str) -> dict[str, Any]:
+        """In a process of its own: a plan counts the process that makes it, and this one holds other tests' engines."""
+        command = [sys.executable, "-m", "edge", "plan", MODEL, "--device", "raspberry-pi-zero-2w", "--memory", memory]
+        shown = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout
+        found: dict[str, Any] = json.loads(shown)
+        return found
+
+    for stated in (2 << 30, 300 << 20):  # a profile has the memory of the smallest version of its device
+        found = planned(f"{stated >> 20}MiB")
+        assert (found["limit"], found["limit_source"]) == (stated, "budget")
+
+
+def test_free_memory_is_what_the_governor_will_read(tmp_path: Path) -> None:
+    (tmp_path / "no-sensors/proc").mkdir()
+    (tmp_path / "no-sensors/proc/meminfo").write_text("MemAvailable:    3000000 kB\n")
+    found = plan()
+    assert found["limit_source"] == "free memory"
+    assert 3_000_000 <= found["limit"] >> 10 < 5_000_000  # and what this process holds
+
+
+@pytest.mark.parametrize(
+    ("device", "engine", "why"),
+    [
+        (
+            "macbook-air-m3",
+            "llamacpp",
+            "llamacpp is assumed: the cpu engine on macos is planned there, or for exported apps",
+        ),
+        (
+            "snapdragon-x-elite",
+            "llamacpp",
+            "llamacpp is assumed: the cpu engine on windows is planned there, or for exported apps",
+        ),
+        ("iphone-16", "cpu", "cpu is assumed, in an app that edge export makes"),
+        ("pixel-9", "cpu", "cpu is assumed, in an app that edge export makes"),
+        ("raspberry-pi-5", "cpu", ""),
+    ],
+)
+def test_an_engine_that_nobody_chose_is_named_with_the_reason(device: str, engine: str, why: str) -> None:
+    found = plan("--device", device)
+    assert (found["backend"], found["chosen"]) == (engine, why)
+    assert plan("--device", device, "--backend", "llamacpp")["chosen"] == ""
+    if why:
+        assert f"engine: {why}\n" in run.invoke(app, ["plan", MODEL, "--device", device]).output
+
+
+@pytest.mark.parametrize(
+    ("device", "flags"),
+    [("iphone-16", []), ("pixel-9", []), ("pixel-9", ["--backend", "llamacpp"]), ("pixel-9", ["--kv-policy", "tova"]),
+     ("galaxy-s24", ["--provider", "qnn"])],
+)  # fmt: skip
+def test_a_phone_has_no_interpreter(device: str, flags: list[str]) -> None:
+    """Beside an engine's own libraries, an app takes what the C runtime was measured to take, and its tables."""
+    engine = engine_named(plan("--device", device, *flags)["backend"])
+    found = plan("--device", device, *flags)["bytes"]["interpreter"]
+    exported = engine.NAME == "cpu" and not flags
+    libraries = 0 if exported else engine.footprint(*_as_planned(device, *flags)).runtime
+    assert RUNTIME_BYTES <= found - libraries < RUNTIME_BYTES + (1 << 20)
+    shown = run.invoke(app, ["plan", MODEL, "--device", device, *flags]).output
+    assert "interpreter" not in shown
+    assert "| library " in shown
+
+
+def _as_planned(device: str, *flags: str) -> tuple[ModelSpec, EngineConfig]:
+    config = plan("--device", device, *flags)["config"]
+    return open_model(MODEL).spec, EngineConfig(**config)
+
+
+def test_an_exported_apps_plan_is_foretold() -> None:
+    """Weights are never streamed there, so that less memory than they take is refused."""
+    model = open_model(MODEL)
+    expected = prepare(model, find_profile("pixel-9"), Options()).plan
+    found = forecast(model, device="pixel-9").plan
+    assert replace(found, bytes=expected.bytes, predicted_peak=0, chosen="") == replace(expected, predicted_peak=0)
+    assert expected.bytes.total <= found.bytes.total < expected.bytes.total + (1 << 20)
+
+
+@pytest.mark.usefixtures("never_held")
+def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
+    flags = ["--backend", "reference", "--max-kv-size", "64", "--threads", "1"]
+    assert "edge devices probe" in plan(*flags)["prediction"]["unknown"][0]
+    probed = run.invoke(app, ["devices", "probe", "--seconds", "0.1"])
+    assert probed.exit_code == 0
+    estimated = plan(*flags)["prediction"]["decode"][0]
+    assert estimated["tok_s"]["source"] == "estimated from measured ceilings"
+    assert estimated["joules"]["source"].startswith("estimated from the profile of generic-")
+    done = run.invoke(app, ["run", MODEL, "-p", "x y z", "-n", "20", "--raw", "--ignore-eos", *flags])
+    assert done.exit_code == 0, done.output
+    assert plan(*flags)["prediction"]["decode"][0]["tok_s"]["source"] == "measured earlier (1 run)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--device", "toaster"], "unknown device"),
+        (["--device", "pixel-9", "--backend", "warp"], "unknown backend"),
+        (["--device", "generic-x86"], "say --memory"),
+        (["--device", "macbook-air-m3", "--backend", "cpu"], "on macos is planned there, or for exported apps"),
+        (["--max-kv-size", "64", "--at", "8,65"], "--at 65 is more than the 64 rows of the cache"),
+        (["--prompt-tokens", "9" * 400], "Invalid value"),
+        (["--at", "-1"], "--at takes numbers"),
+        (["--energy", "many"], "is not understood"),
+        (["--device", "raspberry-pi-5", "--threads", "99"], "--threads 99 is more than the 4 cores of raspberry-pi-5"),
+        (["--device", "my-phone"], "figures.core_watts.value"),
+    ],
+)
+def test_bad_input_is_refused(tmp_path: Path, flags: list[str], said: str) -> None:
+    path = tmp_path / "devices" / "my-phone.toml"
+    path.parent.mkdir()
+    write_profile(replace(KNOWN, name="my-phone"), path)
+    path.write_text(path.read_text().replace("value = 2.0", "value = -2"))
+    done = run.invoke(app, ["plan", MODEL, *flags])
+    assert done.exit_code != 0
+    assert said in f"{done.exception} {done.output}"

@@ -1,0 +1,200 @@
+"""Profiles of `edge profile` as JSON: what is read, what is refused, and two of them side by side."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import make_bare_profile, make_engine, make_profile, make_sustained, spread
+
+from edge.errors import InputError
+from edge.lab.profiling.compare import Comparison, compare_profiles
+from edge.lab.profiling.profile import Profile, read_profile
+from edge.lab.profiling.sustained import Spread
+from edge.lab.report.comparison import comparison_json, comparison_report
+from edge.lab.report.document import terminal
+from edge.lab.report.page import render
+from edge.values import parse
+
+
+def document(found: Comparison, kind: str) -> str:
+    return render(kind, comparison_report(found), comparison_json(found))
+
+
+def comparison(found: Comparison) -> str:
+    return terminal(comparison_report(found))
+
+
+# Profiles as JSON
+
+
+@pytest.mark.parametrize("profile", [make_profile(), make_bare_profile()])
+def test_profiles_come_back_from_json(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(profile.to_dict()))
+    assert read_profile(path) == profile
+
+
+def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Ways to everything in a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [way, *(each for key, inner in items for each in places(inner, (*way, key)))]
+
+
+SMALL = json.loads(
+    json.dumps(make_profile(engines=[make_engine(timeline=make_bare_profile().engines[0].timeline)]).to_dict())
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from([each for each in places(SMALL) if each]), JSON, st.booleans())
+def test_a_damaged_profile_is_refused_or_read_and_never_a_crash(
+    tmp_path_factory: pytest.TempPathFactory, way: tuple[Any, ...], value: Any, delete: bool
+) -> None:
+    data = json.loads(json.dumps(SMALL))
+    inner = data
+    for key in way[:-1]:
+        inner = inner[key]
+    if delete:
+        del inner[way[-1]]
+    else:
+        inner[way[-1]] = value
+    path = tmp_path_factory.getbasetemp() / "damaged.json"
+    path.write_text(json.dumps(data))
+    try:
+        found = compare_profiles(read_profile(path), make_profile(), "a", "b")
+    except InputError as error:
+        said = str(error)
+    else:
+        said = document(found, ".json") and document(found, ".md") and ""
+    assert "\n" not in said
+
+
+@given(st.binary(max_size=200))
+def test_other_files_are_no_profiles(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "other.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"no JSON|no profile"):
+        read_profile(path)
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", None, True, 1.0])
+def test_another_schema_is_refused_with_one_line(tmp_path: Path, schema: Any) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**make_profile().to_dict(), "schema": schema}))
+    with pytest.raises(InputError, match="this edge reads 1"):
+        read_profile(path)
+
+
+def test_new_names_within_a_schema_are_let_pass(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**make_profile().to_dict(), "later": 1}))
+    assert read_profile(path) == make_profile()
+
+
+def test_numbers_must_be_finite() -> None:
+    with pytest.raises(ValueError, match="p10"):
+        parse(Spread, {"p10": float("nan"), "p50": 1.0, "p90": 1.0, "count": 3})
+    with pytest.raises(ValueError, match="p50"):
+        parse(Spread, {"p10": 1, "p50": 10**400, "p90": 1.0, "count": 3})
+
+
+# Comparisons
+
+
+def test_ratios_are_second_by_first() -> None:
+    slow = make_engine(decode=replace(make_engine().decode, per_token=spread(0.005)))
+    rows = {each.what: each for each in compare_profiles(make_profile(), make_profile(engines=[slow]), "a", "b").rows}
+    assert rows["cpu: answer"].ratio == pytest.approx(0.5)
+    assert rows["cpu: answer"].sure
+    assert rows["cpu: prompt"].ratio == 1
+    assert not rows["cpu: prompt"].sure
+    assert not any(each.startswith("llamacpp") for each in rows)
+
+
+def test_joules_of_other_sources_are_no_match() -> None:
+    other = make_engine(energy=replace(make_engine().energy, source="RAPL", kind="counter"))
+    found = compare_profiles(make_profile(), make_profile(engines=[other]), "a", "b")
+    (row,) = [each for each in found.rows if "energy" in each.what]
+    assert row.ratio is None
+    assert "estimated / measured" in row.what
+    assert any("RAPL" in each for each in found.differences)
+
+
+def test_long_runs_are_compared_engine_by_engine() -> None:
+    slow = [make_engine(name, sustained=make_sustained(0.005)) for name in ("cpu", "llamacpp")]
+    rows = {each.what: each for each in compare_profiles(make_profile(), make_profile(engines=slow), "a", "b").rows}
+    for name, ratio in (("cpu", 0.5), ("llamacpp", 0.6)):
+        assert rows[f"{name}: answer at the end of a long run"].ratio == pytest.approx(ratio)
+        assert rows[f"{name}: end of it / its beginning"].ratio == pytest.approx(ratio)
+    none = make_profile(engines=[make_engine()])
+    assert not any("long run" in each.what for each in compare_profiles(make_profile(), none, "a", "b").rows)
+
+
+def test_nothing_is_better_or_worse_without_a_spread() -> None:
+    first = make_engine(load_s=0.0138, ttft=Spread(0.1, 0.1, 0.1, 1), sustained=make_sustained())
+    decode = replace(first.decode, joules_per_token=0.09)
+    slow = replace(first, load_s=0.0647, ttft=Spread(0.9, 0.9, 0.9, 1), decode=decode, sustained=make_sustained(0.005))
+    found = compare_profiles(make_profile(engines=[first]), make_profile(engines=[slow]), "a", "b")
+    once = {each.what for each in found.rows if each.sure is None}
+    assert once == {
+        "memory read", "float32 products", "cpu: first token", "cpu: load", "cpu: peak memory",
+        "cpu: energy per token, estimated", "cpu: energy per token there, estimated", "cpu: end of it / its beginning",
+    }  # fmt: skip
+    lines = {line.split("|")[1].strip(): line for line in document(found, ".md").splitlines() if line.startswith("|")}
+    assert "4.69" in lines["cpu: load"]
+    assert "not judged" in lines["cpu: load"]
+    assert "worse" in lines["cpu: answer at the end of a long run"]
+    assert not any("better" in lines[each] or "worse" in lines[each] for each in once)
+
+
+def test_what_disturbed_a_profile_is_said_in_comparisons() -> None:
+    busy = replace(make_sustained(), windows=[replace(each, others=0.65) for each in make_sustained().windows])
+    one = make_profile(engines=[make_engine(others=0.55, sustained=busy), make_engine("onnx", others=0.9)])
+    found = compare_profiles(one, make_profile(engines=[make_engine(others=0.3)]), "a", "b")
+    assert found.notes == [
+        "a: other programs took 55% of the cores while cpu was measured",
+        "a: other programs took up to 65% of the cores in the long run of cpu",
+        "b: other programs took 30% of the cores while cpu was measured",
+    ]
+    for text in (comparison(found), *(document(found, kind) for kind in (".md", ".html", ".json"))):
+        assert all(each in text for each in found.notes)
+    steady = make_profile(engines=[make_engine(sustained=make_sustained())])
+    assert compare_profiles(steady, steady, "a", "b").notes == []
+
+
+def test_lists_and_sizes_are_said_as_people_say_them() -> None:
+    settings = replace(make_profile().settings, contexts=[128], memory=None)
+    found = compare_profiles(make_profile(), make_profile(settings=settings), "a_b", "[c]*")
+    for text in (comparison(found), document(found, ".md")):
+        assert "- contexts: 128, 512 / 128\n" in text
+        assert "- memory: 256 MiB / not stated\n" in text
+    assert "\\" not in comparison(found)
+    assert "[c]*" in comparison(found)
+
+
+def test_what_differs_is_said() -> None:
+    other = make_profile(quick=True, versions={"edge": "0.2.0"})
+    found = compare_profiles(make_profile(), other, "a", "b").differences
+    assert found == ["quick: false / true", "edge: 0.1.0 / 0.2.0"]
+
+
+@given(st.floats(1e-6, 10), st.floats(1e-6, 10))
+def test_comparing_the_other_way_round_inverts_ratios(one: float, other: float) -> None:
+    profiles = [make_profile(engines=[make_engine(load_s=each, ttft=spread(each))]) for each in (one, other)]
+    there = compare_profiles(*profiles, "a", "b").rows
+    back = compare_profiles(*reversed(profiles), "b", "a").rows
+    for first, second in zip(there, back, strict=True):
+        assert first.ratio is not None
+        assert second.ratio is not None
+        assert first.ratio * second.ratio == pytest.approx(1)
+        assert first.sure == second.sure

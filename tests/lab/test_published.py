@@ -1,0 +1,123 @@
+"""Published speeds: predictions are corrected by them, and judged by those of devices that were left out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.devices.profiles import comes_with_edge, find_profile, profile_names
+from edge.errors import BudgetError, UnsupportedError
+from edge.lab.prediction.errors import QUANTILE, correction, corrections, left_out, quantile, worded
+from edge.lab.prediction.forecast import look_ahead
+from edge.lab.prediction.predict import Guess
+from edge.lab.prediction.published import Comparison, comparisons, published
+from edge.model.known import known_models, outline_model
+from edge.model.reader import read_spec
+from edge.options import Options
+
+Ratios = dict[tuple[str, bool, str], dict[str, list[float]]]
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Comparison]:
+    return [*comparisons(npu=False), *comparisons(npu=True)]
+
+
+@pytest.fixture(scope="module")
+def ratios(found: list[Comparison]) -> Ratios:
+    made: Ratios = {}
+    for each in found:
+        group = made.setdefault((each.backend, each.run.npu, each.what), {})
+        group.setdefault(each.run.device, []).append(each.published / each.predicted)
+    return made
+
+
+def test_what_predictions_use_follows_from_the_published_figures(
+    found: list[Comparison], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    made: Any = import_module("published")
+    try:
+        assert made.corrections(found) == corrections()
+        assert made.FILE.read_text(encoding="utf-8") == made.to_toml(corrections())
+    finally:
+        del sys.modules["published"]
+
+
+def test_corrections_and_errors_are_those_of_numpy(ratios: Ratios) -> None:
+    """A fit of logarithms by least squares, with equal weights of devices, and NumPy's quantiles."""
+    assert len(corrections()) == 6
+    for each in corrections():
+        by_device = ratios[each.backend, each.npu, each.what]
+
+        def fit(without: str | None, by_device: dict[str, list[float]] = by_device) -> float:
+            means = [np.log(own).mean() for name, own in by_device.items() if name != without]
+            (found,), *_ = np.linalg.lstsq(np.ones((len(means), 1)), np.array(means), rcond=None)
+            return float(np.exp(found))
+
+        fitted = not (each.npu and each.what == "prompt")
+        rest = [one / (fit(name) if fitted else 1.0) for name, own in by_device.items() for one in own]
+        if fitted:
+            assert left_out(by_device) == pytest.approx(rest)
+        assert each.factor == pytest.approx(fit(None) if fitted else 1.0, abs=6e-4)
+        assert each.error == pytest.approx(np.exp(np.quantile(np.abs(np.log(rest)), QUANTILE)), abs=6e-4)
+        assert each.figures == len(rest)
+        for share in (0.0, 0.3, 0.5, 1.0):
+            assert quantile(rest, share) == pytest.approx(np.exp(np.quantile(np.abs(np.log(rest)), share)))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "llamacpp"])
+@pytest.mark.parametrize("what", ["decode", "prompt"])
+def test_corrections_bring_devices_that_were_left_out_nearer(ratios: Ratios, backend: str, what: str) -> None:
+    """By the mean over devices of their figures' errors, since one device has most figures."""
+    by_device = ratios[backend, False, what]
+    after = iter(np.abs(np.log(left_out(by_device))))
+    errors = [(np.abs(np.log(own)).mean(), np.mean([next(after) for _ in own])) for own in by_device.values()]
+    before, corrected = np.mean(errors, axis=0)
+    assert corrected < before
+
+
+def test_every_figure_has_its_source() -> None:
+    known = known_models().keys() | {each.name for each in published().models}
+    for each in published().speeds:
+        assert each.source.startswith("https://")
+        assert comes_with_edge(each.device)
+        assert each.model in known
+        assert each.decode or each.prefill
+
+
+@pytest.mark.parametrize("name", profile_names()[1:])
+def test_every_predicted_speed_has_an_error_or_says_that_none_is_known(name: str, tmp_path: Path) -> None:
+    profile, file = find_profile(name), outline_model(known_models()["smollm2:135m"], "Q4_0", tmp_path / "outline.gguf")
+    spec = read_spec(file)
+    for provider in (None, "qnn"):
+        if provider and profile.npu_named(provider) is None:
+            continue
+        options = Options.parse(memory="400MiB", max_kv_size=512, provider=provider)
+        try:
+            seen = look_ahead(file, spec, profile, options, outline=True)
+        except (BudgetError, UnsupportedError):
+            continue
+        for what, guesses in (
+            ("decode", [each.tok_s for each in seen.prediction.decode]),
+            ("prompt", [each for each in (seen.prediction.prefill_tok_s, seen.prediction.ttft_s) if each]),
+        ):
+            fit = correction(seen.plan.backend, profile.arch, what, npu=provider is not None)  # type: ignore[arg-type]
+            fit = None if profile.is_apple else fit  # of which no speeds were found
+            for guess in guesses:
+                assert guess.error == (fit and fit.error)
+                assert guess.known == worded(fit and fit.error) != ""
+
+
+def test_errors_in_words() -> None:
+    guess = Guess(10.0, "estimated from the profile of x")
+    assert guess.known == "error not known"
+    assert replace(guess, error=1.104).known == "±10 %"
+    assert replace(guess, error=2.6).known == "within a factor of 2.6"
+    assert replace(guess, source="measured earlier (3 runs)").known == ""

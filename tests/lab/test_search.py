@@ -1,0 +1,399 @@
+"""`edge search`: the front, what is measured and what is remembered, its errors, and trials on a Dask cluster."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shlex
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine
+from hypothesis import given
+from hypothesis import strategies as st
+from test_cli import edge, edge_json
+
+from edge.backends import engine_named
+from edge.cli.making.quantize import quantize as command
+from edge.converters.calibrate import OWN_TEXT, TOKENS, calibration_tokens, column_importance
+from edge.converters.ggml import quantize_file
+from edge.converters.held_out import TEXT
+from edge.devices.memory import memory_use
+from edge.devices.profiles import add_profile, find_profile
+from edge.devices.profiles.profile import Figure, Speed
+from edge.errors import BudgetError, EdgeError, InputError
+from edge.lab.quality.windows import Windows, divergence
+from edge.lab.report.page import render
+from edge.lab.report.search import search_json, search_report
+from edge.lab.searching import search as searching
+from edge.lab.searching import trials
+from edge.lab.searching.command import command_of
+from edge.lab.searching.front import STEP, box_of, front
+from edge.lab.searching.search import search
+from edge.lab.searching.space import Space, plan_all, weights_of
+from edge.lab.searching.trials import Outcome, Quality, Trial, answer, open_weights, run_trial
+from edge.model.model import open_model
+from edge.options import Options
+from edge.plan.kv_losses import find_losses
+from edge.values import parse
+
+TINY = GOLDEN / "llama-gqa-tied.gguf"
+# Only where no interpreter counts, as on phones, the bytes of so small a model matter.
+SMALL = {"device": "raspberry-pi-5", "backend": "reference", "types": ["q8_0", "q4_0"], "policies": ["streaming"],
+         "tokens": 96}  # fmt: skip
+
+FEW = 256  # tokens to calibrate on
+
+COSTS = st.lists(st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3), max_size=40)
+
+
+@given(COSTS)
+def test_no_point_of_the_front_is_surpassed_and_none_is_lost(points: list[list[float]]) -> None:
+    kept = front(points, lambda each: each)
+    boxes = [box_of(each) for each in kept]
+    for each in map(box_of, points):
+        assert any(all(a <= b for a, b in zip(box, each, strict=True)) for box in boxes)
+        assert not any(each != box and all(a <= b for a, b in zip(each, box, strict=True)) for box in boxes)
+    assert len(set(boxes)) == len(boxes)
+
+
+@given(COSTS)
+def test_the_front_is_within_a_step_of_every_point(points: list[list[float]]) -> None:
+    """By the figures themselves, which know nothing of boxes."""
+    kept = front(points, lambda each: each)
+    for each in points:
+        assert any(all(a <= STEP * b * (1 + 1e-9) for a, b in zip(one, each, strict=True)) for one in kept)
+
+
+class Here:
+    """Runs trials in this process, and counts them. most: of them; then comes a Ctrl-C."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.ran: list[Trial] = []
+        self._most = most
+
+    def __call__(self, trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
+        for trial in trials:
+            if len(self.ran) == self._most:
+                raise KeyboardInterrupt
+            self.ran.append(trial)
+            try:
+                found = answer({"trial": json.loads(json.dumps(asdict(trial))), "memory": None})
+                yield trial, parse(Outcome, found)
+            except EdgeError as error:
+                yield trial, Outcome(reason=str(error))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    """With a cache folder of its own: nothing is remembered. Importance matrices are of few tokens. All searches of a
+    test count in a process of the same size: in one that has grown, other candidates may share a box of the front."""
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(trials, "TOKENS", FEW)
+    size = memory_use()
+    monkeypatch.setattr("edge.plan.plan.memory_use", lambda: size)
+    return use(Here(), monkeypatch)
+
+
+def use(runner: Here, monkeypatch: pytest.MonkeyPatch) -> Here:
+    monkeypatch.setattr(searching, "cluster_of", lambda scheduler: nullcontext(runner))
+    monkeypatch.setattr(searching, "run_here", runner)
+    return runner
+
+
+def test_losses_are_those_of_converted_models(here: Here, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    search(TINY, **SMALL)
+    (trial,) = [each for each in here.ran if (each.weights.type, each.cell.policy) == ("Q4_0", "full")]
+    first, made = open_model(TINY), tmp_path / "made.gguf"
+    ids = calibration_tokens(first.tokenizer, [OWN_TEXT], FEW)
+    quantize_file(first.file, made, "Q4_0", importance=column_importance(first.file, first.spec, ids))
+    sizes = {"capacity": 96, "chunk": 64, "logits_rows": 64}
+    engines = [load_engine(each, "reference", "f32", **sizes) for each in (first, open_model(made))]
+    ids = first.tokenizer.encode(TEXT)[:96]
+    bos = first.tokenizer.bos_id if first.tokenizer.add_bos else None
+    expected = divergence(engines[0], engines[1], Windows(ids, 96, bos=bos))
+    found = run_trial(trial).quality
+    assert found
+    assert found.tokens == expected.tokens == 95
+    np.testing.assert_allclose([found.kl, found.ratio], [expected.kl_mean, expected.ratio], rtol=1e-4)
+
+
+def test_every_point_is_measured_and_the_front_holds(here: Here) -> None:
+    found = search(TINY, **SMALL)
+    measured = {(each.weights.type, each.cell) for each in here.ran if each.what == "quality"}
+    for point in found.points:
+        assert (point.candidate.weights.type, point.candidate.cell) in measured
+        assert point.candidate.tok_s
+        assert point.candidate.joules
+        assert "estimated" in point.candidate.tok_s.source
+    figures = [
+        (each.quality.kl, each.candidate.memory, -each.candidate.tok_s.value, each.candidate.joules.value)  # type: ignore[union-attr]
+        for each in found.points
+    ]
+    for one in figures:
+        assert not any(other != one and all(a <= b for a, b in zip(other, one, strict=True)) for other in figures)
+    first = found.points[0]
+    assert (first.candidate.weights.type, first.quality.kl) == (None, 0.0)
+    assert len(found.points) < found.fitting
+
+
+def test_losses_of_kv_dtypes_alone_are_remembered_for_plans(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outcomes are given: what counts is which of them belong to a dtype alone."""
+    losses = {"f16": 0.0, "int8": 0.02, "int4": 0.3}
+
+    def run(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
+        for each in trials:
+            alone = (each.weights.type, each.cell.policy) == (None, "full")
+            kl = losses[each.cell.kv_dtype or ""] if alone else 1.0
+            yield each, Outcome(Quality(kl, 0.001, 1.0, 1.0, 0.0, 700))
+
+    monkeypatch.setattr(searching, "cluster_of", lambda scheduler: nullcontext(run))
+    search(TINY, **SMALL | {"backend": "cpu"})
+    model, auto = open_model(TINY), Options(kv_policy="auto")
+    found = find_losses(model.file, engine_named("cpu"), auto)
+    assert {dtype: each.kl for dtype, each in found.items()} == {"int8": 0.02, "int4": 0.3}
+
+
+def test_an_interrupted_search_measures_nothing_again(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = use(Here(most=3), monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        search(TINY, **SMALL)
+    rest = use(Here(), monkeypatch)
+    resumed = search(TINY, **SMALL)
+    assert resumed.remembered == len(interrupted.ran) == 3
+    assert resumed.measured == len(rest.ran) > 0
+    assert not {each.key() for each in interrupted.ran} & {each.key() for each in rest.ran}
+    again = use(Here(), monkeypatch)
+    points = search(TINY, **SMALL).points
+    assert [(each.command, each.quality) for each in points] == [
+        (each.command, each.quality) for each in resumed.points
+    ]
+    assert again.ran == []
+    assert search(TINY, **{**SMALL, "tokens": 112}).measured > 0  # another text is another measurement
+
+
+def test_failed_trials_are_named_and_not_remembered(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Outcome]]:
+        for trial in trials:
+            yield (trial, Outcome(reason="the disk burns")) if trial.weights.type else next(here([trial]))
+
+    monkeypatch.setattr(searching, "cluster_of", lambda scheduler: nullcontext(broken))
+    found = search(TINY, **SMALL)
+    assert {reason for _, reason in found.failed} == {"the disk burns"}
+    assert {point.candidate.weights.type for point in found.points} == {None}
+    use(here, monkeypatch)
+    assert search(TINY, **SMALL).failed == ()
+
+
+def test_speed_is_measured_on_this_device(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "_PROBE_S", 0.2)
+    found = search(TINY, **{**SMALL, "device": "host", "types": [], "policies": ["full"]})
+    timed = [each for each in here.ran if each.what == "speed"]
+    assert {(each.cell, each.threads) for each in timed} >= {
+        (each.candidate.cell, each.candidate.threads) for each in found.points
+    }
+    for point in found.points:
+        assert point.speed
+        assert point.speed.tok_s > 0
+    assert "measured here" in render(".md", search_report(found), {})
+
+
+def test_where_a_device_throttles_the_end_of_a_long_run_ranks(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four threads are the fastest at first, and two in the end."""
+    monkeypatch.setenv("EDGE_DEVICES", str(tmp_path / "devices"))
+    pi, long_run = find_profile("raspberry-pi-5"), {"sustained_s": 600, "sustained_source": "a kit"}
+    figures = {"read_bandwidth": Figure(16e6, "measured", "a test"),
+               "read_bandwidth_one_core": Figure(4e6, "measured", "a test")}  # fmt: skip
+    cool = Speed("other", "other", "f32", 2, 32, 0.01, (16,), (0.01,), "a kit", sustained_speed=0.98, **long_run)
+    hot = replace(cool, threads=4, sustained_speed=0.4, sustained_joules=1.5)
+    wanted = {**SMALL, "device": "my-pi", "types": [], "policies": ["full"]}
+    fastest = []
+    for runs in ((), (cool, hot)):
+        add_profile(replace(pi, name="my-pi", figures=pi.figures | figures, speeds=runs))
+        found = search(TINY, **wanted)
+        by_threads = {each.candidate.threads: each for each in found.points}
+        fastest.append(max(by_threads, key=lambda threads: by_threads[threads].ranking_tok_s or 0.0))
+        text = render(".md", search_report(found), {})
+        assert ("tok/s after 10 min" in text) == bool(runs)
+        why = "my-pi throttles. tok/s then: estimated from the 98% that other kept with 2 threads"
+        assert (why in text) == bool(runs)
+    assert fastest == [4, 2]
+    assert 4 not in by_threads  # slower than two, for more joules
+    assert by_threads[2].ranking_tok_s == pytest.approx(0.98 * (by_threads[2].tok_s or 0.0))
+    data = json.loads(render(".json", search_report(found), search_json(found)))
+    assert data["points"][0]["candidate"]["sustained"]["seconds"] == 600
+
+
+def test_a_size_of_a_family_is_measured_against_the_largest(here: Here, tmp_path: Path) -> None:
+    small = tmp_path / "small.gguf"
+    quantize_file(open_model(TINY).file, small, "Q8_0")
+    found = search([small, TINY], **{**SMALL, "types": []})
+    assert {each.reference.path for each in here.ran} == {str(TINY)}
+    assert {each.weights.path for each in here.ran} == {str(TINY), str(small)}
+    assert found.points[0].candidate.weights.model == str(TINY)
+    assert found.points[0].quality.kl == 0
+    with pytest.raises(InputError, match="different vocabularies"):
+        search([TINY, GOLDEN / "spm.gguf"], **SMALL)
+
+
+def test_the_smallest_budget_that_is_named_fits(here: Here, tmp_path: Path) -> None:
+    profile, model = find_profile("pixel-9"), open_model(TINY)  # for whose apps this process's memory counts nothing
+    space = Space(96, (), ("streaming",), ("f32",))
+    weights = list(weights_of(model, "tiny", space, tmp_path))
+    tight = Options(memory=1 << 20, backend="cpu")
+    with pytest.raises(BudgetError, match="the smallest that fits is --memory") as refused:
+        plan_all(weights, space, profile, tight)
+    assert refused.value.smallest
+    fitting = plan_all(weights, space, profile, replace(tight, memory=refused.value.smallest))
+    assert fitting.candidates
+    with pytest.raises(BudgetError, match=r"state --energy [\d.e-]+J") as refused:
+        plan_all(weights, space, profile, Options(energy=1e-9, backend="cpu"))
+    named = float(re.search(r"--energy ([\d.e-]+)J", str(refused.value))[1])  # type: ignore[index]
+    assert plan_all(weights, space, profile, Options(energy=named, backend="cpu")).candidates
+
+
+def test_apps_have_neither_other_engines_nor_every_policy(tmp_path: Path) -> None:
+    space = Space(96, (), ("snapkv",), ("f16",))
+    weights, phone = list(weights_of(open_model(TINY), "tiny", space, tmp_path)), find_profile("pixel-9")
+    found = plan_all(weights, space, phone, Options())
+    assert {each.cell.policy for each in found.candidates} == {"full"}
+    assert any("no KV policy snapkv" in reason for reason, _ in found.refused)
+    with pytest.raises(InputError, match="edge export compiles with the cpu engine"):
+        plan_all(weights, space, phone, Options(backend="reference"))
+
+
+def test_a_budget_of_joules_that_nothing_predicts_is_refused(tmp_path: Path) -> None:
+    space = Space(96, (), (), ("f32",))
+    weights = list(weights_of(open_model(TINY), "tiny", space, tmp_path))
+    unknown = replace(find_profile("raspberry-pi-5"), figures={})
+    with pytest.raises(InputError, match="leave --energy out"):
+        plan_all(weights, space, unknown, Options(backend="reference", energy=1.0, memory=1 << 36))
+    with pytest.raises(BudgetError, match="the smallest that fits is --memory"):
+        plan_all(weights, space, unknown, Options(backend="reference", memory=1 << 20))
+
+
+def test_reports_name_every_command(here: Here, tmp_path: Path) -> None:
+    found = search(TINY, **SMALL)
+    page = render(".html", search_report(found), search_json(found))
+    text = render(".md", search_report(found), search_json(found))
+    data = json.loads(render(".json", search_report(found), search_json(found)))
+    assert [each["command"] for each in data["points"]] == [each.command for each in found.points]
+    assert page.count('class="mark"') == 3 * len(found.points)
+    for point in found.points:
+        assert point.command in text
+
+
+def test_the_command_line_of_a_setting_makes_what_was_measured_and_runs(here: Here, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    profile, space = find_profile("raspberry-pi-5"), Space(96, ("q4_0",), ("streaming",), ("f32",))
+    options = Options(memory=4 << 30, energy=1000.0, backend="reference")
+    weights = list(weights_of(open_model(TINY), str(TINY), space, tmp_path))
+    (last,) = [each for each in plan_all(weights, space, profile, options).candidates
+               if each.weights.type and each.rows == 16 and each.threads == 1]  # fmt: skip
+    making, _, ran = command_of(last, profile, options, 96).partition(" && ")
+    assert making == f"edge quantize {TINY} llama-gqa-tied-q4_0.gguf q4_0 --importance"
+    made = shlex.split(making)[1:]
+    made[2] = str(tmp_path / "made.gguf")
+    assert inspect.signature(command).parameters["calibration_tokens"].default == TOKENS
+    assert edge(*made, "--no-eval", "--calibration-tokens", str(FEW)).returncode == 0
+    measured = open_weights(last.weights).file.path
+    assert measured.read_bytes() == (tmp_path / "made.gguf").read_bytes()
+    words = shlex.split(ran)
+    assert words[:3] == ["edge", "run", "llama-gqa-tied-q4_0.gguf"]
+    assert {"--memory", "4096MiB", "--energy", "1000J", "--kv-policy", "streaming"} <= set(words)
+    done = edge("run", str(tmp_path / "made.gguf"), "a", "-n", "2", "--raw", *words[3:])
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_runs_trials_in_processes_of_their_own(tmp_path: Path) -> None:
+    page = tmp_path / "front.html"
+    flags = ["--device", "raspberry-pi-5", "--backend", "reference", "--policies", "full", "--types", "q8_0"]
+    flags += ["--tokens", "96"]
+    found = edge_json("search", str(TINY), *flags, "-o", str(page), "--json", EDGE_CACHE=str(tmp_path / "cache"))
+    assert found["measured"] == 2
+    assert found["trial_peak"] > 10 << 20
+    assert found["points"][0]["quality"]["kl"] == 0.0
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_trial_stays_within_its_memory(here: Here) -> None:
+    search(TINY, **{**SMALL, "policies": ["full"], "types": []})
+    assert "budget is 2.0 MiB" in run_trial(here.ran[0], 2 << 20).reason
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "said"),
+    [
+        (["--device", "pixel-99"], 2, "unknown device 'pixel-99'"),
+        (["--types", "q9"], 2, "there is no type 'q9'"),
+        (["--policies", "best"], 2, "best"),
+        (["--tokens", "100000"], 2, "--tokens must be at most"),
+        (["--memory", "2MiB"], 3, "the smallest that fits is --memory"),
+        (["--text", "/none.txt"], 2, "/none.txt cannot be read"),
+        (["-o", "front.pdf"], 2, "what kind of report"),
+    ],
+)
+def test_errors_are_a_line(flags: list[str], status: int, said: str) -> None:
+    usual = ["--backend", "reference", "--device", "raspberry-pi-5", "--types", "q8_0"]
+    done = edge("search", str(TINY), *usual, *flags)
+    assert done.returncode == status
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
+
+
+def test_models_and_texts_that_cannot_be_searched_are_a_line(tmp_path: Path) -> None:
+    (tmp_path / "damaged.gguf").write_bytes(TINY.read_bytes()[:1000])
+    (tmp_path / "short.txt").write_text("short", encoding="utf-8")
+    for flags, said in (
+        ([str(tmp_path / "damaged.gguf")], "damaged.gguf"),
+        ([str(TINY), "--text", str(tmp_path / "short.txt")], "give a longer one with --text"),
+        ([str(GOLDEN / "encoders" / "bert-cased.gguf")], "is an encoder"),
+    ):
+        done = edge("search", *flags)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+        assert said in done.stderr
+
+
+def test_a_cluster_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "distributed", None)
+    with pytest.raises(EdgeError, match=r"pip install 'edge-runtime\[search\]'"):
+        search(TINY, scheduler="tcp://127.0.0.1:9", **SMALL)
+
+
+@pytest.mark.exhaustive
+def test_a_worker_that_dies_loses_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers in processes of their own, one of which is killed while it runs a trial."""
+    distributed = pytest.importorskip("distributed")  # the extra search
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(InputError, match="no Dask scheduler answers there"):
+        search(TINY, scheduler="tcp://127.0.0.1:9", **SMALL)
+    killed = list[int]()
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit="2GiB"
+    ) as cluster:
+
+        def kill_one(label: str, done: int, total: int) -> None:
+            if done == 1 and not killed:
+                killed.append(next(iter(cluster.workers.values())).pid)
+                os.kill(killed[0], signal.SIGKILL)
+
+        found = search(TINY, scheduler=cluster.scheduler_address, on_progress=kill_one, **SMALL)
+    assert killed
+    assert found.failed == ()
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "other"))
+    use(Here(), monkeypatch)
+    alone = search(TINY, **SMALL)
+    assert [each.command for each in found.points] == [each.command for each in alone.points]
+    for ours, theirs in zip(found.points, alone.points, strict=True):
+        assert ours.quality.kl == pytest.approx(theirs.quality.kl, rel=1e-6)

@@ -1,0 +1,811 @@
+"""Tuning: the search against planted optima, records and what runs make of them, the command, and the tokens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from conftest import SHARED_FIXTURES, examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import Small, write_small
+from test_cli import edge, edge_json
+
+from edge.backends import find_backend
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.reference import ENGINE as REFERENCE
+from edge.cli.measuring.tune import _summary as summary
+from edge.devices import records
+from edge.devices.records import Comparison, Record, Subject, nearest, read_records, record_name, write_record
+from edge.errors import EngineError, InputError
+from edge.model.model import Model, open_model
+from edge.options import Options
+from edge.plan.plan import Plan, make_plan
+
+pytest.importorskip("edge.backends.tvm")
+pytest.importorskip("tvm_ffi")
+if platform.machine() not in ("x86_64", "AMD64"):
+    pytest.skip("the native engine runs on x86-64", allow_module_level=True)
+
+from edge.backends.rig import Depths, Rig
+from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, defaults, relevant
+from edge.backends.tvm.cpu.arguments import make_scratch
+from edge.backends.tvm.cpu.generator import build
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.packing.shape import Shape
+from edge.backends.tvm.targets import TARGETS, choose_target, with_tuning
+from edge.backends.tvm.tuning.host import rig_config
+from edge.backends.tvm.tuning.lookup import make_subject
+from edge.backends.tvm.tuning.space import allowed, make_space
+from edge.lab.tuning.effects import effects, fates
+from edge.lab.tuning.search import PAIRS, Limits, Trial, compare, is_significant, race, search
+from edge.lab.tuning.table import Table, read_trials
+from edge.lab.tuning.tune import Result, Status, tune
+
+SPACE = make_space(TARGETS[0], "f16", 2, 512)
+PLANTED = {"step_block": 16, "fetch_ahead": 4096, "gemm_tokens": 12, "chunk": 256, "spins": 1000}
+NO_END = Limits(10_000, math.inf, time.monotonic)
+
+
+@dataclass
+class Machine:
+    """A measured function with noise: every field that is off its optimum costs `cost`. Calls are counted."""
+
+    optimum: Values
+    cost: float = 0.08
+    noise: float = 0.02
+    space: tuple[Field, ...] = SPACE
+    interrupt_at: int | None = None
+    random: random.Random = field(default_factory=lambda: random.Random(1))
+    calls: list[tuple[Values, str]] = field(default_factory=list)
+
+    def measure(self, values: Values, part: str) -> float:
+        if len(self.calls) == self.interrupt_at:
+            raise KeyboardInterrupt
+        self.calls.append((values, part))
+        wrong = [name for name in relevant(self.space, values, (part,)) if values[name] != self.right(name, values)]
+        return (1 + self.cost) ** len(wrong) * math.exp(self.random.gauss(0, self.noise))
+
+    def right(self, name: str, values: Values) -> int:
+        return self.optimum.get(name, values[name])  # the others do not matter
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small(tmp_path_factory.mktemp("tiny") / "tiny.gguf", Small(layers=2, types="Q4_0"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of records."""
+    monkeypatch.setenv("EDGE_TUNING", str(tmp_path / "records"))
+    monkeypatch.setattr(records, "_complained", set())
+    return tmp_path / "records"
+
+
+# The space
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_defaults_are_the_target_as_it_is(target: Any) -> None:
+    space = make_space(target, "f16", 4, 512)
+    values = defaults(space)
+    assert with_tuning(target, values) == target
+    assert (values["threads"], values["chunk"]) == (4, 512)
+    assert allowed(target, values)
+    for each in space:
+        assert each.default in each.choices
+        assert len(set(each.choices)) == len(each.choices) > 1
+        assert all(allowed(target, values | {each.name: choice}) for choice in each.choices)
+
+
+@pytest.mark.parametrize("wrong", [{"score_rows": 0}, {"gemm_tokens": 1 << 20}, {"unheard_of": 1}, {"threads": 0}])
+def test_values_that_tuning_never_gives_are_not_allowed(wrong: Values) -> None:
+    assert not allowed(TARGETS[0], wrong)
+
+
+def test_one_core_leaves_no_choice_of_threads() -> None:
+    assert "threads" not in defaults(make_space(TARGETS[0], "f16", 1, 512))
+
+
+# The search
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_planted_optimum_is_found_in_noise(seed: int) -> None:
+    machine = Machine(PLANTED)
+    found = search(SPACE, machine.measure, NO_END, seed=seed)
+    assert found.values | PLANTED == found.values
+    assert not found.interrupted
+    comparison = compare(machine.measure, defaults(SPACE), found.values)
+    assert is_significant(comparison)
+    assert comparison.low <= comparison.floor <= comparison.median <= comparison.high
+
+
+def test_what_only_two_fields_together_bring_is_found() -> None:
+    def measure(values: Values, part: str) -> float:
+        return 0.8 if part == CHUNK and (values["gemm_tokens"], values["chunk_block"]) == (12, 16) else 1.0
+
+    best = [search(SPACE, measure, NO_END, seed=seed).values for seed in range(20)]
+    assert any((values["gemm_tokens"], values["chunk_block"]) == (12, 16) for values in best)
+
+
+def test_clearly_worse_candidates_die_early_and_decode_candidates_are_judged_by_decode() -> None:
+    machine = Machine({}, noise=0.001)
+    start = defaults(SPACE)
+    machine.optimum = start
+    fate, pairs = race(machine.measure, start | {"step_block": 32}, start, (STEP,))
+    assert (fate, len(pairs)) == ("died", 3)
+    assert {part for _, part in machine.calls} == {STEP}
+    fate, pairs = race(machine.measure, start | {"chunk_block": 8}, start, (STEP,))  # no matter to decode
+    assert (fate, len(pairs)) == ("no better", PAIRS)
+
+
+def test_a_candidate_for_decode_and_one_for_prefill_are_one_compilation() -> None:
+    machine = Machine(PLANTED)
+    found = search(SPACE, machine.measure, NO_END)
+    code = {each.name for each in SPACE if each.compiled}
+    compiled = {str([(name, values[name]) for name in sorted(code)]) for values, _ in machine.calls}
+    raced = [trial for trial in found.trials if code & set(trial.changes)]
+    assert len(compiled) < 0.9 * len(raced)
+
+
+def test_the_same_seed_goes_the_same_way() -> None:
+    def trials(seed: int) -> list[Values]:
+        return [trial.changes for trial in search(SPACE, Machine(PLANTED).measure, NO_END, seed=seed).trials]
+
+    assert trials(3) == trials(3) != trials(4)
+
+
+def test_limits_end_the_search() -> None:
+    assert len(search(SPACE, Machine(PLANTED).measure, Limits(5, math.inf, time.monotonic)).trials) == 5
+    ticks = iter(range(10_000))
+    assert len(search(SPACE, Machine(PLANTED).measure, Limits(100, 12, lambda: next(ticks))).trials) < 12
+
+
+@pytest.mark.parametrize("deadline", [60, 100, 400, 2000])
+def test_the_comparison_is_within_the_time(deadline: int) -> None:
+    """By a clock on which every measurement takes a second."""
+    now, machine = [0.0], Machine(PLANTED)
+
+    def measure(values: Values, part: str) -> float:
+        now[0] += 1
+        return machine.measure(values, part)
+
+    limits = Limits(200, deadline, lambda: now[0])
+    found = search(SPACE, measure, limits)
+    assert found.late == (deadline < 2000 or len(found.trials) < 200)
+    assert now[0] < deadline
+    if found.values != defaults(SPACE):
+        compare(measure, defaults(SPACE), found.values)
+        assert now[0] <= deadline
+    if deadline == 60:  # the comparison alone would take 68 s
+        assert found.trials == ()
+
+
+def test_known_trials_are_not_repeated() -> None:
+    first = search(SPACE, Machine(PLANTED).measure, Limits(20, math.inf, time.monotonic), seed=5)
+    machine, new = Machine(PLANTED), []
+    again = search(
+        SPACE, machine.measure, Limits(30, math.inf, time.monotonic), seed=5, known=first.trials,
+        on_trial=lambda trial, is_new: new.append(trial) if is_new else None,
+    )  # fmt: skip
+    assert again.trials[:20] == first.trials
+    assert again.trials[20:] == tuple(new)
+    assert len(new) == 10
+    quiet = Machine(PLANTED)
+    search(SPACE, quiet.measure, Limits(20, math.inf, time.monotonic), seed=5, known=first.trials)
+    assert all(values == defaults(SPACE) for values, _ in quiet.calls)  # how long the parts take, and no more
+
+
+def test_what_does_not_compile_is_one_failed_trial() -> None:
+    def measure(values: Values, part: str) -> float:
+        if values["score_rows"] == 16:
+            raise EngineError("too many registers")
+        return 1.0
+
+    found = search(SPACE, measure, NO_END)
+    failed = [trial for trial in found.trials if trial.fate == "failed"]
+    assert failed
+    assert all(trial.changes["score_rows"] == 16 and trial.ratio is trial.score is None for trial in failed)
+
+
+# A whole tuning
+
+
+def setting(machine: Machine) -> Setting:
+    @contextmanager
+    def opened(on_compile: Callable[[], None]) -> Iterator[Machine]:
+        on_compile()
+        yield machine
+
+    subject = Subject("cpu", "family", 2, "avx512vnni", "f16", {"hidden": 64})
+    return Setting(subject, machine.space, "seconds of nothing", opened)
+
+
+def tuning(model: Model, machine: Machine, trials: int = 200, **more: Any) -> Result:
+    return tune(model.spec.label, setting(machine), trials=trials, seconds=100, **more)
+
+
+def test_a_gain_is_recorded_with_its_spread(tiny: Path, folder: Path) -> None:
+    statuses: list[Status] = []
+    result = tuning(open_model(tiny), Machine(PLANTED), on_status=statuses.append)
+    record = result.record
+    assert read_records() == [record]
+    assert record.kept == "tuned"
+    assert record.values | PLANTED == record.values
+    assert record.comparison is not None
+    assert record.gain == pytest.approx(record.comparison.median, abs=1e-3)
+    assert record.trials == result.measured == statuses[-1].trials
+    assert len(read_trials(records.trials_path(record.name))) == record.trials
+    assert statuses[-1].best < 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_gain_is_never_negative_and_noise_is_none(tiny: Path, folder: Path, seed: int) -> None:
+    """Nothing matters on this machine, and its noise is large."""
+    machine = Machine({}, noise=0.1, random=random.Random(seed))
+    record = tuning(open_model(tiny), machine, trials=40, seed=seed).record
+    assert record.gain >= 1
+    if record.kept == "default":
+        assert record.gain == 1
+        assert record.values == defaults(SPACE)
+    else:  # one in forty
+        assert record.comparison is not None
+        assert record.comparison.floor > 1
+
+
+def test_what_is_slower_in_the_end_is_not_kept(tiny: Path, folder: Path) -> None:
+    """The races lie, the comparison does not."""
+    machine = Machine(PLANTED)
+
+    class Fickle(Machine):
+        def measure(self, values: Values, part: str) -> float:
+            if "comparing" in doing and values != defaults(SPACE):
+                return 2.0
+            return machine.measure(values, part)
+
+    doing: list[str] = []
+    on_status = lambda status: doing.append("comparing") if "against the defaults" in status.doing else None  # noqa: E731
+    record = tuning(open_model(tiny), Fickle(PLANTED), on_status=on_status).record
+    assert (record.kept, record.gain, record.values) == ("default", 1.0, defaults(SPACE))
+    assert record.comparison is not None
+    assert record.comparison.median < 1
+    # Races that were contradicted are shown, and not built upon.
+    assert len(read_trials(records.trials_path(record.name))) == record.trials
+    assert tuning(open_model(tiny), Machine(PLANTED)).measured > 0
+
+
+def test_ctrl_c_keeps_what_was_found_and_a_second_tuning_goes_on(tiny: Path, folder: Path) -> None:
+    model = open_model(tiny)
+    first = tuning(model, Machine(PLANTED, interrupt_at=400))
+    assert first.interrupted
+    assert read_records() == [first.record]
+    assert first.record.comparison is None
+    assert first.record.kept == "tuned"
+    assert first.record.gain > 1
+    second = tuning(model, Machine(PLANTED))
+    assert not second.interrupted
+    assert second.measured == second.record.trials - first.record.trials
+    assert read_records() == [second.record]
+    # What was compared is worth more than what was not.
+    tuning(model, Machine(PLANTED, interrupt_at=50), force=True)
+    assert read_records() == [second.record]
+
+
+def test_a_trial_that_passes_the_deadline_is_cut_off(tiny: Path, folder: Path) -> None:
+    class Slow(Machine):
+        def measure(self, values: Values, part: str) -> float:
+            if values != defaults(SPACE):
+                time.sleep(30)
+                raise AssertionError("it was not cut off")
+            return super().measure(values, part)
+
+    result = tune(open_model(tiny).spec.label, setting(Slow(PLANTED)), trials=80, seconds=0.5)
+    assert (result.late, result.interrupted, result.measured, result.record.kept) == (True, False, 0, "default")
+    assert read_records() == []
+
+
+def test_a_tuning_without_time_replaces_none_that_was_compared(tiny: Path, folder: Path) -> None:
+    model = open_model(tiny)
+    first = tuning(model, Machine(PLANTED)).record
+    late = tune(model.spec.label, setting(Machine(PLANTED)), trials=80, seconds=0.0, force=True)
+    assert late.late
+    assert read_records() == [first]
+
+
+def test_a_comparison_that_is_cut_off_is_said_to_be_missing(
+    tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No time passes by the clock, and the alarm goes off in the comparison alone, however slow the machine is."""
+    monkeypatch.setattr("edge.lab.tuning.tune.time", SimpleNamespace(monotonic=lambda: 0.0))
+
+    class Slower(Machine):
+        def measure(self, values: Values, part: str) -> float:
+            if "pair" in doing[-1]:
+                signal.raise_signal(signal.SIGALRM)
+                raise AssertionError("it was not cut off")
+            return super().measure(values, part)
+
+    doing: list[str] = [""]
+    result = tune(
+        open_model(tiny).spec.label, setting(Slower(PLANTED)), trials=200, seconds=1e6,
+        on_status=lambda status: doing.append(status.doing),
+    )  # fmt: skip
+    assert (result.late, result.interrupted) == (True, False)
+    assert (result.record.kept, result.record.comparison) == ("tuned", None)
+    assert "not compared with the defaults yet: no time was left, give --time 5m" in summary(result, 200, 3)[0]
+
+
+def test_force_forgets_earlier_trials(tiny: Path, folder: Path) -> None:
+    model = open_model(tiny)
+    tuning(model, Machine(PLANTED), trials=10)
+    assert tuning(model, Machine(PLANTED), trials=10).measured == 0
+    assert tuning(model, Machine(PLANTED), trials=10, seed=1).measured == 10
+    assert tuning(model, Machine(PLANTED), trials=10, seed=1, force=True).measured == 10
+
+
+def test_a_torn_table_counts_as_far_as_it_goes(tiny: Path, folder: Path) -> None:
+    record = tuning(open_model(tiny), Machine(PLANTED), trials=10).record
+    path = records.trials_path(record.name)
+    path.write_text(path.read_text()[:-40])
+    assert len(read_trials(path)) == 9
+    assert Table(path, "another").known() == []
+    assert tuning(open_model(tiny), Machine(PLANTED), trials=10).measured == 1
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tiny: Path, tmp_path: Path, folder: Path) -> None:
+    folder.write_text("a file")
+    with pytest.raises(InputError, match="EDGE_TUNING"):
+        tuning(open_model(tiny), Machine(PLANTED), trials=3)
+
+
+# Records
+
+
+def make_record(subject: Subject, values: Values, **more: Any) -> Record:
+    name = record_name(subject, "llama 0.1M Q4_0")
+    comparison = Comparison(1.2, 1.15, 1.1, 1.3, 17)
+    whole = Record(
+        name, "host", subject, "llama 0.1M Q4_0", "score", values, "tuned", 1.2, comparison, 7, 60.5, "2026-11-21",
+        {"edge": "0.1.0"},
+    )  # fmt: skip
+    return replace(whole, **more)
+
+
+HERE = Subject("EPYC 9", "AMD 26", 2, "avx2", "f16", {"hidden": 576, "layers": 30})
+
+
+def test_records_come_back_as_they_were(folder: Path) -> None:
+    record = make_record(HERE, {"step_dealt": True, "threads": 2})
+    path = write_record(record)
+    assert read_records() == [record]
+    assert [each.name for each in folder.iterdir()] == [path.name]  # nothing temporary is left
+    write_record(replace(record, comparison=None, gain=1.0, kept="default"))
+    assert [each.kept for each in read_records()] == ["default"]
+
+
+def test_the_nearest_record_is_of_the_same_kernels_and_the_most_alike() -> None:
+    def other(**changes: Any) -> Record:
+        return make_record(replace(HERE, **changes), {})
+
+    same = other()
+    other_shape = other(shape={"hidden": 576, "layers": 12})
+    wider = other(shape={"hidden": 960, "layers": 12})
+    relative = other(cpu="EPYC 8")
+    stranger = other(cpu="Xeon", family="Intel 6")
+    ranked = [same, other_shape, wider, relative, stranger]
+    foreign = [other(isa="avx512vnni"), other(kv_dtype="int8"), other(shape={"hidden": 4096, "layers": 30})]
+    while ranked:
+        assert nearest([*reversed(ranked), *foreign], HERE) is ranked.pop(0)
+    assert nearest(foreign, HERE) is None
+
+
+ODD_JSON = [b"", b"[" * 50_000, b"null", b'"', b"\xff", b"1e999", b"NaN", b"-1", b"{}", b"9" * 5000, b"\0", b"\n"]
+ODD_VALUES: list[Any] = [None, {}, [], "x", -1, 0, 1e308, True, {"step_dealt": None}, {"x": 1}, [1], [[]], {"a": {}}]
+CORRUPT = {
+    "no json": (lambda text: text[:100], "Unterminated string"),
+    "a list": (lambda text: "[]", "Record must be a table"),
+    "a gain below 1": (lambda text: text.replace('"gain": 1.2', '"gain": 0.9'), "gain must be a number from 1"),
+    "not a number": (lambda text: text.replace('"gain": 1.2', '"gain": NaN'), "gain must be a number from 1"),
+    "words for values": (lambda text: text.replace('"threads": 2', '"threads": "two"'), "values.threads must be"),
+    "huge values": (lambda text: text.replace('"threads": 2', f'"threads": {10**18}'), "values.threads must be"),
+    "a truth for a count": (lambda text: text.replace('"cores": 2', '"cores": true'), "subject.cores must be"),
+    "no hidden size": (lambda text: text.replace('"hidden"', '"hiding"'), "subject.shape must be"),
+    "another schema": (lambda text: text.replace('"schema": 1', '"schema": 99'), "schema 99 is not 1"),
+    "no schema": (lambda text: text.replace('"schema"', '"scheme"'), "schema None is not 1"),
+    "another's name": (lambda text: text.replace('"name": "', '"name": "x'), "it is the record of 'x"),
+    "too long": (lambda text: text + " " * 100_000, "too long for a record"),
+    "no subject": (lambda text: text.replace('"subject"', '"object"'), "subject is missing"),
+    "not text": (lambda text: "\udcff", "can't decode"),
+}
+
+
+@pytest.mark.parametrize(("damage", "why"), CORRUPT.values(), ids=CORRUPT.keys())
+def test_a_corrupt_record_is_ignored_with_one_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[str], str], why: str
+) -> None:
+    path = write_record(make_record(HERE, {"threads": 2}))
+    path.write_bytes(damage(path.read_text()).encode(errors="surrogateescape"))
+    with caplog.at_level(logging.WARNING, "edge"):
+        assert read_records() == []
+        assert read_records() == []
+    assert len(caplog.records) == 1
+    assert f"{path} is ignored: " in caplog.text
+    assert why in caplog.text
+
+
+@pytest.fixture
+def tuned(tiny: Path, folder: Path) -> tuple[Record, bytes, bytes]:
+    """A record, its file and the table beside it."""
+    record = tuning(open_model(tiny), Machine(PLANTED), trials=6).record
+    return record, (folder / f"{record.name}.json").read_bytes(), records.trials_path(record.name).read_bytes()
+
+
+@settings(max_examples=examples(60), suppress_health_check=SHARED_FIXTURES)
+@given(data=st.data())
+def test_whatever_lies_in_the_folder_is_read_or_left_out(
+    tuned: tuple[Record, bytes, bytes], folder: Path, data: st.DataObject
+) -> None:
+    """Records and tables of trials with changed bytes, values and shapes; runs and --show go on with what is sound."""
+    record, *whole = tuned
+    path, table = folder / f"{record.name}.json", records.trials_path(record.name)
+    for each, text in zip((path, table), whole, strict=True):
+        at = data.draw(st.integers(0, len(text)))
+        odd = data.draw(st.sampled_from(ODD_JSON) | st.binary(max_size=8))
+        each.write_bytes(text[:at] + odd + text[at + data.draw(st.sampled_from([0, 1, len(odd), 40])) :])
+    lines = table.read_bytes().splitlines()
+    if len(lines) > 2 and data.draw(st.booleans()):
+        with suppress(ValueError, TypeError, RecursionError):
+            trial = json.loads(lines[1])
+            trial[data.draw(st.sampled_from(sorted(trial)))] = data.draw(st.sampled_from(ODD_VALUES))
+            table.write_bytes(b"\n".join([lines[0], json.dumps(trial).encode(), *lines[2:]]))
+    read_records()
+    tried = read_trials(table)
+    assert sum(fates(tried).values()) == len(tried)
+    usual = tried[0].against if tried else record.values
+    assert {each.field for each in effects(tried, usual)} <= usual.keys()
+
+
+# What runs make of them
+
+
+def record_for(model: Model, values: Values, **more: Any) -> Record:
+    subject = make_subject(model.spec, choose_target(), "f16")
+    return make_record(replace(subject, **more), values)
+
+
+def plan_for(model: Model, memory: int | None = None, **options: Any) -> Plan:
+    backend = find_backend("cpu", model.file, model.spec)
+    return make_plan(model.spec, backend, Options(**options, memory=memory))
+
+
+def test_a_plan_follows_the_record_and_flags_win(tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = open_model(tiny)
+    full = {"kv_policy": "full"}
+    assert plan_for(model, **full).tuned == "default"
+    monkeypatch.setattr("edge.plan.resolved.usable_cores", lambda: 2)
+    record = record_for(model, {"threads": 1, "chunk": 64, "chunk_block": 64, "step_dealt": True})
+    write_record(record)
+    plan = plan_for(model, **full)
+    assert plan.tuned == f"record {record.name}"
+    assert (plan.config.threads, plan.config.chunk) == (1, 64)
+    assert plan.config.tuning == {"chunk_block": 64, "step_dealt": True}
+    flagged = plan_for(model, threads=2, prefill_step_size=128, **full)
+    assert (flagged.config.threads, flagged.config.chunk) == (2, 128)
+    assert flagged.config.tuning == plan.config.tuning
+    assert plan_for(model, kv_dtype="int8", **full).tuned == "default"
+    assert json.loads(json.dumps(plan.to_dict()))["tuned"] == plan.tuned
+
+
+def test_threads_of_another_processor_say_nothing(tiny: Path, folder: Path) -> None:
+    model = open_model(tiny)
+    write_record(record_for(model, {"threads": 1, "spins": 1000}, cpu="another"))
+    chosen = plan_for(model).config
+    assert chosen.threads == plan_for(model, kv_dtype="int8").config.threads
+    assert chosen.tuning == {"spins": 1000}
+
+
+def test_what_was_never_compared_is_used_and_said_to_be_so(tiny: Path, folder: Path) -> None:
+    model = open_model(tiny)
+    write_record(replace(record_for(model, {"spins": 1000}), comparison=None))
+    plan = plan_for(model)
+    assert plan.config.tuning == {"spins": 1000}
+    assert "not compared" in plan.tuned
+
+
+def test_a_record_that_keeps_the_defaults_changes_nothing(tiny: Path, folder: Path) -> None:
+    model = open_model(tiny)
+    before = plan_for(model).config
+    record = record_for(model, {"threads": 1, "chunk": 16})
+    write_record(replace(record, kept="default", gain=1.0))
+    plan = plan_for(model)
+    assert plan.config == before
+    assert plan.tuned == f"default (record {record.name})"
+
+
+def test_values_that_this_version_does_not_know_are_ignored_with_one_warning(
+    tiny: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = open_model(tiny)
+    write_record(record_for(model, {"chunk_block": 1 << 40}))
+    for _ in range(2):
+        assert plan_for(model).tuned == "default"
+    assert len(caplog.records) == 1
+
+
+def test_the_plan_counts_what_tuned_blocks_need(tiny: Path, folder: Path) -> None:
+    """The promise of memory holds for larger blocks, too."""
+    model = open_model(tiny)
+    backend = find_backend("cpu", model.file, model.spec)
+    shape, target = Shape.of(model.spec), choose_target()
+    config = EngineConfig(256, 64, "f16", 2)
+    larger = replace(config, tuning={"chunk_block": 64, "gemm_tokens": 2 * target.gemm_tokens})
+    tuned = make_scratch(shape, with_tuning(target, larger.tuning), 64, 2)
+    usual = make_scratch(shape, target, 64, 2)
+    assert tuned.floats > usual.floats
+    counted = backend.footprint(model.spec, larger).scratch - backend.footprint(model.spec, config).scratch
+    assert counted >= 4 * (tuned.floats - usual.floats)
+
+
+# The engine
+
+
+def points() -> list[Values]:
+    """The defaults, and points of the space that between them have every field away from its default."""
+    space = make_space(choose_target(), "f32", 3, 64)
+    chooser = random.Random(7)
+    away = [
+        {each.name: chooser.choice([choice for choice in each.choices if choice != each.default]) for each in space}
+        for _ in range(3)
+    ]
+    return [defaults(space), *away]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(values, id=name, marks=[] if name in ("first", "second") else [pytest.mark.exhaustive])
+        for name, values in zip(("defaults", "first", "second", "third"), points(), strict=True)
+    ],
+)
+def test_every_point_of_the_space_gives_the_same_tokens(
+    tmp_path: Path, engines: Callable[[Engine], Engine], values: Values
+) -> None:
+    model = open_model(write_small(tmp_path / "m.gguf", Small(layers=2, heads=6, kv_heads=3, hidden=96, types="Q4_0")))
+    tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 90).astype(np.int32)
+    oracle = engines(REFERENCE.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
+    expected = oracle.forward_all(tokens)
+    tuned = {name: value for name, value in values.items() if name not in ("threads", "chunk")}
+    config = EngineConfig(128, values["chunk"], "f32", values["threads"], logits_rows=8, tuning=tuned)
+    engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
+    np.testing.assert_allclose(engine.forward(tokens), expected[-1], rtol=0, atol=1e-3)
+    engine.kv.truncate(40)
+    for at in range(40, 90):
+        logits = engine.forward(tokens[at : at + 1])
+        assert logits.argmax() == expected[at].argmax()
+        np.testing.assert_allclose(logits, expected[at], rtol=0, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("into", [0, 3])
+def test_weights_are_fetched_into_any_cache(tiny: Path, engines: Callable[[Engine], Engine], into: int) -> None:
+    model = open_model(tiny)
+    layout = make_layout(model.file, model.spec)
+    program = build(Design.of(layout, "f16", with_tuning(choose_target(), {"fetch_into": into})))
+    hints = set[str]()
+    for function in program.functions.values():
+        hints |= set(re.findall(r"llvm\.prefetch\", .*, 0, (\d), 1\)", function.script()))
+    assert hints == {"2", str(into)}  # rows of the cache go to the second
+    configs = [EngineConfig(64, 16, "f16", 2, tuning=tuning) for tuning in ({}, {"fetch_into": into})]
+    one, other = (engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, c)) for c in configs)
+    for at in range(8):
+        token = np.array([at + 5], np.int32)
+        np.testing.assert_array_equal(one.forward(token), other.forward(token))
+
+
+@pytest.mark.slow
+def test_batches_of_any_size_serve_every_token(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    """With 8-bit activations, which the exact mode has not, batches are of `gemm_tokens`."""
+    model = open_model(write_small(tmp_path / "m.gguf", Small(layers=2, types="Q4_0")))
+    tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 90).astype(np.int32)
+    oracle = engines(REFERENCE.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
+    config = EngineConfig(128, 33, "f16", 2, logits_rows=33, tuning={"gemm_tokens": 5, "chunk_dealt": True})
+    engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
+    ours, theirs = engine.forward_all(tokens), oracle.forward_all(tokens)
+    for ours_row, theirs_row in zip(ours, theirs, strict=True):
+        assert np.corrcoef(ours_row, theirs_row)[0, 1] > 0.99
+
+
+@pytest.mark.slow
+def test_the_rig_measures_both_parts_and_loads_a_candidate_once(tiny: Path) -> None:
+    model = open_model(tiny)
+    depths = Depths.of(model.spec.context)
+    assert depths.capacity <= model.spec.context
+    space = make_space(choose_target(), "f16", 2, depths.prompt)
+    start, loads = defaults(space), []
+
+    def load(values: Values) -> NativeEngine:
+        return NativeEngine(model.file, model.spec, rig_config(model.spec, space, "f16", values, 2))
+
+    with Rig(model.spec, space, load, lambda: loads.append(1)) as rig:
+        assert all(rig.measure(values, part) > 0 for values in (start, start | {"threads": 1}) for part in PARTS)
+        rig.measure(start | {"chunk": depths.prompt // 2}, STEP)  # of no matter to decode
+        assert len(loads) == 2
+
+
+# What is shown
+
+
+def trial(changes: Values, against: Values, fate: str, ratio: float | None) -> Trial:
+    score = ratio
+    return Trial(changes, against, (STEP,), fate, 9, ratio, {}, score, 1.0)
+
+
+def test_effects_are_relative_to_the_defaults() -> None:
+    usual = {"spins": 10, "step_block": 8}
+    tried = [
+        trial({"spins": 20}, usual, "better", 0.9),
+        trial({"step_block": 4}, {"spins": 20, "step_block": 8}, "no better", 1.0),
+        trial({"spins": 40}, {"spins": 20, "step_block": 8}, "better", 0.5),
+        trial({"spins": 10, "step_block": 4}, {"spins": 40, "step_block": 8}, "died", 3.0),
+        trial({"step_block": 16}, {"spins": 40, "step_block": 8}, "failed", None),
+    ]
+    found = [(each.field, each.value, round(each.ratio, 3)) for each in effects(tried, usual)]
+    assert found == [("spins", 20, 0.9), ("spins", 40, 0.45), ("step_block", 4, 1.0)]
+    assert fates(tried) == {"better": 2, "no better": 1, "died": 1, "failed": 1}
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["MODEL", "--device", "pi5"], "--tracker"),
+        (["MODEL", "--tracker", "localhost:9190"], "--key"),
+        (["MODEL", "--tracker", "nowhere", "--key", "k"], "HOST:PORT"),
+        (["MODEL", "--tracker", "nowhere:1", "--key", "k", "--target", "z80"], "avx2"),
+        (["MODEL", "--target", "avx2"], "--tracker"),
+        (["MODEL", "--time", "soon"], "soon"),
+        (["MODEL", "--kv-dtype", "q8_0"], "q8_0"),
+        (["MODEL", "--show"], "edge tune"),
+        ([], "MODEL"),
+        (["nothing.gguf"], "nothing.gguf"),
+    ],
+)
+def test_wrong_use_is_one_line(tiny: Path, folder: Path, arguments: list[str], words: str) -> None:
+    done = edge("tune", *[str(tiny) if each == "MODEL" else each for each in arguments])
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_time_for_no_trial_is_an_error(tiny: Path, folder: Path) -> None:
+    done = edge("tune", str(tiny), "--time", "1s", "--json")
+    assert done.returncode == 3
+    assert "no trial within --time 1s" in done.stderr
+    assert done.stderr.endswith("give --time 5m\n")
+    assert json.loads(done.stdout)["error"]["type"] == "BudgetError"
+    assert not list(folder.glob("*.json"))
+
+
+def test_without_records_the_list_says_so(folder: Path) -> None:
+    assert str(folder) in edge("tune", "--show").stdout
+    assert edge_json("tune", "--show", "--json") == {"folder": str(folder), "records": []}
+
+
+@pytest.mark.slow
+def test_the_command_from_tuning_to_a_run(tiny: Path, folder: Path) -> None:
+    found = edge_json("tune", str(tiny), "--trials", "2", "--time", "10m", "--json")
+    assert found["trials"] == found["measured"] == 2
+    assert not found["late"]
+    assert found["gain"] >= 1
+    assert not found["interrupted"]
+    again_measured = edge_json("tune", str(tiny), "--trials", str(found["trials"]), "--json")["measured"]
+    if found["comparison"] is None or found["kept"] == "tuned":  # else the trials were not worth keeping
+        assert again_measured == 0
+    found = edge_json("tune", "--show", str(tiny), "--json")["record"]
+    known = edge_json("tune", "--show", "--json")["records"]
+    assert [each["name"] for each in known] == [found["name"]]
+    shown = edge_json("tune", "--show", str(tiny), "--json")
+    assert len(shown["trials"]) == found["trials"]
+    assert sum(shown["fates"].values()) == found["trials"]
+    text = edge("tune", "--show", str(tiny))
+    assert text.returncode == 0
+    assert found["score"] in text.stdout
+    planned = edge_json("plan", str(tiny), "--json")
+    assert found["name"] in planned["tuned"]
+    report = edge_json("run", str(tiny), "--raw", "-p", "hi", "-n", "2", "--json")
+    assert report["plan"]["tuned"] == planned["tuned"]
+    assert planned["tuned"] in edge("plan", str(tiny)).stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_writes_the_record_and_exits_130(tiny: Path, folder: Path) -> None:
+    command = [sys.executable, "-m", "edge", "tune", str(tiny), "--time", "20m", "--seed", "1"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 200
+    while child.poll() is None and time.monotonic() < until:
+        if any(len(path.read_text().splitlines()) > 1 for path in folder.glob("*.jsonl")):
+            break
+        time.sleep(0.2)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=240)
+    assert child.returncode == 130
+    assert "Traceback" not in err
+    assert "record:" in out
+    assert len(read_records()) == 1
+
+
+@pytest.mark.slow
+def test_a_device_behind_a_tracker_is_tuned(tiny: Path, folder: Path, tmp_path: Path) -> None:
+    """Tracker and server on loopback: the candidate travels as a library, and is timed over there."""
+    pytest.importorskip("tornado")
+    pytest.importorskip("cloudpickle")
+    port = 20_000 + os.getpid() % 10_000
+    tracker = f"127.0.0.1:{port}"
+    with (
+        _service(tmp_path, "rpc_tracker", "--host", "127.0.0.1", "--port", port, "--port-end", port + 1),
+        _service(
+            tmp_path, "rpc_server", "--host", "127.0.0.1", "--port", port + 10, "--port-end", port + 20,
+            "--tracker", tracker, "--key", "loop",
+        ),
+    ):  # fmt: skip
+        found = edge_json(
+            "tune", str(tiny), "--device", "pi5", "--tracker", tracker, "--key", "loop", "--trials", "1", "--time",
+            "10m", "--json",
+        )  # fmt: skip
+    assert (found["device"], found["subject"]["cpu"]) == ("pi5", "pi5")
+    assert found["trials"] == 1
+    assert found["gain"] >= 1
+    assert all(each.ratio for each in read_trials(records.trials_path(found["name"])))
+
+
+def listens(pid: int) -> bool:
+    """Whether it, or a process that it started, takes connections."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        every = [process, *process.children(recursive=True)]
+        return any(found.status == psutil.CONN_LISTEN for each in every for found in each.net_connections("tcp"))
+    return False
+
+
+@contextmanager
+def _service(folder: Path, name: str, *arguments: object) -> Iterator[None]:
+    """One of TVM's RPC programs, and all that it starts."""
+    command = [sys.executable, "-m", f"tvm.exec.{name}", *map(str, arguments)]
+    with open(folder / f"{name}.log", "w") as log:
+        child = subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, "TVM_NUM_THREADS": "2"},
+        )  # fmt: skip
+        try:
+            while not listens(child.pid):  # it says nowhere that it is ready
+                assert child.poll() is None
+                time.sleep(0.05)
+            yield
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()

@@ -1,0 +1,144 @@
+"""Which KV setting `edge eval kv` says to choose: never one that noise may have put first."""
+
+from __future__ import annotations
+
+import pytest
+from kv_rows import make_row, make_table, missing
+
+from edge.lab.quality.choice import Choice, apart, choices, title
+from edge.lab.quality.matrix import Cell, Measured
+from edge.lab.quality.perplexity import Streamed
+from edge.lab.quality.retrieval import Retrieved
+from edge.lab.quality.summary import Row, make_rows, to_json
+
+FULL = make_row("full", 1.0, size=None, noise=1e-3, found=20)
+
+
+def choose(*rows: Row) -> Choice:
+    (found,) = choices([FULL, *rows])
+    return found
+
+
+def test_a_clear_winner_is_named_with_its_loss() -> None:
+    found = choose(make_row("streaming", 1.063), make_row("h2o", 1.048), make_row("tova", 1.07))
+    assert title(found.row) == "h2o int8"
+    assert found.sentence == (
+        "At 12 MiB of KV cache, h2o int8 loses least: perplexity +4.8% ± 0.2% against the full cache. "
+        "With streaming int8: perplexity +6.3% ± 0.2%."
+    )
+
+
+def test_speed_keeps_streaming_where_it_is_much_faster() -> None:
+    slow, fast = make_row("h2o", 1.048, tok_s=1000.0), make_row("streaming", 1.063, tok_s=1600.0)
+    assert choose(slow, fast).sentence.endswith(
+        "Keep streaming int8 if speed matters more: perplexity +6.3% ± 0.2%, 1.6 × as fast in this run."
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "pick", "says"),
+    [
+        pytest.param(  # the same but for noise
+            [make_row("h2o", 1.050), make_row("streaming", 1.052), make_row("window", 1.8)],
+            "streaming",
+            "h2o int8 and streaming int8 lose least, within noise of each other: perplexity +5.0% ± 0.2% to +5.2%",
+            id="streaming is as good",
+        ),
+        pytest.param(
+            [make_row("h2o", 1.050), make_row("tova", 1.052), make_row("streaming", 1.051)],
+            "streaming",
+            "noise hides which of 3 settings loses least: perplexity +5.0%",
+            id="all alike",
+        ),
+        pytest.param(
+            [make_row("h2o", 1.050, tok_s=900.0), make_row("tova", 1.052, tok_s=1100.0), make_row("streaming", 1.2)],
+            "tova",
+            "Take tova int8, in this run the fastest of them.",
+            id="the faster of two",
+        ),
+        pytest.param(
+            [make_row("h2o", 1.052, found=19), make_row("tova", 1.050, found=2), make_row("window", 1.8, found=0)],
+            "h2o",
+            "Of these, h2o int8 finds most of what was read: 95% of digits",
+            id="digits decide",
+        ),
+        pytest.param(
+            [make_row("h2o", 1.052, found=19), make_row("tova", 1.020, found=2)],
+            "tova",
+            "h2o int8 finds more of what was read: 95% of digits",
+            id="digits contradict",
+        ),
+        pytest.param(
+            [make_row("h2o", found=19), make_row("streaming", found=3)],
+            "h2o",
+            "At 12 MiB of KV cache, h2o int8 finds most of what was read: 95% of digits ± 5%. With streaming int8: 15%",
+            id="digits alone",
+        ),
+        pytest.param(
+            [make_row("h2o", 1.01, blocks=1), make_row("tova", 1.9, blocks=1)],
+            "h2o",
+            "noise hides which of 2 settings loses least",
+            id="one block tells nothing",
+        ),
+        pytest.param(
+            [make_row("h2o", 1.01, noise=0.1, blocks=5), make_row("tova", 1.2, noise=0.1, blocks=5)],
+            "h2o",
+            "noise hides",
+            id="five blocks tell little",
+        ),
+    ],
+)
+def test_what_is_chosen(rows: list[Row], pick: str, says: str) -> None:
+    found = choose(*rows)
+    assert says in found.sentence
+    assert found.row.cell.policy == pick
+
+
+@pytest.mark.parametrize(("keys", "told"), [(2, False), (4, False), (20, True)])
+def test_all_right_and_all_wrong_of_few_keys_is_no_proof(keys: int, told: bool) -> None:
+    right, wrong = make_row("h2o", found=keys, keys=keys), make_row("tova", found=0, keys=keys)
+    assert apart(right, wrong, "streamed") == told
+
+
+def test_noise_alone_makes_no_winner() -> None:
+    """Four settings that are alike, many times over: a winner is said no more often than 95 % allow."""
+    winners = 0
+    for seed in range(60):
+        rows = [make_row(policy, 1.05, seed=seed, blocks=30) for policy in ("h2o", "tova", "snapkv", "streaming")]
+        winners += "loses least: " in choose(*rows).sentence.replace("settings loses", "")
+    assert winners <= 3
+
+
+def test_every_size_has_its_choice() -> None:
+    found = choices(make_table())
+    assert [each.size for each in found] == ["6.0 MiB", "11 MiB"]
+    by_rows = choices([FULL, make_row("h2o", 1.05, rows=512), make_row("streaming", 1.2, rows=512)])
+    assert by_rows[0].sentence.startswith("At 512 rows, h2o int8 loses least")
+
+
+def test_one_setting_alone_is_no_winner() -> None:
+    assert choose(make_row("h2o", 1.05)).sentence == (
+        "At 12 MiB of KV cache, only h2o int8 was measured: perplexity +5.0% ± 0.2% against the full cache."
+    )
+
+
+def test_auto_does_not_tie_with_what_it_chose() -> None:
+    h2o = make_row("h2o", 1.05)
+    auto = Row(Cell("auto", None, 12 << 20), "auto (h2o)", "int8", 512, h2o.nbytes, 999.0, h2o.figures, {}, h2o.samples)
+    assert "h2o int8 loses least" in choose(h2o, auto, make_row("streaming", 1.2)).sentence
+
+
+def test_nothing_is_said_of_what_was_not_measured() -> None:
+    assert choices([]) == []
+    assert choices([FULL]) == []
+    assert choices([FULL, missing("h2o", 1 << 20)]) == []
+
+
+def test_samples_are_those_of_the_figures_and_not_in_json() -> None:
+    streamed = Streamed([128], [2.5], [[2.0, 3.0]], 1.0)
+    rows = make_rows([
+        Measured(Cell("full"), "perplexity", figures=streamed),
+        Measured(Cell("full"), "retrieval", figures=Retrieved([5, 5], [0.1, 0.9], [5, 4], [5, 4], [5, 3])),
+    ])  # fmt: skip
+    assert rows[0].samples == {"ratio": [2.0, 3.0], "streamed": [1.0, 0.6]}
+    assert "samples" not in to_json(rows, {}, complete=True)["rows"][0]
