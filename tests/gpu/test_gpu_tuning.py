@@ -16,8 +16,9 @@ from edge.backends.operators import by_name
 from edge.backends.tuning import PARTS, STEP, defaults
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import choose_adapter
-from edge.backends.tvm.gpu.tuning import find_record, find_tuned, gpu_setting, make_subject
+from edge.backends.tvm.gpu.tuning import find_record, find_tuned, make_subject
 from edge.devices.records import Record, Subject, record_name, write_record
+from edge.lab.tuning.host import gpu_setting
 from edge.model.model import Model, open_model
 
 

@@ -45,8 +45,7 @@ pytest.importorskip("tvm_ffi")
 if platform.machine() not in ("x86_64", "AMD64"):
     pytest.skip("the native engine runs on x86-64", allow_module_level=True)
 
-from edge.backends.rig import Depths, Rig
-from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, defaults, relevant
+from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Values, defaults, relevant
 from edge.backends.tvm.cpu.arguments import make_scratch
 from edge.backends.tvm.cpu.generator import build
 from edge.backends.tvm.design import Design
@@ -54,11 +53,13 @@ from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.shape import Shape
 from edge.backends.tvm.targets import TARGETS, choose_target, with_tuning
-from edge.backends.tvm.tuning.host import rig_config
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import allowed, make_space
 from edge.lab.tuning.effects import effects, fates
+from edge.lab.tuning.host import rig_config
+from edge.lab.tuning.rig import Depths, Rig
 from edge.lab.tuning.search import PAIRS, Limits, Trial, compare, is_significant, race, search
+from edge.lab.tuning.setting import Setting
 from edge.lab.tuning.table import Table, read_trials
 from edge.lab.tuning.tune import Result, Status, tune
 
@@ -703,9 +704,9 @@ def test_wrong_use_is_one_line(tiny: Path, folder: Path, arguments: list[str], w
 
 
 def test_a_time_for_no_trial_is_an_error(tiny: Path, folder: Path) -> None:
-    done = edge("tune", str(tiny), "--time", "1s", "--json")
+    done = edge("tune", str(tiny), "--time", "0.01s", "--json")
     assert done.returncode == 3
-    assert "no trial within --time 1s" in done.stderr
+    assert "no trial within --time 0.01s" in done.stderr
     assert done.stderr.endswith("give --time 5m\n")
     assert json.loads(done.stdout)["error"]["type"] == "BudgetError"
     assert not list(folder.glob("*.json"))

@@ -1,24 +1,16 @@
-"""Tuning of the GPU engine: the fields of `design.Tuning`, timed by the engine itself, with records per adapter."""
+"""The GPU engine's side of tuning: the fields of `design.Tuning`, with records per adapter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from edge.backends.counts import Tuned
-from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, model_shape, tuned_by
-from edge.backends.tvm.gpu import ENGINE
+from edge.backends.tuning import CHUNK, PARTS, STEP, Field, model_shape, tuned_by
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import Adapter, choose_adapter
-from edge.backends.tvm.sources import source_hash
 from edge.devices.records import Record, Subject, nearest, read_records, set_aside, user_folder
 from edge.errors import UnsupportedError
-from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from edge.backends.rig import Rig
 
 _CHOICES: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {  # of the fields of Tuning
     "rows": ("rows of a matrix that a thread multiplies, decode", (1, 2, 4, 8), (STEP,)),
@@ -46,25 +38,6 @@ def make_space(adapter: Adapter, prompt: int) -> tuple[Field, ...]:
     ]  # fmt: skip
     chunks = tuple(max(1, prompt >> shift) for shift in range(4, -1, -1))
     return (*space, Field("chunk", "tokens per prefill chunk", prompt, chunks, (CHUNK,), compiled=False))
-
-
-def gpu_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
-    """The setting to tune for a model on the GPU of `EDGE_GPU`, or on the first one."""
-    from edge.backends.rig import Depths, Rig
-    from edge.backends.tvm.gpu.engine import GPUEngine
-    from edge.backends.tvm.tuning.host import rig_config
-
-    adapter, depths = choose_adapter(), Depths.of(spec.context)
-    space = make_space(adapter, depths.prompt)
-
-    def load(values: Values) -> GPUEngine:
-        return GPUEngine(file, spec, rig_config(spec, space, kv_dtype, values, 1))
-
-    def open_rig(on_compile: Callable[[], None]) -> Rig:
-        return Rig(spec, space, load, on_compile)
-
-    subject = make_subject(spec, adapter, kv_dtype)
-    return Setting(subject, space, depths.about(), open_rig, source_hash("."), ENGINE.versions())
 
 
 def make_subject(spec: ModelSpec, adapter: Adapter, kv_dtype: str) -> Subject:

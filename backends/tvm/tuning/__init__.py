@@ -1,1 +1,1 @@
-"""Tuning of the native engine: the search space, measuring here and on a remote device, and looking up records."""
+"""The native engine's side of tuning: the search space, and looking up records."""

@@ -97,15 +97,15 @@ def _tune(
     from edge.lab.tuning.tune import tune as search
 
     if tracker is not None and key is not None:
-        from edge.backends.tvm.tuning.remote import remote_setting
+        from edge.lab.tuning.remote import remote_setting
 
         setting = remote_setting(opened.file, opened.spec, device, kv_dtype, tracker, key, target)
     elif engine == Engine.GPU.value:
-        from edge.backends.tvm.gpu.tuning import gpu_setting
+        from edge.lab.tuning.host import gpu_setting
 
         setting = gpu_setting(opened.file, opened.spec, kv_dtype)
     else:
-        from edge.backends.tvm.tuning.host import host_setting
+        from edge.lab.tuning.host import host_setting
 
         setting = host_setting(opened.file, opened.spec, kv_dtype)
     with progress(enabled=not quiet) as shown:

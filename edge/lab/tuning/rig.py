@@ -15,7 +15,8 @@ import numpy as np
 
 from edge.backends.base import Engine
 from edge.backends.head_kv import HeadKV
-from edge.backends.tuning import CHUNK, Field, Pool, Values
+from edge.backends.tuning import CHUNK, Field, Values
+from edge.lab.tuning.setting import Pool
 from edge.model.spec import ModelSpec
 
 PROMPT, ANSWER = 512, 128  # tokens of the score

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.rig import ANSWER, Depths
-from edge.backends.tuning import CHUNK, Field, Pool, Setting, Values
+from edge.backends.tuning import CHUNK, Field, Values
 from edge.backends.tvm import ENGINE
 from edge.backends.tvm.cpu.arguments import LINE, LINES, Job, fill_table, make_scratch
 from edge.backends.tvm.design import Design
@@ -35,6 +34,8 @@ from edge.devices.output import work_folder
 from edge.devices.records import Subject
 from edge.errors import EngineError, InputError, MissingExtraError
 from edge.formats.gguf import GGUFFile
+from edge.lab.tuning.rig import ANSWER, Depths
+from edge.lab.tuning.setting import Pool, Setting
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray
 
