@@ -43,14 +43,9 @@ class Shared(Hints):
     edge: Budget | None = said("Budgets of this request.")
 
     @property
-    def text(self) -> Any:
-        """The text to answer. Without one, the request loads or unloads the model."""
-        raise NotImplementedError
-
-    @property
     def unloads(self) -> bool:
-        """Whether the model is no longer needed: `keep_alive` is 0, with or without a unit."""
-        return not self.text and bool(_ZERO.match(str(self.keep_alive)))
+        """Whether a request without a text unloads the model: `keep_alive` is 0, with or without a unit."""
+        return bool(_ZERO.match(str(self.keep_alive)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +56,8 @@ class ApiChatBody(Shared):
     tools: list[dict[str, Any]] | None = said("Functions that the model may call.")
 
     @property
-    def text(self) -> Any:
+    def text(self) -> list[dict[str, Any]]:
+        """What is to be answered. Without it, the request loads or unloads the model."""
         return self.messages
 
 
@@ -74,7 +70,8 @@ class ApiGenerateBody(Shared):
     raw: bool | None = said("Continue the prompt as it is, without a chat template.")
 
     @property
-    def text(self) -> Any:
+    def text(self) -> str | None:
+        """What is to be answered. Without it, the request loads or unloads the model."""
         return self.prompt
 
 
