@@ -133,6 +133,9 @@ class IncompleteError(EdgeError):
         self.reason, self.text = reason, text
 
 
+MEMORY_SHORT = "memory is short: close other programs, or state a smaller --max-kv-size"
+
+
 class ShortMemoryError(EdgeError):
     """An answer was cut since memory is short, or since the run took more than its memory budget."""
 

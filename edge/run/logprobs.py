@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edge.backends.base import NOT_FINITE
-from edge.errors import BudgetError, EngineError, InputError
+from edge.errors import MEMORY_SHORT, BudgetError, EngineError, InputError
 from edge.model.prompt import Prompt
 from edge.run.report import TokenLogprob
 from edge.run.sampling.sampler import top_k
@@ -90,7 +90,7 @@ def score(
         scored = done >= first - 1
         count = min(step, total - done) if scored else min(config.chunk, first - 1 - done)
         if not sequence.make_room(count):
-            raise BudgetError("memory is short: close other programs, or state a smaller --max-kv-size")
+            raise BudgetError(MEMORY_SHORT)
         part = tokens[done : done + count]
         if not scored:
             sequence.forward_prompt(part, upcoming=step)

@@ -9,7 +9,7 @@ from edge.backends.counts import ExpertCounts
 from edge.budget import format_bytes, format_joules
 from edge.devices.memory import memory_use
 from edge.devices.thermal import Zone
-from edge.errors import IncompleteError, ShortMemoryError
+from edge.errors import MEMORY_SHORT, IncompleteError, ShortMemoryError
 from edge.options import Options
 from edge.run.budgets.meters import Watch
 from edge.run.generation import Generation
@@ -139,7 +139,7 @@ def why_short(report: RunReport) -> str:
             f"the peak of {format_bytes(peak)} (measured) is above the memory budget of {format_bytes(budget)}: "
             "state a smaller --max-kv-size, or more memory"
         )
-    return "memory is short: close other programs, or state a smaller --max-kv-size"
+    return MEMORY_SHORT
 
 
 def _needed(report: RunReport, before: float, once: float, spent: float, words: Callable[[float], str]) -> str:
