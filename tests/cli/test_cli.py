@@ -362,6 +362,7 @@ def test_chat_reads_files_and_goes_on_with_a_saved_conversation(tmp_path: Path) 
     done = edge("chat", TINY, *flags, "--load", str(tmp_path / "none.json"), stdin="Hi\n")
     assert (done.returncode, done.stdout) == (2, "")
     assert "none.json: no such file" in done.stderr
+    assert "list.txt: no such file" in edge("chat", "no-such-model", "-f", "list.txt").stderr
 
 
 def test_run_keeps_the_first_rows_that_keep_names() -> None:

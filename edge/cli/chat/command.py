@@ -64,6 +64,7 @@ def chat(
     from edge.run.starting.opening import open_model
 
     known = [] if tools is None else read_tools(tools)
+    files = [] if file is None else [read_file(file)]
     limit, system, think = check_limit(answer.max_tokens), answer.system, Think.parse(answer.think)
     if saved is not None and system is None:
         system, _ = saved_turns(saved.expanduser())
@@ -116,12 +117,10 @@ def chat(
         if saved is not None:
             talk.load(saved)
         talk.system = system
-        chat = Chat(talk, settings, shown.step("prefill"), thoughts.show, switch)
+        chat = Chat(talk, settings, shown.step("prefill"), thoughts.show, switch, files=files)
         if typed and not quiet:
             note(f"{opened.spec.label}, {session.plan.config.capacity:,} KV rows. /help lists commands, Ctrl-D leaves")
             warn_unpinned(chat.talk)
-        if file is not None:
-            read_file(chat, file)
         for line in lines:
             text = line.text
             try:

@@ -83,13 +83,13 @@ def read_tools(path: Path) -> list[dict[str, Any]]:
         raise InputError(f"{path}: {error}") from None
 
 
-def read_file(chat: Chat, path: Path) -> None:
-    """Put a file's text before the next question. Raises InputError."""
+def read_file(path: Path) -> str:
+    """A file's text, which goes before the next question. Raises InputError."""
     from edge.cli.terminal.prompts import read_whole
 
     text = read_whole(path.expanduser())
-    chat.files.append(text)
     note(f"({path.name}: {len(text):,} characters, which go before the next question)")
+    return text
 
 
 def is_command(text: str) -> bool:
@@ -149,7 +149,7 @@ def _retry(chat: Chat, argument: str) -> Pieces | None:
 
 
 def _read(chat: Chat, argument: str) -> None:
-    read_file(chat, Path(_file(argument)))
+    chat.files.append(read_file(Path(_file(argument))))
 
 
 def _save(chat: Chat, argument: str) -> None:
