@@ -55,7 +55,13 @@ def embed(
         fetch_missing(model, options, shown, quiet=quiet)
     opened = open_model(model)
     with load(opened, options) as session:
+        rows, long = session.engine.kv.capacity, 0
         for text in lines:
-            print_json(session.embed(text, pooling=pooled, normalize=not raw, truncate=truncate).tolist())
+            tokens = opened.encode_text(text, embedded=True)
+            long += tokens.size > rows
+            print_json(session.embed(tokens, pooling=pooled, normalize=not raw, truncate=truncate).tolist())
         if not quiet:
             note(f"({len(lines)} vectors of {session.spec.hidden} numbers)")
+            if long:
+                done = "their ends were left out" if truncate else f"{session.plan.kv_policy} evicted rows"
+                note(f"({long} of the texts had more than {rows} tokens: {done})")

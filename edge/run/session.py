@@ -326,8 +326,9 @@ class Session:
 
         pooling: the "mean" of all states, the state of the "last" token, or of the first ("cls"); None: as the model's
         file says, else "mean". normalize: scale to length 1. truncate: leave out the end of a text that is
-        longer than the cache. Raises BusyError during a generation, InputError for an empty text, or one that is longer
-        than the cache if the policy may not evict; UnsupportedError where an engine has no hidden states.
+        longer than the cache; else the policy evicts rows of it. Raises BusyError during a generation, InputError for
+        an empty text, or one that is longer than the cache if the policy may not evict; UnsupportedError where an
+        engine has no hidden states.
         """
         from edge.run.sequences.embedding import check_pooling, embed
 

@@ -80,7 +80,11 @@ class Hub:
         Raises RefusedError if the queue is full, or memory.
         """
         limit = check_limit(self.settings.max_tokens)
-        wanted = [each if each.max_tokens or work else replace(each, max_tokens=limit) for each in wanted]
+        wanted = [
+            replace(each, max_tokens=each.max_tokens if each.max_tokens or work else limit,
+                    evict=each.evict or self.evicts)
+            for each in wanted
+        ]  # fmt: skip
         numbered = list(enumerate((asked, choice) for asked in wanted for choice in range(asked.choices)))
         jobs = len(numbered) if work is None else 1
         if self.queued and self.queued + jobs > self.settings.queue:
@@ -96,7 +100,7 @@ class Hub:
                     Job, flow, number, PRIORITIES.index(asked.priority), lease.lora, Claim(self.pool.ledger),
                     tenant=asked.tenant,
                 )  # fmt: skip
-                make = partial(make_request, asked, choice, evict=self.evicts)
+                make = partial(make_request, asked, choice)
                 lease.worker.submit(job(make=make, work=None if work is None else _in_turns(work, numbered)))
         except BaseException:
             answering.close()

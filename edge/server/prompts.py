@@ -53,11 +53,8 @@ def text_of(content: Any, where: str, *, strict: bool = False) -> str:
         raise RefusedError(400, str(error), code="unsupported", param=where) from None
 
 
-def make_request(asked: Asked, choice: int, job: Job, session: Session, *, evict: bool = False) -> Request:
-    """The request to a session. evict: whether long prompts are answered though their first rows are evicted.
-
-    Raises InputError, UnsupportedError, RefusedError.
-    """
+def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Request:
+    """The request to a session. Raises InputError, UnsupportedError, RefusedError."""
     model = session.model
     check_generates(model.spec)
     think = Think() if model.template is None else model.template.nearest(asked.think)
@@ -74,7 +71,7 @@ def make_request(asked: Asked, choice: int, job: Job, session: Session, *, evict
     _check_ids(job.tokens, model)
     job.flow.prompt_tokens = job.tokens.size
     room = session.engine.kv.capacity
-    if job.tokens.size >= room and not (session.may_evict and (evict or asked.evict)):
+    if job.tokens.size >= room and not (session.may_evict and asked.evict):
         raise TooLongError(job.tokens.size, room - 1)
     longest = room if session.may_evict else room - job.tokens.size
     return Request(

@@ -94,3 +94,7 @@ def test_the_command_line() -> None:
     with load(open_golden(MODEL).model, backend="reference", max_kv_size=64) as session:
         assert one == pytest.approx(session.embed("one", pooling="last").tolist(), abs=1e-5)
         assert two == pytest.approx(session.embed("two", pooling="last").tolist(), abs=1e-5)
+    done = subprocess.run(
+        [*command[:-1], "--max-kv-size", "64", "one " * 90], capture_output=True, text=True, check=True
+    )
+    assert "(1 of the texts had more than 64 tokens: streaming evicted rows)" in done.stderr

@@ -71,6 +71,14 @@ def test_embeddings() -> None:
         assert client.post("/api/embed", json={**long, "truncate": False}).status_code == 400
 
 
+@pytest.mark.parametrize("evict", [True, False])
+def test_embedding_evicts_rows_only_where_allowed(evict: bool) -> None:
+    with served(evict=evict) as client:
+        response = client.post("/v1/embeddings", json={"input": "sea " * 200})
+        assert response.status_code == (200 if evict else 400)
+        assert ("context_length_exceeded" in response.text) is not evict
+
+
 @pytest.mark.parametrize(
     ("method", "path", "words"),
     [

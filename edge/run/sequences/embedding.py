@@ -7,7 +7,7 @@ from typing import cast, get_args
 import numpy as np
 
 from edge.backends.base import HiddenEngine
-from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
+from edge.errors import MEMORY_SHORT, BudgetError, EngineError, InputError, UnsupportedError
 from edge.model.layers import Pooling
 from edge.model.tensors import find_network
 from edge.run.sequences.sequence import TokenSequence
@@ -56,7 +56,7 @@ def embed(
     for start in range(0, tokens.size, chunk):
         part = tokens[start : start + chunk].astype(np.int32)
         if not sequence.make_room(part.size):
-            raise BudgetError("memory is short: close other programs, or state a smaller --max-kv-size")
+            raise BudgetError(MEMORY_SHORT)
         states = sequence.hidden(cast(HiddenEngine, engine), part)
         if pooling == "mean":
             total += states.sum(axis=0, dtype=np.float64)

@@ -17,7 +17,7 @@ from edge.server.models.costs import EMBEDDED
 from edge.server.models.worker import Job
 from edge.server.protocols.bodies import TokenId
 from edge.server.protocols.fields import said
-from edge.server.refusal import RefusedError
+from edge.server.refusal import RefusedError, TooLongError
 from edge.types import FloatArray
 
 MOST_TEXTS = 2048  # of OpenAI's API
@@ -55,7 +55,8 @@ def asked_of(texts: Sequence[Text], model: str | None, tenant: str) -> list[Aske
 
 
 def embed(asked: Asked, choice: int, session: Session, job: Job, *, truncate: bool = False) -> None:
-    """Embed a text. Runs in the worker's thread. Raises RefusedError for impossible token ids."""
+    """Embed a text. Runs in the worker's thread. Raises RefusedError for impossible token ids, and for a text that is
+    longer than the rows, unless their eviction is allowed."""
     assert isinstance(asked.prompt, str | tuple)
     if isinstance(asked.prompt, str):
         tokens = session.model.encode_text(asked.prompt, embedded=True)
@@ -64,8 +65,11 @@ def embed(asked: Asked, choice: int, session: Session, job: Job, *, truncate: bo
         if int(tokens.max()) >= session.model.tokenizer.size:
             most = session.model.tokenizer.size - 1
             raise RefusedError(400, f"token ids must be from 0 to {most}", param="input", code="invalid_value")
+    most = session.engine.kv.capacity
+    if tokens.size > most and session.may_evict and not (truncate or asked.evict or session.spec.encoder):
+        raise TooLongError(tokens.size, most)
     job.flow.claim.add("answers", EMBEDDED * session.spec.hidden)
-    values, most = session.embed(tokens, truncate=truncate), session.engine.kv.capacity
+    values = session.embed(tokens, truncate=truncate)
     job.flow.put(Embedded(choice, min(tokens.size, most) if truncate else tokens.size, values))
 
 
