@@ -13,6 +13,7 @@ import pytest
 SMALL = """
 import pytest
 
+@pytest.mark.wing("tables")
 def test_runs(): pass
 
 @pytest.mark.skip(reason="root may read everything")
@@ -24,11 +25,14 @@ CONFTEST = """
 import wings
 from wings import Wings
 
-wings.PARTS = {"tables": "test_first.py::test_runs"}
+wings.WINGS = ("tables",)
 
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Wings(whole=True, must=%s))
+
+def pytest_collection_modifyitems(items):
+    wings.mark_wings(items)
 """
 
 
@@ -38,6 +42,7 @@ def pytest_configure(config):
         ({"first": SMALL}, True, 0, ["every file of tests ran, and tables"]),
         ({"first": LATER, "second": MISSING}, True, 1, [
             "did not run: tests/test_second.py",
+            "did not run: tables",
             "skipped, but not for good: tests/test_second.py: Skipped: could not import 'edge_is_no_such_package'",
             "skipped, but not for good: tests/test_first.py::test_it: Skipped: no oclgrind",
         ]),

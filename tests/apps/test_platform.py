@@ -279,6 +279,7 @@ def test_threads_wait_for_each_other(tmp_path: Path, waiting: str, checked: str)
     assert int(done.stdout) == rounds * threads * (threads + 1) // 2
 
 
+@pytest.mark.wing("C on ARM, under QEMU")
 def test_the_same_runs_on_arm() -> None:
     if shutil.which("qemu-aarch64-static") is None:
         pytest.skip("no qemu-aarch64-static")

@@ -27,6 +27,7 @@ QUESTIONS = (
     "Why is the sky blue?", "Write a short story about a fox.", "What is 17 times 23?",
     "List three cities in France.", "Explain photosynthesis to a child.",
 )  # fmt: skip
+pytestmark = pytest.mark.exhaustive
 
 
 def export_for_arm(model: Model, folder: Path, **options: Any) -> Path:
@@ -66,7 +67,6 @@ def answers_here(model: Model, count: int, questions: tuple[str, ...], **options
     return found
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [{"kv_policy": "streaming"}, {"kv_policy": "h2o", "kv_dtype": "int8"}])
 def test_whole_answers_on_arm(options: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("tvm_ffi")

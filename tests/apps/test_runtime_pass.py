@@ -242,6 +242,7 @@ def checked(name: str, *flags: str) -> Any:
     return pytest.param(flags, id=name, marks=pytest.mark.exhaustive)
 
 
+@pytest.mark.wing("C under a sanitizer")
 @pytest.mark.parametrize(
     "flags",
     [

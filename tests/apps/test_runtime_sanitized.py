@@ -17,8 +17,9 @@ FILES = (
     "test_runtime_tokens.py",
 )  # fmt: skip
 
+pytestmark = pytest.mark.exhaustive
 
-@pytest.mark.exhaustive
+
 @pytest.mark.parametrize("name", FILES)
 def test_sanitizers_find_nothing(name: str) -> None:
     if shutil.which("gcc") is None:

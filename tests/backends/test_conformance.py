@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -60,7 +61,15 @@ class Row:
     def __str__(self) -> str:
         return f"{self.backend}-{self.kv_dtype}"
 
+    @property
+    def wings(self) -> list[pytest.MarkDecorator]:
+        return [pytest.mark.wing(wing) for start, wing in _WINGS.items() if re.match(f"{start}(:|$)", self.backend)]
 
+
+_WINGS = {
+    "llamacpp": "llama.cpp", "cpu": "the native engine", "onnx": "ONNX Runtime", "onnx@qnn": "QNN's emulator",
+    "gpu@wgpu": "Vulkan", "gpu@opencl": "OpenCL",
+}  # fmt: skip
 ENGINES = (
     Row("reference", "f32", tolerance=1e-3),
     Row("llamacpp", "f32", tolerance=1e-3),
@@ -160,7 +169,7 @@ def stream(engine: Engine, tokens: IntArray, close_gaps: bool) -> FloatArray:
 def settings_of(row: Row) -> list[Any]:
     """The models differ in what float32 shows; with smaller rows make test takes one of them, and `ONE_LAYER`."""
     if row.kv_dtype.startswith("q"):
-        return [Setting(row, name) for name in WIDE]
+        return [pytest.param(Setting(row, name), marks=row.wings) for name in WIDE]
     often: tuple[str, ...] = ("llama-gqa-tied",)
     if row.kv_dtype == "f32":
         often = (*GOLDEN_MODELS, *ODD_POSITIONS)
@@ -168,7 +177,7 @@ def settings_of(row: Row) -> list[Any]:
         often = ("llama-gqa-tied",) if row.kv_dtype == "f32" else ()
     odd = [name for name in ODD_POSITIONS if row.kv_dtype != "int4" and (row.backend, name) != ("llamacpp", "smollm3")]
     return [
-        pytest.param(Setting(row, name), marks=[] if name in often else [pytest.mark.exhaustive])
+        pytest.param(Setting(row, name), marks=[*row.wings, *[pytest.mark.exhaustive] * (name not in often)])
         for name in (*GOLDEN_MODELS, *odd)
     ]
 
@@ -195,7 +204,7 @@ ONE_LAYER = pytest.mark.parametrize(
     [
         pytest.param(
             Setting(row, "llama-wide-one-layer" if row.kv_dtype.startswith("q") else "llama-one-layer"),
-            marks=[pytest.mark.exhaustive] * row.seldom,
+            marks=[*row.wings, *[pytest.mark.exhaustive] * row.seldom],
         )
         for row in ENGINES
     ],

@@ -103,6 +103,7 @@ def families(language: str) -> Iterator[tuple[str, Program]]:
         yield f"{name} with adapters", program(GOLDEN / f"{name}.gguf", language, FAMILIES[name], rank=8)
 
 
+@pytest.mark.wing("WGSL by Dawn")
 @dawn
 def test_dawn_compiles_the_kernels_of_all_architectures() -> None:
     """With the limits of WebGPU: 8 storage buffers, 256 threads, 16 KiB of workgroup memory."""
@@ -209,6 +210,7 @@ def test_a_child_makes_kernels(language: str, tmp_path: Path, monkeypatch: pytes
     assert program_of(design) == program(GOLDEN / "llama-one-layer.gguf", language)
 
 
+@pytest.mark.wing("CUDA by NVRTC")
 @pytest.mark.skipif(not find_spec("cuda"), reason="no cuda-bindings")
 @pytest.mark.parametrize("which", ["gemma3", pytest.param("all", marks=pytest.mark.exhaustive)])
 def test_nvrtc_compiles_kernels(which: str, request: pytest.FixtureRequest) -> None:
@@ -223,6 +225,7 @@ def test_nvrtc_compiles_kernels(which: str, request: pytest.FixtureRequest) -> N
         assert compile_source(name.partition(": ")[2], source, "sm_70")
 
 
+@pytest.mark.wing("kernels under oclgrind")
 @pytest.mark.skipif(not shutil.which("oclgrind") or not find_spec("pyopencl"), reason="no oclgrind with pyopencl")
 @pytest.mark.parametrize(("name", "kv_dtype", "rank"), [
     ("llama-one-layer", "f16", 0),

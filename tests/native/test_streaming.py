@@ -384,6 +384,7 @@ def run(memory: int, rows: int) -> Child:
     return child
 
 
+@pytest.mark.wing("SmolLM2 135M")
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [pytest.param(0.6, marks=pytest.mark.exhaustive), 0.35])
 def test_a_budget_below_the_weights_holds_and_changes_no_token(share: float) -> None:

@@ -116,6 +116,7 @@ def design(monkeypatch: pytest.MonkeyPatch) -> Design:
     return made
 
 
+@pytest.mark.wing("Windows' own Python")
 @pytest.mark.slow
 def test_logits_are_those_of_linux(tmp_path: Path, design: Design) -> None:
     """Bit by bit, by one thread and by two, which wait for each other. The CPU is asked for its instruction sets."""

@@ -27,6 +27,7 @@ from edge.run.starting.loading import load
 from edge.types import FloatArray
 
 pytest.importorskip("llguidance")
+pytestmark = pytest.mark.wing("structured output")
 
 WORD = {"type": "string", "maxLength": 8}
 PERSON = {
