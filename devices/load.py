@@ -1,16 +1,20 @@
-"""CPU time of all processes of this device."""
+"""The share of this device's cores that other programs use."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge.devices.host import logical_cores
 from edge.devices.kernel import read_text, whole
 
 DISTURBED = 0.1  # share of the cores used by other processes that disturbs a measurement
+_PROBE_S = 0.1  # several time slices of each program
 _BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, interrupts; and stolen: used by other guests of the same machine
 
 
@@ -46,3 +50,21 @@ def share_of_others(before: Load | None, after: Load | None, own: float) -> floa
     if before is None or after is None or after.total <= before.total:
         return None
     return min(1.0, max(0.0, (after.busy - before.busy - own) / (after.total - before.total)))
+
+
+def neighbours() -> float:
+    """The threads of other programs, on average, that want this process's cores now, measured: threads that never
+    sleep, one on each core, get cores / (cores + neighbours) of the time. 0 if others use little."""
+    cores = logical_cores()
+    with ThreadPoolExecutor(cores) as pool:
+        granted = sum(pool.map(_granted, [_PROBE_S] * cores)) / cores
+    return 0.0 if granted > 1 - DISTURBED else cores / max(granted, 1e-3) - cores
+
+
+def _granted(seconds: float) -> float:
+    """The share of the time that a busy thread gets of a core."""
+    work = bytes(1 << 22)  # hashed without Python's lock
+    began, worked = time.perf_counter(), time.thread_time()
+    while time.perf_counter() < began + seconds:
+        hashlib.sha256(work)
+    return (time.thread_time() - worked) / (time.perf_counter() - began)

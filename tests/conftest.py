@@ -151,8 +151,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.fixture
 def never_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs whose caller is slow are not kept in the history; on a loaded machine a test may be such a caller."""
+    """Runs whose caller is slow are not kept in the history; on a loaded machine a test may be such a caller. And
+    predictions are those of a quiet machine."""
     monkeypatch.setattr("edge.run.generation._MOST_HELD", math.inf)
+    monkeypatch.setattr("edge.lab.prediction.forecast.neighbours", lambda: 0.0)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from edge.values import parse
 if TYPE_CHECKING:
     from edge.plan.plan import Plan
     from edge.run.generation import Generation
-    from edge.run.report import RunReport
+    from edge.run.report import RunReport, Team
 
 _MOST_BYTES = 1 << 18  # about 500 runs
 _MOST_LINE = 4096
@@ -96,6 +96,7 @@ class Run:
     energy_kind: str | None = None
     energy_source: str | None = None
     peak: int | None = None
+    busy: bool = False  # other programs wanted the cores
 
     def __post_init__(self) -> None:
         if not all(map(_is_possible, (self.at, self.capacity, self.peak or 0))):
@@ -119,14 +120,15 @@ def remember_run(spec: ModelSpec, run: Generation, plan: Plan, report: RunReport
     before = max(0, kv.rows - steps - fed)  # rows of earlier turns, of a cache that has evicted nothing
     prefill = _phase(fed, timings.prefill_tok_s, before + fed / 2, energy.prefill)
     decode = _phase(steps, timings.decode_tok_s, max(0.0, kv.rows - steps / 2), energy.decode)
-    _remember(spec, plan, prefill, decode, energy.kind, energy.source, report.memory.peak_rss)
+    _remember(spec, plan, prefill, decode, energy.kind, energy.source, report.memory.peak_rss, report.team)
 
 
 def remember_phase(
-    spec: ModelSpec, plan: Plan, phase: Phase, *, prompt: bool, kind: str | None, source: str | None
-) -> None:
+    spec: ModelSpec, plan: Plan, phase: Phase, *, prompt: bool, kind: str | None, source: str | None,
+    team: Team | None = None,
+) -> None:  # fmt: skip
     """Keep a phase that was measured alone, as `edge bench` does. kind, source: of its joules."""
-    _remember(spec, plan, phase if prompt else None, None if prompt else phase, kind, source, None)
+    _remember(spec, plan, phase if prompt else None, None if prompt else phase, kind, source, None, team)
 
 
 def _phase(tokens: int, speed: float | None, context: float, joules: float | None) -> Phase | None:
@@ -135,13 +137,14 @@ def _phase(tokens: int, speed: float | None, context: float, joules: float | Non
 
 def _remember(
     spec: ModelSpec, plan: Plan, prefill: Phase | None, decode: Phase | None, kind: str | None, source: str | None,
-    peak: int | None,
+    peak: int | None, team: Team | None,
 ) -> None:  # fmt: skip
     if prefill is None and decode is None:
         return
     setting = Setting.of(spec, plan.backend, plan.config)
     label, policy, capacity = spec.label, plan.kv_policy, plan.config.capacity
-    append(Run(time.time(), setting, label, policy, capacity, prefill, decode, kind, source, peak))
+    busy = team is not None and team.crowded
+    append(Run(time.time(), setting, label, policy, capacity, prefill, decode, kind, source, peak, busy))
 
 
 def append(run: Run) -> None:

@@ -130,6 +130,11 @@ class Team:
         return not any(self.passes[:-1])
 
     @property
+    def crowded(self) -> bool:
+        """Whether more than a tenth of the passes had fewer threads."""
+        return sum(self.passes[:-1]) > sum(self.passes) / 10
+
+    @property
     def shares(self) -> dict[int, float]:
         """The shares of the passes that had these numbers of threads, most threads first."""
         counted = reversed(list(enumerate(self.passes, 1)))

@@ -24,6 +24,7 @@ from edge.cli.commands import app
 from edge.devices.profiles import find_profile
 from edge.devices.profiles.file import write_profile
 from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, Power
+from edge.lab.prediction.crowd import Crowd, left_by
 from edge.lab.prediction.efficiency import efficiency_of, weight_shares
 from edge.lab.prediction.forecast import forecast
 from edge.lab.prediction.predict import Prediction, Wanted, _Roof, fit_slope, predict
@@ -205,6 +206,43 @@ def earlier(points: list[tuple[float, float]], joules: float | None = None) -> l
 
 def decode_at(found: Prediction) -> list[float]:
     return [1 / each.tok_s.value for each in found.decode]
+
+
+def test_neighbours_leave_free_cores_or_a_share_of_time() -> None:
+    def left(neighbours: float, cores: int = 2, threads: int = 2, **kind: bool) -> tuple[float, float]:
+        kind = {"steps": True, "gives_way": True} | kind
+        found = left_by(Crowd(neighbours, cores), threads, lambda team: {1: 4.0, 2: 5.0}.get(team, 6.0), **kind)
+        return tuple(found)
+
+    assert left(0) == left(1, 4) == (1, 1)
+    assert left(1) == (0.8, 0.5)
+    assert left(0.5) == pytest.approx((0.9, 0.75))  # one, half of the time
+    assert left(2) == pytest.approx((0.8 * 2 / 3, 1 / 3))  # one thread among three
+    assert left(2, steps=False) == (0.5, 0.5)  # two among four
+    assert left(1, steps=False) == (0.8, 0.5)
+    assert left(1, gives_way=False) == pytest.approx((2 / 3, 2 / 3))
+    assert left(3, 4, 4) == pytest.approx((4 / 6, 1 / 4))
+    assert left(9, 2, 1) == pytest.approx((0.2, 0.2))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_load_now_scales_quiet_runs(known: bool) -> None:
+    host = device("host", read_bandwidth=10e9, f32_flops=50e9) if known else device("host")
+    runs, crowd = earlier([(100, 0.03)], 5.0), Crowd(8, 4)
+    busy = [replace(run, busy=True, decode=Phase(9, 9.0, 100)) for run in runs]
+    wanted = Wanted(contexts=(100,), time=60.0)
+    quiet, loaded = (predict(SPEC, PLAN, host, wanted, runs + busy, meter="rapl", crowd=each) for each in (None, crowd))
+    before, now = quiet.decode[0], loaded.decode[0]
+    assert before.tok_s.value == pytest.approx(1 / 0.03)
+    assert now.tok_s.value < before.tok_s.value * 4 / 9 + 1e-9  # of one thread, at most
+    assert now.tok_s.source == "estimated for the load measured now, from speeds measured earlier (1 run)"
+    assert now.joules is not None
+    assert before.joules is not None
+    assert now.joules.value < before.joules.value * 4  # one thread draws less
+    assert "other programs want the 4 cores with 8.0 threads now (measured)" in loaded.basis
+    alone = predict(SPEC, PLAN, host, wanted, busy, meter="rapl", crowd=crowd).decode[0].tok_s
+    assert alone.value == pytest.approx(1)
+    assert alone.source == "measured beside other programs earlier (1 run)"
 
 
 @given(seed=st.integers(0, 1000))

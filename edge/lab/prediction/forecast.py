@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 from edge.apps.planning import plan_app
 from edge.backends import engine_named
 from edge.backends.tvm import ENGINE
+from edge.devices.host import logical_cores
+from edge.devices.load import neighbours
 from edge.devices.memory import memory_limit
 from edge.devices.power import find_meter, memory_root
 from edge.devices.profiles import HOST, find_profile, host_power
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
+from edge.lab.prediction.crowd import Crowd
 from edge.lab.prediction.npu import is_on_npu
 from edge.lab.prediction.predict import Prediction, Wanted, predict
 from edge.lab.prediction.work import Streaming, streaming_cost
@@ -98,7 +101,8 @@ def look_ahead(
 ) -> Outlook:  # fmt: skip
     """Like `forecast`, for an open file. began: process time at which preparations began. outline: `file` is a header
     without vocabulary and weights: the tokenizer's memory is estimated, and the cost of streaming unknown. history:
-    whether earlier runs on this device count; without them, all settings are predicted in the same way."""
+    whether earlier runs on this device, and its load now unless `outline`, count; without them, all settings are
+    predicted in the same way."""
     open_lora(options.lora or (), file, spec)  # checks them
     if prompt is not None:
         options = replace(options, expected_prompt=prompt)
@@ -126,7 +130,7 @@ def look_ahead(
     streaming = streaming and replace(streaming, experts=experts)
     added = streaming.added_s if streaming else 0.0
     play = None if use is not None else play_use(plan, profile)  # an NPU's driver has memory of its own kinds
-    prediction = _predict(spec, plan, profile, wanted, prepared, added, history=history)
+    prediction = _predict(spec, plan, profile, wanted, prepared, added, history=history, now=history and not outline)
     return Outlook(plan, streaming, prediction, use, play)
 
 
@@ -141,19 +145,22 @@ def _open(model: str | Path, options: Options, device: str) -> Model:
 
 def _predict(
     spec: ModelSpec, plan: Plan, profile: DeviceProfile, wanted: Wanted, prepared: float, streaming_s: float | None, *,
-    history: bool,
+    history: bool, now: bool,
 ) -> Prediction:  # fmt: skip
-    """Predict: on this device with earlier runs and the meter that a run would have, elsewhere from the profile."""
+    """Predict: on this device with earlier runs, the load `now` and the meter that a run would have, elsewhere from the
+    profile."""
     if profile.name != HOST:
         return predict(spec, plan, profile, wanted, _measured_runs(spec, plan, profile), streaming_s=streaming_s)
     runs = earlier_runs(Setting.of(spec, plan.backend, plan.config)) if history else []
+    busy = neighbours() if now else 0.0
+    crowd = Crowd(busy, logical_cores()) if busy else None
     meter = find_meter().read()
     if meter.kind != "estimate":  # joules that a sensor counts follow from earlier ones alone
         profile = replace(profile, figures={k: v for k, v in profile.figures.items() if k != "core_watts"})
-        return predict(spec, plan, profile, wanted, runs, None, streaming_s, meter.source)
+        return predict(spec, plan, profile, wanted, runs, None, streaming_s, meter.source, crowd=crowd)
     power = host_power()
     wanted = replace(wanted, spent=prepared * power.core_watts)
-    return predict(spec, plan, profile, wanted, runs, power, streaming_s, meter.source)
+    return predict(spec, plan, profile, wanted, runs, power, streaming_s, meter.source, crowd=crowd)
 
 
 def _measured_runs(spec: ModelSpec, plan: Plan, profile: DeviceProfile) -> list[Run]:

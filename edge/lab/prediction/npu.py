@@ -7,6 +7,7 @@ Prefill of programs with integer inputs is faster than predicted, since edge's i
 
 from __future__ import annotations
 
+from edge.backends import engine_named
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.devices.profiles.profile import DeviceProfile
 from edge.plan.plan import Plan
@@ -35,3 +36,9 @@ def npu_basis(device: DeviceProfile) -> list[str]:
     if watts:
         said.append(f"the device draws {watts.value:g} W while it decodes ({watts.kind})")
     return [*said, HEDGE, *([device.npu.note] if device.npu and device.npu.note else [])]
+
+
+def is_on_cpu(plan: Plan) -> bool:
+    """Whether the plan runs on the CPU. The shares of the ceilings were not measured for GPUs and execution providers,
+    so only earlier runs predict their speed; NPUs have estimates of their own."""
+    return plan.config.provider.lower() == "cpu" and not engine_named(plan.backend).CAPABILITIES.gpu

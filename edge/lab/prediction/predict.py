@@ -2,7 +2,8 @@
 
 A pass takes as long as memory needs for its bytes or the cores for its arithmetic, whichever is longer, plus a fixed
 time (the roofline model, Williams et al. 2009), with the shares of the ceilings that our engines reach. On this device,
-earlier runs of the same setting take precedence: their seconds per token against their context.
+earlier runs of the same setting take precedence: their seconds per token against their context. Where other programs
+want the cores now, both are scaled by what a run keeps beside them (`crowd.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from edge.backends import engine_named
 from edge.backends.counts import Footprint
 from edge.backends.efficiency import Efficiency, Shares
 from edge.backends.tvm import ENGINE
@@ -20,8 +20,10 @@ from edge.devices.power.base import certainty
 from edge.devices.profiles import HOST
 from edge.devices.profiles.profile import DeviceProfile, Power
 from edge.lab.prediction import npu
+from edge.lab.prediction.basis import basis, unknown
+from edge.lab.prediction.crowd import Crowd, Left, left_by
 from edge.lab.prediction.efficiency import efficiency_of, weight_shares
-from edge.lab.prediction.errors import Correction, corrected_by, correction, learned_from, worded
+from edge.lab.prediction.errors import Correction, correction, worded
 from edge.lab.prediction.learning import learn
 from edge.lab.prediction.roofline import counting_s, reading_s
 from edge.lab.prediction.sustained import Kept, kept_by
@@ -100,6 +102,7 @@ class Prediction:
     unknown: tuple[str, ...]  # figures that the device's profile lacks
 
 
+_ALL = Left(1.0, 1.0)  # of a quiet device
 _Cost = Callable[[float], Guess]
 """Joules of a token at a context."""
 
@@ -116,28 +119,43 @@ class _Line:
     def at(self, context: float) -> float:
         return self.start + self.slope * context
 
+    def beside(self, left: Left) -> _Line:
+        return (
+            self
+            if left == _ALL
+            else _Line(self.start / left.speed, self.slope / left.speed, _now(self.source), self.error)
+        )
+
 
 def predict(
     spec: ModelSpec, plan: Plan, device: DeviceProfile, wanted: Wanted, runs: Sequence[Run] = (),
-    power: Power | None = None, streaming_s: float | None = 0.0, meter: str | None = None, *, corrected: bool = True,
+    power: Power | None = None, streaming_s: float | None = 0.0, meter: str | None = None, *,
+    crowd: Crowd | None = None, corrected: bool = True,
 ) -> Prediction:  # fmt: skip
     """Predict a plan's speed and energy.
 
     runs: measured ones of the same setting on `device`. power: replaces the profile's. streaming_s: seconds that
     streamed weights add to a pass (`edge.lab.prediction.work`); None: unknown, and so is the speed. meter: the energy
-    source that a run will have; joules of earlier runs count only if they are from the same source. corrected: whether
-    to correct by published or learned speeds (`edge.lab.prediction.errors`, `edge.lab.prediction.learning`).
+    source that a run will have; joules of earlier runs count only if they are from the same source. crowd: other
+    programs on `device` now, unless they want little. corrected: whether to correct by published or learned speeds
+    (`edge.lab.prediction.errors`, `edge.lab.prediction.learning`).
     """
     roof = _Roof.of(spec, plan, device, streaming_s or 0.0, corrected=corrected)
+    runs, crowd = _comparable(runs, crowd if npu.is_on_cpu(plan) else None)
     line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, runs, wanted.prompt)
     if streaming_s is None:
         line = prefill = None
     metered = [run for run in runs if run.energy_source == meter]
     decode_watts, prompt_watts = (_watts(metered, phase) or roof.watts for phase in ("decode", "prefill"))
-    power = power or device.power if is_on_cpu(plan) else None
-    cost = None if line is None else _token_cost(roof, line, decode_watts, power)
+    power = power or device.power if npu.is_on_cpu(plan) else None
+    steps, chunks = (_left(roof, device, crowd, prompt) for prompt in (0, wanted.prompt))
+    line, prefill = line and line.beside(steps), _beside(prefill, chunks, 1 / chunks.speed)
+    decode_watts, prompt_watts = (
+        _beside(watts, left, left.cores) for watts, left in ((decode_watts, steps), (prompt_watts, chunks))
+    )
+    cost = None if line is None else _token_cost(roof, line, decode_watts, _of_cores(power, steps))
     config, capacity = plan.config, plan.config.capacity
-    kept = kept_by(device, model_key(spec), config.kv_dtype, config.threads) if is_on_cpu(plan) else None
+    kept = kept_by(device, model_key(spec), config.kv_dtype, config.threads) if npu.is_on_cpu(plan) else None
 
     def point(context: int, line: _Line) -> Decode:
         speed, joules = Guess(1 / line.at(context), line.source, line.error), None if cost is None else cost(context)
@@ -148,7 +166,9 @@ def predict(
         for context in sorted({min(each, capacity) for each in wanted.contexts})
         if line is not None
     )
-    prompt_joules = _prompt_joules(roof, prefill, prompt_watts, power, wanted.prompt)
+    estimated = any(each and each.source.startswith("estimated") for each in (line, prefill))
+    known = {"decode": line is not None, "prompts": prefill is not None, "joules": cost is not None}
+    prompt_joules = _prompt_joules(roof, prefill, prompt_watts, _of_cores(power, chunks), wanted.prompt)
     return Prediction(
         device=device.name,
         prompt=wanted.prompt,
@@ -160,15 +180,9 @@ def predict(
         energy_tokens=_bought(wanted, cost, prompt_joules, capacity),
         time_tokens=_in_time(wanted, line, prefill, capacity),
         limited_tok_s=_limited(wanted, points, power),
-        basis=tuple(_basis(device, plan, roof, [line, prefill])),
-        unknown=tuple(_unknown(device, plan, line, prefill, cost, streams=streaming_s is None)),
+        basis=tuple(basis(device, plan, roof.decoding, roof.prompts, crowd) if estimated else ()),
+        unknown=tuple(unknown(device, plan, streams=streaming_s is None, **known)),
     )
-
-
-def is_on_cpu(plan: Plan) -> bool:
-    """Whether the plan runs on the CPU. The shares of the ceilings were not measured for GPUs and execution providers,
-    so only earlier runs predict their speed; NPUs have estimates of their own."""
-    return plan.config.provider.lower() == "cpu" and not engine_named(plan.backend).CAPABILITIES.gpu
 
 
 @dataclass(frozen=True)
@@ -199,7 +213,7 @@ class _Roof:
         source = "estimated from measured ceilings" if here else f"estimated from the profile of {device.name}"
         source = source if device.measured_by is None else "estimated from ceilings measured on this device"
         measured = None if here else "speeds measured on this device"
-        on_npu, on_cpu = npu.is_on_npu(plan, device), is_on_cpu(plan)
+        on_npu, on_cpu = npu.is_on_npu(plan, device), npu.is_on_cpu(plan)
         decoding = prompts = None
         others = not here and device.measured_by is None and not (device.is_apple and on_cpu)  # Apple: none published
         if corrected and others and (on_npu or on_cpu):
@@ -274,6 +288,42 @@ class _Roof:
         return (ends[1] - ends[0]) / (capacity - 1)
 
 
+def _comparable(runs: Sequence[Run], crowd: Crowd | None) -> tuple[Sequence[Run], Crowd | None]:
+    """Runs on the quiet device, if there are any; else all, which knew other programs already."""
+    quiet = [run for run in runs if not run.busy]
+    return (quiet, crowd) if quiet or not runs else (runs, None)
+
+
+def _left(roof: _Roof, device: DeviceProfile, crowd: Crowd | None, prompt: int) -> Left:
+    """What other programs leave to chunks of a prompt, or to steps (0)."""
+
+    def speed(threads: int) -> float:
+        bandwidth, flops = device.bandwidth(threads), device.flops(threads)
+        if bandwidth is None or flops is None:
+            return float(threads)
+        there, rate = replace(roof, int8_ops=device.int8_ops(threads)), bandwidth.bytes_per_s
+        return 1 / (there.prompt_seconds(prompt, 0, rate, flops) if prompt else there.seconds(1, 0, rate, flops))
+
+    if crowd is None:
+        return _ALL
+    gives_way = roof.plan.backend == ENGINE.NAME
+    return left_by(crowd, roof.plan.config.threads, speed, steps=not prompt, gives_way=gives_way)
+
+
+def _now(source: str) -> str:
+    what = source.removeprefix("estimated from ")
+    return f"estimated for the load measured now, from {what if what != source else f'speeds {source}'}"
+
+
+def _beside(quiet: Guess | None, left: Left, factor: float) -> Guess | None:
+    return quiet if quiet is None or left == _ALL else Guess(quiet.value * factor, _now(quiet.source), quiet.error)
+
+
+def _of_cores(power: Power | None, left: Left) -> Power | None:
+    """The power of cores that the threads have for a part of the time."""
+    return power and replace(power, core_watts=power.core_watts * left.cores)
+
+
 def _decode_line(roof: _Roof, runs: Sequence[Run]) -> _Line | None:
     phases = [run.decode for run in runs if run.decode and run.decode.tokens >= _ENOUGH_TOKENS]
     if not phases:
@@ -290,7 +340,8 @@ def _decode_line(roof: _Roof, runs: Sequence[Run]) -> _Line | None:
     slope = fit_slope(phases, roof.slope(bandwidth))
     start = median(phase.token_s - slope * phase.context for phase in phases)
     # A negative start would be noise: a token takes at least half the time of the quickest measured one.
-    return _Line(max(start, 0.5 * min(phase.token_s for phase in phases)), slope, roof.measured or earlier(len(phases)))
+    source = roof.measured or earlier(len(phases), _how(runs))
+    return _Line(max(start, 0.5 * min(phase.token_s for phase in phases)), slope, source)
 
 
 def fit_slope(phases: Sequence[Phase], expected: float) -> float:
@@ -323,11 +374,15 @@ def _prefill_seconds(roof: _Roof, runs: Sequence[Run], prompt: int) -> Guess | N
         return phase.seconds / roof.prompt_seconds(phase.tokens, start, bandwidth, flops)
 
     seconds = roof.prompt_seconds(prompt, 0, bandwidth, flops) * median(map(ratio, alike))
-    return Guess(seconds, roof.measured or earlier(len(alike)))
+    return Guess(seconds, roof.measured or earlier(len(alike), _how(runs)))
 
 
 def earlier(runs: int, how: str = "measured") -> str:
     return f"{how} earlier ({runs} {'run' if runs == 1 else 'runs'})"
+
+
+def _how(runs: Sequence[Run]) -> str:
+    return "measured beside other programs" if any(run.busy for run in runs) else "measured"
 
 
 def _watts(runs: Sequence[Run], name: str) -> Guess | None:
@@ -428,65 +483,3 @@ def _limited(wanted: Wanted, points: Sequence[Decode], power: Power | None) -> G
     share = 1.0 if drawn.value <= wanted.power else (wanted.power - idle) / max(1e-9, drawn.value - idle)
     speed = points[0].tok_s
     return Guess(speed.value * max(0.0, share), drawn.source, speed.error)  # 0: it draws more even while it waits
-
-
-def _basis(device: DeviceProfile, plan: Plan, roof: _Roof, predicted: Sequence[_Line | Guess | None]) -> list[str]:
-    """The figures that estimates rest on; empty if all was measured earlier."""
-    threads = plan.config.threads
-    bandwidth, flops, figure = device.bandwidth(threads), device.flops(threads), device.figures.get("f32_flops")
-    if not any(each and each.source.startswith("estimated") for each in predicted):
-        return []
-    if npu.is_on_npu(plan, device):
-        said = npu.npu_basis(device)
-        return [*said, corrected_by(roof.decoding, roof.prompts)] if roof.decoding and roof.prompts else said
-    if bandwidth is None:
-        return []
-    said = [f"ceilings were measured by {device.measured_by}"] if device.measured_by else []
-    said += [f"memory gives {bandwidth.bytes_per_s / 1e9:.3g} GB/s ({bandwidth.kind}: {bandwidth.about})"]
-    said += [f"cores do {flops / 1e9:.3g} GFLOP/s with --threads={threads} ({figure.kind})"] if flops and figure else []
-    int8_ops = device.int8_ops(threads)
-    said += [f"and {int8_ops / 1e9:.3g} Gop/s on bytes (measured)"] if int8_ops else []
-    if roof.decoding and roof.prompts:
-        told = learned_from if device.speeds else corrected_by
-        said += [told(roof.decoding, roof.prompts)]
-    return said
-
-
-def _unknown(
-    device: DeviceProfile, plan: Plan, line: _Line | None, prefill: Guess | None, cost: _Cost | None, *, streams: bool
-) -> list[str]:
-    here = device.name == HOST
-    name = "this device" if here else device.name
-    todo = ": edge devices probe measures it" if here else ""
-    missing = []
-    if streams:
-        missing.append(
-            f"weights are read anew for every token, and how fast {name} does that is unknown, so nothing is "
-            "said of its speed"
-        )
-    elif npu.is_on_npu(plan, device):
-        missing += _unknown_of_npu(name, line, prefill)
-    elif not is_on_cpu(plan) and (line is None or prefill is None):
-        what = "a GPU" if plan.config.provider.lower() == "cpu" else f"--provider {plan.config.provider}"
-        missing.append(f"how fast {what} is shows in its first runs, so nothing is said of what none of them measured")
-    elif line is None:
-        missing.append(f"how fast {name} reads memory is unknown, so nothing is said of its speed{todo}")
-    elif prefill is None:
-        missing.append(
-            f"how fast {name} multiplies is unknown, so nothing is said of prompts, nor "
-            f"of the tokens that a budget buys behind them{todo}"
-        )
-    if line is not None and cost is None:
-        why = (
-            "no earlier run was metered by this device's sensor"
-            if here
-            else f"{'npu_watts' if npu.is_on_npu(plan, device) else 'core_watts'} of {device.name} is unknown"
-        )
-        missing.append(f"{why}, so nothing is said of joules")
-    return missing
-
-
-def _unknown_of_npu(name: str, line: _Line | None, prefill: Guess | None) -> list[str]:
-    if line is None:
-        return [f"how fast the NPU of {name} reads memory is unknown, so nothing is said of its speed"]
-    return [] if prefill else [f"how fast the NPU of {name} multiplies is unknown, so nothing is said of prompts"]

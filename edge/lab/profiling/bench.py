@@ -138,7 +138,8 @@ def remember_bench(session: Session, test: BenchTest, row: BenchRow) -> None:
     joules = None if row.joules is None else row.joules * tokens
     phase = Phase(tokens, tokens / row.speed, test.depth + tokens / 2, joules)
     kind, source = row.energy_kind, row.energy_source
-    remember_phase(session.spec, session.plan, phase, prompt=bool(test.prompt), kind=kind, source=source)
+    remember_phase(session.spec, session.plan, phase, prompt=bool(test.prompt), kind=kind, source=source,
+                   team=row.team)  # fmt: skip
 
 
 def _fill(session: Session, context: IntArray) -> None:
