@@ -18,6 +18,7 @@ from edge.errors import UnsupportedError
 from edge.formats.blocks import FLOATS
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Core
+from edge.model.given import GivenRows
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.records import dataclass
@@ -106,6 +107,7 @@ class Capabilities:
     folders: bool = False  # it runs folders in ONNX
     gpu_layers: bool = False  # it takes --gpu-layers
     lora: bool = False  # it runs adapters (`AdaptedEngine`)
+    given: bool = False  # it runs rows in place of tokens (`GivenEngine`)
     any_tokenizer: bool = False  # it runs models whose tokenizer edge does not know
     tops: bool = False  # it can return the largest logits alone (`TopEngine`)
     picks: bool = False  # it chooses tokens itself (`PickingEngine`)
@@ -148,6 +150,18 @@ class ObservedEngine(Engine, Protocol):
 
         votes: count instead the tokens that pay a row more than their average over the rows that they see.
         """
+        ...
+
+
+class GivenEngine(Engine, Protocol):
+    """An engine that runs rows in place of tokens."""
+
+    def forward(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
+        """As `Engine.forward`; ids beyond the vocabulary are those of `given` rows."""
+        ...
+
+    def forward_all(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
+        """As `Engine.forward_all`, likewise."""
         ...
 
 

@@ -12,6 +12,7 @@ from edge.backends.base import EngineConfig
 from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.model.cores import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.given import GivenRows
 from edge.model.layers import Network
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
@@ -68,14 +69,16 @@ def app_cores(core: Core) -> str | None:
     return hybrid_cores(core)
 
 
-def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
-    """The tokens as contiguous int32 [n], n ≥ 1. Raises InputError if they are not ids of the vocabulary, CapacityError
-    if there are more than `free`."""
+def check_tokens(tokens: IntArray, vocab: int, free: int, given: GivenRows | None = None) -> IntArray:
+    """The tokens as contiguous int32 [n], n ≥ 1. Raises InputError if they are not ids of the vocabulary, or of given
+    rows, CapacityError if there are more than `free`."""
     array = np.asarray(tokens)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise InputError(f"tokens must be a non-empty list of ids, not {array.dtype} of shape {array.shape}")
-    if int(array.min()) < 0 or int(array.max()) >= vocab:
+    if int(array.min()) < 0 or (given is None and int(array.max()) >= vocab):
         raise InputError(f"token ids must be from 0 to {vocab - 1}")
+    if given is not None:
+        given.check(array)
     if array.size > free:
         raise CapacityError(f"{array.size} tokens, but only {free} free rows in the KV cache")
     return np.ascontiguousarray(array, dtype=np.int32)

@@ -23,6 +23,7 @@ from edge.backends.reference.weights import UNWARNED
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, NextToken, PerLayerInput, ShortConvolution
+from edge.model.given import GivenRows
 from edge.model.layers import Block
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec, check_generates
@@ -31,7 +32,7 @@ from edge.types import FloatArray, IntArray
 
 NAME = "reference"
 CAPABILITIES = Capabilities(
-    "token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False, lora=True, hidden=True
+    "token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False, lora=True, given=True, hidden=True
 )
 CORES: dict[type, Callable[..., FloatArray]] = {
     Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net, Mamba: mamba,
@@ -54,15 +55,15 @@ class ReferenceEngine:
         self._lora: dict[str, tuple[FloatArray, FloatArray]] = {}  # A and B of matrices that are adapted
         self.network = find_network(spec)
         self.kv = ReferenceKV("reference", file, spec, config)
-        self._given = np.zeros((0, spec.hidden), np.float32)
+        self._states = np.zeros((0, spec.hidden), np.float32)
 
-    def forward(self, tokens: IntArray) -> FloatArray:
+    def forward(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
         check_generates(self.spec)
-        return self.head(self._run(tokens)[-1:]).reshape(-1)
+        return self.head(self._run(tokens, given)[-1:]).reshape(-1)
 
-    def forward_all(self, tokens: IntArray) -> FloatArray:
+    def forward_all(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
         check_generates(self.spec)
-        hidden, step = self._run(tokens), self.config.logits_rows
+        hidden, step = self._run(tokens, given), self.config.logits_rows
         return np.concatenate([self.head(hidden[at : at + step]) for at in range(0, len(hidden), step)])
 
     @UNWARNED
@@ -75,7 +76,7 @@ class ReferenceEngine:
 
     def give(self, states: FloatArray) -> None:
         """See MTPEngine, of any number of tokens."""
-        self._given = states
+        self._states = states
 
     def set_lora(self, lora: Lora | None) -> None:
         check_lora(lora, self.config)
@@ -89,32 +90,36 @@ class ReferenceEngine:
         self._lora.clear()
 
     @UNWARNED
-    def _run(self, tokens: IntArray) -> FloatArray:
+    def _run(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
         """Final hidden states of all tokens, [n, hidden], chunk by chunk."""
         if not self.weights:
             raise EngineError("the engine is closed")
-        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free, given)
         self.kv.announce(tokens.size)
         chunks = [tokens[at : at + self.config.chunk] for at in range(0, tokens.size, self.config.chunk)]
-        return np.concatenate([self._run_chunk(chunk) for chunk in chunks])
+        return np.concatenate([self._run_chunk(chunk, given) for chunk in chunks])
 
-    def _run_chunk(self, tokens: IntArray) -> FloatArray:
+    def _run_chunk(self, tokens: IntArray, given: GivenRows | None) -> FloatArray:
         check_positions(self.spec, self.kv.next_position + tokens.size)
+        instead = None if given is None else given.rows(tokens)
         rows, positions = self.kv.reserve(tokens.size)
-        x = self.embed(tokens, positions)
+        x = self.embed(tokens, positions, instead)
         inputs = make_inputs(self, self.network, tokens, x)
-        given, self._given = self._given[: tokens.size], self._given[tokens.size :]
+        states, self._states = self._states[: tokens.size], self._states[tokens.size :]
         for layer, blocks in enumerate(self.network.layers):
-            at = At(layer, rows, positions, inputs[:, layer], given)
+            at = At(layer, rows, positions, inputs[:, layer], states)
             for block in blocks:
                 if not block.beside:
                     normed = self.norm(x, at.name(block.norm)) if block.norm else x
                 x = self.add(x, block, at, self.run_core(block, at, normed))
         return x
 
-    def embed(self, tokens: IntArray, positions: IntArray) -> FloatArray:
-        """Hidden states before the first layer, [n, hidden]."""
-        x = self.weights["token_embd"][tokens] * np.float32(self.network.embedding_scale)
+    def embed(self, tokens: IntArray, positions: IntArray, given: FloatArray | None = None) -> FloatArray:
+        """Hidden states before the first layer, [n, hidden]. given: rows of the ids beyond the vocabulary."""
+        beyond = tokens >= self.spec.vocab
+        x = self.weights["token_embd"][np.where(beyond, 0, tokens)] * np.float32(self.network.embedding_scale)
+        if given is not None:
+            x[beyond] = given
         if self.network.learned_positions:
             x = x + self.weights["position_embd"][positions]
         if self.network.token_types:

@@ -14,11 +14,13 @@ from edge.types import FloatArray, IntArray
 
 
 def make_inputs(engine: Context, network: Network, tokens: IntArray, x: FloatArray) -> FloatArray:
-    """The vectors of all layers, [n, layers, size], from the tokens' embeddings before the first layer, [n, hidden]."""
+    """The vectors of all layers, [n, layers, size], from the tokens' embeddings before the first layer, [n, hidden].
+    Given rows have those of token 0."""
     weights, size, shape = engine.weights, network.layer_inputs, (len(x), len(network.layers), network.layer_inputs)
     if not size:
         return np.zeros(shape, np.float32)
     projected = x @ weights["per_layer_model_proj"].T / np.float32(math.sqrt(x.shape[1]))
+    tokens = np.where(tokens < engine.spec.vocab, tokens, 0)
     looked_up = weights["per_layer_token_embd"][tokens] * np.float32(math.sqrt(size))
     normed = engine.norm(projected.reshape(shape), "per_layer_proj_norm")
     return np.asarray((looked_up.reshape(shape) + normed) * np.float32(math.sqrt(0.5)))

@@ -47,6 +47,7 @@ class CPU(Backend):
         keys=True,
         tunable=True,
         lora=True,
+        given=True,
         hidden=True,
         sequences=True,
         verifies=True,

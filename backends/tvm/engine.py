@@ -50,6 +50,7 @@ from edge.errors import EngineError, InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
 from edge.model.cores import Attention
+from edge.model.given import GivenRows
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
@@ -255,11 +256,11 @@ class NativeEngine:
     def kv(self) -> NativeKV:
         return self._sequences[0].kv
 
-    def forward(self, tokens: IntArray) -> FloatArray:
-        return self._sequences[0].forward(tokens)
+    def forward(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
+        return self._sequences[0].forward(tokens, given)
 
-    def forward_all(self, tokens: IntArray) -> FloatArray:
-        return self._sequences[0].forward_all(tokens)
+    def forward_all(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
+        return self._sequences[0].forward_all(tokens, given)
 
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """See TopEngine, and `NativeSequence.forward_top`."""
@@ -377,12 +378,13 @@ class NativeEngine:
             check_whole("a file of packed weights in the cache folder", mapped.size(), self._layout.nbytes)
 
     def _run(
-        self, sequence: NativeSequence, tokens: IntArray, wanted: int, then: Callable[[], None] = lambda: None
-    ) -> FloatArray:
+        self, sequence: NativeSequence, tokens: IntArray, wanted: int, given: GivenRows | None = None,
+        then: Callable[[], None] = lambda: None,
+    ) -> FloatArray:  # fmt: skip
         """Run tokens of one sequence, at most a chunk. Returns the last `wanted` rows of logits. then: called
         before the new rows are recorded, so that an interruption leaves none."""
         kv, count = sequence.kv, tokens.size
-        self._begin(tokens, sequence.adapters)
+        self._begin(tokens, sequence.adapters, given)
         check_positions(self.spec, kv.next_position + count)
         sequence.prepare(count)
         if self._temperature:
@@ -419,7 +421,7 @@ class NativeEngine:
             tiles = stages.survivors(count, rows)
             workers.run(kind=Job.RESCORE, count=tiles.size, wanted=rows)
 
-        (self._run if rows == 1 else self._verify)(sequence, tokens, Job.ESTIMATED, rescore)
+        (self._run if rows == 1 else self._verify)(sequence, tokens, Job.ESTIMATED, then=rescore)
         logits = self._logits.reshape(-1, self._padded_vocab)
         return [stages.largest(logits[row], tiles, count) for row in range(rows)]
 
@@ -460,10 +462,14 @@ class NativeEngine:
         self._end()
         return self._logits_of(count)
 
-    def _begin(self, tokens: IntArray, adapters: int | None) -> None:
+    def _begin(self, tokens: IntArray, adapters: int | None, given: GivenRows | None = None) -> None:
         if self._workers is None:
             raise EngineError("the engine is closed")
         self._check_weights()
+        if given is not None:  # they go where the pass puts embeddings
+            beyond = tokens >= self.spec.vocab
+            self._behind_layers[: tokens.size][beyond] = given.rows(tokens)
+            tokens = np.where(beyond, np.int32(-1), tokens)
         self._tokens[: tokens.size] = tokens
         self._adapters.run(adapters)
         self._look_up(tokens)
@@ -487,11 +493,11 @@ class NativeEngine:
         return self._logits.reshape(-1, self._padded_vocab)[:count, : self.spec.vocab]
 
     def _look_up(self, tokens: IntArray) -> None:
-        """Write the table's share of the tokens' vectors for each layer (`PerLayerInput`)."""
+        """Write the table's share of the tokens' vectors for each layer (`PerLayerInput`): of given rows, token 0's."""
         if self._token_table is None:
             return
         size, layers = self._layout.shape.layer_inputs, self.spec.layers
-        for part, rows in self._token_table.read(tokens):
+        for part, rows in self._token_table.read(np.maximum(tokens, 0)):
             self._inputs[part, :, :size] = rows.reshape(-1, layers, size) * np.float32(math.sqrt(size / 2))
 
     def _pointers(self) -> tuple[Any, ...]:

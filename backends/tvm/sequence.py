@@ -16,6 +16,7 @@ from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import NativeStore
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.errors import UnsupportedError
+from edge.model.given import GivenRows
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec, check_generates
 from edge.types import AnyArray, FloatArray, IntArray
@@ -60,7 +61,7 @@ class NativeSequence:
 
     def __init__(
         self, number: int, spec: ModelSpec, config: EngineConfig, kv: NativeKV, angles: Angles,
-        run: Callable[[NativeSequence, IntArray, int], FloatArray],
+        run: Callable[[NativeSequence, IntArray, int, GivenRows | None], FloatArray],
         verify: Callable[[NativeSequence, IntArray], FloatArray],
         adapt: Callable[[Sequence[NativeSequence], Lora | None], None],
         run_top: Callable[[NativeSequence, IntArray, int], list[tuple[IntArray, FloatArray]]] | None = None,
@@ -89,14 +90,14 @@ class NativeSequence:
         """See AdaptedEngine. Other sequences keep theirs."""
         self._adapt([self], lora)
 
-    def forward(self, tokens: IntArray) -> FloatArray:
+    def forward(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
         check_generates(self.spec)
-        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free, given)
         self.kv.announce(tokens.size)
         chunk, logits = self.config.chunk, np.zeros((1, 0), np.float32)
         for start in range(0, tokens.size, chunk):
             part = tokens[start : start + chunk]
-            logits = self._run(self, part, int(start + part.size == tokens.size))
+            logits = self._run(self, part, int(start + part.size == tokens.size), given)
         return np.asarray(logits[0])
 
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
@@ -108,21 +109,21 @@ class NativeSequence:
         self.kv.announce(1)
         return self._run_top(self, tokens, count)[0]
 
-    def forward_all(self, tokens: IntArray) -> FloatArray:
+    def forward_all(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
         check_generates(self.spec)
-        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free, given)
         self.kv.announce(tokens.size)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = 1 if self.reads else min(self.config.logits_rows, self.config.chunk)  # single tokens choose rows
         for start in range(0, tokens.size, step):
             part = tokens[start : start + step]
-            logits[start : start + part.size] = self._run(self, part, part.size)
+            logits[start : start + part.size] = self._run(self, part, part.size, given)
         return logits
 
     def verify(self, tokens: IntArray) -> FloatArray:
         """See VerifyingEngine. Raises UnsupportedError for more tokens than `EngineConfig.drafts` has room for."""
         tokens = self._announce(tokens)
-        return self._run(self, tokens, 1) if tokens.size == 1 else self._verify(self, tokens)
+        return self._run(self, tokens, 1, None) if tokens.size == 1 else self._verify(self, tokens)
 
     def verify_top(self, tokens: IntArray, count: int) -> list[tuple[IntArray, FloatArray]]:
         """See VerifyingEngine. Raises what `verify` raises."""

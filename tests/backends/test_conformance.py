@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pytest
@@ -33,11 +33,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
 
-from edge.backends.base import Engine
+from edge.backends.base import Engine, GivenEngine
 from edge.backends.kv_cache import CapacityError, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
+from edge.formats.blocks import dequantize
 from edge.kv import KVView, make_policy
+from edge.model.given import GivenRows
 from edge.model.model import Model, open_model
+from edge.model.tensors import find_network
 from edge.types import FloatArray, IntArray
 
 
@@ -281,6 +284,29 @@ def test_forward_and_forward_all_may_alternate(open_engine: OpenEngine, golden: 
     close_to(engine.forward(tokens[:10]), golden.logits[9])
     close_to(engine.forward_all(tokens[10:30]), golden.logits[10:30])
     close_to(engine.forward(tokens[30:31]), golden.logits[30])
+
+
+def test_given_rows_equal_tokens_with_these_embeddings(open_engine: OpenEngine, golden: Golden) -> None:
+    engine = open_engine(chunk=7)
+    if not engine.capabilities.given:
+        pytest.skip("it takes tokens only")
+    running, network = cast(GivenEngine, engine), find_network(engine.spec)
+    info = golden.model.file.tensors["token_embd.weight"]
+    table = dequantize(golden.model.file.tensor_bytes(info).reshape(info.shape[1], -1), info.type)
+    expected, tokens = engine.forward_all(golden.tokens).copy(), golden.tokens.copy()
+    given = GivenRows(engine.spec.vocab, engine.spec.hidden)
+    instead = [0, 1, 2, 3, 4, 5, 6, 7, 8, 20, 31, 63]
+    tokens[instead] = given.add(table[tokens[instead]] * np.float32(network.embedding_scale))
+    engine.kv.truncate(0)
+    np.testing.assert_array_equal(running.forward_all(tokens[:40], given), expected[:40])
+    for token in tokens[40:63]:
+        running.forward(token[None], given)
+    np.testing.assert_allclose(running.forward(tokens[63:], given), expected[63], atol=1e-3)
+    engine.kv.truncate(0)
+    for unknown in (None, GivenRows(engine.spec.vocab, engine.spec.hidden)):
+        with pytest.raises(InputError, match="token ids must be"):
+            running.forward(tokens, unknown)
+    assert engine.kv.length == 0
 
 
 # Keeping rows
