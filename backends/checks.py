@@ -34,7 +34,7 @@ def check_cores(what: str, spec: ModelSpec, supports: Callable[[Core], str | Non
 def check_heads(network: Network, *, everywhere: bool = False) -> None:
     """Refuse models whose layers have different heads or temperatures, for engines whose caches and tables have one
     size. everywhere: every layer must have attention. Raises UnsupportedError."""
-    found = {(core.heads, core.kv_heads, core.head_dim, core.temperature) for core in network.attention if core}
+    found = {(core.heads, core.row.sizes, core.temperature) for core in network.attention if core}
     if len(found) > 1 or (everywhere and None in network.attention):
         raise UnsupportedError("the model has layers of several forms: use --backend=llamacpp")
 

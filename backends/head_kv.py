@@ -34,16 +34,16 @@ class HeadKV(Generic[Store]):
     """
 
     def __init__(
-        self, store: Store, layers: Sequence[int], kv_heads: int, rope: CacheRope, settings: str, pinned: int,
+        self, store: Store, layers: Sequence[int], rope: CacheRope, settings: str, pinned: int,
         ring: Ring[Store] | None = None, state: FixedState | None = None,
     ) -> None:  # fmt: skip
         self.store, self.ring, self.state, self.rope, self.settings = store, ring, state, rope, settings
         self.capacity, self.lengths, self.has_tail = store.capacity, store.lengths, bool(ring or state)
         self.closed = False
         self.settle: Callable[[], None] = lambda: None
-        self.layers, self._kv_heads, self._heads = layers, kv_heads, len(layers) * kv_heads
+        self.layers, self._kv_heads, self._heads = layers, store.row.heads, len(layers) * store.row.heads
         self._lists = RowLists(store.longest)
-        self._pinned = PinnedKeys(self._heads, store.head, pinned)
+        self._pinned = PinnedKeys(self._heads, store.row.key, pinned)
 
     @property
     def key(self) -> str:
@@ -141,7 +141,7 @@ class HeadKV(Generic[Store]):
         self.store.clear_attention()
 
     def keys(self, layer: int) -> FloatArray:
-        keys = np.zeros((self._kv_heads, self.length, self.store.head), np.float32)
+        keys = np.zeros((self._kv_heads, self.length, self.store.row.key), np.float32)
         for index, own in enumerate(keys):
             head = layer * self._kv_heads + index
             rows, _ = self._rows_of(head)

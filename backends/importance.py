@@ -49,8 +49,9 @@ class RowImportance:
         core, own = self.network.attention[layer], self.layers[layer][head]
         assert core is not None
         plain = rotation.rotate_cached(keys, -positions, layer)
-        weights = np.concatenate([own[_order_of(core, rotation, self.network.halves)], own[core.head_dim :]])
-        found = features(plain[:, : core.head_dim], norms) @ weights[:-1] + weights[-1]
+        key = core.row.key
+        weights = np.concatenate([own[_order_of(core, rotation, self.network.halves)], own[key:]])
+        found = features(plain[:, :key], norms) @ weights[:-1] + weights[-1]
         return np.asarray(np.exp(np.minimum(found, np.float32(_LARGEST))), np.float32)
 
 
@@ -64,7 +65,7 @@ def features(keys: FloatArray, norms: FloatArray) -> FloatArray:
 def ranked_cores(network: Network) -> Iterator[tuple[int, Attention]]:
     """Attention layers without a window: the rows that policies evict."""
     for layer, core in enumerate(network.attention):
-        if core is not None and core.row_values and not core.window:
+        if core is not None and core.rows_of is None and not core.window:
             yield layer, core
 
 
@@ -79,13 +80,13 @@ def ranking_bytes(spec: ModelSpec, needs: Needs) -> int:
 
 
 def _shapes(network: Network) -> dict[int, tuple[int, ...]]:
-    return {layer: (core.kv_heads, core.head_dim + _EXTRA) for layer, core in ranked_cores(network)}
+    return {layer: (core.row.heads, core.row.key + _EXTRA) for layer, core in ranked_cores(network)}
 
 
 def _order_of(core: Attention, rotation: Rotation, halves: bool) -> AnyArray:
     """For each value of a head in the engine's order, its index in the file's. Only the pairs of RoPE may be arranged
     differently; other values keep their order."""
-    head, pairs = core.head_dim, core.rope.dim // 2
+    head, pairs = core.row.key, core.rope.dim // 2
 
     def ends(width: int, *, halves: bool) -> AnyArray:
         first = np.arange(pairs)

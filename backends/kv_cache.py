@@ -157,7 +157,7 @@ class HeadKVCache(KVCache, Protocol):
         ...
 
     def keys(self, layer: int) -> FloatArray:
-        """A layer's stored keys, float32 [KV heads, length, head]."""
+        """A layer's stored keys, float32 [KV heads, length, key]."""
         ...
 
     def importance(self, layer: int, learned: RowImportance) -> FloatArray:

@@ -143,12 +143,12 @@ class PinnedKeys:
     their original values.
     """
 
-    def __init__(self, heads: int, head: int, most: int) -> None:
-        self._keys = np.empty((heads, most, head), np.float32)  # takes no memory before it is written to
+    def __init__(self, heads: int, key: int, most: int) -> None:
+        self._keys = np.empty((heads, most, key), np.float32)  # takes no memory before it is written to
         self._rope_positions = np.zeros(0, np.int64)
 
     def exact(self, rows: AnyArray, keys: FloatArray, before: AnyArray, after: AnyArray) -> tuple[FloatArray, AnyArray]:
-        """The best known keys [heads, n, head] of logical `rows` [n], and the rotation that takes each to `after`."""
+        """The best known keys [heads, n, key] of logical `rows` [n], and the rotation that takes each to `after`."""
         by, first, have = after - before, int(rows[0]), self._rope_positions.size
         known = max(0, min(first + rows.size, self._keys.shape[1]) - first)
         if known and first <= have and (rows[:known] == np.arange(first, first + known)).all():
@@ -167,9 +167,9 @@ class PinnedKeys:
         self._rope_positions = self._rope_positions[: int(moved[0]) if moved.size else known]
 
 
-def pinned_bytes(heads: int, head: int, most: int) -> int:
+def pinned_bytes(heads: int, key: int, most: int) -> int:
     """Bytes of `PinnedKeys`."""
-    return 4 * heads * head * most
+    return 4 * heads * key * most
 
 
 def rotated_at_once(count: int) -> Iterator[slice]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from edge.backends.row_lists import RowLists
+from edge.model.cores import RowShape
 from edge.types import AnyArray, FloatArray, IntArray
 
 
@@ -14,7 +15,7 @@ class RowStore(Protocol):
 
     capacity: int  # rows per head, on average where heads differ
     row_bytes: int  # of a saved row, all heads
-    head: int  # values of a key
+    row: RowShape  # of a layer, with the padding that the memory has
     observes: bool  # there is room for attention
     level: bool  # all heads must keep the same number of rows
     lengths: IntArray  # rows in use, int32 [heads]; written by the cache
@@ -57,7 +58,7 @@ class RowStore(Protocol):
         ...
 
     def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
-        """A copy of keys: of one head float32 [n, head], or of all [heads, n, head]."""
+        """A copy of keys: of one head float32 [n, key], or of all [heads, n, key]."""
         ...
 
     def value_norms(self, rows: AnyArray, head: int) -> FloatArray:

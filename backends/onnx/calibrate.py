@@ -96,14 +96,15 @@ def _scales_after(engine: Engine, tokens: IntArray) -> FloatArray:
     """Scales from the rows of these tokens, computed with the present scales. Raises EngineError if rows are not
     finite."""
     kv, spec = engine.kv, engine.spec
-    most = np.zeros((2, spec.layers, spec.kv_heads, spec.head_dim), np.float32)
+    row = kv.store.row
+    most = np.zeros((2, spec.layers, row.heads, row.key), np.float32)
     step = min(_AT_ONCE, engine.config.chunk, kv.capacity)
     for at in range(0, tokens.size, step):
         part = tokens[at : at + step]
         if kv.free < part.size:
             kv.truncate(0)
         with np.errstate(over="ignore", invalid="ignore"):
-            most = np.maximum(most, _extremes(engine.run_shown(part), spec.kv_heads, spec.head_dim))
+            most = np.maximum(most, _extremes(engine.run_shown(part), row.heads, row.key))
         if not np.isfinite(most).all():
             raise EngineError("the model's keys or values are no numbers: its weights are damaged or overflow")
     kv.truncate(0)

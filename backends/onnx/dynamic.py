@@ -37,7 +37,8 @@ class DynamicPasses:
         self._hidden: dict[int, FloatArray] = {}  # masks of sliding windows for the pass in progress
         self._float_type = "float16" if config.kv_dtype == "f16" else "float32"  # of tables, and of windows' masks
         table_rows = max(config.capacity, config.chunk, ANGLES_AHEAD)  # ONNX Runtime requires one for each row
-        self._angles = AngleTables(kv, network, table_rows, spec.head_dim, self._float_type)
+        row, self._queries = kv.store.row, spec.heads * spec.head_dim
+        self._angles = AngleTables(kv, network, table_rows, row.key, self._float_type)
         self._temperatures = np.zeros((1, config.chunk if network.temperature else 0, 1), np.float32)
         self._tokens = np.zeros((1, config.chunk), np.int64)
         self._positions, self._counting = np.zeros((1, config.chunk), np.int64), np.arange(config.chunk)
@@ -45,7 +46,7 @@ class DynamicPasses:
         self._last, self._rows = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._ring_last, self._ring_rows = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._which = np.zeros(MOST_OBSERVED, np.int64)
-        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        width = self._queries + row.values
         self._qkv = np.zeros((spec.layers, MOST_OBSERVED if self._shows else 0, width), np.float32)
         self._state = np.zeros_like(kv.state.values) if kv.state else None  # after a pass
         self._step_binding: tuple[tuple[int, int, int, int], Any] = ((0, 0, 0, 0), None)
@@ -74,7 +75,7 @@ class DynamicPasses:
             kv.state.values[:] = self._state
 
     def queries(self, count: int) -> FloatArray:
-        return self._qkv[:, :count, : self.spec.heads * self.spec.head_dim]
+        return self._qkv[:, :count, : self._queries]
 
     def shown(self, count: int) -> FloatArray:
         """Queries, keys and values before RoPE of the last pass, float32 [layers, count, all heads]."""

@@ -17,7 +17,7 @@ from edge.backends.onnx import ENGINE
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
 from edge.backends.onnx.dynamic import DynamicPasses
 from edge.backends.onnx.inputs import Windows
-from edge.backends.onnx.kv import OnnxStore
+from edge.backends.onnx.kv import OnnxStore, row_of
 from edge.backends.onnx.memory import MOST_OBSERVED
 from edge.backends.onnx.model_files import ModelFiles, find_graph, find_model_files
 from edge.backends.onnx.npu.contexts import open_parts
@@ -58,9 +58,10 @@ class OnnxEngine:
         form = find_form(spec, config) if provider.static else None
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         # ONNX Runtime pairs value i of a head with value i + head / 2.
-        rope = CacheRope(file, network, positions, halves=True, head=spec.head_dim)
+        row = row_of(spec)
+        rope = CacheRope(file, network, positions, halves=True, head=row.key)
         kinds = LayerKinds.of(network.windows, network.rowless)
-        scales_shape = (2, spec.layers, spec.kv_heads, 1, spec.head_dim)
+        scales_shape = (2, spec.layers, row.heads, 1, row.key)
         self._scales, ring = np.ones(scales_shape, np.float32), None
         dtype, rows = config.kv_dtype, form.rows if form else None
         if kinds.ringed:
@@ -70,8 +71,8 @@ class OnnxEngine:
         store = OnnxStore(spec, dtype, config.capacity, kinds.whole, self._scales, observes=config.observes, rows=rows)
         key = f"{ENGINE.NAME}:{files.key}:{dtype}" + (f":{provider.name}" if form else "")
         state = FixedState(network.fixed_values) if any(network.fixed_values) else None
-        self._kv = HeadKV(store, kinds.whole, spec.kv_heads, rope, key, config.pinned, ring, state)
-        self._windows = Windows(network.windows, spec.heads, spec.kv_heads)
+        self._kv = HeadKV(store, kinds.whole, rope, key, config.pinned, ring, state)
+        self._windows = Windows(network.windows, spec.heads, row.heads)
         self._observed = 0
         self._observer: Observer | None = None
         if config.observes:

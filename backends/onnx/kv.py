@@ -13,14 +13,20 @@ import numpy as np
 from edge.backends.onnx.rows import NUMPY_TYPE, load_rows, row_values, store_rows
 from edge.backends.row_lists import RowLists
 from edge.devices.memory import release_pages
+from edge.model.cores import RowShape
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_network
 from edge.types import AnyArray, FloatArray, IntArray
+
+
+def row_of(spec: ModelSpec) -> RowShape:
+    """The rows of a layer, which have the same shape in all layers (`layout.check_network`)."""
+    return next(filter(None, find_network(spec).rows))
 
 
 def row_bytes(spec: ModelSpec, dtype: str) -> int:
     """Bytes of a token's row in one layer."""
-    width = row_values(spec.head_dim, dtype) * np.dtype(NUMPY_TYPE[dtype]).itemsize
-    return 2 * spec.kv_heads * width
+    return row_values(row_of(spec).values, dtype) * np.dtype(NUMPY_TYPE[dtype]).itemsize
 
 
 class OnnxStore:
@@ -39,13 +45,14 @@ class OnnxStore:
         rows: int | None = None,
     ) -> None:  # fmt: skip
         self.fixed = rows is not None
-        self.dtype, self.capacity, self.head, self.observes = dtype, capacity, spec.head_dim, observes
+        self.dtype, self.capacity, self.row, self.observes = dtype, capacity, row_of(spec), observes
         self.row_bytes = row_bytes(spec, dtype) * len(layers)
-        shape = (2, len(layers), spec.kv_heads, rows or capacity, row_values(spec.head_dim, dtype))
+        heads = self.row.heads
+        shape = (2, len(layers), heads, rows or capacity, row_values(self.row.key, dtype))
         self.array: AnyArray = np.zeros(shape, NUMPY_TYPE[dtype])
         self.layers, self.scales = list(layers), scales
-        self.paid = np.zeros((len(layers), spec.kv_heads, capacity if observes else 0), np.float32)
-        self.lengths: IntArray = np.zeros(len(layers) * spec.kv_heads, np.int32)
+        self.paid = np.zeros((len(layers), heads, capacity if observes else 0), np.float32)
+        self.lengths: IntArray = np.zeros(len(layers) * heads, np.int32)
         self.nbytes = self.array.nbytes + self.paid.nbytes
 
     @property

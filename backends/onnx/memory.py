@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge.backends.base import EngineConfig
 from edge.backends.counts import Footprint
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum
-from edge.backends.onnx.kv import row_bytes
+from edge.backends.onnx.kv import row_bytes, row_of
 from edge.backends.onnx.npu.form import find_form, graph_bytes
 from edge.backends.onnx.providers import is_static
 from edge.backends.onnx.rows import LARGEST
@@ -41,24 +41,25 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     network, float_bytes = find_network(spec), 4
     kinds, state = LayerKinds.of(network.windows, network.rowless), 4 * sum(network.fixed_values)
     rows, ring_rows = config.capacity, kinds.ring_rows(config.capacity, config.chunk)
-    heads, fixed = len(kinds.whole) * spec.kv_heads, row_bytes(spec, config.kv_dtype) * len(kinds.ringed) * ring_rows
+    row, queries = row_of(spec), spec.heads * spec.head_dim
+    heads, fixed = len(kinds.whole) * row.heads, row_bytes(spec, config.kv_dtype) * len(kinds.ringed) * ring_rows
     fixed += state
-    qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    qkv = queries + row.values
     at_once = min(config.chunk, MOST_AT_ONCE)
     widest = max(getattr(core, "channels", core.width) for core in network.cores)
     per_token = 3 * max(spec.ffn, widest) + 2 * qkv + 4 * spec.hidden + _SCORES[config.kv_dtype] * spec.heads * rows
     shows = config.observes or config.kv_dtype in LARGEST
-    numbers = at_once * per_token + 2 * config.logits_rows * spec.vocab + max(rows, config.chunk) * spec.head_dim
+    numbers = at_once * per_token + 2 * config.logits_rows * spec.vocab + max(rows, config.chunk) * row.key
     numbers += spec.layers * MOST_OBSERVED * qkv if shows else 0
-    numbers += spec.layers * MOST_OBSERVED * spec.heads * spec.head_dim if config.observes else 0
+    numbers += spec.layers * MOST_OBSERVED * queries if config.observes else 0
     windowed = sum(map(bool, find_network(spec).windows))
     by_heads = windowed * spec.heads * MOST_OBSERVED if config.per_head and not kinds.ringed else 0
     numbers += 3 * max(at_once, by_heads) * (ring_rows or rows) if windowed else 0
-    per_row = heads * _BOOKKEEPING + spec.kv_heads * spec.head_dim * _KEY_BYTES
+    per_row = heads * _BOOKKEEPING + row.heads * row.key * _KEY_BYTES
     by_head = rows * per_row if config.per_head else 0
     attention = float_bytes * heads * rows if config.observes else 0
     kv = row_bytes(spec, config.kv_dtype) * len(kinds.whole) * rows + attention + fixed
-    scratch = float_bytes * numbers + by_head + state + pinned_bytes(heads, spec.head_dim, config.pinned)
+    scratch = float_bytes * numbers + by_head + state + pinned_bytes(heads, row.key, config.pinned)
     return Footprint(
         weights=_weights(spec),
         kv=kv,
@@ -72,20 +73,21 @@ def _count_static(spec: ModelSpec, config: EngineConfig, form: StaticForm) -> Fo
     """The footprint of static graphs. The context of an NPU's driver, with weights and operators of two graphs, is
     included, since host and NPU share one memory on these devices."""
     kinds, float_bytes = LayerKinds.of(find_network(spec).windows), 4
-    heads, fixed = len(kinds.whole) * spec.kv_heads, row_bytes(spec, form.kv_dtype) * len(kinds.ringed) * form.ring_rows
+    row, queries = row_of(spec), spec.heads * spec.head_dim
+    heads, fixed = len(kinds.whole) * row.heads, row_bytes(spec, form.kv_dtype) * len(kinds.ringed) * form.ring_rows
     kv = row_bytes(spec, form.kv_dtype) * len(kinds.whole) * form.rows + fixed
     attention = float_bytes * heads * config.capacity if config.observes else 0
     masks = len(set(find_network(spec).windows)) * (form.rows + form.chunk)
-    per_token = spec.hidden + masks + spec.layers * (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    per_token = spec.hidden + masks + spec.layers * (queries + row.values)
     numbers = 2 * form.chunk * per_token + 2 * spec.vocab
-    numbers += spec.layers * MOST_OBSERVED * spec.heads * spec.head_dim if config.observes else 0
-    per_row = heads * _BOOKKEEPING + spec.kv_heads * spec.head_dim * _KEY_BYTES
+    numbers += spec.layers * MOST_OBSERVED * queries if config.observes else 0
+    per_row = heads * _BOOKKEEPING + row.heads * row.key * _KEY_BYTES
     scratch = float_bytes * numbers + (form.rows * per_row if config.per_head else 0)
     weights = _weights(spec) - (spec.largest_tensor if spec.tied_head else 0)
     return Footprint(
         weights=weights * (_EMULATED_COPIES if config.emulated else 1),
         kv=kv + attention,
-        scratch=scratch + pinned_bytes(heads, spec.head_dim, config.pinned),
+        scratch=scratch + pinned_bytes(heads, row.key, config.pinned),
         runtime=_EMULATOR_BYTES if config.emulated else _LIBRARY_BYTES + graph_bytes(spec),
         fixed_kv=fixed,
     )

@@ -13,9 +13,9 @@ NUMPY_TYPE = {"f32": "float32", "f16": "float16", "int8": "int8", "int4": "uint8
 LARGEST = {"int8": 127, "int4": 7}  # quantized value
 
 
-def row_values(head: int, dtype: str) -> int:
-    """Stored values per row of one head."""
-    return head // 2 if dtype == "int4" else head
+def row_values(values: int, dtype: str) -> int:
+    """Stored elements of so many values of a row."""
+    return values // 2 if dtype == "int4" else values
 
 
 def load_rows(stored: AnyArray, scales: FloatArray, dtype: str) -> FloatArray:

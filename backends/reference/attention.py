@@ -15,21 +15,21 @@ def attention(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatA
     """From normalised rows, [n, hidden], to the heads' outputs side by side, [n, width]."""
     weights, values = paid(engine, core, at, x)
     mixed = weights @ values[:, None]
-    out = mixed.reshape(core.heads, len(x), core.head_dim).swapaxes(0, 1).reshape(len(x), -1)
+    out = mixed.reshape(core.heads, len(x), -1).swapaxes(0, 1).reshape(len(x), -1)
     return np.asarray(out * sigmoid(engine.project(x, at, "attn_q_gate")) if core.gated else out)
 
 
 def paid(engine: Context, core: Attention, at: At, x: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Store the rows of x; return attention, [KV heads, group, n, rows], and the values of all rows so far, [KV heads,
-    rows, head_dim]."""
+    rows, size]."""
     kv, rotation = engine.kv, engine.kv.rope.rotation
     queries = heads_of(engine, core, at, x, "attn_q")
     if core.rows_of is None:
         made = heads_of(engine, core, at, x, "attn_v")
         kv.keys[at.layer][:, at.rows] = rotation.rotate(heads_of(engine, core, at, x, "attn_k"), at.layer, at.positions)
-        kv.values[at.layer][:, at.rows] = rms(made, engine.spec.norm_eps) if core.unit_values else made
+        kv.values(at.layer)[:, at.rows] = rms(made, engine.spec.norm_eps) if core.unit_values else made
     source = at.layer if core.rows_of is None else core.rows_of
-    keys, values = kv.keys[source][:, : at.rows.stop], kv.values[source][:, : at.rows.stop]
+    keys, values = kv.keys[source][:, : at.rows.stop], kv.values(source)[:, : at.rows.stop]
 
     # Each KV head serves a group of query heads: [KV heads, group, n, rows].
     queries = rotation.rotate(queries, at.layer, at.positions) * np.float32(core.scale)
@@ -49,6 +49,7 @@ def paid(engine: Context, core: Attention, at: At, x: FloatArray) -> tuple[Float
 
 
 def heads_of(engine: Context, core: Attention, at: At, x: FloatArray, name: str) -> FloatArray:
-    """[heads, n, head_dim], each head normalised where the model does so."""
-    heads = engine.project(x, at, name).reshape(len(x), -1, core.head_dim).swapaxes(0, 1)
+    """[heads, n, size], each head normalised where the model does so."""
+    size = core.row.value if name == "attn_v" else core.head_dim
+    heads = engine.project(x, at, name).reshape(len(x), -1, size).swapaxes(0, 1)
     return engine.norm(heads, at.name(f"{name}_norm")) if core.head_norms and name != "attn_v" else heads

@@ -42,7 +42,7 @@ def check_importance(spec: ModelSpec) -> None:
 def fitting_bytes(file: GGUFFile, spec: ModelSpec) -> int:
     """Peak bytes of `fit`, estimated as `queries.measuring_bytes` is."""
     network, tokens = find_network(spec), 2 * MOST_TOKENS
-    rows = sum(core.row_values for core in network.attention if core)
+    rows = sum(network.row_values)
     scores = max((core.heads for core in network.attention if core), default=0) * _AT_ONCE
     return 4 * (
         3 * _largest_matrix(file, spec) + tokens * (rows + 4 * spec.hidden + 4 * scores) + 4 * _AT_ONCE * spec.ffn
@@ -97,9 +97,9 @@ def _fit_layer(
     """The weights and bias of each KV head. most: attention of one query to each row, [KV heads, group, rows]."""
     rows, rotation = positions.size, engine.kv.rope.rotation
     keys = rotation.rotate_cached(engine.kv.keys[layer][:, :rows], -positions, layer)
-    values = engine.kv.values[layer][:, :rows]
+    values = engine.kv.values(layer)[:, :rows]
     output = engine.weights[f"blk.{layer}.attn_output"]
-    output = output.reshape(len(output), core.kv_heads, -1, core.head_dim).transpose(1, 2, 3, 0)
+    output = output.reshape(len(output), core.kv_heads, -1, core.row.value).transpose(1, 2, 3, 0)
     written = np.linalg.norm(values[:, None] @ output, axis=-1)  # [KV heads, group, rows]
     targets = np.log(np.maximum((most * written).max(axis=1), 1e-12)).astype(np.float64)
     inputs = features(keys, np.linalg.norm(values, axis=-1)).astype(np.float64)

@@ -13,22 +13,23 @@ from edge.backends.kv_cache import KVState, RewindError, state_key
 from edge.backends.rope import CacheRope, Rotation
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
+from edge.model.cores import RowShape
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
-from edge.types import IntArray
+from edge.types import FloatArray, IntArray
 
 
 class ReferenceKV:
-    """Rotated keys, and values, of each layer: float32 [KV heads, capacity, head_dim], no heads without own rows."""
+    """Rotated keys, and values, of each layer: float32 [KV heads, capacity, size], no heads without own rows. Values
+    that are a part of their keys (`RowShape.shared`) have no memory of their own."""
 
     def __init__(self, name: str, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> None:
         """name: of the engine, for `key`."""
         network = find_network(spec)
-        shapes = [
-            (core.kv_heads, config.capacity, core.head_dim) if core and core.row_values else (0, 0, 0)
-            for core in network.attention
-        ]
-        self.keys, self.values = ([np.zeros(shape, np.float32) for shape in shapes] for _ in range(2))
+        self._rows = [row or RowShape(0, 0, 0) for row in network.rows]
+        rows = config.capacity
+        self.keys = [np.zeros((row.heads, rows, row.key), np.float32) for row in self._rows]
+        self._own_values = [np.zeros((row.heads, rows, row.stored_value), np.float32) for row in self._rows]
         self.fixed_state = FixedState(network.fixed_values)
         self.has_tail, self.fixed = bool(self.fixed_state), self.fixed_state.nbytes
         self.capacity = config.capacity
@@ -41,7 +42,16 @@ class ReferenceKV:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in (*self.keys, *self.values)) + self.fixed
+        return sum(array.nbytes for array in self._arrays) + self.fixed
+
+    @property
+    def _arrays(self) -> list[FloatArray]:
+        return [*self.keys, *self._own_values]
+
+    def values(self, layer: int) -> FloatArray:
+        """A layer's values, a view, float32 [KV heads, capacity, size]."""
+        row = self._rows[layer]
+        return self.keys[layer][..., : row.value] if row.shared else self._own_values[layer]
 
     @property
     def key(self) -> str:
@@ -99,7 +109,7 @@ class ReferenceKV:
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         rows = check_rows(rows, self._length)
         count = rows.size
-        for array in filter(len, (*self.keys, *self.values)):
+        for array in filter(len, self._arrays):
             array[:, :count] = array[:, rows]
         self._positions[:count] = self._positions[rows]
         self._length = count
@@ -132,13 +142,15 @@ class ReferenceKV:
     def shrink(self, capacity: int) -> None:
         check_capacity(capacity, self)
         self.capacity = min(self.capacity, capacity)
-        self.keys, self.values = ([each[:, : self.capacity].copy() for each in a] for a in (self.keys, self.values))
+        self.keys, self._own_values = (
+            [each[:, : self.capacity].copy() for each in arrays] for arrays in (self.keys, self._own_values)
+        )
 
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         last = check_range(first, last, self._length)
         positions = self.positions[first:last].copy()
         next_position = self.next_position if last == self._length else int(self._positions[last])
-        rows = [array[:, first:last].tobytes() for array in (*self.keys, *self.values)]
+        rows = [array[:, first:last].tobytes() for array in self._arrays]
         tail = self.fixed_state.save() if self.has_tail and last == self._length else None
         return KVState(self.key, positions, next_position, b"".join(rows), tail)
 
@@ -147,13 +159,13 @@ class ReferenceKV:
             self.rope.adopt(state.key, self._settings)
         check_state(state, self, self.next_position)
         first, last = self._length, self._length + state.positions.size
-        sizes = [array[:, first:last].size for array in (*self.keys, *self.values)]
+        sizes = [array[:, first:last].size for array in self._arrays]
         if len(state.data) != 4 * sum(sizes):
             raise InputError("the saved KV rows are damaged")
         data, at = np.frombuffer(state.data, np.float32), 0
         if self.has_tail and state.tail is not None:
             self.fixed_state.check(state.tail)
-        for array, size in zip((*self.keys, *self.values), sizes, strict=True):
+        for array, size in zip(self._arrays, sizes, strict=True):
             array[:, first:last] = data[at : at + size].reshape(array[:, first:last].shape)
             at += size
         self._positions[first:last], self._length, self.next_position = state.positions, last, state.next_position

@@ -6,6 +6,7 @@ A core reads normalised rows x. Its last matrix, `output`, multiplies the core's
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 from edge.records import dataclass
@@ -85,6 +86,40 @@ class Temperature:
 
 
 @dataclass(frozen=True)
+class RowShape:
+    """The row that a token has in the KV cache of a layer: a key and a value for each KV head.
+
+    rotated: the part of a key that RoPE rotates, as its first value and its length. shared: a value is the beginning of
+    its key, and has no memory of its own (latent attention).
+    """
+
+    heads: int  # KV heads; 1: all query heads read the same row
+    key: int  # values of a key
+    value: int  # values of a value
+    rotated: tuple[int, int] = (0, 0)
+    shared: bool = False
+
+    @property
+    def stored_value(self) -> int:
+        """Values of a value that have memory of their own."""
+        return 0 if self.shared else self.value
+
+    @property
+    def values(self) -> int:
+        """Stored values of all heads."""
+        return self.heads * (self.key + self.stored_value)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """What memory depends on: layers with the same sizes can share it."""
+        return self.heads, self.key, self.stored_value
+
+    def padded(self, step: int) -> RowShape:
+        """With keys and values of whole multiples of `step` values."""
+        return replace(self, key=-(-self.key // step) * step, value=-(-self.value // step) * step)
+
+
+@dataclass(frozen=True)
 class Attention:
     """Softmax attention. State: a row of keys and values for each token, or for each of the last `window` tokens.
 
@@ -128,13 +163,15 @@ class Attention:
         return self.heads * self.head_dim
 
     @property
-    def row_values(self) -> int:
-        """Values of K and V that a token adds to the cache."""
-        return 2 * self.kv_heads * self.head_dim if self.rows_of is None else 0
+    def row(self) -> RowShape:
+        """The rows that it reads."""
+        return RowShape(self.kv_heads, self.head_dim, self.head_dim, (0, self.rope.dim))
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
-        keys = self.kv_heads * self.head_dim
-        rows = {"attn_q": self.width, "attn_k": keys, "attn_v": keys, "attn_q_gate": self.width}
+        row, queries = self.row, self.heads * self.head_dim
+        rows = {
+            "attn_q": queries, "attn_k": row.heads * row.key, "attn_v": row.heads * row.value, "attn_q_gate": self.width
+        }  # fmt: skip
         yield from _with_biases((Tensor(name, rows[name], hidden) for name in self.inputs), self.biases)
         for name in ("attn_q", "attn_k") if self.head_norms else ():
             if name in self.inputs:
@@ -154,7 +191,7 @@ class Dense:
     biases: tuple[str, ...] = ()
 
     output = "ffn_down"
-    row_values, fixed_values = 0, 0
+    fixed_values = 0
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -200,7 +237,7 @@ class Experts:
     shared_gated: bool = True
 
     output, kind = "ffn_down_exps", "mixtures of experts"
-    row_values, fixed_values = 0, 0
+    fixed_values = 0
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -266,7 +303,6 @@ class DeltaNet:
 
     inputs = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
     output, kind = "ssm_out", "gated delta nets"
-    row_values = 0
 
     @property
     def width(self) -> int:
@@ -326,7 +362,6 @@ class Mamba:
 
     inputs = ("ssm_in",)
     output, kind = "ssm_out", "Mamba-2"
-    row_values = 0
 
     @property
     def width(self) -> int:
@@ -376,7 +411,6 @@ class ShortConvolution:
 
     inputs = ("shortconv.in_proj",)
     output, kind = "shortconv.out_proj", "short convolutions"
-    row_values = 0
 
     @property
     def width(self) -> int:
@@ -413,7 +447,7 @@ class PerLayerInput:
 
     inputs = ("inp_gate",)
     output, kind = "proj", "per-layer embeddings"
-    row_values, fixed_values = 0, 0
+    fixed_values = 0
 
     @property
     def width(self) -> int:
@@ -438,7 +472,7 @@ class NextToken:
 
     inputs = ()
     output, kind = "nextn.eh_proj", "layers for multi-token prediction"
-    row_values, fixed_values = 0, 0
+    fixed_values = 0
 
     @property
     def width(self) -> int:

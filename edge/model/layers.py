@@ -31,6 +31,7 @@ from edge.model.cores import (
     OneCore,
     PerLayerInput,
     Rope,
+    RowShape,
     Temperature,
     Tensor,
 )
@@ -171,14 +172,19 @@ class Network:
         return [(layer, block) for layer, block in blocks if not isinstance(block.core, own)][-1]
 
     @cached_property
+    def rows(self) -> tuple[RowShape | None, ...]:
+        """The rows that a token adds to the cache, [layers]; None for layers that add none."""
+        return tuple(core.row if core and core.rows_of is None else None for core in self.attention)
+
+    @cached_property
     def row_values(self) -> tuple[int, ...]:
-        """Values of K and V that a token adds to the cache, [layers]."""
-        return tuple(sum(block.core.row_values for block in layer) for layer in self.layers)
+        """Values of keys and values that a token adds to the cache, [layers]."""
+        return tuple(row.values if row else 0 for row in self.rows)
 
     @property
     def rowless(self) -> tuple[int, ...]:
         """Indexes of layers that add no rows to the cache."""
-        return tuple(layer for layer, values in enumerate(self.row_values) if not values)
+        return tuple(layer for layer, row in enumerate(self.rows) if row is None)
 
     @cached_property
     def fixed_values(self) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ class ModelSpec:
     type_bytes: tuple[tuple[str, int], ...]  # bytes of weights in each block type
     network: Network | None = None  # None: only llama.cpp runs this architecture
     proven: bool = True  # False: the header was not checked in full, so llama.cpp tries it in a process of its own
-    layer_values: tuple[int, ...] = ()  # [layers]: values of K and V in a row; empty: the same in all of them
+    layer_values: tuple[int, ...] = ()  # [layers], where there is no network: values of K and V in a row
     layer_windows: tuple[int, ...] = ()  # [layers], where there is no network: positions that a token sees, 0: all
     recurrent: bool = False  # some state sums up all tokens and cannot be rolled back by a token
     state_bytes: int = 0  # size of that state in float32, for any number of tokens
@@ -63,7 +63,7 @@ class ModelSpec:
     @property
     def kv_values(self) -> tuple[int, ...]:
         """Values of K and V that one token adds to the KV cache, [layers]; 0 in layers without a cache of their own."""
-        return self.layer_values or (2 * self.kv_heads * self.head_dim,) * self.layers
+        return self.network.row_values if self.network else self.layer_values
 
     @property
     def windows(self) -> tuple[int, ...]:

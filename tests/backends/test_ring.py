@@ -22,6 +22,7 @@ from edge.backends.kv_cache import RewindError, end_of
 from edge.backends.ring import LayerKinds, Ring
 from edge.backends.row_lists import RowLists
 from edge.errors import EngineError, InputError
+from edge.model.cores import RowShape
 from edge.model.model import open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
@@ -62,7 +63,7 @@ class OneRope:
 class TokenStore:
     """RowStore protocol of one head, whose rows are a token and its key."""
 
-    row_bytes, head, observes, level, nbytes = 16, 1, False, False, 0
+    row_bytes, row, observes, level, nbytes = 16, RowShape(1, 1, 1), False, False, 0
 
     def __init__(self, capacity: int) -> None:
         self.capacity = self.longest = capacity
@@ -115,7 +116,7 @@ def token_cache(window: int, chunk: int, capacity: int) -> HeadKV[TokenStore]:
     """Of two layers, the second of which has a window."""
     rows = LayerKinds.of((0, window)).ring_rows(capacity, chunk)
     rope: Any = OneRope()
-    return HeadKV(TokenStore(capacity), (0,), 1, rope, "key", 0, Ring(TokenStore(rows), (1,), window))
+    return HeadKV(TokenStore(capacity), (0,), rope, "key", 0, Ring(TokenStore(rows), (1,), window))
 
 
 def run(kv: HeadKV[TokenStore], tokens: Sequence[int]) -> None:

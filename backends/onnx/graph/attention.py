@@ -8,6 +8,7 @@ from edge.backends.onnx.graph.context import KV_TYPES, Context, mask_name, table
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.proto import Type
 from edge.backends.onnx.graph.state import split
+from edge.backends.onnx.rows import row_values
 from edge.model.cores import Attention
 
 _ROTARY_HEADS = 16  # GroupQueryAttention rotates heads whose size is a multiple of this
@@ -17,18 +18,19 @@ def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
     """Map normalized rows, [1, n, hidden], to the concatenated heads' outputs, [1, n, width]."""
     qkv, gate = _project(graph, core, layer, x)
     if graph.observed:
-        graph.output(f"qkv.{layer}", Type.FLOAT, 1, "k", core.width + core.row_values)
+        graph.output(f"qkv.{layer}", Type.FLOAT, 1, "k", core.width + core.row.values)
         graph.node("Gather", qkv, "observed", output=f"qkv.{layer}", axis=1)
     graph.begin("attend", layer)
     if graph.kv_dtype == "f16":
         qkv = graph.node("Cast", qkv, to=Type.FLOAT16)
     kind, ring = KV_TYPES[graph.kv_dtype], "ring_" if layer in graph.kinds.ringed else ""
-    shape = (1, core.kv_heads, f"{ring}capacity", core.head_dim // (2 if graph.kv_dtype == "int4" else 1))
+    row = core.row
+    shape = (1, row.heads, f"{ring}capacity", row_values(row.key, graph.kv_dtype))
     for name in (f"past_key.{layer}", f"past_value.{layer}"):
         graph.input(name, kind, *shape)
     for name in (f"key.{layer}", f"value.{layer}"):
         graph.output(name, kind, *shape)
-    how: dict[str, Any] = {"num_heads": core.heads, "kv_num_heads": core.kv_heads, **_scores(core)}
+    how: dict[str, Any] = {"num_heads": core.heads, "kv_num_heads": row.heads, **_scores(core)}
     tables = ["", "", ""]
     if graph.network.rotates(layer):
         cos, sin = table_names(graph.network.rope_of(layer))
@@ -49,7 +51,7 @@ def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
     inputs = [qkv, "", "", f"past_key.{layer}", f"past_value.{layer}", *counts, *tables, hidden, sinks]
     if graph.quantized:
         for name in (f"key_scales.{layer}", f"value_scales.{layer}"):
-            graph.input(name, Type.FLOAT, 1, core.kv_heads, 1, core.head_dim)
+            graph.input(name, Type.FLOAT, 1, row.heads, 1, row.key)
             inputs.append(name)
         how |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
         how["kv_cache_bit_width"] = int(graph.kv_dtype.removeprefix("int"))
@@ -89,7 +91,7 @@ def _project(graph: Context, core: Attention, layer: int, x: str) -> tuple[str, 
     graph.begin("qkv", layer)
     qkv, gate = graph.multiply(f"{at}qkv", x), ""
     if core.gated:
-        qkv, gate = split(graph, qkv, [core.width + core.row_values, core.width])
+        qkv, gate = split(graph, qkv, [core.width + core.row.values, core.width])
     if core.head_norms:
         qkv = _norm_heads(graph, core, at, qkv)
     if core.temperature:
@@ -105,7 +107,8 @@ def _scores(core: Attention) -> dict[str, Any]:
 
 def _split_heads(graph: Context, core: Attention, qkv: str) -> list[str]:
     """Split into queries, keys and values."""
-    return split(graph, qkv, [core.width, core.row_values // 2, core.row_values // 2])
+    row = core.row
+    return split(graph, qkv, [core.width, row.heads * row.key, row.heads * row.value])
 
 
 def _norm_heads(graph: Context, core: Attention, at: str, qkv: str) -> str:
@@ -134,7 +137,8 @@ def _by_head(graph: Context, core: Attention, x: str, heads: int) -> str:
 def _behind_past(graph: Context, core: Attention, name: str, new: str) -> str:
     """Append the new rows, also an output, to those of the cache."""
     kind, past = KV_TYPES[graph.kv_dtype], f"past_{name}"
-    graph.input(past, kind, 1, core.kv_heads, graph.rows_of(core.window), core.head_dim)
-    graph.output(name, kind, 1, core.kv_heads, graph.tokens, core.head_dim)
+    row = core.row
+    graph.input(past, kind, 1, row.heads, graph.rows_of(core.window), row.key)
+    graph.output(name, kind, 1, row.heads, graph.tokens, row.key)
     graph.node("Cast", new, to=kind, output=name)
     return graph.node("Concat", past if kind == Type.FLOAT else graph.node("Cast", past, to=Type.FLOAT), new, axis=2)

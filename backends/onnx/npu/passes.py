@@ -16,7 +16,7 @@ from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.graph.context import mask_name, table_names
 from edge.backends.onnx.graph.static import HIDDEN, Part, parts_of, residual_factor
 from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables
-from edge.backends.onnx.kv import OnnxStore
+from edge.backends.onnx.kv import OnnxStore, row_of
 from edge.backends.onnx.model_files import ModelFiles
 from edge.backends.onnx.providers import explained
 from edge.backends.onnx.rows import NUMPY_TYPE
@@ -45,7 +45,7 @@ class StaticPasses:
         self.logits = np.zeros((1, spec.vocab), np.float32)
         self._spec, self._network, self._form, self._kv = spec, network, form, kv
         self._embedding = Embedding(file, network, files)
-        self._angles = AngleTables(kv, network, max(form.chunk, ANGLES_AHEAD), spec.head_dim, "float32")
+        self._angles = AngleTables(kv, network, max(form.chunk, ANGLES_AHEAD), kv.store.row.key, "float32")
         self._sizes = {tokens: _Arrays(spec, network, form, tokens) for tokens in (form.chunk, 1)}
         self._last = self._sizes[1]
         self._sessions: Mapping[Part, Any] = {}
@@ -122,11 +122,12 @@ class _Arrays:
     def __init__(self, spec: ModelSpec, network: Network, form: StaticForm, tokens: int) -> None:
         self.tokens = tokens
         self.x = np.zeros((1, tokens, spec.hidden), np.float32)
-        self.angles = [np.zeros((2, 1, tokens, spec.head_dim // 2), np.float32) for _ in network.ropes]
+        row = row_of(spec)
+        self.angles = [np.zeros((2, 1, tokens, row.key // 2), np.float32) for _ in network.ropes]
         self.temperatures = np.ones((1, tokens, 1), np.float32)
         rows = {window: form.ring_rows if window and form.ring_rows else form.rows for window in set(network.windows)}
         self.masks = {each: np.full((1, 1, tokens, count + tokens), HIDDEN, np.float32) for each, count in rows.items()}
-        shape = (spec.layers, 2, spec.kv_heads, tokens, spec.head_dim)
+        shape = (spec.layers, 2, row.heads, tokens, row.key)
         self.rows: AnyArray = np.zeros(shape, NUMPY_TYPE[form.kv_dtype])
         self.queries = np.zeros((spec.layers, tokens, spec.heads * spec.head_dim), np.float32)
 

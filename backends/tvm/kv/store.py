@@ -18,7 +18,8 @@ from edge.backends.tvm.kv.pages import bounds_bytes, pages_bounded
 from edge.backends.tvm.kv.regions import TILE, Move, Regions
 from edge.backends.tvm.kv.rows import with_spare
 from edge.backends.tvm.memory import aligned_zeros, release
-from edge.backends.tvm.packing.shape import Shape, padded_head
+from edge.backends.tvm.packing.cores import LANES
+from edge.backends.tvm.packing.shape import Shape
 from edge.types import AnyArray, FloatArray, IntArray
 
 
@@ -78,8 +79,8 @@ class Arena(Generic[OwnRows]):
     """Memory shared with compiled code: `rows`, and `starts` and `lengths`, the first row and the number of rows of
     each head, int32 [together · layers · KV heads]. `NativeStore.prepare` fills these in for the sequences of a pass.
 
-    core: of a layer whose rows are here. positions, paid: each arena row's position (for sliding windows) and received
-    attention (for policies); bounds: of each page, uint16 that hold float16 (pages.py). Empty unless needed.
+    row: of the layers whose rows are here, padded. positions, paid: each arena row's position (for sliding windows) and
+    received attention (for policies); bounds: of each page, uint16 that hold float16 (pages.py). Empty unless needed.
     """
 
     def __init__(
@@ -87,14 +88,15 @@ class Arena(Generic[OwnRows]):
         pages: bool = False,
     ) -> None:  # fmt: skip
         """beside: the arena of the other layers, if this one is of rings alone."""
-        self.shape, self.rows, self.core = shape, rows, shape.ringed if beside else shape.attention
+        core = shape.ringed if beside else shape.attention
+        self.shape, self.rows, self.row = shape, rows, core.row.padded(LANES)
         self.heads = shape.layers * shape.kv_heads
         heads = together * self.heads
         self.starts: IntArray = beside.starts if beside else aligned_zeros(heads, "int32")
         self.lengths: IntArray = beside.lengths if beside else aligned_zeros(heads, "int32")
-        self.positions = with_spare(rows.count if self.core.window else 0, "int32")
+        self.positions = with_spare(rows.count if core.window else 0, "int32")
         self.paid = with_spare(rows.count if observes else 0, "float32")
-        self.page_bytes = bounds_bytes(padded_head(self.core.head_dim)) * TILE if pages else 0
+        self.page_bytes = bounds_bytes(self.row.key) * TILE if pages else 0
         self.bounds = aligned_zeros(rows.count // TILE * self.page_bytes // 2, "uint16")
 
     def follow(self, count: int) -> None:
@@ -119,11 +121,11 @@ class NativeStore(Generic[OwnRows]):
         self, arena: Arena[OwnRows], layers: Sequence[int], regions: Regions, *, windowed: bool, observes: bool,
         pages: bool = False,
     ) -> None:  # fmt: skip
-        core, self.arena, self.rows, self.regions = arena.core, arena, arena.rows, regions
-        self.heads = (np.array(layers)[:, None] * arena.shape.kv_heads + np.arange(core.kv_heads)).reshape(-1)
+        self.row, self.arena, self.rows, self.regions = arena.row, arena, arena.rows, regions
+        self.heads = (np.array(layers)[:, None] * arena.shape.kv_heads + np.arange(self.row.heads)).reshape(-1)
         self.layers, self.dtype, self.capacity = layers, arena.rows.dtype, regions.capacity
-        self.head, self.observes, self.place_in_pass = padded_head(core.head_dim), observes, 0
-        self.row_bytes = self.rows.row_bytes * core.kv_heads * len(layers)
+        self.observes, self.place_in_pass = observes, 0
+        self.row_bytes = self.rows.row_bytes * self.row.heads * len(layers)
         self.lengths: IntArray = np.zeros(self.heads.size, np.int32)
         self._windowed, self.bounded = windowed, 0
         self._each = self.rows.row_bytes + 4 * windowed + 4 * observes  # bytes
@@ -262,7 +264,7 @@ def make_kv(
     store = NativeStore(
         arena, kinds.whole, regions, windowed=windowed, observes=config.observes, pages=config.reads > 0
     )
-    return HeadKV(store, kinds.whole, arena.core.kv_heads, rope, key, config.pinned, ring, state)
+    return HeadKV(store, kinds.whole, rope, key, config.pinned, ring, state)
 
 
 def choose_normals(kv: HeadKV[NativeStore[OwnRows]], run: Callable[[IntArray], object], vocab: int) -> None:

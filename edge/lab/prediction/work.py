@@ -78,7 +78,7 @@ class _Reader(NamedTuple):
 def _readers(spec: ModelSpec) -> list[_Reader]:
     if spec.network is not None:
         cores = filter(None, spec.network.attention)
-        return [_Reader(core.window, 2 * core.kv_heads * core.head_dim, core.width) for core in cores]
+        return [_Reader(core.window, core.row.values, core.width) for core in cores]
     rows = zip(spec.windows, spec.kv_values, strict=True)
     return [_Reader(window, values, spec.heads * spec.head_dim) for window, values in rows if values]
 
