@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "internal.h" /* compiled_run: all other names are those of edge.h */
+#include "bundle.h" /* compiled_run: all other names are those of edge.h */
 
 static edge_error error = {.size = sizeof error};
 static const char *path;

@@ -241,9 +241,10 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
     numbers = ", ".join(map(str, digest))
     return (
         "/* The model.edge that this library is for. Written by edge export. */\n"
-        f'#include "internal.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
+        f'#include "bundle.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
         f"table_reader *const EDGE_TABLE = {reader};\nadapter_reader *const EDGE_ADAPTERS = {adapters};\n"
         f"const gpu_host *const EDGE_GPU = {gpu}, *const EDGE_NPU = {npu};\n"
+        f"session_racer *const EDGE_RACE = {'begin_faster' if Section.GPU in sections else 'NULL'};\n"
         f"device_run *const EDGE_DEVICE = {'run_on_page' if gpu_of_page else 'NULL'};\n"
     )
 

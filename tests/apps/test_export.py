@@ -313,7 +313,7 @@ def test_models_that_apps_cannot_run_are_refused(tmp_path: Path) -> None:
         ),
         (
             "iphone-16", "Sources/EdgeKit",
-            {"Package.swift", "Sources/CEdge/include/edge.h", "Sources/CEdge/session.c", "Sources/CEdge/internal.h",
+            {"Package.swift", "Sources/CEdge/include/edge.h", "Sources/CEdge/session.c", "Sources/CEdge/bundle.h",
              "Sources/CEdge/constants.h", "Sources/CEdge/passes.c", "Sources/CEdge/trusted.c",
              "Sources/CEdge/pass_dotprod.s"},
         ),

@@ -195,7 +195,7 @@ CORES = """
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include "internal.h"
+#include "system.h"
 int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *cpus);
 int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *cpus)
 {

@@ -57,7 +57,7 @@ CDecision = struct("CDecision", [("stop", ctypes.c_int32), *doubles("pause", "gi
 
 
 def library() -> ctypes.CDLL:
-    lib = load_runtime(HARNESS, "governor.c", "watch.c")
+    lib = load_runtime(HARNESS, "budgets.c")
     lib.governor_decide.restype = CDecision
     for name in ("governor_affordable", "watch_affordable"):
         getattr(lib, name).restype = ctypes.c_int64

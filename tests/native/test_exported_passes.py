@@ -189,7 +189,7 @@ def test_passes_are_listed_from_the_best_to_the_plainest(tmp_path: Path, designs
     at = [source.index(f'{{"{name}", edge_run_{name}}}') for name in ("avx512vnni", "avxvnni", "avx2")]
     assert at == sorted(at)
     (tmp_path / "passes.c").write_text(source)
-    build([tmp_path / "passes.c"], ("-c",), ".o")  # it is what internal.h declares
+    build([tmp_path / "passes.c"], ("-c",), ".o")  # it is what bundle.h declares
 
 
 @pytest.mark.slow

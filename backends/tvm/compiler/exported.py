@@ -104,6 +104,6 @@ def passes_source(designs: Sequence[Design]) -> str:
     rows = "".join(f'    {{"{each.target.name}", {each.symbol("run")}}},\n' for each in designs)
     return (
         "/* The compiled passes of this library, the best first. Written by edge export. */\n"
-        f'#include "internal.h"\n\n{declared}\n'
+        f'#include "bundle.h"\n\n{declared}\n'
         f"const compiled_pass EDGE_PASSES[] = {{\n{rows}    {{NULL, NULL}},\n}};\n"
     )

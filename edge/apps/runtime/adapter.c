@@ -3,9 +3,15 @@
 #include <math.h>
 #include <string.h>
 
+#include "bundle.h"
+#include "hash.h"
+#include "model.h"
+#include "pass.h"
+#include "rows.h"
 #include "session.h"
+#include "stream.h"
 
-enum { PARTS = 3, TILE_SCALES = TILE * sizeof(float), DIGEST = 32, PIECE = 4096 }; /* PARTS: A, its scales, B */
+enum { PARTS = 3, TILE_SCALES = TILE * sizeof(float), PIECE = 4096 }; /* PARTS: A, its scales, B */
 
 static uint64_t part_bytes(const adapted *matrix, int part, uint32_t rank)
 {
@@ -72,16 +78,16 @@ static edge_status check_header(const edge_session *s, const adapter_header *hea
 }
 
 /* Reads over the part for the other engine, which the hash covers. */
-static bool skip(state_stream *from, uint64_t size)
+static bool skip(hashed_stream *from, uint64_t size)
 {
     uint8_t piece[PIECE];
     bool whole = true;
     for (uint64_t at = 0; whole && at < size; at += PIECE)
-        whole = state_get(from, piece, (size_t)(size - at < PIECE ? size - at : PIECE));
+        whole = stream_get(from, piece, (size_t)(size - at < PIECE ? size - at : PIECE));
     return whole;
 }
 
-static bool read_matrices(edge_session *s, state_stream *from, const adapter_header *header)
+static bool read_matrices(edge_session *s, hashed_stream *from, const adapter_header *header)
 {
     const adapters_config *room = model_adapters(s->model);
     const adapted *matrices = (const adapted *)(room + 1);
@@ -90,10 +96,10 @@ static bool read_matrices(edge_session *s, state_stream *from, const adapter_hea
     for (uint32_t i = 0; whole && i < room->count; i++) {
         static const int64_t none[PARTS];
         int64_t *places = to.table + matrices[i].table;
-        whole = state_get(from, places, sizeof none) &&
+        whole = stream_get(from, places, sizeof none) &&
                 (!memcmp(places, none, sizeof none) || are_within(matrices + i, places, header));
     }
-    return whole && state_get(from, to.memory, (size_t)header->bytes);
+    return whole && stream_get(from, to.memory, (size_t)header->bytes);
 }
 
 static bool scale_matrices(edge_session *s, const adapter_header *header, float scale)
@@ -114,10 +120,10 @@ static bool scale_matrices(edge_session *s, const adapter_header *header, float 
 static edge_status read_all(edge_session *s, const edge_stream *stream, float scale, edge_error *error)
 {
     const adapters_config *room = model_adapters(s->model);
-    state_stream from = {.stream = stream};
+    hashed_stream from = {.stream = stream};
     adapter_header header = {.rank = 0};
     hash_start(&from.sum);
-    bool whole = state_get(&from, &header, sizeof header);
+    bool whole = stream_get(&from, &header, sizeof header);
     edge_status status = check_header(s, &header, error);
     if (status)
         return status;
@@ -125,11 +131,11 @@ static edge_status read_all(edge_session *s, const edge_stream *stream, float sc
     bool finite = true;
     if (s->gpu)
         whole = whole && skip(&from, (uint64_t)room->count * PARTS * sizeof(int64_t)) && skip(&from, header.bytes) &&
-                host_of(s->gpu)->adapt(s->gpu, state_get, &from, scale, &finite);
+                host_of(s->gpu)->adapt(s->gpu, stream_get, &from, scale, &finite);
     else
         whole = whole && read_matrices(s, &from, &header) && skip(&from, header.gpu_bytes);
     hash_end(&from.sum, s->adapter.hash);
-    if (!whole || !state_get(&from, stored, sizeof stored) || memcmp(stored, s->adapter.hash, sizeof stored))
+    if (!whole || !stream_get(&from, stored, sizeof stored) || memcmp(stored, s->adapter.hash, sizeof stored))
         return edge_fail(error, EDGE_BAD_FILE, "the adapter is damaged or cut short: copy it again");
     if (!s->gpu)
         finite = scale_matrices(s, &header, scale);

@@ -10,7 +10,7 @@
 #include <sys/sysctl.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "system.h"
 
 int64_t system_read(int32_t fd, void *to, uint64_t size)
 {
@@ -94,7 +94,7 @@ uint32_t fastest_cores(void)
 #include <pthread.h>
 #include <string.h>
 
-#include "internal.h"
+#include "system.h"
 
 /* os_sync_wait_on_address and its counterpart, which iOS 17.4 and macOS 14.4 have; before, a condition variable. They
  * lie behind the pass's two words in its line, so that nothing is global. */

@@ -1,5 +1,5 @@
 /* The chat template as data: token ids that edge/apps/chat.py rendered at export. */
-#include "internal.h"
+#include "chat.h"
 
 static const chat_header *header_of(const edge_model *model)
 {

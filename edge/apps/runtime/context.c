@@ -3,7 +3,14 @@
 #include <math.h>
 #include <string.h>
 
-#include "session.h"
+#include "budgets.h"
+#include "context.h"
+#include "drafts.h"
+#include "kv.h"
+#include "pass.h"
+#include "policy.h"
+#include "sampler.h"
+#include "system.h"
 
 void context_reset(edge_session *s)
 {

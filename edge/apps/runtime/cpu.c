@@ -8,7 +8,7 @@
 #include <sys/auxv.h>
 #endif
 
-#include "internal.h"
+#include "system.h"
 
 /* ---- instruction sets -------------------------------------------------------------------------------------------- */
 

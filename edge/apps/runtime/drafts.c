@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "internal.h"
+#include "drafts.h"
 
 #if defined __GNUC__ && !defined __clang__
 #pragma GCC optimize("O3") /* with vectors, as clang has them at -Os: a token reads all of the text */

@@ -2,7 +2,7 @@
 #include <stdarg.h>
 #include <string.h>
 
-#include "internal.h"
+#include "base.h"
 
 typedef struct { char *to; size_t room, used; } line; /* room: characters, without \0 */
 

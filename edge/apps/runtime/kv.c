@@ -8,7 +8,9 @@
  * A fixed state sums up all tokens, and no eviction touches it: see backends/fixed_state.py. It comes back to an earlier
  * length by a snapshot (edge/run/sequences/snapshots.py).
  */
-#include "kv.h"
+#include "kv_parts.h"
+#include "rows.h"
+#include "system.h"
 
 #include <string.h>
 

@@ -1,67 +1,81 @@
-/* What kv.c, kv_keys.c and kv_state.c know of each other. */
+/* The KV cache: which rows there are. A port of HeadKV, RowLists, PinnedKeys, Ring and Regions of backends/; kv.c shows how
+ * they fit together. */
 #ifndef EDGE_KV_H
 #define EDGE_KV_H
 
-#include "internal.h"
+#include "base.h"
+#include "model.h"
+#include "rows.h"
 
-static const int64_t ALL = -((int64_t)1 << 60); /* for `first`: no row has been forgotten */
+typedef struct kv kv;
+kv *kv_layout(arena *from, const edge_model *model, bool elsewhere); /* elsewhere: as in rows_layout */
+uint32_t kv_arena(const kv *k, uint32_t number); /* rows of arena 0 or 1: see kv_arenas */
+void kv_attach(kv *k, uint32_t number, rows_device *device); /* the arena's rows are held by the device */
+void kv_clear(kv *k);
 
-typedef struct { /* the rows of layers without a ring, or of those with one */
-    uint32_t heads, start, even, capacity, longest, length; /* start: row of the arena; even: rows of a head, in tiles;
-                                                               longest: capacity before `kv_shrink` */
-    uint32_t lists;                /* one for all heads, or one for each */
-    int32_t *physical, *positions; /* [lists][longest], by logical row */
-    const uint32_t *of;            /* the heads' numbers among those of all layers */
-    int64_t base, next;            /* next: position of the next key */
-    bool windowed, observed;
-    kv_rows *rows;                 /* the arena */
-} kv_part;
+/* ---- rows in use -------------------------------------------------------------------------------------------------- */
 
-struct kv {
-    const edge_model *model;
-    kv_rows rows[2];        /* of all layers; or without rings, and of rings, whose heads are others */
-    kv_part whole, ring;
-    int64_t first;          /* ring: rows from this position on are here */
-    uint32_t before, spare; /* ring: earlier rows that a token sees; rows that are freed at once */
-    int32_t *starts, *lengths;
-    int32_t *positions;     /* of the rows of the arena that has windows */
+uint32_t kv_length(const kv *k); /* logical rows */
+uint32_t kv_free(const kv *k);
+uint32_t kv_capacity(const kv *k);
+int64_t kv_next_position(const kv *k);      /* position of the next token in the lists */
+int64_t kv_next_rope_position(const kv *k); /* RoPE position of the next key */
+uint64_t kv_bytes(const kv *k);      /* bytes of evictable rows at the present capacity */
+uint64_t kv_fixed(const kv *k);      /* bytes of rings and of the fixed state */
+uint64_t kv_remembered(const kv *k); /* bytes of snapshots; 0 for models without a fixed state */
+
+/* ---- a pass -------------------------------------------------------------------------------------------------------- */
+
+/* Announces `count` tokens. Past LongRoPE's original context, switches to the long factors and rotates cached keys. */
+void kv_announce(kv *k, uint32_t count);
+uint32_t kv_foresight(const kv *k); /* number of announced tokens that would switch the factors; 0 once they have switched */
+bool kv_lengthened(const kv *k);    /* whether LongRoPE's long factors are in use */
+/* Fills starts, lengths, positions and attention for a pass that appends `count` rows, at most a chunk and kv_free. */
+void kv_prepare(kv *k, uint32_t count);
+void kv_appended(kv *k, uint32_t count); /* the pass has appended its rows */
+void kv_written(kv *k, uint32_t count);  /* compiled code has written `count` rows behind all others */
+/* Of `count` rows, how many one pass may append such that kv_drop can remove all but the first. */
+uint32_t kv_at_once(const kv *k, uint32_t count);
+void kv_drop(kv *k, uint32_t count); /* removes the last rows, of those that kv_at_once allowed */
+/* Arguments of compiled passes, in the order of generator.exported_pointers from "keys" on. */
+typedef struct {
+    void *keys, *values, *key_scales, *value_scales;
+    int32_t *lengths, *positions;
     float *paid;
-    bool lengthened;
-    float *states, *snapshots;     /* of layers that sum up all tokens, and copies [held] of them */
-    float *working;                /* before `states`: the copies that threads change in a pass over drafts */
-    uint32_t ends[SNAPSHOTS], held; /* rows that there were when each was made, ascending */
-    size_t state_bytes;
-    uint32_t pinned, known;    /* first rows, at most and now, whose keys are kept as they were before they were rotated */
-    float *pinned_keys;        /* [heads][pinned][head] */
-    int64_t *pinned_positions; /* RoPE's */
-    float *angles, *key;       /* [kinds][2][head / 2], cosines and sines; [head] */
-    uint8_t *occupied;
-};
+    int32_t *starts;
+    void *ring_keys, *ring_values, *ring_key_scales, *ring_value_scales; /* the same arrays unless rings have their own */
+    int32_t *ring_positions;
+    float *states;
+} kv_pointers;
+kv_pointers kv_arguments(kv *k);
+kv_rows *kv_arenas(kv *k); /* [2]: of all layers; or of layers without a ring, and of rings, whose heads differ */
 
-static inline uint32_t row_of(const kv_part *p, uint32_t head, uint32_t logical) /* of the arena */
-{
-    uint32_t list = p->lists > 1 ? head : 0;
-    return p->start + head * p->even + (uint32_t)p->physical[(size_t)list * p->longest + logical];
-}
+/* ---- eviction ------------------------------------------------------------------------------------------------------ */
 
-static inline int32_t *position_of(const kv_part *p, uint32_t head, uint32_t logical)
-{
-    return p->positions + (p->lists > 1 ? (size_t)head * p->longest : 0) + logical;
-}
+void kv_keep(kv *k, const int32_t *rows, uint32_t count); /* evicts all but these rows, ascending; closes gaps in positions */
+/* Evicts different rows in each head: `choose` writes the `count` rows that stay, ascending. rows: room for them. */
+typedef void (*kv_choice)(void *from, uint32_t head, int32_t *rows);
+void kv_keep_heads(kv *k, uint32_t count, kv_choice choose, void *from, int32_t *rows);
+void kv_renumber(kv *k); /* gives the rows of each list the positions 0 … length - 1, and rotates their keys */
+uint32_t kv_heads(const kv *k); /* of layers without a ring */
+/* For policies that observe: attention and age [length] of a head's rows, in logical order. */
+void kv_attention(const kv *k, uint32_t head, float *paid, int32_t *ages);
+void kv_shrink(kv *k, uint32_t capacity); /* reduces the capacity, at least to the rows in use */
+void kv_release(kv *k); /* returns unused pages to the system; they come back when they are written */
 
-static inline uint32_t heads_of(const kv_part *p, uint32_t list) /* of a list, the number behind its last head */
-{
-    return p->lists > 1 ? list + 1 : p->heads;
-}
+/* ---- earlier lengths ------------------------------------------------------------------------------------------------ */
 
-void kv_place(kv *k, const kv_part *p);
+bool kv_can_truncate(const kv *k, uint32_t length);
+void kv_truncate(kv *k, uint32_t length); /* removes rows behind `length`; kv_can_truncate must hold */
+/* Takes a snapshot of the fixed state, with which kv_truncate can return to the present length until rows are evicted or
+ * SNAPSHOTS others have followed. kept: length of an earlier snapshot that stays; 0: none. */
+void kv_remember(kv *k, uint32_t kept);
+uint32_t kv_latest(const kv *k, uint32_t length); /* rows of the last usable snapshot of at most `length` rows; 0: none */
 
-/* kv_keys.c: LongRoPE's short factors or its long ones, or from where the short ones rotate to where the long ones do */
-enum kv_factors { SHORT, LONG, BETWEEN };
-enum kv_factors kv_factors(const kv *k);
-/* Rotates the key of a logical row, of all heads that share the list, by more positions. */
-void kv_rotate_row(kv *k, kv_part *p, uint32_t list, uint32_t logical, int64_t by, enum kv_factors factors);
-/* Rotates the keys of logical rows of all heads from RoPE positions to others. */
-void kv_move_keys(kv *k, const uint32_t *rows, const int64_t *from, const int64_t *to, uint32_t count);
+/* ---- saved conversations: kv_state.c ------------------------------------------------------------------------------- */
+
+uint64_t kv_saved_bytes(const kv *k);
+bool kv_save(const kv *k, bool (*out)(void *to, const void *bytes, size_t size), void *to);
+edge_status kv_load(kv *k, bool (*in)(void *from, void *bytes, size_t size), void *from, edge_error *error);
 
 #endif

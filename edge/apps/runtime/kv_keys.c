@@ -1,5 +1,7 @@
 /* The keys of cached rows rotated to other positions: a port of backends/rope.py, and of PinnedKeys (row_lists.py). */
-#include "kv.h"
+#include "kv_parts.h"
+#include "model.h"
+#include "rows.h"
 
 #include <math.h>
 #include <string.h>

@@ -3,6 +3,8 @@
  * them as they were: who saves often has to write only what changed.
  */
 #include "kv.h"
+#include "kv_parts.h"
+#include "rows.h"
 
 #include <math.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "system.h"
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
@@ -97,7 +97,7 @@ void private_bytes(uint64_t *anonymous, uint64_t *swapped)
 {
     char text[4096];
     int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
-    int64_t size = fd < 0 ? -1 : read_fd(fd, text, sizeof text);
+    int64_t size = fd < 0 ? -1 : system_read(fd, text, sizeof text);
     if (fd >= 0)
         close(fd);
     *anonymous = kilobytes_behind("\nRssAnon:", text, size > 0 ? (size_t)size : 0);
@@ -140,7 +140,7 @@ static uint32_t cpu_number(uint32_t cpu, const char *file, uint32_t otherwise)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return otherwise;
-    int64_t length = read_fd(fd, text, sizeof text - 1);
+    int64_t length = system_read(fd, text, sizeof text - 1);
     close(fd);
     if (length < 1 || text[0] < '0' || text[0] > '9')
         return otherwise;

@@ -1,8 +1,10 @@
 /* model.edge: maps it, and checks once what the other parts rely on: where sections lie, their checksums, and that the
  * numbers of CONFIG are possible and agree with the sizes of the other sections. edge/apps/model_file.py writes it. */
+#include <math.h>
 #include <string.h>
 
-#include "internal.h"
+#include "model.h"
+#include "system.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "what is in the file is used as it is");
 
@@ -308,4 +310,9 @@ const angles_config *find_angles(const edge_model *model, uint32_t kind, bool le
     const edge_config *c = model->config;
     uint64_t index = kind + (lengthened && c->long_from ? c->rope_kinds : 0);
     return (const angles_config *)(model->sections[SECTION_ANGLES] + index * angles_bytes(c));
+}
+
+float temperature_at(const edge_config *config, int64_t position)
+{
+    return (float)(1 + config->temper_slope * log1p((double)(position / config->temper_period)));
 }

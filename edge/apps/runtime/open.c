@@ -1,7 +1,12 @@
-/* edge_open, edge_close and edge_info. */
+/* Opens, closes and describes models. */
 #include <string.h>
 
-#include "internal.h"
+#include "bundle.h"
+#include "chat.h"
+#include "hash.h"
+#include "model.h"
+#include "system.h"
+#include "tokenizer.h"
 
 /* Compiled code works by these sections and checks nothing: they are those that it was exported with. */
 static edge_status check_trusted(const edge_model *model, edge_error *error)

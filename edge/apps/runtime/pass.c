@@ -3,9 +3,16 @@
 #include <math.h>
 #include <string.h>
 
-#include "internal.h"
+#include "bundle.h"
+#include "kv.h"
+#include "model.h"
+#include "pass.h"
+#include "system.h"
 
 typedef struct { pass *pass; int64_t number; worker thread; } member;
+
+/* left: tokens to come whose head runs as a whole. length: of the next run of such tokens; 0 counts as 1. */
+typedef struct { uint32_t left, length; } head_stages;
 
 struct pass {
     const edge_model *model;
@@ -244,12 +251,6 @@ static int64_t angle_row(pass *p, uint32_t count)
     return first - p->first_angle;
 }
 
-/* As temperatures of edge/model/architectures/angles.py. */
-float temperature_at(const edge_config *config, int64_t position)
-{
-    return (float)(1 + config->temper_slope * log1p((double)(position / config->temper_period)));
-}
-
 /* Of the queries. */
 static void fill_temperatures(pass *p, int64_t position, uint32_t count)
 {
@@ -361,6 +362,58 @@ void pass_settle(pass *p, uint32_t dropped)
     }
     kv_drop(p->rows, dropped);
     p->unsettled = 0;
+}
+
+/* ---- a head in two stages ------------------------------------------------------------------------------------------- */
+
+/* A head in two stages, a port of backends/tvm/cpu/two_stages.py: bounds of the logits of each tile of the vocabulary tell
+ * which tiles may hold the largest logits. backends/tvm/cpu/phases/estimate.py computes the bounds and runs both stages. */
+/* Whether two stages are worth while for the `wanted` largest logits of the next token; 0: all are wanted. Called once for each
+ * token; otherwise `left` decreases by one. */
+static bool head_pays(head_stages *h, const design_config *design, uint32_t wanted)
+{
+    if (wanted && wanted <= design->tiles / TILES_EACH && !h->left)
+        return true;
+    h->left -= h->left > 0;
+    return false;
+}
+
+/* The k-th largest of at least k values. */
+static float kth_largest(const float *values, uint64_t count, uint32_t k)
+{
+    float found[MOST_TOP]; /* the largest first */
+    uint32_t held = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        if (held == k && values[i] <= found[k - 1])
+            continue;
+        uint32_t at = held < k ? held++ : k - 1;
+        for (; at && found[at - 1] < values[i]; at--)
+            found[at] = found[at - 1];
+        found[at] = values[i];
+    }
+    return found[k - 1];
+}
+
+/* Lists the tiles that may hold one of the `wanted` largest logits, and returns their number. */
+static uint32_t head_survivors(head_stages *h, const design_config *design, uint32_t vocab, float *floats, int32_t *integers,
+                               uint32_t wanted)
+{
+    float *upper = floats + design->head_upper, *lower = floats + design->head_lower;
+    int32_t *tiles = integers + design->head_tiles;
+    uint32_t found = 0, all = (uint32_t)design->tiles;
+    if (vocab % HEAD_TILE) { /* rows of the last tile are no tokens */
+        upper[all - 1] = INFINITY;
+        lower[all - 1] = -INFINITY;
+    }
+    const float threshold = kth_largest(lower, all, wanted);
+    for (uint32_t tile = 0; tile < all; tile++)
+        if (upper[tile] >= threshold)
+            tiles[found++] = (int32_t)tile;
+    bool many = found > FEW_TILES * all;
+    uint32_t longer = h->length ? h->length : 1;
+    h->left = many ? longer : 0;
+    h->length = !many ? 1 : 2 * longer < LONGEST_WHOLE ? 2 * longer : LONGEST_WHOLE;
+    return found;
 }
 
 /* Runs the step that is prepared, and of its logits the largest, or those that may be; all others become -INFINITY. */

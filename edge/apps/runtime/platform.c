@@ -1,7 +1,7 @@
 /* What systems share: parts of files, whole pages. The rest is in posix.c, linux.c, apple.c and windows.c. */
 #include <string.h>
 
-#include "internal.h"
+#include "system.h"
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 

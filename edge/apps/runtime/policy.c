@@ -1,7 +1,8 @@
 /* Which rows stay when the cache is full: a port of edge/kv/{full,streaming,window,h2o,policy}.py and of shrink and
  * make_room in edge/run/sequences/sequence.py.
  */
-#include "internal.h"
+#include "kv.h"
+#include "policy.h"
 
 #include <math.h>
 #include <string.h>

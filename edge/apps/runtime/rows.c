@@ -2,7 +2,10 @@
  *
  * Keys and scales lie in tiles of 16 rows, [rows / 16, width, 16], values as [rows, width].
  */
-#include "internal.h"
+#include "bundle.h"
+#include "model.h"
+#include "rows.h"
+#include "system.h"
 
 #include <math.h>
 #include <string.h>

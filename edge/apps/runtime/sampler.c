@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "internal.h"
+#include "sampler.h"
 
 enum {
     BLOCK = 64,          /* logits that are compared at once */

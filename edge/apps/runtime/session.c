@@ -1,7 +1,19 @@
 /* Sessions: beginning and end, options, readings, memory. */
 #include <string.h>
 
+#include "budgets.h"
+#include "bundle.h"
+#include "context.h"
+#include "drafts.h"
+#include "kv.h"
+#include "model.h"
+#include "pass.h"
+#include "policy.h"
+#include "sampler.h"
 #include "session.h"
+#include "stops.h"
+#include "system.h"
+#include "tokenizer.h"
 
 /* ---- one thread at a time --------------------------------------------------------------------------------------- */
 
@@ -106,7 +118,7 @@ static edge_status check_ranges(const edge_options *options, edge_error *error)
 #undef WORDS
 }
 
-static edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error)
+edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error)
 {
     if (options->size < sizeof *options)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_options.size is %d: begin with EDGE_OPTIONS",
@@ -208,29 +220,6 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     s->policy = policy_layout(from, model);
     s->drafts = design && config->drafts ? drafts_layout(from) : NULL;
     s->pass = pass_layout(from, model, design, s->rows, s->gpu);
-}
-
-edge_status edge_begin(edge_model *model, const edge_options *options, edge_session **session, edge_error *error)
-{
-    const edge_options as_exported = EDGE_OPTIONS;
-    edge_status status;
-    if (!model || !session)
-        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_begin needs a model and a place for the session");
-    *session = NULL;
-    options = options ? options : &as_exported;
-    if ((status = model_is_whole(model, error)) || (status = check_options(model, options, error)))
-        return status;
-    bool programs = EDGE_GPU && model->sizes[SECTION_GPU], on_gpu = options->engine == EDGE_ENGINE_GPU;
-    if (options->engine == EDGE_ENGINE_NPU && !(EDGE_NPU && model->sizes[SECTION_NPU]))
-        return edge_fail(error, EDGE_UNSUPPORTED, "the bundle has no graphs for an NPU: export it with --npu, or set engine "
-                         "to cpu or auto");
-    if (on_gpu && !programs)
-        return edge_fail(error, EDGE_UNSUPPORTED, "the bundle has no programs for a GPU: export it with --gpu, or set engine "
-                         "to cpu or auto");
-    if (programs && options->engine == EDGE_ENGINE_AUTO)
-        return EDGE_GPU->begin_faster(model, options, session, error);
-    const gpu_host *host = on_gpu ? EDGE_GPU : options->engine == EDGE_ENGINE_NPU ? EDGE_NPU : NULL;
-    return begin_on(model, options, host, session, error);
 }
 
 edge_status begin_on(edge_model *model, const edge_options *options, const gpu_host *host, edge_session **session,

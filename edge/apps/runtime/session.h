@@ -1,8 +1,19 @@
-/* What session.c, turns.c, context.c and state.c know of a session. */
+/* A session: the state of one conversation, and the calls by which the functions of edge.h enter and leave it. */
 #ifndef EDGE_SESSION_H
 #define EDGE_SESSION_H
 
-#include "internal.h"
+#include "accelerator.h"
+#include "base.h"
+#include "budgets.h"
+#include "drafts.h"
+#include "kv.h"
+#include "model.h"
+#include "pass.h"
+#include "policy.h"
+#include "sampler.h"
+#include "stops.h"
+#include "tokenizer.h"
+#include "utf8.h"
 
 enum {
     MOST_MARKS = 64,                                   /* turns that can be taken back */
@@ -90,32 +101,12 @@ edge_status enter(edge_session *s, edge_error *error);
 edge_status enter_answer(edge_session *s, edge_error *error); /* the same, and rows of drafts stay */
 edge_status leave(edge_session *s, edge_status status);
 edge_status check_gpu(const edge_session *s, edge_error *error); /* whether its device still works */
+edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error);
 /* The rest of edge_begin, once the engine is known. */
 edge_status begin_on(edge_model *model, const edge_options *options, const gpu_host *host, edge_session **session,
                      edge_error *error); /* host: NULL for the CPU */
 double paused_seconds(const edge_session *s); /* in this answer and its prompt, for limits; kits read them */
 /* Refuses lengths that no text has, such as (size_t)-1. size: of one of `count`, in bytes. */
 edge_status check_length(size_t count, size_t size, edge_error *error);
-
-/* ---- context.c -------------------------------------------------------------------------------------------------- */
-
-void context_reset(edge_session *s);         /* forgets all but the system's text */
-void context_restart(edge_session *s);       /* the same, but keeps the rows of the system's text if it can */
-void context_settle(edge_session *s);        /* an answer is over */
-void context_drop(edge_session *s);          /* forgets the rows of drafts that the answer has not come to */
-/* Adds tokens that wait to run. False: they do not fit, or the prompt was stopped. */
-bool context_push(edge_session *s, const int32_t *ids, size_t count);
-edge_finish context_prompt(edge_session *s); /* runs all that wait; sets `logits` */
-edge_finish context_step(edge_session *s);   /* runs the token that was generated */
-void context_pay(edge_session *s);           /* the answer has ended: waits for its power limit */
-void context_trim(edge_session *s);          /* as edge_trim has asked; no drafts are there */
-double context_spare(const edge_session *s); /* bytes that can be given back */
-turn_mark context_mark(const edge_session *s);
-bool context_rewind(edge_session *s, const turn_mark *mark);
-
-/* ---- state.c ---------------------------------------------------------------------------------------------------- */
-
-typedef struct { const edge_stream *stream; uint64_t at; hasher sum; } state_stream; /* sum: of all bytes so far */
-bool state_get(void *from, void *bytes, size_t size);
 
 #endif

@@ -3,7 +3,13 @@
  * with the same adapter takes them. */
 #include <string.h>
 
+#include "bundle.h"
+#include "context.h"
+#include "hash.h"
+#include "kv.h"
+#include "policy.h"
 #include "session.h"
+#include "stream.h"
 
 enum { STATE_VERSION = 6 };
 
@@ -15,42 +21,6 @@ typedef struct {
     uint32_t turn, turns, waiting, system;
     adapter_name adapter;
 } state_header;
-
-enum { DIGEST = 32 };
-
-static bool put(void *to, const void *bytes, size_t size)
-{
-    state_stream *own = to;
-    const edge_stream *stream = own->stream;
-    hash_add(&own->sum, bytes, size);
-    if (stream->fd >= 0) {
-        if (write_fd(stream->fd, bytes, size) != (int64_t)size)
-            return false;
-    } else {
-        if (size > stream->capacity - own->at)
-            return false;
-        memcpy((uint8_t *)stream->buffer + own->at, bytes, size);
-    }
-    own->at += size;
-    return true;
-}
-
-bool state_get(void *from, void *bytes, size_t size)
-{
-    state_stream *own = from;
-    const edge_stream *stream = own->stream;
-    if (stream->fd >= 0) {
-        if (read_fd(stream->fd, bytes, size) != (int64_t)size)
-            return false;
-    } else {
-        if (size > stream->capacity - own->at)
-            return false;
-        memcpy(bytes, (const uint8_t *)stream->buffer + own->at, size);
-    }
-    hash_add(&own->sum, bytes, size);
-    own->at += size;
-    return true;
-}
 
 static uint32_t held_marks(const edge_session *s)
 {
@@ -124,16 +94,16 @@ edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
     if (stream->fd < 0 && stream->capacity < header.length)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the state has %d bytes, and the buffer fewer: see length",
                                   (int64_t)header.length));
-    state_stream to = {.stream = stream};
+    hashed_stream to = {.stream = stream};
     uint8_t digest[DIGEST];
     hash_start(&to.sum);
-    bool written = put(&to, &header, sizeof header) && kv_save(s->rows, put, &to) &&
-                   put(&to, s->run_ids, held_tokens(s, s->evicted) * sizeof *s->run_ids) &&
-                   put(&to, s->ids + s->first, s->waiting * sizeof *s->ids) &&
-                   put(&to, s->system, s->system_count * sizeof *s->system) &&
-                   put(&to, s->marks, held_marks(s) * sizeof *s->marks);
+    bool written = stream_put(&to, &header, sizeof header) && kv_save(s->rows, stream_put, &to) &&
+                   stream_put(&to, s->run_ids, held_tokens(s, s->evicted) * sizeof *s->run_ids) &&
+                   stream_put(&to, s->ids + s->first, s->waiting * sizeof *s->ids) &&
+                   stream_put(&to, s->system, s->system_count * sizeof *s->system) &&
+                   stream_put(&to, s->marks, held_marks(s) * sizeof *s->marks);
     hash_end(&to.sum, digest);
-    written = written && put(&to, digest, sizeof digest) && to.at == header.length;
+    written = written && stream_put(&to, digest, sizeof digest) && to.at == header.length;
     if ((status = check_gpu(s, error)))
         return leave(s, status);
     return leave(s, written ? EDGE_OK : edge_fail(error, EDGE_BAD_FILE, "the state could not be written"));
@@ -150,11 +120,11 @@ static bool are_ids(const edge_session *s, const int32_t *ids, uint32_t count)
 /* Leaves a session without a conversation if it fails. */
 static edge_status load(edge_session *s, const edge_stream *stream, edge_error *error)
 {
-    state_stream from = {.stream = stream};
+    hashed_stream from = {.stream = stream};
     uint8_t digest[DIGEST], stored[DIGEST];
     hash_start(&from.sum);
     state_header header, ours = header_of(s);
-    if (!state_get(&from, &header, sizeof header) || memcmp(header.magic, ours.magic, sizeof header.magic))
+    if (!stream_get(&from, &header, sizeof header) || memcmp(header.magic, ours.magic, sizeof header.magic))
         return edge_fail(error, EDGE_BAD_FILE, "this is not a saved state");
     if (header.version != ours.version || memcmp(header.model, ours.model, sizeof header.model) ||
         memcmp(header.bundle, ours.bundle, sizeof header.bundle))
@@ -163,21 +133,21 @@ static edge_status load(edge_session *s, const edge_stream *stream, edge_error *
         return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another adapter: set that one first");
     bool right = header.waiting <= s->room && header.system <= s->model->config->capacity &&
                  header.turn <= TURN_ANSWERED && header.turn != TURN_ANSWERING;
-    edge_status status = right ? kv_load(s->rows, state_get, &from, error) : EDGE_OK;
+    edge_status status = right ? kv_load(s->rows, stream_get, &from, error) : EDGE_OK;
     if (status)
         return status;
     if (right) {
         s->turns = header.turns;
         uint32_t held = held_tokens(s, header.evicted);
-        right = state_get(&from, s->run_ids, held * sizeof *s->run_ids) && are_ids(s, s->run_ids, held) &&
-                state_get(&from, s->ids, header.waiting * sizeof *s->ids) && are_ids(s, s->ids, header.waiting) &&
-                state_get(&from, s->system, header.system * sizeof *s->system) && are_ids(s, s->system, header.system) &&
-                state_get(&from, s->marks, held_marks(s) * sizeof *s->marks);
+        right = stream_get(&from, s->run_ids, held * sizeof *s->run_ids) && are_ids(s, s->run_ids, held) &&
+                stream_get(&from, s->ids, header.waiting * sizeof *s->ids) && are_ids(s, s->ids, header.waiting) &&
+                stream_get(&from, s->system, header.system * sizeof *s->system) && are_ids(s, s->system, header.system) &&
+                stream_get(&from, s->marks, held_marks(s) * sizeof *s->marks);
     }
     for (uint32_t i = 0; right && i < held_marks(s); i++)
         right = s->marks[i].count <= MOST_LEFT && are_ids(s, s->marks[i].left, s->marks[i].count);
     hash_end(&from.sum, digest);
-    if (!right || !state_get(&from, stored, sizeof stored) || memcmp(stored, digest, sizeof digest) ||
+    if (!right || !stream_get(&from, stored, sizeof stored) || memcmp(stored, digest, sizeof digest) ||
         from.at != header.length)
         return edge_fail(error, EDGE_BAD_FILE, "the saved state is damaged");
     policy_pin(s->policy, header.pinned, kv_capacity(s->rows));

@@ -2,7 +2,8 @@
  * edge/run/sampling/stop_strings.py. It compares bytes, which in UTF-8 finds the same as comparing characters. */
 #include <string.h>
 
-#include "internal.h"
+#include "stops.h"
+#include "utf8.h"
 
 typedef struct { uint32_t length; char text[LONGEST_STOP]; } stop;
 

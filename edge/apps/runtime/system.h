@@ -11,12 +11,7 @@
 #ifndef EDGE_SYSTEM_H
 #define EDGE_SYSTEM_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include "constants.h"
-#include "edge.h"
+#include "base.h"
 
 /* Without malloc, stdio, errno and thread-local variables, whose ABIs differ between C libraries. */
 void *map_memory(uint64_t size);                   /* zeros, whose pages become resident when they are written; NULL */

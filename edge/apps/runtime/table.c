@@ -5,7 +5,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "internal.h"
+#include "bundle.h"
+#include "model.h"
+#include "rows.h"
+#include "system.h"
 
 enum { PIECE = 4096, MOST_VALUES = 256 }; /* bytes of a row that are read at once; values of a block */
 

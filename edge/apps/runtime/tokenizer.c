@@ -1,7 +1,11 @@
 /* Text to token ids and back: a port of edge/model/tokenizer.py and of Vocabulary.merge (edge/model/vocabulary.py). */
 #include <string.h>
 
+#include "system.h"
+#include "tokenizer.h"
+#include "utf8.h"
 #include "vocabulary.h"
+#include "words.h"
 
 enum { MOST_BYTES = 4 * LONGEST_BLOCK, MOST_SYMBOLS = MOST_BYTES + 16 };
 enum { RELEASED = 4 << 10 };                        /* symbols of words whose memory is given back */

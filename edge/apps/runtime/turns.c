@@ -2,7 +2,18 @@
  * edge/run/loop.py. */
 #include <string.h>
 
+#include "budgets.h"
+#include "chat.h"
+#include "context.h"
+#include "kv.h"
+#include "model.h"
+#include "policy.h"
+#include "sampler.h"
 #include "session.h"
+#include "stops.h"
+#include "system.h"
+#include "tokenizer.h"
+#include "utf8.h"
 
 /* ---- text to tokens that wait ----------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* UTF-8 as Python's decoder reads it with errors="replace": every longest sequence that begins a character and does not
  * go on as one becomes one U+FFFD (Unicode's "maximal subpart"). */
-#include "internal.h"
+#include "utf8.h"
 
 size_t utf8_read(const uint8_t *bytes, size_t count, uint32_t *point, bool *whole)
 {

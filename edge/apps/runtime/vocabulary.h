@@ -14,7 +14,8 @@
 #ifndef EDGE_VOCABULARY_H
 #define EDGE_VOCABULARY_H
 
-#include "internal.h"
+#include "base.h"
+#include "model.h"
 
 static const uint32_t NONE = UINT32_MAX;
 

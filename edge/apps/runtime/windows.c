@@ -7,7 +7,7 @@
 #include <psapi.h>
 #include <string.h>
 
-#include "internal.h"
+#include "system.h"
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 

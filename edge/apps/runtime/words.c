@@ -11,7 +11,8 @@
  */
 #include <string.h>
 
-#include "internal.h"
+#include "utf8.h"
+#include "words.h"
 
 enum { START = 1 };
 

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "hash.h"
+#include "model.h"
 
 static uint64_t state;
 

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "internal.h"
+#include "system.h"
 
 enum { MOST = 16 };
 typedef struct { int32_t number; worker thread; } member;

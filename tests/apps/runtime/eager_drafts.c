@@ -1,6 +1,6 @@
 /* drafts.c for tests: whenever the text has been the same before, as many tokens are drafted as may be, whatever a pass
  * takes, and however few were right. */
-#include "internal.h"
+#include "drafts.h"
 
 #define LEAST_GAIN 0.0
 #define CAUTION 0.0

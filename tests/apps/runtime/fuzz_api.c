@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "hash.h"
+#include "model.h"
+#include "session.h"
+#include "system.h"
 
 enum { MOST_TEXT = 1 << 15, MOST_STATE = 1 << 22 };
 

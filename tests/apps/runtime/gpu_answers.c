@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "session.h"
 
 enum { MOST_TOKENS_HERE = 1 << 12, PROMPT = 70 };
 static edge_error error = {.size = sizeof error};

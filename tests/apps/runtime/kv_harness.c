@@ -2,7 +2,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "bundle.h"
+#include "kv.h"
+#include "model.h"
+#include "policy.h"
+#include "system.h"
 
 device_run *const EDGE_DEVICE = NULL; /* which trusted.c has elsewhere */
 

@@ -9,7 +9,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "internal.h"
+#include "model.h"
+#include "system.h"
+#include "tokenizer.h"
 
 /* The system's files are replaced by the copy. */
 #define map_file mapped_by_the_system

@@ -12,7 +12,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "kv.h"
+#include "model.h"
+#include "pass.h"
+#include "system.h"
 
 static edge_error failure = {sizeof failure, 0, ""};
 

@@ -1,5 +1,6 @@
 /* Rows of section TABLE of a file, for tests that call this through ctypes. */
-#include "internal.h"
+#include "bundle.h"
+#include "model.h"
 
 device_run *const EDGE_DEVICE = NULL; /* which trusted.c has elsewhere */
 

@@ -1,7 +1,11 @@
 /* What tests call of tokenizer.c and words.c; tokens_fuzz.c is a program around it. */
 #include <stdlib.h>
 
-#include "internal.h"
+#include "model.h"
+#include "system.h"
+#include "tokenizer.h"
+#include "utf8.h"
+#include "words.h"
 
 typedef struct { edge_model model; edge_config config; tokenizer *tokens; void *memory; size_t size; } opened;
 typedef struct { int32_t *ids; int64_t count, most; } list;

@@ -1,5 +1,6 @@
-/* A clock that tests set, for watch.c, and a watch that they can make without its struct. */
-#include "internal.h"
+/* A clock that tests set, for budgets.c, and a watch that they can make without its struct. */
+#include "budgets.h"
+#include "system.h"
 
 double watch_now, watch_cpu;
 

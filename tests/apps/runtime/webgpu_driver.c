@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "internal.h"
+#include "base.h"
 #include "webgpu_abi.h"
 
 #undef dlopen

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <windows.h>
 
-#include "internal.h"
+#include "system.h"
 
 #define EXPECT(what) \
     do \

@@ -15,7 +15,11 @@
 #ifndef EDGE_GPU_H
 #define EDGE_GPU_H
 
-#include "internal.h"
+#include "base.h"
+#include "accelerator.h"
+#include "hash.h"
+#include "model.h"
+#include "rows.h"
 #if defined(__APPLE__) || defined(EDGE_METAL) /* which tests it on Linux */
 #define GPU_BY_METAL
 #include "metal.h"
@@ -122,9 +126,6 @@ void arena_normals(gpu_arena *rows); /* sends those of the reflections of its he
 uint64_t adapter_bytes(const gpu *g); /* of the part of a file that is for GPUs */
 void choose_dispatches(gpu *g);       /* sets `skipped` by `changed` */
 bool read_gpu_adapter(gpu *g, adapter_source in, void *from, float scale, bool *finite);
-
-/* gpu_race.c */
-edge_status begin_faster(edge_model *model, const edge_options *options, edge_session **session, edge_error *error);
 
 /* gpu_cache.c. A file is read into mapped memory; it is written up to `at`, from memory with 32 bytes more. */
 enum { MOST_KEPT = 64 << 20 };

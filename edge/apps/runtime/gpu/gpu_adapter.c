@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "gpu.h"
+#include "rows.h"
 
 enum { PIECE = 16 << 10 }; /* bytes that travel at once */
 

@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "gpu.h"
+#include "hash.h"
+#include "system.h"
 
 bool kept_path(const char *folder, const uint8_t digest[32], const char *suffix, char *path)
 {

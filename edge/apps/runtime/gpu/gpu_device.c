@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "gpu.h"
+#include "system.h"
 
 #ifdef GPU_BY_METAL
 static const gpu_driver *const DRIVERS[] = {&METAL};

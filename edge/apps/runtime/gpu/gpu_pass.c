@@ -2,7 +2,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "bundle.h"
 #include "gpu.h"
+#include "model.h"
 
 extern const rows_work GPU_ROWS;
 
@@ -195,6 +197,6 @@ static uint64_t bytes(const gpu *g) { return g->bytes; }
 static const char *name(const gpu *g) { return g->name; }
 
 const gpu_host edge_gpu = {
-    EDGE_ENGINE_GPU, "the GPU", true, begin_faster, layout, rows_of, open, gpu_close, run, failure, bytes, name,
+    EDGE_ENGINE_GPU, "the GPU", true, layout, rows_of, open, gpu_close, run, failure, bytes, name,
     adapter_bytes, read_gpu_adapter,
 };

@@ -6,8 +6,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "bundle.h"
 #include "gpu.h"
+#include "hash.h"
+#include "kv.h"
+#include "pass.h"
 #include "session.h"
+#include "system.h"
 
 static const double LAP_S = 0.2; /* of a lap, about: there are four */
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "gpu.h"
+#include "rows.h"
 
 enum { UNIT = 16 }; /* bytes of a key that lie together */
 

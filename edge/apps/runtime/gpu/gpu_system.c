@@ -13,6 +13,7 @@
 #endif
 
 #include "gpu.h"
+#include "hash.h"
 
 #ifdef _WIN32
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "gpu.h"
+#include "system.h"
 
 #ifdef GPU_BY_METAL
 

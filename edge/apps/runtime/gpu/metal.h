@@ -4,7 +4,7 @@
 #ifndef EDGE_METAL_H
 #define EDGE_METAL_H
 
-#include "internal.h"
+#include "base.h"
 
 /* MTLResourceStorageModeShared, MTLCommandBufferStatusError, MTLLibraryErrorCompileFailure */
 enum { MTL_STORAGE_SHARED = 0, MTL_STATUS_ERROR = 5, MTL_COMPILE_FAILURE = 3 };

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "gpu.h"
+#include "system.h"
 
 #ifndef GPU_BY_METAL
 

@@ -3,7 +3,7 @@
 #ifndef EDGE_OPENCL_H
 #define EDGE_OPENCL_H
 
-#include "internal.h"
+#include "base.h"
 
 typedef void *cl_handle; /* platforms, devices, contexts, queues, buffers, programs, kernels */
 

@@ -6,8 +6,11 @@
 #ifndef EDGE_NPU_H
 #define EDGE_NPU_H
 
-#include "internal.h"
+#include "base.h"
+#include "accelerator.h"
+#include "model.h"
 #include "ort.h"
+#include "rows.h"
 
 enum npu_size { NPU_CHUNK, NPU_STEP, NPU_SIZES }; /* of a graph: as the last number in its file's name */
 
@@ -61,8 +64,13 @@ struct gpu { /* as internal.h calls all that is not the processor */
     ort_handle env, memory, allocator, embedding; /* embedding: the session */
 };
 
-/* npu_pass.c */
-uint32_t npu_layer_rows(const gpu *g, uint32_t layer); /* of a head */
+/* Rows of each head of a layer, in whole tiles. */
+static inline uint32_t npu_layer_rows(const gpu *g, uint32_t layer)
+{
+    const edge_config *c = g->model->config;
+    uint32_t rows = g->model->layers[layer].ringed ? c->ring_rows : c->capacity;
+    return (rows + TILE - 1) / TILE * TILE;
+}
 
 /* ort.c */
 edge_status npu_open(gpu *g, const edge_options *options, const volatile int32_t *cancelled, edge_error *error);

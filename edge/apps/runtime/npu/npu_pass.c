@@ -3,16 +3,12 @@
 #include <math.h>
 #include <string.h>
 
+#include "bundle.h"
+#include "model.h"
 #include "npu.h"
+#include "rows.h"
 
 static const rows_work NPU_ROWS;
-
-uint32_t npu_layer_rows(const gpu *g, uint32_t layer)
-{
-    const edge_config *c = g->model->config;
-    uint32_t rows = g->model->layers[layer].ringed ? c->ring_rows : c->capacity;
-    return (rows + TILE - 1) / TILE * TILE;
-}
 
 /* Where the rows of layers begin, as kv.c has them: rings first. Returns the number of all rows. */
 static uint64_t place_rows(gpu *g)
@@ -281,6 +277,6 @@ static uint64_t bytes(const gpu *g) { return g->bytes; }
 static const char *name(const gpu *g) { return g->name; }
 
 const gpu_host edge_onnxruntime = {
-    EDGE_ENGINE_NPU, "ONNX Runtime", false, NULL, layout, rows_of, npu_open, npu_close, run, failure, bytes, name,
+    EDGE_ENGINE_NPU, "ONNX Runtime", false, layout, rows_of, npu_open, npu_close, run, failure, bytes, name,
     NULL, NULL,
 };

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "npu.h"
+#include "system.h"
 
 enum { MOST_OPTIONS = 8 };
 

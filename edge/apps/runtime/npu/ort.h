@@ -3,7 +3,7 @@
 #ifndef EDGE_ORT_H
 #define EDGE_ORT_H
 
-#include "internal.h"
+#include "base.h"
 
 typedef struct ort_object *ort_handle; /* environments, options, sessions, values, statuses (NULL: success), … */
 

@@ -1,5 +1,5 @@
 /* Passes on the page's GPU, which JavaScript runs: see env.gpu in web.h. */
-#include "internal.h"
+#include "bundle.h"
 
 __attribute__((import_module("env"), import_name("gpu"))) int32_t host_gpu(const uint32_t *job);
 

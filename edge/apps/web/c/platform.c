@@ -6,7 +6,9 @@
  */
 #include <string.h>
 
+#include "bundle.h"
 #include "platform.h"
+#include "system.h"
 
 __attribute__((import_module("env"), import_name("now"))) double host_now(void);
 __attribute__((import_module("env"), import_name("random"))) int32_t host_random(void);

@@ -1,8 +1,8 @@
-/* What web.c uses of platform.c beyond runtime/internal.h. */
+/* What web.c uses of platform.c beyond runtime/system.h. */
 #ifndef EDGE_WEB_PLATFORM_H
 #define EDGE_WEB_PLATFORM_H
 
-#include "internal.h"
+#include "base.h"
 #include "web.h"
 
 void count_cpu(bool begins);     /* a call of the engine begins or ends: cpu_seconds counts in between */

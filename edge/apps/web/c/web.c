@@ -5,6 +5,7 @@
 
 #include "platform.h"
 #include "session.h"
+#include "system.h"
 
 static edge_model *model;
 static edge_session *session;

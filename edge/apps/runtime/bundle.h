@@ -1,0 +1,47 @@
+/* What a bundle's own C files define, which edge export writes: passes.c and trusted.c. Pointers are NULL in bundles that
+ * cannot use a part, so that the linker leaves its code out. */
+#ifndef EDGE_BUNDLE_H
+#define EDGE_BUNDLE_H
+
+#include "accelerator.h"
+#include "base.h"
+
+/* A compiled pass (backends/tvm/cpu/generator.py). Every thread calls it, and leaves it when the job is QUIT. To thread 0 it
+ * returns after each job; to the others only after QUIT, but in WebAssembly after each job, since a function that is running
+ * is not replaced by its optimized version. */
+typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, const int64_t *table, float *floats,
+                          int32_t *integers, void *keys, void *values, void *key_scales, void *value_scales,
+                          const int32_t *lengths, const int32_t *positions, const int32_t *tokens, float *logits,
+                          const float *rope, float *attention, const int32_t *starts, void *ring_keys,
+                          void *ring_values, void *ring_key_scales, void *ring_value_scales,
+                          const int32_t *ring_positions, float *states, const uint8_t *lora, int64_t thread);
+typedef struct { const char *isa; compiled_run *run; } compiled_pass;
+extern const compiled_pass EDGE_PASSES[]; /* passes.c: the best instruction set first; ends with NULL */
+
+/* trusted.c: SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, ADAPTERS, GPU and NPU, one behind the other. */
+extern const uint8_t EDGE_TRUSTED[32];
+
+/* Reads the rows of section TABLE of these tokens into inputs [count][layers][layer_inputs, padded to 16], times
+ * sqrt(layer_inputs / 2). Returns false if the file was cut short. There is one reader for each block type: table.c. */
+typedef bool table_reader(const edge_model *model, const int32_t *tokens, uint32_t count, float *inputs);
+extern table_reader *const EDGE_TABLE;
+#define TABLE_READER(name, values, bytes) table_reader table_##name;
+TABLE_TYPES(TABLE_READER)
+#undef TABLE_READER
+
+/* Loads an adapter for edge_set_adapter; stream NULL removes it: adapter.c. */
+typedef edge_status adapter_reader(edge_session *session, const edge_stream *stream, double scale, edge_error *error);
+extern adapter_reader *const EDGE_ADAPTERS;
+adapter_reader read_adapter;
+
+extern const gpu_host *const EDGE_GPU, *const EDGE_NPU;
+extern const gpu_host edge_gpu, edge_onnxruntime;
+extern device_run *const EDGE_DEVICE;
+device_run run_on_page; /* web/c/gpu.c */
+
+/* Begins a session on the CPU or the GPU, whichever answers sooner: gpu/race.c. */
+typedef edge_status session_racer(edge_model *model, const edge_options *options, edge_session **session, edge_error *error);
+extern session_racer *const EDGE_RACE;
+session_racer begin_faster;
+
+#endif

@@ -1,0 +1,53 @@
+/* model.edge: a header, a table of sections, and the sections, all little-endian. A section begins at a multiple of 64 bytes,
+ * weights at one of 16384. The structs are in constants.h; edge/apps/model_file.py writes the file and explains the fields.
+ *
+ *     CONFIG       an edge_config
+ *     LAYERS       a layer_config for each layer
+ *     DESIGNS      uint32 count, uint32 0, design_config[count], then the tables of the designs: offsets into weights and
+ *                  scratch, which only compiled code reads. They are for CONFIG.threads threads, and valid for fewer.
+ *     ANGLES       for each kind of layers an angles_config and double radians[head / 2]: LongRoPE's short factors, then,
+ *                  if long_from is set, its long factors
+ *     NORMALS      float[layers * kv_heads * head]: normals of the keys' reflections, if kv_dtype is int4
+ *     STRINGS      name, license, policy, kv_dtype, each ends with \0
+ *     TOKENIZER    see vocabulary.h
+ *     WORDS        see words.c
+ *     CHAT         see chat.h
+ *     ADAPTERS     an adapters_config, and an `adapted` for each matrix that may have an adapter
+ *     WEIGHTS      packed weights
+ *     GPU          a gpu_config with its tables and sources (edge/apps/gpu_programs.py)
+ *     GPU_WEIGHTS  content of buffers
+ *     NPU          an npu_config and its npu_options
+ *     TABLE        the last, and not mapped: a row of layers * layer_inputs values for each token; see table.c
+ */
+#ifndef EDGE_MODEL_H
+#define EDGE_MODEL_H
+
+#include "base.h"
+#include "system.h"
+
+struct edge_model {
+    mapping file;
+    edge_config settings; /* a copy, which can be read even when the file is gone */
+    const edge_config *config;
+    const layer_config *layers;
+    const uint8_t *sections[SECTIONS];
+    uint64_t sizes[SECTIONS]; /* bytes; 0: the section is absent */
+    uint64_t table;           /* offset of section TABLE in the file */
+    const char *name, *license, *policy, *kv_dtype;
+    volatile int32_t sessions; /* open */
+};
+
+/* Maps the file and checks all sections but TOKENIZER, WORDS and CHAT, which their owners check. */
+edge_status model_map(const edge_source *source, edge_model *model, edge_error *error);
+/* Fails if the file was cut short after it was mapped. */
+edge_status model_is_whole(const edge_model *model, edge_error *error);
+const adapters_config *model_adapters(const edge_model *model); /* NULL: the bundle has no room for adapters */
+/* Returns the number of designs, and in *designs the first; the best come first. */
+uint32_t model_designs(const edge_model *model, const design_config **designs);
+edge_status find_design(const edge_model *model, const char *isa, const design_config **design, edge_error *error);
+/* RoPE angles of a kind of layers; double radians[head / 2] follow the struct. lengthened: with LongRoPE's long factors. */
+const angles_config *find_angles(const edge_model *model, uint32_t kind, bool lengthened);
+/* The factor by which queries at a position are scaled (temperatures of edge/model/architectures/angles.py). */
+float temperature_at(const edge_config *config, int64_t position);
+
+#endif

@@ -1,0 +1,42 @@
+/* The forward pass: tokens in, logits out. */
+#ifndef EDGE_PASS_H
+#define EDGE_PASS_H
+
+#include "accelerator.h"
+#include "base.h"
+#include "kv.h"
+#include "model.h"
+
+typedef struct pass pass;
+/* design: of the instruction set that runs; NULL: on_gpu runs all passes. */
+pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows, gpu *on_gpu);
+/* Starts threads, the caller's included, or changes their number. Cannot fail for one thread. cpu_mask: bit i allows CPU i;
+ * 0: all. */
+edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);
+void pass_stop(pass *p);
+uint32_t pass_threads(const pass *p);
+
+/* Runs tokens and appends their rows (kv_announce, kv_prepare, kv_appended). observed: number of last tokens whose attention
+ * is observed. Returns the logits [vocab] after the last token, valid until the next call; the caller may change them.
+ * Returns NULL, and changes nothing, if tokens exceed a chunk or the free rows, an id is not in the vocabulary, a position is
+ * beyond those that the model has learned, the file was cut short, or an accelerator failed or was cancelled.
+ *
+ * pick: NULL if all logits are needed. Otherwise, after a single token, an accelerator may choose up to pick->most further
+ * tokens (at most pass_picks, kv_free and kv_at_once). It then appends the rows of all chosen tokens but the last, and there
+ * are no logits. */
+float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick);
+uint32_t pass_picks(const pass *p); /* most tokens that an accelerator chooses at once; 0: it chooses none */
+/* Runs a token and drafts behind it, at most pass_drafts and as kv_at_once allows. Returns the logits [count, padded_vocab]
+ * after each, as passes of their own would give them. pass_settle must follow before rows are read or changed. */
+float *pass_verify(pass *p, const int32_t *tokens, uint32_t count);
+void pass_settle(pass *p, uint32_t dropped); /* removes the last `dropped` tokens from rows and fixed state */
+uint32_t pass_drafts(const pass *p); /* most drafts behind a token; 0: none, as while an accelerator may run the pass */
+bool pass_reaches(const pass *p, uint32_t count); /* false: the model has not learned positions that far */
+
+uint64_t pass_bytes(const pass *p); /* bytes of scratch */
+void pass_release(pass *p);         /* returns scratch to the system until the next pass writes it; the last logits stay */
+/* The pass's own table of offsets, and the memory of an adapter; NULLs if the model has no room for one. */
+typedef struct { int64_t *table; uint8_t *memory; } adapter_room;
+adapter_room pass_adapter(const pass *p);
+
+#endif

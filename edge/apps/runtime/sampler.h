@@ -1,0 +1,22 @@
+/* The next token, drawn from logits. */
+#ifndef EDGE_SAMPLER_H
+#define EDGE_SAMPLER_H
+
+#include "base.h"
+
+typedef struct sampler sampler;
+sampler *sampler_layout(arena *from, uint32_t vocab);
+#define MEMBER(type, name) type name;
+typedef struct { SAMPLING_OPTIONS(MEMBER, MEMBER) uint64_t seed; } sampling;
+#undef MEMBER
+/* Begins an answer. banned, more: lists of tokens that are never drawn, valid as long as the answer. */
+void sampler_start(sampler *s, const sampling *params, const int32_t *banned, uint32_t banned_count,
+                   const int32_t *more, uint32_t more_count);
+/* Returns the next token of logits [vocab], which it changes; -1 for NaN. Draws the same tokens as
+ * edge/run/sampling/sampler.py. */
+int32_t sampler_next(sampler *s, float *logits);
+/* Whether an accelerator may choose the next token: the likeliest of all but `banned` [MOST_BANS], which is written. */
+bool sampler_picks(const sampler *s, int32_t *banned, uint32_t *count);
+uint32_t sampler_candidates(const sampler *s); /* number of largest logits that suffice, at most MOST_TOP; 0: all are read */
+
+#endif

@@ -1,0 +1,78 @@
+"""The files of the C runtime: headers that stand alone, direct includes, and no circles among files."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+from runtime_library import RUNTIME, includes
+
+FOLDERS = (RUNTIME, RUNTIME / "gpu", RUNTIME / "npu")
+SYSTEMS = {"linux.c", "apple.c", "posix.c", "windows.c"}  # implement system.h side by side
+BUNDLE = re.compile(
+    r"\bEDGE_(ADAPTERS|TABLE|RACE|DEVICE|GPU|NPU)\b"
+)  # pointers that trusted.c sets, by their functions
+TARGETS = {
+    "ADAPTERS": "adapter.c", "TABLE": "table.c", "RACE": "gpu_race.c", "GPU": "gpu_pass.c", "NPU": "npu_pass.c",
+    "DEVICE": "gpu.c",
+}  # fmt: skip
+
+
+def code_of(path: Path) -> str:
+    """The text without comments and strings."""
+    text = re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.sub(r'(?<!#include )"(?:\\.|[^"\\\n])*"', '""', text)
+
+
+SOURCES = {path.name: code_of(path) for folder in FOLDERS for path in sorted(folder.glob("*.c"))}
+HEADERS = {path.name: code_of(path) for folder in FOLDERS for path in sorted(folder.glob("*.h"))}
+
+
+def defined(text: str) -> set[str]:
+    """Functions that other files can call."""
+    return set(re.findall(r"^(?!static|typedef|#|\s)[\w ]+?\*?\b(\w+)\([^;{}]*\)\s*\{", text, re.MULTILINE))
+
+
+DEFINED = {name: defined(text) for name, text in SOURCES.items()}
+
+
+def called(name: str) -> dict[str, set[str]]:
+    """Functions of other files that this one names, by file."""
+    words = set(re.findall(r"(?<![.>])\b\w+", SOURCES[name]))
+    found = {other: words & names - DEFINED[name] for other, names in DEFINED.items() if other != name}
+    return {other: names for other, names in found.items() if names and not (other in SYSTEMS and name in SYSTEMS)}
+
+
+def test_no_circles_among_files() -> None:
+    """Calls through the pointers of a bundle count, too."""
+    graph = {}
+    for name, text in SOURCES.items():
+        graph[name] = set(called(name)) | {TARGETS[each] for each in BUNDLE.findall(text)} - {name}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
+
+
+def test_no_circles_among_headers() -> None:
+    TopologicalSorter({name: set(re.findall(r'#include "(\w+\.h)"', text)) for name, text in HEADERS.items()}).prepare()
+
+
+def test_files_include_headers_of_functions_they_call() -> None:
+    missing = []
+    for name, text in SOURCES.items():
+        included = set(re.findall(r'#include "(\w+\.h)"', text)) | {"base.h", "edge.h"}
+        for function in sorted(set().union(*called(name).values())):
+            declaring = {header for header, own in HEADERS.items() if re.search(rf"\b{function}\(", own)}
+            if not declaring & included:
+                missing.append(f"{name}: {function} of {', '.join(declaring)}")
+    assert not missing, "\n".join(missing)
+
+
+def test_headers_compile_alone() -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler cc")
+    folders = [f"-I{folder}" for folder in FOLDERS]
+    paths = [folder / name for folder in FOLDERS for name in HEADERS if (folder / name).exists()]
+    subprocess.run(["cc", "-std=c11", "-fsyntax-only", *includes(), *folders, *paths], check=True)
