@@ -71,7 +71,8 @@ def find_rotation(
     """
     angles = tuple(find_angles(file, rope, long=long) for rope in network.ropes) or (_UNROTATED,)
     kinds = tuple(network.rope_of(layer) for layer in range(len(network.windows)))
-    return Rotation(angles, kinds, angles[0].radians.size if head is None else head // 2, halves)
+    pairs = max(each.radians.size for each in angles) if head is None else head // 2
+    return Rotation(angles, kinds, pairs, halves)
 
 
 def rotate(x: FloatArray, cos: FloatArray, sin: FloatArray, *, halves: bool) -> FloatArray:

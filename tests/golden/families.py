@@ -10,21 +10,29 @@ from typing import Any
 
 import torch
 from transformers import (
+    ArceeConfig,
+    Cohere2Config,
     Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    Glm4Config,
+    GlmConfig,
     GPT2Config,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
     MistralConfig,
+    NemotronConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SeedOssConfig,
     SmolLM3Config,
     StableLmConfig,
+    Starcoder2Config,
 )
 from write import bytes_vocabulary
 
@@ -55,6 +63,8 @@ MINISTRAL = {
     "mscale": 1.0, "mscale_all_dim": 0.7, "llama_4_scaling_beta": 0.3,
 }  # fmt: skip
 TINY: dict[str, Any] = {"hidden": 16, "heads": 2, "kv_heads": 1, "ffn": 16, "head_dim": 16}
+WIDE = TINY | {"hidden": 32}  # llama.cpp takes no other width for these than that of all heads
+HALF = {"partial_rotary_factor": 0.5}
 
 
 def small(
@@ -140,5 +150,17 @@ def configurations() -> dict[str, PreTrainedConfig]:
         "stablelm": small(
             StableLmConfig, **TINY | {"heads": 1}, rope={"partial_rotary_factor": 0.5}, use_qkv_bias=True,
             layer_norm_eps=1e-5, tie_word_embeddings=False,
+        ),
+        "arcee": small(ArceeConfig, **TINY, tie_word_embeddings=False),
+        "chatglm": small(GlmConfig, **WIDE, rope=HALF, attention_bias=True, tie_word_embeddings=False),
+        "glm4": small(Glm4Config, **TINY, rope=HALF, tie_word_embeddings=False),
+        "starcoder2": small(Starcoder2Config, **WIDE, use_bias=True, norm_epsilon=1e-5, sliding_window=None),
+        "nemotron": small(NemotronConfig, **WIDE, rope=HALF, norm_eps=1e-5, tie_word_embeddings=False),
+        "seed_oss": small(
+            SeedOssConfig, **TINY, attention_bias=True, attention_out_bias=False, tie_word_embeddings=False
+        ),
+        "exaone4": small(Exaone4Config, **WIDE, sliding_window=None, layer_types=["full_attention"] * 2),
+        "cohere2": small(
+            Cohere2Config, layers=4, **WIDE, sliding_window=WINDOW, layer_norm_eps=1e-5, logit_scale=0.4
         ),
     }  # fmt: skip

@@ -30,7 +30,7 @@ from families import LLAMA3, WINDOW, configurations
 from numpy.typing import NDArray
 from torture import TEXTS
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from write import CONTROL, byte_level, bytes_vocabulary, sentencepiece_bpe, write_gguf
+from write import CONTROL, COUNTING_FROM_1, architecture_of, byte_level, bytes_vocabulary, sentencepiece_bpe, write_gguf
 
 Array = NDArray[Any]
 
@@ -124,7 +124,7 @@ def fill(model: PreTrainedModel, seed: int) -> PreTrainedModel:
         if name.endswith(".bias"):
             drawn *= BIAS_SPREAD
         elif weight.ndim == 1:  # a norm; Gemma's count from 1
-            drawn = (0 if model.config.model_type.startswith("gemma") else 1) + NORM_SPREAD * drawn
+            drawn = (0 if architecture_of(model.config) in COUNTING_FROM_1 else 1) + NORM_SPREAD * drawn
         elif name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):  # GPT-2 has them transposed
             drawn *= GAIN / np.sqrt(weight.shape[0])
         else:
@@ -278,7 +278,7 @@ def turn(model: PreTrainedModel, cache: DynamicCache, by: Array) -> None:
         if not is_rotated:
             continue
         keys = layer.keys[..., :width].double()
-        if model.config.model_type == "ernie4_5":  # neighbours are pairs
+        if model.config.model_type in ("ernie4_5", "glm", "glm4"):  # neighbours are pairs
             a, b = keys[..., ::2], keys[..., 1::2]
             rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
         else:

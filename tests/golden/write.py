@@ -23,8 +23,14 @@ ARCHITECTURES = {  # GGUF's names, where they differ from transformers'
     "mistral": "llama",
     "gemma3_text": "gemma3",
     "ministral3": "mistral3",
+    "glm": "chatglm",
 }
-INTERLEAVED = ("granite", "llama", "mistral3", "smollm3")  # architectures whose queries and keys GGUF reorders
+INTERLEAVED = ("arcee", "granite", "llama", "mistral3", "smollm3")  # architectures whose queries and keys GGUF reorders
+_LAYER_NORM = {  # the keys of its epsilon
+    "stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon", "nemotron": "norm_eps", "cohere2": "layer_norm_eps",
+}  # fmt: skip
+STATING_ROTATED = ("chatglm", "cohere2", "ernie4_5", "glm4", "nemotron", "phi3", "stablelm")  # rope.dimension_count
+COUNTING_FROM_1 = ("gemma", "gemma2", "gemma3", "nemotron")  # weights of norms, in transformers
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2, as in SmolLM2
 MERGES = ["Ġ t", "h e", "i n", "Ġt he", "Ġ a", "e r", "a n", "Ġa n", "Ġan d", "in g", "Ġ Ġ", "r e", "o n"]
 CHATML = (
@@ -58,6 +64,8 @@ def write_gguf(path: Path, model: PreTrainedModel, vocabulary: Vocabulary) -> No
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if architecture == "cohere2":
+        writer.add_logit_scale(config.logit_scale)
     vocabulary(writer)
     for name, weight in tensors(model, architecture):
         writer.add_tensor(name, np.ascontiguousarray(weight))
@@ -85,8 +93,8 @@ def add_shape(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     if head_size(config) * config.num_attention_heads != config.hidden_size:  # else the readers' default is right
         writer.add_key_length(head_size(config))
         writer.add_value_length(head_size(config))
-    if config.model_type == "stablelm":
-        writer.add_layer_norm_eps(config.layer_norm_eps)
+    if epsilon := _LAYER_NORM.get(config.model_type):
+        writer.add_layer_norm_eps(getattr(config, epsilon))
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
@@ -99,7 +107,7 @@ def add_rope(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_rope_freq_base(rope["rope_theta"])
     if local and local["rope_theta"] != 10_000.0:  # as long as that was the only value, it was not written
         writer.add_rope_freq_base_swa(local["rope_theta"])
-    if architecture_of(config) in (*INTERLEAVED, "ernie4_5", "phi3", "stablelm"):
+    if architecture_of(config) in (*INTERLEAVED, *STATING_ROTATED):
         writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * head_size(config)))
     if config.model_type == "phi3":  # names no type: what scales is that there are tensors of factors
         original = config.original_max_position_embeddings
@@ -132,7 +140,7 @@ def tensors(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str, ND
             weight = interleave(weight, config.num_attention_heads)
         elif architecture in INTERLEAVED and name.endswith("k_proj.weight"):
             weight = interleave(weight, config.num_key_value_heads)
-        elif architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
+        elif name.endswith(("norm.weight", "layernorm.weight")) and architecture in COUNTING_FROM_1:
             weight = weight + 1  # transformers adds this 1 when it runs
         elif architecture == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
             weight = weight.T

@@ -25,9 +25,9 @@ from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
 NAMES = (
-    "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3-linear", "gpt2", "granite", "llama-linear", "llama-llama3",
-    "llama-window", "llama-yarn", "mistral3", "phi3", "phi3-longrope", "qwen2", "qwen2-untied", "qwen2-yarn", "qwen3",
-    "smollm3", "stablelm",
+    "arcee", "chatglm", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3", "gemma3-linear", "glm4", "gpt2",
+    "granite", "llama-linear", "llama-llama3", "llama-window", "llama-yarn", "mistral3", "nemotron", "phi3",
+    "phi3-longrope", "qwen2", "qwen2-untied", "qwen2-yarn", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
 PROMPT = 40  # tokens before rows are evicted, see golden/make.py
 EXACT = 2e-4  # transformers' logits are rounded to 1.2e-4
@@ -71,7 +71,7 @@ class Row:
         return f"{self.backend}-{self.kv_dtype}"
 
     def close_to(self, ours: FloatArray, expected: FloatArray, name: str) -> None:
-        gelu = self.backend == "llamacpp" and name.startswith(("gemma", "gpt2"))
+        gelu = self.backend == "llamacpp" and name.startswith(("gemma", "gpt2", "starcoder2"))
         np.testing.assert_allclose(ours, expected, rtol=0, atol=max(self.tolerance, GELU if gelu else 0))
 
 
@@ -83,7 +83,20 @@ GPU = Row(f"gpu@{SOME_GPU}", "f32", EXACT)
 SLOW = pytest.param(NATIVE[0], marks=pytest.mark.slow)
 SELDOM = pytest.param(GPU, marks=pytest.mark.exhaustive)
 # Native code that others show, since angles are computed outside of it; each model takes seconds to compile.
-OLD_FORMULAS = ("ernie4_5", "gemma", "gemma3-linear", "llama-linear", "qwen2-untied", "qwen2-yarn")
+OLD_FORMULAS = (
+    "arcee",
+    "chatglm",
+    "ernie4_5",
+    "gemma",
+    "gemma3-linear",
+    "glm4",
+    "llama-linear",
+    "nemotron",
+    "qwen2-untied",
+    "qwen2-yarn",
+    "seed_oss",
+    "starcoder2",
+)
 GPU_OFTEN = ("gemma2", "gpt2", "phi3-longrope", "smollm3")  # the cores of test_cores.py have the other formulas
 SMALL_ROWS = ("gemma3", "gpt2", "phi3-longrope", "qwen2")  # different enough
 HALVES = ("gemma3", "gpt2")  # float16 of the others: `test_quantized_models_of_every_architecture`

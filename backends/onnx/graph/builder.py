@@ -98,14 +98,18 @@ class Builder(Context):
         at, last = f"blk.{layer}.", self.network.last_mixing == (layer, block)
         self.begin("norm", layer)
         beside = added if block.beside else ""  # the term that the previous block adds
-        if not beside:
+        if block.norm and not beside:
             residual, self.normed = self.add_and_norm(residual, added, at + block.norm)
+        elif not beside:
+            residual = self.normed = self.node("Add", residual, added) if added else residual
         inner = self.cores[type(block.core)](self, block.core, layer, self.normed)
         if isinstance(block.core, Experts):  # which have projected already
             added = inner
         else:
             self.begin("down" if isinstance(block.core, Dense) else "output", layer)
             added = self.multiply(at + block.core.output, self.pick(inner) if last else inner)
+        if last and not block.beside and any(each.beside for each in self.network.layers[layer]):
+            self.normed = self.pick(self.normed)  # for the block beside this one
         self.begin("norm", layer)
         if block.post_norm:
             added = self.post_norm(added, at + block.post_norm)

@@ -156,7 +156,7 @@ def head_order(spec: ModelSpec) -> tuple[int, ...]:
     network = find_network(spec)
     if not network.ropes:
         return ()
-    pairs = network.ropes[0].dim // 2
+    pairs = max(rope.dim for rope in network.ropes) // 2
     rotated = np.arange(2 * pairs).reshape(2, pairs) if network.halves else np.arange(2 * pairs).reshape(pairs, 2).T
     others = np.arange(2 * pairs, spec.head_dim).reshape(2, -1)
     order = tuple(np.concatenate([rotated, others], axis=1).reshape(-1).tolist())

@@ -37,6 +37,14 @@ _NETWORKS = {
     "minicpm": "minicpm:network",
     "smollm3": "smollm3:network",
     "stablelm": "stablelm:network",
+    "arcee": "arcee:network",
+    "chatglm": "llama:network",  # GLM 4 of 2024 and GLM-Edge, whose RoPE rotates a part of each head
+    "cohere2": "cohere2:network",
+    "exaone4": "exaone4:network",
+    "glm4": "llama:network",  # GLM 4 of 2025, with norms before and after each block
+    "nemotron": "nemotron:network",
+    "seed_oss": "seed_oss:network",
+    "starcoder2": "starcoder2:network",
     "bert": "bert:bert",
     "nomic-bert": "bert:nomic_bert",
 }
