@@ -119,16 +119,16 @@ def test_energy_is_never_passed_by_more_than_a_token(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_prompt_passes_its_time_by_little(seed: int) -> None:
-    """At a pace that varies by a third, not by the time that a whole chunk takes."""
+    """By a token or the first pass, though other programs may halve the speed at any moment."""
     chance = random.Random(seed)
     pace, deadline = chance.uniform(0.001, 1.0), chance.uniform(0.1, 60.0)
     limits, state, time, ran = RunLimits(deadline=deadline), State(Sample(0.0)), 0.0, 0
     while not decide(limits, state, Sample(time), 0)[0].stop:
         count = affordable(limits, state, 512, time, 0.0)
-        time, ran = time + count * pace * chance.uniform(1.0, 1.3), ran + count
+        time, ran = time + count * pace * chance.uniform(1.0, 2.0), ran + count
         _, state = decide(limits, state, Sample(time), count)
-    assert time <= deadline * 1.35 + 32 * pace * 1.3
-    assert ran >= min(32, deadline / pace / 1.3)
+    assert time <= max(deadline, 32 * pace * 2) + pace * 2
+    assert ran >= min(32, (deadline - pace * 2) / pace / 2)
 
 
 @pytest.mark.parametrize("seed", range(40))

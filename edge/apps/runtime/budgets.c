@@ -174,7 +174,7 @@ int64_t governor_affordable(const run_limits *limits, const governor_state *stat
     if (!isnan(limits->deadline)) {
         int64_t most = FIRST_TIMED;
         if (state->pace != 0)
-            most = whole(limits->deadline - now, state->pace);
+            most = whole((limits->deadline - now) / 2, state->pace);
         most = most < 1 ? 1 : most;
         tokens = tokens < most ? tokens : most;
     }

@@ -157,10 +157,11 @@ def affordable(limits: RunLimits, state: State, tokens: int, now: float, spent: 
     """The number of these tokens that may run in one pass, if `spent` joules are spent by the time `now`.
 
     Assumes that a larger pass than the last costs no more per token, and a smaller one no more than the costliest
-    token. A pass may take half of the energy left, since its true cost is known only afterwards.
+    token. A pass may take half of the energy and the time left, since its true cost is known only afterwards: other
+    programs may take the cores meanwhile.
     """
     if limits.deadline is not None:
-        tokens = min(tokens, max(1, int((limits.deadline - now) / state.pace)) if state.pace else FIRST_TIMED)
+        tokens = min(tokens, max(1, int((limits.deadline - now) / 2 / state.pace)) if state.pace else FIRST_TIMED)
     if limits.energy is None:
         return tokens
     if not state.token:
