@@ -140,6 +140,15 @@ class Team:
         counted = reversed(list(enumerate(self.passes, 1)))
         return {threads: count / sum(self.passes) for threads, count in counted if count}
 
+    @property
+    def why(self) -> str:
+        """Why some passes had fewer threads; empty if none had."""
+        return "" if self.whole else "other programs wanted the cores"
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{threads} in {share:.0%}" for threads, share in self.shares.items())
+        return f"threads {shares} of {sum(self.passes):,} passes" + (f": {self.why} (measured)" if self.why else "")
+
 
 def team_since(before: tuple[int, ...], now: tuple[int, ...]) -> Team | None:
     """The team of the passes between two counts; None without passes."""

@@ -389,7 +389,7 @@ def test_bench_formats() -> None:
     rows = edge_json(*flags, "-o", "json")
     assert [row["test"] for row in rows] == ["pp16", "tg4", "pp16 @ d32", "tg4 @ d32"]
     assert all(row["tok/s"] > 0 and row["backend"] == "cpu" and row["threads"] > 0 for row in rows)
-    assert set(rows[0]) == {"model", "size", "params", "backend", "threads", "test", "tok/s", "sd", "team"}
+    assert set(rows[0]) == {"model", "size", "params", "backend", "threads", "test", "tok/s", "sd", "team", "team_why"}
     assert all(sum(row["team"]) >= 2 and len(row["team"]) == row["threads"] for row in rows)
     lines = edge(*flags, "-o", "jsonl").stdout.splitlines()
     assert [json.loads(line)["test"] for line in lines] == [row["test"] for row in rows]

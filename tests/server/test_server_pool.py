@@ -18,6 +18,7 @@ from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError
 from edge.plan.plan import PlanBytes
 from edge.run.budgets.shares import Ledger as Energy
+from edge.run.loaded import Loaded
 from edge.run.request import Request
 from edge.run.starting.loading import load
 from edge.server.events import Flow, Piece
@@ -164,7 +165,7 @@ def test_tokens_and_texts(client: TestClient) -> None:
     assert info["chat_template"]
 
 
-def test_properties_and_metrics(client: TestClient) -> None:
+def test_properties_and_metrics(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     chat(client)
     found = client.get("/props").json()
     assert found["default_generation_settings"]["n_ctx"] > 0
@@ -175,6 +176,10 @@ def test_properties_and_metrics(client: TestClient) -> None:
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(values["edge_generated_tokens_total"]) >= 8
     assert float(values["edge_joules_total"]) > 0
+    monkeypatch.setattr(Loaded, "team", lambda self: (3, 5))
+    text = client.get("/metrics").text
+    for line in (f'edge_passes_total{{model="{MODEL}",threads="{n}"}} {count}' for n, count in ((1, 3), (2, 5))):
+        assert line in text
 
 
 @pytest.fixture(scope="module", params=[{}, {"power": "9000W"}], ids=["", "power"])

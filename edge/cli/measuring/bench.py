@@ -84,6 +84,9 @@ def _print(rows: list[BenchRow], output: Format) -> None:
         if rows[0].joules is not None:
             headings.append(f"energy/token ({certainty(rows[0].energy_kind)})")
         print(table(headings, [_cells(row) for row in rows]))
+        for row in rows:
+            if row.team and row.team.why:
+                print(f"{row.test}: {row.team}")
     elif output is Format.json:
         print_json([row.to_dict() for row in rows], indent=2)
     elif output is Format.csv:

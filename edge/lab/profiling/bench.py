@@ -70,7 +70,7 @@ class BenchRow:
             "test": self.test,
             "tok/s": round(self.speed, 2),
             "sd": round(self.sd, 2),
-            **({} if self.team is None else {"team": list(self.team.passes)}),
+            **({} if self.team is None else {"team": list(self.team.passes), "team_why": self.team.why}),
             **energy,
         }
 

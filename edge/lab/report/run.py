@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from edge.budget import format_bytes, format_joules
-from edge.run.report import Action, AdapterUse, Drafted, Energy, Heat, Memory, RunReport, Team, Thoughts, Timings
+from edge.run.report import Action, AdapterUse, Drafted, Energy, Heat, Memory, RunReport, Thoughts, Timings
 
 _TOLD_S = 0.1  # of preparing a model, to be reported: shorter times are no first run, but a list of its tokens
 
@@ -52,7 +52,7 @@ def report_lines(report: RunReport) -> list[str]:
         + _streamed(memory),
         f"KV {kv.policy} {kv.dtype}: {kv.rows:,} of {kv.capacity:,} rows, {kv.evicted:,} evicted",
         *([f"planned: {report.plan['rows_by']}"] if report.plan.get("rows_by") else []),
-        *([_team(report.team)] if report.team and not report.team.whole else []),
+        *([str(report.team)] if report.team and not report.team.whole else []),
         *([_drafted(report.drafted)] if report.drafted and report.drafted.tokens else []),
         *([f"LoRA {', '.join(map(_adapter, report.lora))}"] if report.lora else []),
         _energy_line(report),
@@ -60,11 +60,6 @@ def report_lines(report: RunReport) -> list[str]:
         *([_thoughts_line(report.thoughts, energy.certainty)] if report.thoughts else []),
         *([f"for want of memory: {', '.join(map(_action, report.actions))}"] if report.actions else []),
     ]
-
-
-def _team(team: Team) -> str:
-    shares = ", ".join(f"{threads} in {share:.0%}" for threads, share in team.shares.items())
-    return f"threads {shares} of {sum(team.passes):,} passes: other programs wanted the cores (measured)"
 
 
 def _drafted(drafted: Drafted) -> str:

@@ -123,13 +123,12 @@ def metrics(hub: Hub) -> Response:
     add("models_loaded", "gauge", "Models in memory.", ("", len(pool.workers)))
     add("model_loads_total", "counter", "Models loaded so far.", ("", pool.loads))
     add("model_evictions_total", "counter", "Models unloaded so far.", ("", pool.evictions))
-    figures = pool.ledger.figures()
-    add(
-        "memory_bytes",
-        "gauge",
-        "Memory of the process by use.",
-        *((f'{{use="{use}"}}', n) for use, n in figures.items()),
-    )
+    teams = [(name, worker.opened.result().team) for name, worker in pool.workers.items()]
+    add("passes_total", "counter", "Passes of a model by their threads: fewer where other programs wanted the cores.",
+        *((f'{{model="{name}",threads="{threads}"}}', passes)
+          for name, team in teams for threads, passes in enumerate(team, 1)))  # fmt: skip
+    add("memory_bytes", "gauge", "Memory of the process by use.",
+        *((f'{{use="{use}"}}', n) for use, n in pool.ledger.figures().items()))  # fmt: skip
     add("uptime_seconds", "gauge", "Seconds since the start.", ("", round(time.time() - hub.started, 1)))
     return Response("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4; charset=utf-8")
 
