@@ -4,20 +4,35 @@
 
 A fault is a wrong constant, a swapped operator or a skipped line, in a place that the seed alone chooses. Each is
 undone after its run. Without tests: lists them.
+
+A fault may disable the check that keeps a test from replacing a system's file, and in a container tests run as root. So
+they run where only this tree, the folder of temporary files and build/ can be written; without such a namespace, only
+for users other than root.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+# In a mount namespace: "$@" with all else read-only.
+_CONFINED = """
+for each in "$1" "$2" $(readlink -f "$1"/build/*) /dev; do mount --rbind "$each" "$each" || exit 125; done
+mount -o remount,ro,bind / && mount -o remount,ro,bind /dev || exit 125
+cd "$1" && shift 2
+exec "$@"
+"""
 SUFFIXES = (".py", ".c", ".h", ".js", ".mjs")
 SWAPS = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "===": "!==", "!==": "===",
@@ -55,13 +70,24 @@ class Fault:
         self.path.write_text(before[: self.start] + self.new + before[self.start + len(self.old) :])
         try:
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            done = subprocess.run([*_confinement(), *command], cwd=ROOT, capture_output=True, text=True)
         finally:
             self.path.write_text(before)
         if done.returncode == 0:
             return None
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
         return failed[1] if failed else (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+@cache
+def _confinement() -> list[str]:
+    """What to put before a command, so that it can damage nothing else."""
+    prefix = ["unshare", "--mount", "sh", "-c", _CONFINED, "sh", str(ROOT), tempfile.gettempdir()]
+    if shutil.which("unshare") and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0:
+        return prefix
+    if os.geteuid() == 0:
+        sys.exit("no mount namespace for the tests, and as root they could damage this system: run as another user")
+    return []
 
 
 def faults(path: Path) -> Iterator[Fault]:
