@@ -51,10 +51,10 @@ class Cost:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
             file = report.nodeid.partition("::")[0]
-            for key, (seconds, compilations) in report.user_properties:
+            for key, value in report.user_properties:
                 if key == _KEY:
-                    self._seconds[file] += seconds
-                    self._compilations[file] += int(compilations)
+                    self._seconds[file] += value[0]
+                    self._compilations[file] += int(value[1])
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self._whole:
