@@ -164,6 +164,12 @@ class GivenEngine(Engine, Protocol):
         """As `Engine.forward_all`, likewise."""
         ...
 
+    def append_rows(self, rows: FloatArray) -> None:
+        """Append rows of given keys and values, float32 [2, layers, KV heads, n, head], as though n tokens had run, in
+        a cache whose layers all keep rows of all tokens. Keys are rotated to the next positions, their values in the
+        order of the model's file. Raises CapacityError if fewer than n rows are free."""
+        ...
+
 
 class BatchedEngine(Engine, Protocol):
     """An engine of `EngineConfig.sequences` separate sequences. Its own `kv` and passes are those of sequence 0."""

@@ -79,9 +79,14 @@ def check_tokens(tokens: IntArray, vocab: int, free: int, given: GivenRows | Non
         raise InputError(f"token ids must be from 0 to {vocab - 1}")
     if given is not None:
         given.check(array)
-    if array.size > free:
-        raise CapacityError(f"{array.size} tokens, but only {free} free rows in the KV cache")
+    check_free(array.size, free)
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def check_free(count: int, free: int) -> None:
+    """Raise CapacityError for more rows than free ones."""
+    if count > free:
+        raise CapacityError(f"{count} tokens, but only {free} free rows in the KV cache")
 
 
 def check_whole(path: str | Path, size: int, mapped: int) -> None:

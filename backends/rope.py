@@ -12,6 +12,7 @@ import numpy as np
 
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import Angles, find_angles
+from edge.model.given import interleaved
 from edge.model.layers import Network
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
@@ -117,10 +118,16 @@ class CacheRope:
         """positions: the most that the cache will have. halves, head: as in `find_rotation`."""
         original = next((rope.original_context for rope in network.ropes if rope.has_long), positions)
         self._limit = original if positions > original else None
+        self._interleaves = network.halves and not halves
         self._short, self._long = (
             find_rotation(file, network, halves=halves, head=head, long=long) for long in (False, True)
         )
         self.clear()
+
+    def ordered(self, keys: FloatArray, layer: int) -> FloatArray:
+        """A layer's rotated keys, [..., head], from the order of the model's file in that of the cache."""
+        count = 2 * self.rotation.angles[self.rotation.kinds[layer]].radians.size
+        return interleaved(keys, count) if self._interleaves else keys
 
     def clear(self) -> None:
         """Start a new text in an empty cache."""

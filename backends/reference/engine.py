@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from edge.backends.base import Capabilities, EngineConfig
-from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole_text
+from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, check_whole_text
 from edge.backends.reference.attention import attention
 from edge.backends.reference.context import At
 from edge.backends.reference.delta_net import delta_net
@@ -65,6 +65,14 @@ class ReferenceEngine:
         check_generates(self.spec)
         hidden, step = self._run(tokens, given), self.config.logits_rows
         return np.concatenate([self.head(hidden[at : at + step]) for at in range(0, len(hidden), step)])
+
+    def append_rows(self, rows: FloatArray) -> None:
+        """See GivenEngine."""
+        check_free(rows.shape[3], self.kv.free)
+        places, _ = self.kv.reserve(rows.shape[3])
+        for layer, (keys, values) in enumerate(zip(*rows, strict=True)):
+            self.kv.keys[layer][:, places] = self.kv.rope.ordered(keys, layer)
+            self.kv.values(layer)[:, places] = values
 
     @UNWARNED
     def hidden(self, tokens: IntArray) -> FloatArray:

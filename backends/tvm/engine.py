@@ -262,6 +262,10 @@ class NativeEngine:
     def forward_all(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
         return self._sequences[0].forward_all(tokens, given)
 
+    def append_rows(self, rows: FloatArray) -> None:
+        """See GivenEngine."""
+        self._sequences[0].append_rows(rows)
+
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """See TopEngine, and `NativeSequence.forward_top`."""
         return self._sequences[0].forward_top(tokens, count)

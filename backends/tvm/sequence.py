@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edge.backends.base import EngineConfig
-from edge.backends.checks import check_tokens
+from edge.backends.checks import check_free, check_tokens
 from edge.backends.head_kv import HeadKV
 from edge.backends.rope import Rotation
 from edge.backends.tvm import ENGINE
@@ -119,6 +119,20 @@ class NativeSequence:
             part = tokens[start : start + step]
             logits[start : start + part.size] = self._run(self, part, part.size, given)
         return logits
+
+    def append_rows(self, rows: FloatArray) -> None:
+        """See GivenEngine."""
+        kv, store, count = self.kv, self.kv.store, rows.shape[3]
+        check_free(count, kv.free)
+        kv.announce(count)
+        self.prepare(count)
+        size = store.row.key
+        padded = np.pad(rows, [(0, 0)] * 4 + [(0, size - rows.shape[4])])
+        keys = np.stack([kv.rope.ordered(each, layer) for layer, each in enumerate(padded[0])])
+        places = store.regions.rows(kv.length + np.arange(count))
+        store.rows.set_keys(places, keys.reshape(-1, count, size), store.heads)
+        store.rows.set_values(places, padded[1].reshape(-1, count, size))
+        kv.appended(count)
 
     def verify(self, tokens: IntArray) -> FloatArray:
         """See VerifyingEngine. Raises UnsupportedError for more tokens than `EngineConfig.drafts` has room for."""

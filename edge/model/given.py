@@ -60,6 +60,14 @@ class GivenRows:
         return np.stack([self._rows[each] for each in wanted]) if wanted else np.zeros((0, self._hidden), np.float32)
 
 
+def interleaved(keys: FloatArray, count: int) -> FloatArray:
+    """Keys [..., head] whose RoPE pairs are halves of the first `count` values, with neighbours as pairs."""
+    found: FloatArray = keys.copy()
+    halves = keys[..., :count].reshape(*keys.shape[:-1], 2, -1)
+    found[..., :count] = halves.swapaxes(-1, -2).reshape(*keys.shape[:-1], count)
+    return found
+
+
 def content_ids(rows: FloatArray, vocab: int) -> IntArray:
     """Different ids for the rows of one content, int32 [n], at least `vocab`, from a hash of all of it."""
     content, count = hashlib.sha256(repr(rows.shape).encode() + rows.tobytes()).digest(), len(rows)

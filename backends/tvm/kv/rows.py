@@ -96,6 +96,12 @@ class HostRows:
         self.scatter("keys", rows, pack_keys(self.dtype, codes))
         self.scatter("key_scales", rows, scales)
 
+    def set_values(self, rows: AnyArray, values: FloatArray) -> None:
+        """Write values, float32 [..., head], to rows [...]."""
+        codes, scales = encode(self.dtype, values)
+        self.scatter("values", rows, _pack_values(codes) if FORMATS[self.dtype].packed == 2 else codes)
+        self.scatter("value_scales", rows, scales)
+
     def value_norms(self, rows: AnyArray) -> FloatArray:
         """See ArenaRows. Norms depend neither on the order of packed values nor on their transformation."""
         codes = unpack_keys(self.dtype, self.gather("values", rows))
@@ -137,6 +143,18 @@ class HostRows:
 def with_spare(count: int, dtype: str, width: int = 1) -> AnyArray:
     """Zeros [count], with allocated memory behind them, since kernels may read beyond the end."""
     return aligned_zeros(count + SPARE_ROWS * width, dtype)[:count]
+
+
+def _pack_values(codes: AnyArray) -> AnyArray:
+    """Pack codes of 4 bits, [..., head], as `write_value` in cpu/kernels/cache.py does: a byte has two that are 16
+    apart, or 8 in an odd last part of 16."""
+    whole = codes.shape[-1] // 32 * 32
+    pairs = (
+        codes[..., :whole].reshape(*codes.shape[:-1], -1, 2, 16),
+        codes[..., whole:].reshape(*codes.shape[:-1], -1, 2, 8),
+    )
+    packed = ((each[..., 0, :] | each[..., 1, :] << 4).reshape(*codes.shape[:-1], -1) for each in pairs)
+    return np.concatenate([*packed], axis=-1)
 
 
 def _tiles(rows: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray | None]:

@@ -1,7 +1,7 @@
 """Soft prompts as PEFT saves them, and what it answers behind them.
 
-`python tests/golden/prefixes.py`, with PEFT and transformers, writes prefix/KIND: random prompts of models in folders;
-and prefix/logits.npz: for each, logits [8, vocab] in float32 after the last of TOKENS.
+`python tests/model/peft_prefixes.py`, with PEFT and transformers, writes golden/prefix/KIND: random prompts of models
+in golden/folders; and golden/prefix/logits.npz: for each, logits [8, vocab] in float32 after the last of TOKENS.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-GOLDEN = Path(__file__).parent
+GOLDEN = Path(__file__).parents[1] / "golden"
 OUT = GOLDEN / "prefix"
 TOKENS = np.random.default_rng(4).integers(3, 200, 12).astype(np.int32)
 LAST, VIRTUAL = 8, 5
