@@ -236,6 +236,7 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
     adapters = "read_adapter" if Section.ADAPTERS in sections else "NULL"
     gpu = "&edge_gpu" if Section.GPU in sections else "NULL"
+    page = "&edge_page" if gpu_of_page else "NULL"
     npu = "&edge_onnxruntime" if Section.NPU in sections else "NULL"
     digest = hashlib.sha256(b"".join(sections.get(each, b"") for each in _TRUSTED)).digest()
     numbers = ", ".join(map(str, digest))
@@ -243,9 +244,8 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
         "/* The model.edge that this library is for. Written by edge export. */\n"
         f'#include "bundle.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
         f"table_reader *const EDGE_TABLE = {reader};\nadapter_reader *const EDGE_ADAPTERS = {adapters};\n"
-        f"const gpu_host *const EDGE_GPU = {gpu}, *const EDGE_NPU = {npu};\n"
+        f"const accelerator_kind *const EDGE_GPU = {gpu}, *const EDGE_NPU = {npu}, *const EDGE_PAGE = {page};\n"
         f"session_racer *const EDGE_RACE = {'begin_faster' if Section.GPU in sections else 'NULL'};\n"
-        f"device_run *const EDGE_DEVICE = {'run_on_page' if gpu_of_page else 'NULL'};\n"
     )
 
 

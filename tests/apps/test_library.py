@@ -35,8 +35,9 @@ from edge.model.model import Model, open_model
 TABLES = {
     "trusted.c": '#include "bundle.h"\n'
     "const uint8_t EDGE_TRUSTED[32] = {0};\ntable_reader *const EDGE_TABLE = NULL;\n"
-    "adapter_reader *const EDGE_ADAPTERS = NULL;\nconst gpu_host *const EDGE_GPU = NULL, *const EDGE_NPU = NULL;\n"
-    "session_racer *const EDGE_RACE = NULL;\ndevice_run *const EDGE_DEVICE = NULL;\n"
+    "adapter_reader *const EDGE_ADAPTERS = NULL;\n"
+    "const accelerator_kind *const EDGE_GPU = NULL, *const EDGE_NPU = NULL, *const EDGE_PAGE = NULL;\n"
+    "session_racer *const EDGE_RACE = NULL;\n"
 }
 OPENING = r"""
 #include <stdio.h>
@@ -51,7 +52,9 @@ int main(void)
     return 0;
 }
 """
-WITH_GPU = TABLES["trusted.c"].replace("GPU = NULL", "GPU = &edge_gpu").replace("RACE = NULL", "RACE = begin_faster")
+WITH_GPU = (
+    TABLES["trusted.c"].replace("EDGE_GPU = NULL", "EDGE_GPU = &edge_gpu").replace("RACE = NULL", "RACE = begin_faster")
+)
 SYSTEMS = ["linux", "android"]
 PAGE = 16 << 10
 

@@ -69,7 +69,7 @@ static edge_status check_header(const edge_session *s, const adapter_header *hea
     if (header->rank > room->rank)
         return edge_fail(error, EDGE_UNSUPPORTED, "the adapter has rank %d, and the bundle room for %d: export it with a "
                          "larger --lora-rank", (int64_t)header->rank, (int64_t)room->rank);
-    if (s->gpu && header->gpu_bytes != host_of(s->gpu)->adapter_bytes(s->gpu))
+    if (s->accelerator && header->gpu_bytes != s->accelerator->kind->adapter_bytes(s->accelerator))
         return edge_fail(error, EDGE_UNSUPPORTED, "the adapter is not for the GPU of this bundle: make it for the bundle by "
                          "edge export-adapter");
     if (!header->rank || header->rank % RANK_STEP || header->bytes > room->room)
@@ -129,22 +129,22 @@ static edge_status read_all(edge_session *s, const edge_stream *stream, float sc
         return status;
     uint8_t stored[DIGEST];
     bool finite = true;
-    if (s->gpu)
+    if (s->accelerator)
         whole = whole && skip(&from, (uint64_t)room->count * PARTS * sizeof(int64_t)) && skip(&from, header.bytes) &&
-                host_of(s->gpu)->adapt(s->gpu, stream_get, &from, scale, &finite);
+                s->accelerator->kind->adapt(s->accelerator, stream_get, &from, scale, &finite);
     else
         whole = whole && read_matrices(s, &from, &header) && skip(&from, header.gpu_bytes);
     hash_end(&from.sum, s->adapter.hash);
     if (!whole || !stream_get(&from, stored, sizeof stored) || memcmp(stored, s->adapter.hash, sizeof stored))
         return edge_fail(error, EDGE_BAD_FILE, "the adapter is damaged or cut short: copy it again");
-    if (!s->gpu)
+    if (!s->accelerator)
         finite = scale_matrices(s, &header, scale);
-    if (finite && !s->gpu)
+    if (finite && !s->accelerator)
         pass_adapter(s->pass).table[room->lora_rank] = header.rank;
     if (!finite)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "the adapter's values are too large with this scale: lower it");
     s->adapter.scale = scale;
-    return s->gpu ? check_gpu(s, error) : EDGE_OK;
+    return s->accelerator ? check_accelerator(s, error) : EDGE_OK;
 }
 
 static void remove_adapter(edge_session *s)
@@ -158,7 +158,7 @@ static void remove_adapter(edge_session *s)
     if (table)
         table[room->lora_rank] = 0;
     else
-        host_of(s->gpu)->adapt(s->gpu, NULL, NULL, 1, &finite);
+        s->accelerator->kind->adapt(s->accelerator, NULL, NULL, 1, &finite);
     memset(&s->adapter, 0, sizeof s->adapter);
 }
 

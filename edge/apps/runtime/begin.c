@@ -22,6 +22,6 @@ edge_status edge_begin(edge_model *model, const edge_options *options, edge_sess
                          "to cpu or auto");
     if (programs && options->engine == EDGE_ENGINE_AUTO)
         return EDGE_RACE(model, options, session, error);
-    const gpu_host *host = on_gpu ? EDGE_GPU : options->engine == EDGE_ENGINE_NPU ? EDGE_NPU : NULL;
-    return begin_on(model, options, host, session, error);
+    const accelerator_kind *kind = on_gpu ? EDGE_GPU : options->engine == EDGE_ENGINE_NPU ? EDGE_NPU : NULL;
+    return begin_on(model, options, kind, session, error);
 }

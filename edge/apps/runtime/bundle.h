@@ -34,10 +34,9 @@ typedef edge_status adapter_reader(edge_session *session, const edge_stream *str
 extern adapter_reader *const EDGE_ADAPTERS;
 adapter_reader read_adapter;
 
-extern const gpu_host *const EDGE_GPU, *const EDGE_NPU;
-extern const gpu_host edge_gpu, edge_onnxruntime;
-extern device_run *const EDGE_DEVICE;
-device_run run_on_page; /* web/c/gpu.c */
+/* Accelerators of a session, and of a page. */
+extern const accelerator_kind *const EDGE_GPU, *const EDGE_NPU, *const EDGE_PAGE;
+extern const accelerator_kind edge_gpu, edge_onnxruntime, edge_page;
 
 /* Begins a session on the CPU or the GPU, whichever answers sooner: gpu/race.c. */
 typedef edge_status session_racer(edge_model *model, const edge_options *options, edge_session **session, edge_error *error);

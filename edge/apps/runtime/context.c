@@ -78,7 +78,7 @@ static uint32_t fewest_rows(const edge_session *s)
 
 double context_spare(const edge_session *s)
 {
-    uint64_t capacity = kv_capacity(s->rows), rows = s->gpu ? 0 : capacity - fewest_rows(s); /* of a GPU, none */
+    uint64_t capacity = kv_capacity(s->rows), rows = s->accelerator ? 0 : capacity - fewest_rows(s); /* of a GPU, none */
     return (double)(rows * kv_bytes(s->rows) / capacity);
 }
 
@@ -121,7 +121,7 @@ void context_trim(edge_session *s)
     if (!asked)
         return;
     give(s, rint((double)(asked - 1) / (double)EDGE_TRIM_ALL * context_spare(s)));
-    if (s->gpu)
+    if (s->accelerator)
         return;
     kv_release(s->rows);
     pass_release(s->pass);
@@ -195,7 +195,7 @@ static bool run(edge_session *s, uint32_t count, picking *pick)
         kv_remember(s->rows, s->system_rows);
     double began = now_seconds(), cpu = cpu_seconds();
     s->logits = pass_run(s->pass, s->ids + s->first, count, policy_observes(s->policy) ? count : 0, pick);
-    if (s->gpu && host_of(s->gpu)->engine == EDGE_ENGINE_GPU)
+    if (s->accelerator && s->accelerator->kind->engine == EDGE_ENGINE_GPU)
         watch_gpu(&s->watch, (now_seconds() - began) * s->model->config->threads, cpu_seconds() - cpu);
     if (!s->logits)
         return false;

@@ -16,15 +16,16 @@ typedef struct { uint32_t left, length; } head_stages;
 
 struct pass {
     const edge_model *model;
-    const design_config *design;
+    const design_config *design;                   /* NULL: compiled code runs none */
     kv *rows;
-    gpu *on_gpu;                                   /* NULL: compiled code runs */
+    accelerator *accelerator;                      /* NULL: compiled code runs all passes */
     compiled_run *run;
     pass_job *job;
     const int64_t *table;                          /* of the design; with room for an adapter, a copy of it */
     adapter_room adapter;
     int32_t *lines;                                /* LINES lines of LINE words of each thread */
     float *floats;                                 /* scratch */
+    float *inputs;                                 /* as a table_reader writes them */
     int32_t *integers;
     int32_t *tokens;
     float *logits;
@@ -36,7 +37,6 @@ struct pass {
     int64_t first_angle;                           /* the position of the tables' first row */
     uint32_t threads, angles;                      /* running; rows in the tables */
     bool lengthened;                               /* the tables have LongRoPE's long factors */
-    bool alone;                                    /* no device runs passes: there is none, or it is left */
     bool learned;                                  /* positions are rows of a table, one for each of the context */
     uint32_t drafts;                               /* that are verified behind a token, at most */
     uint32_t unsettled;                            /* tokens of the last pass that are not in the fixed state yet */
@@ -51,25 +51,26 @@ static bool has_learned_positions(const edge_model *model)
     return true;
 }
 
-/* The device has the rest. */
-static pass *layout_on_gpu(arena *from, const edge_model *model, kv *rows, gpu *on_gpu)
+/* Without memory for compiled code. */
+static pass *layout_accelerated(arena *from, const edge_model *model, kv *rows, accelerator *runs_all)
 {
     pass *p = take(from, sizeof *p);
     uint64_t bytes = model->config->padded_vocab * sizeof(float);
     float *logits = take(from, bytes);
-    uint32_t inputs = (model->config->layer_inputs + 15) / 16 * 16 * model->config->layers * model->config->chunk;
-    float *floats = take(from, inputs * sizeof *floats);
-    bytes += inputs * sizeof *floats;
+    uint32_t count = (model->config->layer_inputs + 15) / 16 * 16 * model->config->layers * model->config->chunk;
+    float *inputs = take(from, count * sizeof *inputs);
+    bytes += count * sizeof *inputs;
     if (p)
-        *p = (pass){.model = model, .rows = rows, .on_gpu = on_gpu, .floats = floats, .logits = logits, .cache = kv_arguments(rows),
-                    .bytes = bytes, .learned = has_learned_positions(model)};
+        *p = (pass){.model = model, .rows = rows, .accelerator = runs_all, .inputs = inputs, .logits = logits,
+                    .cache = kv_arguments(rows), .bytes = bytes, .learned = has_learned_positions(model)};
     return p;
 }
 
-pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows, gpu *on_gpu)
+pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows,
+                  accelerator *runs_all)
 {
     if (!design)
-        return layout_on_gpu(from, model, rows, on_gpu);
+        return layout_accelerated(from, model, rows, runs_all);
     const edge_config *c = model->config;
     pass *p = take(from, sizeof *p);
     uint64_t before = from->used;
@@ -94,7 +95,8 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     *p = (pass){.model = model, .design = design, .rows = rows, .job = job, .lines = lines, .floats = floats,
                 .integers = integers, .tokens = tokens, .logits = logits, .rope = rope, .members = members,
                 .cache = kv_arguments(rows), .bytes = bytes, .table = (const int64_t *)table, .adapter = adapter,
-                .alone = !EDGE_DEVICE, .learned = has_learned_positions(model), .drafts = most};
+                .accelerator = EDGE_PAGE ? EDGE_PAGE->layout(from, model) : NULL,
+                .inputs = floats + design->layer_inputs, .learned = has_learned_positions(model), .drafts = most};
     if (model->sizes[SECTION_NORMALS])
         memcpy(floats + design->normals, model->sections[SECTION_NORMALS],
                (size_t)model->sizes[SECTION_NORMALS]);
@@ -113,7 +115,7 @@ adapter_room pass_adapter(const pass *p)
 
 void pass_release(pass *p)
 {
-    if (p->on_gpu)
+    if (!p->design)
         return;
     const size_t first = (size_t)p->design->normals, normals = (size_t)p->model->sizes[SECTION_NORMALS];
     const size_t end = first + normals / sizeof *p->floats, floats = (size_t)p->design->floats;
@@ -169,7 +171,7 @@ static void end_threads(pass *p, uint32_t count)
 edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error)
 {
     uint32_t most = p->model->config->threads;
-    if (p->on_gpu) {
+    if (!p->design) {
         p->threads = 1; /* which waits */
         return EDGE_OK;
     }
@@ -203,7 +205,7 @@ edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error 
 
 void pass_stop(pass *p)
 {
-    if (p->threads && !p->on_gpu)
+    if (p->threads && p->design)
         end_threads(p, p->threads);
 }
 
@@ -276,33 +278,13 @@ static bool can_run(const pass *p, const int32_t *tokens, uint32_t count)
     return true;
 }
 
-/* What the host computes for each token lets a device go no further than one. */
+/* What the host computes for each token, a row of the table or a temperature, limits an accelerator to one. */
 uint32_t pass_picks(const pass *p)
 {
     const edge_config *c = p->model->config;
-    if (p->on_gpu ? !host_of(p->on_gpu)->picks : p->alone)
+    if (!p->accelerator || !p->accelerator->kind->picks)
         return 0;
     return EDGE_TABLE || c->tempered ? 1 : c->chunk < MOST_PICKS ? c->chunk : MOST_PICKS;
-}
-
-/* Those that a pass has appended. */
-static void append_rows(pass *p, uint32_t count, const picking *pick)
-{
-    kv_appended(p->rows, pick && pick->count ? pick->count : count);
-}
-
-static bool run_on_gpu(pass *p, const int32_t *tokens, uint32_t count, picking *pick)
-{
-    if (EDGE_TABLE && !EDGE_TABLE(p->model, tokens, count, p->floats))
-        return false;
-    kv_announce(p->rows, most_rows(count, pick));
-    kv_prepare(p->rows, most_rows(count, pick));
-    gpu_input input = {tokens, count, kv_next_position(p->rows), kv_next_rope_position(p->rows), kv_lengthened(p->rows),
-                       p->cache.starts, p->cache.lengths, p->cache.positions, EDGE_TABLE ? p->floats : NULL, pick};
-    if (!host_of(p->on_gpu)->run(p->on_gpu, &input, p->logits))
-        return false;
-    append_rows(p, count, pick);
-    return true;
 }
 
 /* Of all threads. */
@@ -315,13 +297,16 @@ static void run_job(pass *p)
         unbind_thread(&before);
 }
 
-/* Everything of a job but its kind and what it wants. rows: to be appended. False: the file was cut short. */
-static bool prepare_job(pass *p, const int32_t *tokens, uint32_t count, uint32_t rows)
+/* Prepares a pass that appends `rows` rows; a job's kind and what it wants are left to set. Returns false if the file was cut
+ * short. */
+static bool prepare(pass *p, const int32_t *tokens, uint32_t count, uint32_t rows)
 {
-    if (EDGE_TABLE && !EDGE_TABLE(p->model, tokens, count, p->floats + p->design->layer_inputs))
+    if (EDGE_TABLE && !EDGE_TABLE(p->model, tokens, count, p->inputs))
         return false;
     kv_announce(p->rows, rows);
     kv_prepare(p->rows, rows);
+    if (!p->design)
+        return true;
     memcpy(p->tokens, tokens, count * sizeof *tokens);
     int64_t position = kv_next_position(p->rows);
     fill_temperatures(p, position, count);
@@ -334,12 +319,12 @@ static bool prepare_job(pass *p, const int32_t *tokens, uint32_t count, uint32_t
 
 uint32_t pass_drafts(const pass *p)
 {
-    return p->alone ? p->drafts : 0;
+    return p->accelerator ? 0 : p->drafts;
 }
 
 float *pass_verify(pass *p, const int32_t *tokens, uint32_t count)
 {
-    if (count > 1 + pass_drafts(p) || !can_run(p, tokens, count) || !prepare_job(p, tokens, count, count))
+    if (count > 1 + pass_drafts(p) || !can_run(p, tokens, count) || !prepare(p, tokens, count, count))
         return NULL;
     pass_job *job = p->job;
     job->kind = JOB_VERIFY;
@@ -434,34 +419,49 @@ static void run_in_two_stages(pass *p, uint32_t largest)
         unbind_thread(&before);
 }
 
-float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick)
+/* Lets the accelerator run the pass that is prepared. */
+static accelerator_answer accelerate(pass *p, const int32_t *tokens, uint32_t count, picking *pick)
 {
-    if (!can_run(p, tokens, count))
-        return NULL;
-    if (p->on_gpu)
-        return run_on_gpu(p, tokens, count, pick) ? p->logits : NULL;
-    if (!prepare_job(p, tokens, count, most_rows(count, pick)))
-        return NULL;
-    uint32_t seen = observed < count ? observed : count;
-    pass_job *job = p->job; /* kind and threads are read between jobs, too: they are never QUIT and 0 for a moment */
+    pass_input input = {
+        .tokens = tokens, .count = count, .position = kv_next_position(p->rows),
+        .rope_position = kv_next_rope_position(p->rows), .lengthened = kv_lengthened(p->rows), .starts = p->cache.starts,
+        .lengths = p->cache.lengths, .positions = p->cache.positions, .inputs = EDGE_TABLE ? p->inputs : NULL, .pick = pick,
+    };
+    if (p->design) {
+        input.angles = p->rope + p->job->angle * 2 * p->model->config->head;
+        input.angles_stride = p->design->rope_size;
+        input.temperatures = p->model->config->tempered ? p->floats + p->design->temperatures : NULL;
+        input.normals = (const float *)(const void *)p->model->sections[SECTION_NORMALS];
+        input.arenas = kv_arenas(p->rows);
+    }
+    accelerator_answer answer = p->accelerator->kind->run(p->accelerator, &input, p->logits);
+    if (answer == OUT_OF_SERVICE)
+        p->accelerator = NULL;
+    return answer;
+}
+
+static void run_on_cpu(pass *p, uint32_t count, uint32_t observed, const picking *pick)
+{
+    pass_job *job = p->job; /* threads read kind and threads between jobs, too: never QUIT or 0, even for a moment */
     job->kind = count == 1 ? JOB_STEP : JOB_CHUNK;
     job->wanted = 1;
-    job->observed = p->design->observed ? seen : 0;
-    device_answer answer = p->alone ? DEVICE_LEFT : EDGE_DEVICE(&(device_job){
-            .tokens = p->tokens, .count = count, .position = (int32_t)job->position,
-            .angles = p->rope + job->angle * 2 * p->model->config->head, .angles_stride = p->design->rope_size,
-            .temperatures = p->model->config->tempered ? p->floats + p->design->temperatures : NULL,
-            .starts = p->cache.starts, .lengths = p->cache.lengths, .positions = p->cache.positions,
-            .logits = p->logits, .pick = pick,
-            .normals = (const float *)(const void *)p->model->sections[SECTION_NORMALS], .arenas = kv_arenas(p->rows)});
-    p->alone = answer == DEVICE_LEFT;
-    if (answer != DEVICE_RAN) {
-        if (pick && head_pays(&p->stages, p->design, pick->enough))
-            run_in_two_stages(p, pick->enough);
-        else
-            run_job(p);
-        kv_written(p->rows, count);
+    job->observed = p->design->observed ? observed : 0;
+    if (pick && head_pays(&p->stages, p->design, pick->enough))
+        run_in_two_stages(p, pick->enough);
+    else
+        run_job(p);
+    kv_written(p->rows, count);
+}
+
+float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick)
+{
+    if (!can_run(p, tokens, count) || !prepare(p, tokens, count, most_rows(count, pick)))
+        return NULL;
+    if (!p->accelerator || accelerate(p, tokens, count, pick) != COMPLETED) {
+        if (!p->design)
+            return NULL;
+        run_on_cpu(p, count, observed < count ? observed : count, pick);
     }
-    append_rows(p, count, pick);
+    kv_appended(p->rows, pick && pick->count ? pick->count : count);
     return p->logits;
 }

@@ -8,8 +8,9 @@
 #include "model.h"
 
 typedef struct pass pass;
-/* design: of the instruction set that runs; NULL: on_gpu runs all passes. */
-pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows, gpu *on_gpu);
+/* design: of the instruction set that runs; NULL: the accelerator, which holds the rows, runs all passes. */
+pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows,
+                  accelerator *runs_all);
 /* Starts threads, the caller's included, or changes their number. Cannot fail for one thread. cpu_mask: bit i allows CPU i;
  * 0: all. */
 edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);

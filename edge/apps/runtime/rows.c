@@ -52,7 +52,7 @@ void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t h
         uint64_t bytes = (uint64_t)rows->widths[array] * rows->item[array];
         rows->arrays[array] = take(from, elsewhere ? 0 : (count + (uint64_t)SPARE_ROWS) * bytes);
     }
-    rows->changed = take(from, EDGE_DEVICE ? count / TILE : 0);
+    rows->changed = take(from, EDGE_PAGE ? count / TILE : 0);
     rows->normals = dtype == KV_INT4 ? (const float *)model->sections[SECTION_NORMALS] : NULL;
     rows->work = take(from, sizeof(float) * head);
 }
@@ -82,7 +82,7 @@ static void copy(uint8_t *to, size_t to_stride, const uint8_t *from, size_t from
 
 void rows_written(kv_rows *rows, uint32_t first, uint32_t count)
 {
-    for (uint32_t tile = first / TILE; EDGE_DEVICE && tile * TILE < first + count; tile++)
+    for (uint32_t tile = first / TILE; EDGE_PAGE && tile * TILE < first + count; tile++)
         rows->changed[tile] = 1;
 }
 

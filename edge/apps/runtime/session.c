@@ -17,13 +17,13 @@
 
 /* ---- one thread at a time --------------------------------------------------------------------------------------- */
 
-edge_status check_gpu(const edge_session *s, edge_error *error)
+edge_status check_accelerator(const edge_session *s, edge_error *error)
 {
-    const char *why = s->gpu ? host_of(s->gpu)->failure(s->gpu) : NULL;
+    const accelerator *a = s->accelerator;
+    const char *why = a ? a->kind->failure(a) : NULL;
     if (!why)
         return EDGE_OK;
-    return edge_fail(error, EDGE_FAILED, "%s has failed (%s): end the session, and begin another", host_of(s->gpu)->called,
-                     why);
+    return edge_fail(error, EDGE_FAILED, "%s has failed (%s): end the session, and begin another", a->kind->called, why);
 }
 
 /* What `busy` says of a session. */
@@ -37,7 +37,7 @@ static edge_status check_session(const edge_session *s, edge_error *error)
         return edge_fail(error, EDGE_BUSY, "the session belongs to process %d, and a forked child has none of its "
                          "threads: begin one in the child", s->process);
     edge_status status = model_is_whole(s->model, error);
-    return status ? status : check_gpu(s, error);
+    return status ? status : check_accelerator(s, error);
 }
 
 /* False: a call of another thread goes on. All orders are sequential, for the sake of `trim`. */
@@ -69,7 +69,7 @@ static edge_status claim(edge_session *s, int32_t as, edge_error *error)
 static void trim(edge_session *s)
 {
     while (__atomic_load_n(&s->trim, __ATOMIC_SEQ_CST) && take_hold(s, LOOKED_AT)) {
-        if (!s->gpu)
+        if (!s->accelerator)
             context_drop(s);
         context_trim(s);
         let_go(s);
@@ -201,8 +201,8 @@ static edge_status choose_design(const edge_model *model, const char *isa, const
                      isa ? " for " : "", isa ? isa : "");
 }
 
-/* design: of the CPU; or NULL, and the host of a device. */
-static void lay_out(arena *from, edge_session *s, edge_model *model, const design_config *design, const gpu_host *host)
+/* design: of the CPU; NULL if an accelerator runs all passes. */
+static void lay_out(arena *from, edge_session *s, edge_model *model, const design_config *design, const accelerator_kind *kind)
 {
     const edge_config *config = model->config;
     s->tokenizer = tokenizer_layout(from, model);
@@ -213,33 +213,33 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     s->ids = take(from, s->room * sizeof *s->ids);
     s->run_ids = take(from, (config->states || config->ringed ? config->capacity : 0) * sizeof *s->run_ids);
     s->system = take(from, config->capacity * sizeof *s->system);
-    s->gpu = host ? host->layout(from, model) : NULL;
+    s->accelerator = kind ? kind->layout(from, model) : NULL;
     s->rows = kv_layout(from, model, !design);
-    for (uint32_t i = 0; s->gpu && i < 2; i++)
-        kv_attach(s->rows, i, host->rows(s->gpu, i, kv_arena(s->rows, i)));
+    for (uint32_t i = 0; s->accelerator && i < 2; i++)
+        kv_attach(s->rows, i, kind->rows(s->accelerator, i, kv_arena(s->rows, i)));
     s->policy = policy_layout(from, model);
     s->drafts = design && config->drafts ? drafts_layout(from) : NULL;
-    s->pass = pass_layout(from, model, design, s->rows, s->gpu);
+    s->pass = pass_layout(from, model, design, s->rows, s->accelerator);
 }
 
-edge_status begin_on(edge_model *model, const edge_options *options, const gpu_host *host, edge_session **session,
+edge_status begin_on(edge_model *model, const edge_options *options, const accelerator_kind *kind, edge_session **session,
                      edge_error *error)
 {
     const design_config *design = NULL;
     edge_status status;
     *session = NULL; /* it may be one that has ended, of a race */
-    if (!host && (status = choose_design(model, options->isa, &design, error)))
+    if (!kind && (status = choose_design(model, options->isa, &design, error)))
         return status;
     edge_session counted;
     arena count = {NULL, 0};
     take(&count, sizeof counted);
-    lay_out(&count, &counted, model, design, host);
+    lay_out(&count, &counted, model, design, kind);
     arena memory = {map_memory(count.used), 0};
     if (!memory.memory)
         return edge_fail(error, EDGE_NO_MEMORY, "a session needs %d KiB: end others, or export with fewer KV rows",
                          (int64_t)(count.used >> 10));
     edge_session *s = take(&memory, sizeof *s);
-    lay_out(&memory, s, model, design, host);
+    lay_out(&memory, s, model, design, kind);
     s->model = model;
     s->process = process_id();
     s->turn = TURN_NEW;
@@ -249,11 +249,11 @@ edge_status begin_on(edge_model *model, const edge_options *options, const gpu_h
     s->needed = (double)model->config->peak;
     s->readings = (edge_readings)EDGE_READINGS;
     context_reset(s);
-    if ((s->gpu && (status = host->open(s->gpu, options, &s->cancelled, error)))
+    if ((s->accelerator && (status = kind->open(s->accelerator, options, &s->cancelled, error)))
         || (status = take_options(s, options, error))) {
         pass_stop(s->pass);
-        if (s->gpu)
-            host->close(s->gpu);
+        if (s->accelerator)
+            kind->close(s->accelerator);
         unmap_memory(s->memory, s->size);
         return status;
     }
@@ -269,8 +269,8 @@ void edge_end(edge_session *s)
     edge_model *model = s->model;
     if (s->process == process_id()) { /* a forked child would wait for threads that it has not */
         pass_stop(s->pass);
-        if (s->gpu)
-            host_of(s->gpu)->close(s->gpu);
+        if (s->accelerator)
+            s->accelerator->kind->close(s->accelerator);
     }
     unmap_memory(s->memory, s->size);
     __atomic_fetch_sub(&model->sessions, 1, __ATOMIC_RELEASE);
@@ -332,7 +332,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .weights = s->model->sizes[SECTION_WEIGHTS],
         .kv = kv_bytes(s->rows) + kv_fixed(s->rows) + kv_remembered(s->rows),
         .scratch = pass_bytes(s->pass),
-        .lora = room && !s->gpu ? room->room : 0,
+        .lora = room && !s->accelerator ? room->room : 0,
         .file = s->model->file.size,
         .anonymous = anonymous,
         .swapped = swapped,
@@ -343,10 +343,10 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .joules = s->started ? watch_joules(&s->watch) : s->joules,
         .seconds = s->started ? now_seconds() - s->watch.started : s->seconds,
         .measured = s->watch.measured,
-        .engine = s->gpu ? host_of(s->gpu)->engine : EDGE_ENGINE_CPU,
+        .engine = s->accelerator ? s->accelerator->kind->engine : EDGE_ENGINE_CPU,
         .engine_why = s->why,
-        .gpu = s->gpu ? host_of(s->gpu)->name(s->gpu) : "",
-        .gpu_bytes = s->gpu ? host_of(s->gpu)->bytes(s->gpu) : 0,
+        .gpu = s->accelerator ? s->accelerator->kind->name(s->accelerator) : "",
+        .gpu_bytes = s->accelerator ? s->accelerator->kind->bytes(s->accelerator) : 0,
         .gain = s->drafts ? drafts_gain(s->drafts) : 0,
     };
     return leave(s, EDGE_OK);

@@ -53,7 +53,7 @@ struct edge_session {
     kv *rows;
     policy *policy;
     pass *pass;
-    gpu *gpu;                 /* or NPU; NULL: the CPU computes */
+    accelerator *accelerator; /* NULL: the CPU computes */
     drafts *drafts;           /* NULL: the bundle has no room for any */
     /* Tokens of the last pass: the one that was generated, and `drafted` behind it. picked: a device has chosen them, and
      * one more, which has not run. */
@@ -100,11 +100,11 @@ struct edge_session {
 edge_status enter(edge_session *s, edge_error *error);
 edge_status enter_answer(edge_session *s, edge_error *error); /* the same, and rows of drafts stay */
 edge_status leave(edge_session *s, edge_status status);
-edge_status check_gpu(const edge_session *s, edge_error *error); /* whether its device still works */
+edge_status check_accelerator(const edge_session *s, edge_error *error); /* fails if the accelerator has failed */
 edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error);
 /* The rest of edge_begin, once the engine is known. */
-edge_status begin_on(edge_model *model, const edge_options *options, const gpu_host *host, edge_session **session,
-                     edge_error *error); /* host: NULL for the CPU */
+edge_status begin_on(edge_model *model, const edge_options *options, const accelerator_kind *kind,
+                     edge_session **session, edge_error *error); /* kind: NULL for the CPU */
 double paused_seconds(const edge_session *s); /* in this answer and its prompt, for limits; kits read them */
 /* Refuses lengths that no text has, such as (size_t)-1. size: of one of `count`, in bytes. */
 edge_status check_length(size_t count, size_t size, edge_error *error);

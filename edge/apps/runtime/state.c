@@ -104,7 +104,7 @@ edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
                    stream_put(&to, s->marks, held_marks(s) * sizeof *s->marks);
     hash_end(&to.sum, digest);
     written = written && stream_put(&to, digest, sizeof digest) && to.at == header.length;
-    if ((status = check_gpu(s, error)))
+    if ((status = check_accelerator(s, error)))
         return leave(s, status);
     return leave(s, written ? EDGE_OK : edge_fail(error, EDGE_BAD_FILE, "the state could not be written"));
 }

@@ -8,7 +8,7 @@
 #include "policy.h"
 #include "system.h"
 
-device_run *const EDGE_DEVICE = NULL; /* which trusted.c has elsewhere */
+const accelerator_kind *const EDGE_PAGE = NULL; /* which trusted.c has elsewhere */
 
 typedef struct {
     edge_model model;

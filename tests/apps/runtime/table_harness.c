@@ -2,7 +2,7 @@
 #include "bundle.h"
 #include "model.h"
 
-device_run *const EDGE_DEVICE = NULL; /* which trusted.c has elsewhere */
+const accelerator_kind *const EDGE_PAGE = NULL; /* which trusted.c has elsewhere */
 
 bool read_table(table_reader *read, const int32_t *about, uint64_t size, uint64_t end, const int32_t *tokens,
                 uint32_t count, float *out);

@@ -20,13 +20,12 @@
 #include "hash.h"
 #include "model.h"
 #include "rows.h"
-#if defined(__APPLE__) || defined(EDGE_METAL) /* which tests it on Linux */
+
+#if defined(__APPLE__) || defined(EDGE_METAL) /* tests define it on Linux */
 #define GPU_BY_METAL
-#include "metal.h"
-#else
-#include "opencl.h"
-#include "webgpu_abi.h"
 #endif
+
+typedef struct gpu gpu;
 
 /* Rows of an arena in buffers of the device, in the layout of backends/tvm/gpu/design.py: keys in tiles of 16 rows, by units
  * of 16 bytes, values row by row, and for integers the scales of both. */
@@ -49,57 +48,47 @@ typedef struct {
     float *tile_scales;
 } gpu_arena;
 
-/* After a failure, which `gpu->failure` keeps, a driver does nothing. */
+/* A driver. Its state is a struct of its own, `g->own`. After a failure, which `g->failure` keeps, its functions do nothing. */
 typedef struct {
     const char *name; /* of its interface */
-    bool (*load)(gpu *g); /* its library; false: it is not here */
-    /* Finds a device, which then has a name, and makes everything on it. software: one that runs on the CPU will do. */
+    void *(*layout)(arena *from, const gpu_config *config); /* its state */
+    bool (*load)(gpu *g); /* loads its library; false: there is none */
+    /* Finds a device, sets its name, and makes kernels and buffers. cache: folder for compiled kernels; NULL: none.
+     * software: a device that runs on the CPU will do. */
     edge_status (*open)(gpu *g, const char *cache, bool software, edge_error *error);
-    void (*close)(gpu *g); /* also after `open` has failed */
+    void (*close)(gpu *g); /* also after `open` has failed; resets its state */
     void (*write)(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait);
-    void (*read)(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size); /* waits for all before */
-    void (*run)(gpu *g, uint32_t first, uint32_t count, uint32_t tokens); /* sends dispatches, by their numbers */
-    void (*wait)(gpu *g);                                                 /* for all that was sent */
+    void (*read)(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size); /* waits for all work before */
+    void (*run)(gpu *g, uint32_t first, uint32_t count, uint32_t tokens); /* submits dispatches, by their numbers */
+    void (*wait)(gpu *g);                                                 /* for all that was submitted */
 } gpu_driver;
 extern const gpu_driver METAL, OPENCL, WEBGPU;
+enum { MOST_DRIVERS = 2 }; /* of a system */
 
 struct gpu {
-    const gpu_host *host;
+    accelerator base;
     const edge_model *model;
     const gpu_config *config;
     const uint8_t *section;
     const gpu_driver *driver;             /* NULL: none is open */
-#ifdef GPU_BY_METAL
-    metal mt;
-#else
-    opencl cl;
-    cl_handle device, context, queue;
-    webgpu wg;
-    WGPUInstance instance;
-    WGPUAdapter adapter;
-    WGPUDevice wg_device;
-    WGPUQueue wg_queue;
-    WGPUBuffer mapped, uniform;           /* what the process reads of buffers; numbers of dispatches */
-    volatile bool answered;               /* the last request to the library of webgpu.h */
-    uint64_t copied;                      /* bytes of writes that the library may still hold */
-#endif
-    void **kernels, **buffers, **parts;   /* part, of OpenCL: a buffer, or a sub-buffer of its own */
-    void **layouts, **groups;             /* of WebGPU: of kernels, and of dispatches */
-    int32_t failure;                      /* the first error of the driver; 0 */
-    char failed_by[96];                   /* in words */
+    void *own;                            /* its state */
+    void *states[MOST_DRIVERS];           /* of all drivers */
+    void **kernels, **buffers;            /* handles of the driver, by their numbers */
+    int32_t failure;                      /* code of the driver's first error; 0: none */
+    char failed_by[96];                   /* the same in words */
     uint64_t bytes;                       /* of all buffers */
     const volatile int32_t *cancelled;
-    uint32_t sent;                        /* dispatches of a chunk that are sent at once */
+    uint32_t sent;                        /* dispatches of a chunk that are submitted together */
     char name[64], version[256];          /* of the device, and of its driver */
-    uint32_t library;                     /* version of the library of webgpu.h; 0: another interface */
+    uint32_t library;                     /* version of WebGPU's library; 0: another interface */
     gpu_arena arenas[2];
-    uint32_t *tables;                     /* of the device, up to its angles */
+    uint32_t *tables;                     /* the device's, up to its angles */
     float *angles, *temperatures, *inputs;
     int32_t *positions;                   /* as the device has them */
-    int64_t first_angle;
-    uint32_t known_angles;
-    bool lengthened;
-    uint8_t *changed;                     /* [adapted]: 1: the adapter that is set changes this matrix */
+    int64_t first_angle;                  /* RoPE position of the first row of the device's angles */
+    uint32_t known_angles;                /* rows of them */
+    bool lengthened;                      /* they have LongRoPE's long factors */
+    uint8_t *changed;                     /* [adapted]: 1: the adapter changes this matrix */
     bool *skipped;                        /* [dispatches]: drivers leave them out */
 };
 
@@ -115,6 +104,7 @@ bool gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens); /* false: *ca
 /* Another device than a GPU only if the app has asked for the engine. */
 edge_status gpu_open(gpu *g, const edge_options *options, const volatile int32_t *cancelled, edge_error *error);
 void gpu_close(gpu *g);
+void gpu_layout_drivers(arena *from, gpu *g);
 
 /* gpu_rows.c */
 void arena_layout(arena *from, gpu_arena *rows, const edge_model *model, uint32_t number);
@@ -123,9 +113,9 @@ void arena_forget(gpu_arena *rows); /* the tile that was read: a pass has writte
 void arena_normals(gpu_arena *rows); /* sends those of the reflections of its heads' keys, if there are any */
 
 /* gpu_adapter.c */
-uint64_t adapter_bytes(const gpu *g); /* of the part of a file that is for GPUs */
+uint64_t adapter_bytes(const accelerator *a); /* size of the part of a file that is for GPUs */
 void choose_dispatches(gpu *g);       /* sets `skipped` by `changed` */
-bool read_gpu_adapter(gpu *g, adapter_source in, void *from, float scale, bool *finite);
+bool read_gpu_adapter(accelerator *a, adapter_source in, void *from, float scale, bool *finite);
 
 /* gpu_cache.c. A file is read into mapped memory; it is written up to `at`, from memory with 32 bytes more. */
 enum { MOST_KEPT = 64 << 20 };
@@ -141,16 +131,11 @@ void keep_failure(const gpu *g, const char *path);
 void fail_as_before(gpu *g, const char *path);
 
 /* webgpu.c */
-enum { MOST_PARTS = 16 }; /* of a kernel */
 #ifdef GPU_BY_METAL
 static inline uint32_t webgpu_version(void) { return 0; }
 #else
-uint32_t webgpu_version(void); /* of the library that the app brings; 0: none, 1: it does not tell */
+uint32_t webgpu_version(void); /* of the library that the app brings; 0: none, 1: unknown */
 #endif
-
-/* webgpu_kernels.c */
-edge_status webgpu_kernels(gpu *g, const char *cache, edge_error *error);
-uint32_t webgpu_parts(const gpu *g); /* the most buffers of a kernel */
 
 /* gpu_system.c */
 void *metal_library(void);  /* NULL: there is none */

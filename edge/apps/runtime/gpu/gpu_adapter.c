@@ -25,8 +25,9 @@ static bool begins_buffer(const gpu *g, uint32_t i)
     return !i || matrices_of(g)[i].buffer != matrices_of(g)[i - 1].buffer;
 }
 
-uint64_t adapter_bytes(const gpu *g)
+uint64_t adapter_bytes(const accelerator *a)
 {
+    const gpu *g = (const gpu *)a;
     uint64_t bytes = g->config->adapted;
     for (uint32_t i = 0; i < g->config->adapted; i++)
         bytes += begins_buffer(g, i) ? buffer_bytes(g, matrices_of(g)[i].buffer) : 0;
@@ -84,8 +85,9 @@ static bool read_buffer(gpu *g, uint32_t first, adapter_source in, void *from, f
     return true;
 }
 
-bool read_gpu_adapter(gpu *g, adapter_source in, void *from, float scale, bool *finite)
+bool read_gpu_adapter(accelerator *a, adapter_source in, void *from, float scale, bool *finite)
 {
+    gpu *g = (gpu *)a;
     bool whole = !in || in(from, g->changed, g->config->adapted);
     *finite = true;
     for (uint32_t i = 0; in && whole && i < g->config->adapted; i++)

@@ -13,6 +13,7 @@ static const gpu_driver *const DRIVERS[] = {&OPENCL, &WEBGPU};
 static const char NO_DRIVER[] = "there is neither libOpenCL nor a library of webgpu.h here: set engine to cpu or auto";
 #endif
 enum { DRIVERS_COUNT = sizeof DRIVERS / sizeof *DRIVERS, SLICE = 1 << 20 };
+_Static_assert((int)DRIVERS_COUNT <= (int)MOST_DRIVERS, "each has a state");
 static const double SENT_S = 0.02;
 
 /* Whether a line of a driver's text says something: wgpu-native writes headings before it. */
@@ -73,11 +74,14 @@ static void close_driver(gpu *g)
     g->driver->close(g);
     g->driver = NULL;
     memset(g->kernels, 0, c->kernels * sizeof *g->kernels);
-    memset(g->layouts, 0, c->kernels * sizeof *g->layouts);
     memset(g->buffers, 0, c->buffers * sizeof *g->buffers);
-    memset(g->parts, 0, c->parts * sizeof *g->parts);
-    memset(g->groups, 0, c->dispatches * sizeof *g->groups);
     g->failure = 0, g->bytes = 0, g->library = 0, g->name[0] = g->version[0] = 0;
+}
+
+void gpu_layout_drivers(arena *from, gpu *g)
+{
+    for (size_t i = 0; i < DRIVERS_COUNT; i++)
+        g->states[i] = DRIVERS[i]->layout(from, g->config);
 }
 
 /* GPUs before devices that run on the CPU. Whose device could not be opened is not asked for another one. */
@@ -90,6 +94,7 @@ edge_status gpu_open(gpu *g, const edge_options *options, const volatile int32_t
     g->sent = 1;
     for (int any = 0; any <= software; any++)
         for (size_t i = 0; i < DRIVERS_COUNT; i++) {
+            g->own = g->states[i];
             if (tried[i] || !DRIVERS[i]->load(g))
                 continue;
             g->driver = DRIVERS[i];

@@ -8,16 +8,14 @@
 
 extern const rows_work GPU_ROWS;
 
-static gpu *layout(arena *from, const edge_model *model)
+static accelerator *layout(arena *from, const edge_model *model)
 {
     const gpu_config *config = (const gpu_config *)model->sections[SECTION_GPU];
     gpu *g = take(from, sizeof *g);
-    gpu made = {.host = &edge_gpu, .model = model, .config = config, .section = model->sections[SECTION_GPU]};
+    gpu made = {.base = {&edge_gpu}, .model = model, .config = config, .section = model->sections[SECTION_GPU]};
     made.kernels = take(from, config->kernels * sizeof *made.kernels);
     made.buffers = take(from, config->buffers * sizeof *made.buffers);
-    made.parts = take(from, config->parts * sizeof *made.parts);
-    made.layouts = take(from, config->kernels * sizeof *made.layouts);
-    made.groups = take(from, config->dispatches * sizeof *made.groups);
+    gpu_layout_drivers(from, &made);
     made.tables = take(from, config->angles * sizeof *made.tables);
     made.angles = take(from, (uint64_t)config->angle_rows * 2 * config->pairs_rotated * sizeof *made.angles);
     made.temperatures = take(from, model->config->chunk * sizeof *made.temperatures);
@@ -33,11 +31,12 @@ static gpu *layout(arena *from, const edge_model *model)
         arena_layout(from, g ? arenas + 1 : &none, model, 1);
     for (int i = 0; g && i < 2; i++)
         arenas[i].gpu = g, arenas[i].device.work = &GPU_ROWS;
-    return g;
+    return (accelerator *)g;
 }
 
-static rows_device *rows_of(gpu *g, bool ring, uint32_t count)
+static rows_device *rows_of(accelerator *a, bool ring, uint32_t count)
 {
+    gpu *g = (gpu *)a;
     g->arenas[ring].count = count;
     return &g->arenas[ring].device;
 }
@@ -58,7 +57,7 @@ static void fill_angles(gpu *g, const angles_config *angles, int64_t first, uint
 }
 
 /* The row of the tables of angles where the next `count` positions begin. */
-static uint32_t angle_row(gpu *g, const gpu_input *input)
+static uint32_t angle_row(gpu *g, const pass_input *input)
 {
     const gpu_config *config = g->config;
     int64_t first = input->rope_position, count = most_rows(input->count, input->pick);
@@ -88,7 +87,7 @@ static void write_positions(gpu *g, const int32_t *positions)
 }
 
 /* Vectors that tokens have for the layers, further apart than `table_reader` puts them. */
-static void write_inputs(gpu *g, const gpu_input *input)
+static void write_inputs(gpu *g, const pass_input *input)
 {
     const edge_config *c = g->model->config;
     uint32_t stride = g->config->input_stride, padded = (c->layer_inputs + 15) / 16 * 16, vectors = input->count * c->layers;
@@ -134,8 +133,9 @@ static void read_top(gpu *g, float *logits)
 }
 
 /* The buffers that are written without waiting stay as they are until the results have been read. */
-static bool run(gpu *g, const gpu_input *input, float *logits)
+static accelerator_answer run(accelerator *a, const pass_input *input, float *logits)
 {
+    gpu *g = (gpu *)a;
     const gpu_config *config = g->config;
     const edge_config *c = g->model->config;
     uint32_t heads = c->layers * c->kv_heads;
@@ -168,21 +168,22 @@ static bool run(gpu *g, const gpu_input *input, float *logits)
     gpu_write(g, config->tokens, 0, input->tokens, input->count * sizeof *input->tokens, false);
     if (picks) {
         pick_tokens(g, input->pick, logits);
-        return !g->failure;
+        return g->failure ? DECLINED : COMPLETED;
     }
     if (!gpu_dispatch(g, input->count == 1 ? GPU_STEP : GPU_CHUNK, input->count))
-        return false;
+        return DECLINED;
     if (input->count > 1)
         gpu_dispatch(g, GPU_LAST, 1);
     if (input->pick)
         read_top(g, logits);
     else
         gpu_read(g, config->logits, 0, logits, c->vocab * sizeof *logits);
-    return !g->failure;
+    return g->failure ? DECLINED : COMPLETED;
 }
 
-static edge_status open(gpu *g, const edge_options *options, const volatile int32_t *cancelled, edge_error *error)
+static edge_status open(accelerator *a, const edge_options *options, const volatile int32_t *cancelled, edge_error *error)
 {
+    gpu *g = (gpu *)a;
     edge_status status = gpu_open(g, options, cancelled, error);
     if (status)
         return status;
@@ -192,11 +193,13 @@ static edge_status open(gpu *g, const edge_options *options, const volatile int3
     return EDGE_OK;
 }
 
-static const char *failure(const gpu *g) { return g->failure ? g->failed_by : NULL; }
-static uint64_t bytes(const gpu *g) { return g->bytes; }
-static const char *name(const gpu *g) { return g->name; }
+static void close(accelerator *a) { gpu_close((gpu *)a); }
+static const char *failure(const accelerator *a) { return ((const gpu *)a)->failure ? ((const gpu *)a)->failed_by : NULL; }
+static uint64_t bytes(const accelerator *a) { return ((const gpu *)a)->bytes; }
+static const char *name(const accelerator *a) { return ((const gpu *)a)->name; }
 
-const gpu_host edge_gpu = {
-    EDGE_ENGINE_GPU, "the GPU", true, layout, rows_of, open, gpu_close, run, failure, bytes, name,
-    adapter_bytes, read_gpu_adapter,
+const accelerator_kind edge_gpu = {
+    .engine = EDGE_ENGINE_GPU, .called = "the GPU", .picks = true, .layout = layout, .run = run, .rows = rows_of,
+    .open = open, .close = close, .failure = failure, .bytes = bytes, .name = name, .adapter_bytes = adapter_bytes,
+    .adapt = read_gpu_adapter,
 };

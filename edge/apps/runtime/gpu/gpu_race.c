@@ -203,7 +203,7 @@ edge_status begin_faster(edge_model *model, const edge_options *options, edge_se
     hasher h;
     uint8_t driver[32];
     hash_start(&h);
-    hash_driver(&h, (*session)->gpu);
+    hash_driver(&h, (const gpu *)(*session)->accelerator);
     hash_end(&h, driver);
     if (known && !memcmp(driver, found.driver, sizeof driver)) {
         tell(*session, &found);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "gpu.h"
+#include "metal.h"
 #include "system.h"
 
 #ifdef GPU_BY_METAL
@@ -12,7 +13,7 @@
 /* error: NULL where Metal gives none. */
 static void failed(gpu *g, metal_id error)
 {
-    const metal *m = &g->mt;
+    const metal *m = g->own;
     metal_id said = error ? send_description(m, error) : NULL;
     const char *text = said ? send_utf8(m, said) : NULL;
     gpu_fail(g, FAILED, text, text ? strlen(text) : 0);
@@ -20,9 +21,15 @@ static void failed(gpu *g, metal_id error)
 
 /* ---- the framework and its device -------------------------------------------------------------------------------- */
 
+static void *layout(arena *from, const gpu_config *config)
+{
+    (void)config;
+    return take(from, sizeof(metal));
+}
+
 static bool load(gpu *g)
 {
-    metal *m = &g->mt;
+    metal *m = g->own;
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
     void *library = kernels->length[GPU_METAL] ? metal_library() : NULL;
     if (!library)
@@ -50,7 +57,7 @@ static void copy_text(const metal *m, metal_id string, char *to, size_t size)
 
 static edge_status find_device(gpu *g, edge_error *error)
 {
-    metal *m = &g->mt;
+    metal *m = g->own;
     const char *why = NULL;
     m->device = m->MTLCreateSystemDefaultDevice();
     if (!m->device)
@@ -72,7 +79,7 @@ static edge_status find_device(gpu *g, edge_error *error)
 
 static void make_kernel(gpu *g, uint32_t number, metal_id options)
 {
-    const metal *m = &g->mt;
+    const metal *m = g->own;
     const gpu_kernel *kernel = (const gpu_kernel *)gpu_table(g, g->config->kernels_at) + number;
     const char *source = (const char *)g->section + kernel->source[GPU_METAL]; /* ends with a zero */
     metal_id strings = m->objc_getClass("NSString"), error = NULL, function = NULL;
@@ -97,7 +104,7 @@ static void make_kernel(gpu *g, uint32_t number, metal_id options)
  * NaN, which the pass looks for. */
 static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
 {
-    const metal *m = &g->mt;
+    const metal *m = g->own;
     char path[LONGEST_PATH];
     bool keeps = cache && kept_kernels(g, GPU_METAL, cache, ".metal", path);
     if (keeps)
@@ -122,7 +129,7 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
  * pages. NULL: they have to be copied. */
 static metal_id map_weights(gpu *g)
 {
-    const metal *m = &g->mt;
+    const metal *m = g->own;
     const uint8_t *data = g->model->sections[SECTION_GPU_WEIGHTS];
     uint64_t page = system_page_size(), size = (g->model->sizes[SECTION_GPU_WEIGHTS] + page - 1) / page * page;
     if ((uintptr_t)data % page || size > send_longest_buffer(m, m->device))
@@ -132,7 +139,7 @@ static metal_id map_weights(gpu *g)
 
 static edge_status make_buffers(gpu *g, edge_error *error)
 {
-    metal *m = &g->mt;
+    metal *m = g->own;
     const gpu_buffer *buffers = gpu_table(g, g->config->buffers_at);
     m->weights = map_weights(g);
     for (uint32_t i = 0; i < g->config->buffers; i++) {
@@ -152,20 +159,22 @@ static edge_status make_buffers(gpu *g, edge_error *error)
 /* Where a buffer of the bundle begins in Metal's. */
 static uint64_t start_of(const gpu *g, uint32_t buffer)
 {
+    metal *m = g->own;
     const gpu_buffer *buffers = gpu_table(g, g->config->buffers_at);
-    return g->buffers[buffer] == g->mt.weights ? buffers[buffer].weights : 0;
+    return g->buffers[buffer] == m->weights ? buffers[buffer].weights : 0;
 }
 
 static edge_status open_device(gpu *g, const char *cache, bool software, edge_error *error)
 {
-    metal_id pool = g->mt.objc_autoreleasePoolPush();
+    metal *m = g->own;
+    metal_id pool = m->objc_autoreleasePoolPush();
     edge_status status = find_device(g, error);
     (void)software; /* Metal has GPUs only */
     if (!status)
         status = make_kernels(g, cache, error);
     if (!status)
         status = make_buffers(g, error);
-    g->mt.objc_autoreleasePoolPop(pool);
+    m->objc_autoreleasePoolPop(pool);
     return status;
 }
 
@@ -174,7 +183,7 @@ static edge_status open_device(gpu *g, const char *cache, bool software, edge_er
 /* The oldest command buffer that was sent has completed. */
 static void await_first(gpu *g)
 {
-    metal *m = &g->mt;
+    metal *m = g->own;
     metal_id first = m->sent[m->first_sent];
     m->first_sent = (m->first_sent + 1) % MOST_SENT;
     m->sent_count--;
@@ -186,29 +195,30 @@ static void await_first(gpu *g)
 
 static void wait_for_all(gpu *g)
 {
-    metal_id pool = g->mt.objc_autoreleasePoolPush();
-    while (g->mt.sent_count)
+    metal *m = g->own;
+    metal_id pool = m->objc_autoreleasePoolPush();
+    while (m->sent_count)
         await_first(g);
-    g->mt.objc_autoreleasePoolPop(pool);
+    m->objc_autoreleasePoolPop(pool);
 }
 
 static void write_buffer(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait)
 {
     (void)wait; /* the GPU may still read what was there */
     wait_for_all(g);
-    memcpy((uint8_t *)send_contents(&g->mt, g->buffers[buffer]) + offset, data, size);
+    memcpy((uint8_t *)send_contents(g->own, g->buffers[buffer]) + offset, data, size);
 }
 
 static void read_buffer(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size)
 {
     wait_for_all(g);
-    memcpy(data, (const uint8_t *)send_contents(&g->mt, g->buffers[buffer]) + offset, size);
+    memcpy(data, (const uint8_t *)send_contents(g->own, g->buffers[buffer]) + offset, size);
 }
 
 /* Scalars are in one struct behind the buffers, each in 8 bytes. */
 static void encode(gpu *g, metal_id encoder, const gpu_dispatch_config *each, uint32_t tokens)
 {
-    const metal *m = &g->mt;
+    const metal *m = g->own;
     const gpu_kernel *kernel = (const gpu_kernel *)gpu_table(g, g->config->kernels_at) + each->kernel;
     const uint32_t *numbers = (const uint32_t *)gpu_table(g, g->config->numbers_at) + each->numbers;
     const gpu_part *parts = gpu_table(g, g->config->parts_at);
@@ -230,7 +240,7 @@ static void encode(gpu *g, metal_id encoder, const gpu_dispatch_config *each, ui
 
 static void run(gpu *g, uint32_t first, uint32_t count, uint32_t tokens)
 {
-    metal *m = &g->mt;
+    metal *m = g->own;
     const gpu_dispatch_config *dispatches = gpu_table(g, g->config->dispatches_at);
     metal_id pool = m->objc_autoreleasePoolPush();
     if (m->sent_count == MOST_SENT)
@@ -252,7 +262,7 @@ static void run(gpu *g, uint32_t first, uint32_t count, uint32_t tokens)
 
 static void close_device(gpu *g)
 {
-    metal *m = &g->mt;
+    metal *m = g->own;
     wait_for_all(g);
     for (uint32_t i = 0; i < g->config->buffers; i++)
         if (g->buffers[i])
@@ -268,6 +278,6 @@ static void close_device(gpu *g)
     }
 }
 
-const gpu_driver METAL = {"Metal", load, open_device, close_device, write_buffer, read_buffer, run, wait_for_all};
+const gpu_driver METAL = {"Metal", layout, load, open_device, close_device, write_buffer, read_buffer, run, wait_for_all};
 
 #endif

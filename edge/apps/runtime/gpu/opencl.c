@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "gpu.h"
+#include "opencl.h"
 #include "system.h"
 
 #ifndef GPU_BY_METAL
@@ -21,9 +22,18 @@ static bool failed(gpu *g, int32_t code)
 
 /* ---- the library and its device ---------------------------------------------------------------------------------- */
 
+static void *layout(arena *from, const gpu_config *config)
+{
+    opencl *cl = take(from, sizeof *cl);
+    cl_handle *parts = take(from, config->parts * sizeof *parts);
+    if (cl)
+        cl->parts = parts;
+    return cl;
+}
+
 static bool load(gpu *g)
 {
-    opencl *cl = &g->cl;
+    opencl *cl = g->own;
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
     void *library = kernels->length[GPU_OPENCL] ? opencl_library() : NULL;
     if (!library)
@@ -39,8 +49,9 @@ static bool load(gpu *g)
 
 static uint64_t number_of(const gpu *g, cl_handle device, uint32_t which)
 {
+    opencl *cl = g->own;
     uint64_t value = 0; /* of 4 or 8 bytes */
-    return g->cl.clGetDeviceInfo(device, which, sizeof value, &value, NULL) == CL_SUCCESS ? value : 0;
+    return cl->clGetDeviceInfo(device, which, sizeof value, &value, NULL) == CL_SUCCESS ? value : 0;
 }
 
 /* Why a device cannot run the programs; NULL if it can. */
@@ -62,21 +73,22 @@ static const char *unfit(const gpu *g, cl_handle device)
 /* The first GPU that fits, or else, if `software`, another device, such as a driver's that runs on the CPU. */
 static edge_status find_device(gpu *g, bool software, edge_error *error)
 {
+    opencl *cl = g->own;
     static const uint64_t kinds[] = {CL_DEVICE_TYPE_ALL_GPUS, (uint32_t)CL_DEVICE_TYPE_ANY};
     cl_handle platforms[MOST_PLATFORMS], devices[MOST_DEVICES];
     uint32_t count = 0, found;
     const char *why = NULL;
-    if (g->cl.clGetPlatformIDs(MOST_PLATFORMS, platforms, &count) != CL_SUCCESS)
+    if (cl->clGetPlatformIDs(MOST_PLATFORMS, platforms, &count) != CL_SUCCESS)
         count = 0;
     count = count < MOST_PLATFORMS ? count : MOST_PLATFORMS;
     for (size_t kind = 0; kind < (software ? 2 : 1); kind++)
         for (uint32_t each = 0; each < count; each++) {
-            if (g->cl.clGetDeviceIDs(platforms[each], kinds[kind], MOST_DEVICES, devices, &found) != CL_SUCCESS)
+            if (cl->clGetDeviceIDs(platforms[each], kinds[kind], MOST_DEVICES, devices, &found) != CL_SUCCESS)
                 continue;
             for (uint32_t i = 0; i < found && i < MOST_DEVICES; i++) {
                 const char *here = unfit(g, devices[i]);
                 if (!here) {
-                    g->device = devices[i];
+                    cl->device = devices[i];
                     return EDGE_OK;
                 }
                 why = here;
@@ -93,6 +105,7 @@ static edge_status find_device(gpu *g, bool software, edge_error *error)
 /* From a file of binaries: of each kernel the size, uint64, and the bytes. */
 static cl_handle from_binary(gpu *g, kept_file *kept)
 {
+    opencl *cl = g->own;
     uint64_t size;
     if (kept->size - kept->at < sizeof size || kept->at > kept->size)
         return NULL;
@@ -104,11 +117,11 @@ static cl_handle from_binary(gpu *g, kept_file *kept)
     size_t length = size;
     int32_t code, status;
     kept->at += size;
-    cl_handle program = g->cl.clCreateProgramWithBinary(g->context, 1, &g->device, &length, &data, &status, &code);
+    cl_handle program = cl->clCreateProgramWithBinary(cl->context, 1, &cl->device, &length, &data, &status, &code);
     if (code != CL_SUCCESS || status != CL_SUCCESS
-        || g->cl.clBuildProgram(program, 1, &g->device, OPTIONS, NULL, NULL) != CL_SUCCESS) {
+        || cl->clBuildProgram(program, 1, &cl->device, OPTIONS, NULL, NULL) != CL_SUCCESS) {
         if (code == CL_SUCCESS)
-            g->cl.clReleaseProgram(program);
+            cl->clReleaseProgram(program);
         return NULL;
     }
     return program;
@@ -116,22 +129,24 @@ static cl_handle from_binary(gpu *g, kept_file *kept)
 
 static cl_handle from_source(gpu *g, const gpu_kernel *kernel)
 {
+    opencl *cl = g->own;
     const char *source = (const char *)g->section + kernel->source[GPU_OPENCL];
     size_t length = kernel->length[GPU_OPENCL];
     int32_t code;
-    cl_handle program = g->cl.clCreateProgramWithSource(g->context, 1, &source, &length, &code);
+    cl_handle program = cl->clCreateProgramWithSource(cl->context, 1, &source, &length, &code);
     if (failed(g, code))
         return NULL;
-    if (!failed(g, g->cl.clBuildProgram(program, 1, &g->device, OPTIONS, NULL, NULL)))
+    if (!failed(g, cl->clBuildProgram(program, 1, &cl->device, OPTIONS, NULL, NULL)))
         return program;
-    g->cl.clReleaseProgram(program);
+    cl->clReleaseProgram(program);
     return NULL;
 }
 
 static void add_binary(gpu *g, cl_handle program, kept_file *made)
 {
+    opencl *cl = g->own;
     size_t size = 0;
-    if (!made->data || g->cl.clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL) != CL_SUCCESS
+    if (!made->data || cl->clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL) != CL_SUCCESS
         || !size || size > made->size - made->at - sizeof(uint64_t) - 32) {
         unmap_memory(made->data, made->size);
         *made = (kept_file){0};
@@ -140,13 +155,14 @@ static void add_binary(gpu *g, cl_handle program, kept_file *made)
     uint64_t length = size;
     memcpy(made->data + made->at, &length, sizeof length);
     uint8_t *to = made->data + made->at + sizeof length;
-    if (g->cl.clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof to, &to, NULL) == CL_SUCCESS)
+    if (cl->clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof to, &to, NULL) == CL_SUCCESS)
         made->at += sizeof length + size;
 }
 
 /* What the driver compiles is kept, and that it fails to: a file of the first size alone. */
 static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
 {
+    opencl *cl = g->own;
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
     char path[LONGEST_PATH];
     kept_file kept = {0}, made = {0};
@@ -169,8 +185,8 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
         if (!program)
             break;
         int32_t code;
-        g->kernels[i] = g->cl.clCreateKernel(program, kernels[i].name, &code);
-        g->cl.clReleaseProgram(program);
+        g->kernels[i] = cl->clCreateKernel(program, kernels[i].name, &code);
+        cl->clReleaseProgram(program);
         if (failed(g, code))
             g->kernels[i] = NULL;
     }
@@ -194,22 +210,23 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
  * may copy them nevertheless, as others do here. False: it does not take them so. */
 static bool share_weights(gpu *g, const gpu_buffer *buffer, void **made)
 {
+    opencl *cl = g->own;
     const uint8_t *data = g->model->sections[SECTION_GPU_WEIGHTS] + buffer->weights;
-    if (!buffer->loaded || !number_of(g, g->device, CL_DEVICE_HOST_UNIFIED_MEMORY))
+    if (!buffer->loaded || !number_of(g, cl->device, CL_DEVICE_HOST_UNIFIED_MEMORY))
         return false;
-    uint64_t alignment = number_of(g, g->device, CL_DEVICE_MEM_BASE_ADDR_ALIGN) / 8;
+    uint64_t alignment = number_of(g, cl->device, CL_DEVICE_MEM_BASE_ADDR_ALIGN) / 8;
     if (!alignment || (uintptr_t)data % alignment)
         return false;
     int32_t code;
     uint32_t first;
-    cl_handle found = g->cl.clCreateBuffer(g->context, CL_MEM_READ_ONLY | CL_MEM_USE_HOST_PTR, buffer->size,
+    cl_handle found = cl->clCreateBuffer(cl->context, CL_MEM_READ_ONLY | CL_MEM_USE_HOST_PTR, buffer->size,
                                            (void *)(uintptr_t)data, &code);
     if (code != CL_SUCCESS)
         return false;
     /* drivers allocate, and copy, when a buffer is used */
-    code = g->cl.clEnqueueReadBuffer(g->queue, found, 1, 0, sizeof first, &first, 0, NULL, NULL);
+    code = cl->clEnqueueReadBuffer(cl->queue, found, 1, 0, sizeof first, &first, 0, NULL, NULL);
     if (code != CL_SUCCESS) {
-        g->cl.clReleaseMemObject(found);
+        cl->clReleaseMemObject(found);
         return false;
     }
     forget_memory(data, buffer->size); /* of a copied file no page stays */
@@ -220,28 +237,30 @@ static bool share_weights(gpu *g, const gpu_buffer *buffer, void **made)
 
 static void make_buffer(gpu *g, const gpu_buffer *buffer, void **made)
 {
+    opencl *cl = g->own;
     static const uint32_t zero = 0;
     int32_t code;
-    cl_handle found = g->cl.clCreateBuffer(g->context, CL_MEM_READ_WRITE, buffer->size, NULL, &code);
+    cl_handle found = cl->clCreateBuffer(cl->context, CL_MEM_READ_WRITE, buffer->size, NULL, &code);
     if (failed(g, code))
         return;
     *made = found;
     g->bytes += buffer->size;
     /* drivers allocate when a buffer is used */
-    if (!failed(g, g->cl.clEnqueueFillBuffer(g->queue, found, &zero, sizeof zero, 0, buffer->size, 0, NULL, NULL)))
-        failed(g, g->cl.clFinish(g->queue));
+    if (!failed(g, cl->clEnqueueFillBuffer(cl->queue, found, &zero, sizeof zero, 0, buffer->size, 0, NULL, NULL)))
+        failed(g, cl->clFinish(cl->queue));
 }
 
 static void make_part(gpu *g, uint32_t number, const gpu_part *part)
 {
+    opencl *cl = g->own;
     const gpu_buffer *buffers = gpu_table(g, g->config->buffers_at);
     if (part->size == buffers[part->buffer].size)
         return; /* the buffer itself */
     cl_region region = {part->offset, part->size};
     int32_t code;
-    cl_handle made = g->cl.clCreateSubBuffer(g->buffers[part->buffer], 0, CL_BUFFER_CREATE_TYPE_REGION, &region, &code);
+    cl_handle made = cl->clCreateSubBuffer(g->buffers[part->buffer], 0, CL_BUFFER_CREATE_TYPE_REGION, &region, &code);
     if (!failed(g, code))
-        g->parts[number] = made;
+        cl->parts[number] = made;
 }
 
 static edge_status make_buffers(gpu *g, edge_error *error)
@@ -266,17 +285,18 @@ static edge_status make_buffers(gpu *g, edge_error *error)
 
 static edge_status open_device(gpu *g, const char *cache, bool software, edge_error *error)
 {
+    opencl *cl = g->own;
     int32_t code;
     edge_status status = find_device(g, software, error);
     if (status)
         return status;
-    g->cl.clGetDeviceInfo(g->device, CL_DEVICE_NAME, sizeof g->name - 1, g->name, NULL);
-    g->cl.clGetDeviceInfo(g->device, CL_DRIVER_VERSION, sizeof g->version - 1, g->version, NULL);
-    cl_handle made = g->cl.clCreateContext(NULL, 1, &g->device, NULL, NULL, &code);
+    cl->clGetDeviceInfo(cl->device, CL_DEVICE_NAME, sizeof g->name - 1, g->name, NULL);
+    cl->clGetDeviceInfo(cl->device, CL_DRIVER_VERSION, sizeof g->version - 1, g->version, NULL);
+    cl_handle made = cl->clCreateContext(NULL, 1, &cl->device, NULL, NULL, &code);
     if (!failed(g, code)) {
-        g->context = made;
-        made = g->cl.clCreateCommandQueue(g->context, g->device, 0, &code);
-        g->queue = failed(g, code) ? NULL : made;
+        cl->context = made;
+        made = cl->clCreateCommandQueue(cl->context, cl->device, 0, &code);
+        cl->queue = failed(g, code) ? NULL : made;
     }
     if (g->failure)
         return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot be opened (OpenCL error %d): set engine to cpu or auto",
@@ -287,72 +307,80 @@ static edge_status open_device(gpu *g, const char *cache, bool software, edge_er
 
 static void close_device(gpu *g)
 {
-    if (g->queue)
-        g->cl.clFinish(g->queue);
+    opencl *cl = g->own;
+    if (cl->queue)
+        cl->clFinish(cl->queue);
     for (uint32_t i = 0; i < g->config->parts; i++)
-        if (g->parts[i])
-            g->cl.clReleaseMemObject(g->parts[i]);
+        if (cl->parts[i]) {
+            cl->clReleaseMemObject(cl->parts[i]);
+            cl->parts[i] = NULL;
+        }
     for (uint32_t i = 0; i < g->config->buffers; i++)
         if (g->buffers[i])
-            g->cl.clReleaseMemObject(g->buffers[i]);
+            cl->clReleaseMemObject(g->buffers[i]);
     for (uint32_t i = 0; i < g->config->kernels; i++)
         if (g->kernels[i])
-            g->cl.clReleaseKernel(g->kernels[i]);
-    if (g->queue)
-        g->cl.clReleaseCommandQueue(g->queue);
-    if (g->context)
-        g->cl.clReleaseContext(g->context);
-    g->queue = g->context = NULL;
+            cl->clReleaseKernel(g->kernels[i]);
+    if (cl->queue)
+        cl->clReleaseCommandQueue(cl->queue);
+    if (cl->context)
+        cl->clReleaseContext(cl->context);
+    cl->queue = cl->context = NULL;
 }
 
 /* ---- work ---------------------------------------------------------------------------------------------------------- */
 
 static void write_buffer(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait)
 {
-    failed(g, g->cl.clEnqueueWriteBuffer(g->queue, g->buffers[buffer], wait, offset, size, data, 0, NULL, NULL));
+    opencl *cl = g->own;
+    failed(g, cl->clEnqueueWriteBuffer(cl->queue, g->buffers[buffer], wait, offset, size, data, 0, NULL, NULL));
 }
 
 static void read_buffer(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size)
 {
-    failed(g, g->cl.clEnqueueReadBuffer(g->queue, g->buffers[buffer], true, offset, size, data, 0, NULL, NULL));
+    opencl *cl = g->own;
+    failed(g, cl->clEnqueueReadBuffer(cl->queue, g->buffers[buffer], true, offset, size, data, 0, NULL, NULL));
 }
 
 static void run_one(gpu *g, const gpu_dispatch_config *each, uint32_t tokens)
 {
+    opencl *cl = g->own;
     const gpu_kernel *kernel = (const gpu_kernel *)gpu_table(g, g->config->kernels_at) + each->kernel;
     const uint32_t *numbers = (const uint32_t *)gpu_table(g, g->config->numbers_at) + each->numbers;
     const gpu_part *parts = gpu_table(g, g->config->parts_at);
     cl_handle run = g->kernels[each->kernel];
     for (uint32_t i = 0; i < each->parts; i++) {
-        cl_handle part = g->parts[numbers[i]];
+        cl_handle part = cl->parts[numbers[i]];
         if (!part)
             part = g->buffers[parts[numbers[i]].buffer];
-        failed(g, g->cl.clSetKernelArg(run, i, sizeof part, &part));
+        failed(g, cl->clSetKernelArg(run, i, sizeof part, &part));
     }
     for (uint32_t i = each->parts; i < each->parts + each->scalars; i++)
-        failed(g, g->cl.clSetKernelArg(run, i, sizeof numbers[i], numbers + i));
+        failed(g, cl->clSetKernelArg(run, i, sizeof numbers[i], numbers + i));
     uint32_t rows = rows_of_groups(each, tokens);
     size_t group[2] = {kernel->threads[0], kernel->threads[1]};
     size_t total[2] = {(size_t)each->groups[0] * group[0], (size_t)rows * group[1]};
     if (!g->failure)
-        failed(g, g->cl.clEnqueueNDRangeKernel(g->queue, run, 2, NULL, total, group, 0, NULL, NULL));
+        failed(g, cl->clEnqueueNDRangeKernel(cl->queue, run, 2, NULL, total, group, 0, NULL, NULL));
 }
 
 static void run(gpu *g, uint32_t first, uint32_t count, uint32_t tokens)
 {
+    opencl *cl = g->own;
     const gpu_dispatch_config *dispatches = gpu_table(g, g->config->dispatches_at);
     for (uint32_t i = first; i < first + count && !g->failure; i++)
         if (!g->skipped[i])
             run_one(g, dispatches + i, tokens);
     if (!g->failure)
-        failed(g, g->cl.clFlush(g->queue));
+        failed(g, cl->clFlush(cl->queue));
 }
 
 static void wait_for_all(gpu *g)
 {
-    failed(g, g->cl.clFinish(g->queue));
+    opencl *cl = g->own;
+    failed(g, cl->clFinish(cl->queue));
 }
 
-const gpu_driver OPENCL = {"OpenCL", load, open_device, close_device, write_buffer, read_buffer, run, wait_for_all};
+const gpu_driver OPENCL = {"OpenCL", layout, load, open_device, close_device, write_buffer, read_buffer, run, wait_for_all};
 
 #endif

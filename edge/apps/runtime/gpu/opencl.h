@@ -57,6 +57,8 @@ typedef struct {
 #define MEMBER(result, name, arguments) result(*name) arguments;
     OPENCL_FUNCTIONS(MEMBER)
 #undef MEMBER
+    cl_handle device, context, queue;
+    cl_handle *parts; /* sub-buffers, by the numbers of parts; NULL: the part is a whole buffer */
 } opencl;
 
 #endif

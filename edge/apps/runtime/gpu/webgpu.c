@@ -6,6 +6,7 @@
 
 #include "gpu.h"
 #include "system.h"
+#include "webgpu_driver.h"
 
 #ifndef GPU_BY_METAL
 
@@ -19,18 +20,29 @@ static const double PAUSE_S = 5e-5, LONG_PAUSE_S = 1e-3; /* between two question
 
 /* ---- the library and its device ---------------------------------------------------------------------------------- */
 
+static void *layout(arena *from, const gpu_config *config)
+{
+    webgpu_state *state = take(from, sizeof *state);
+    WGPUBindGroupLayout *layouts = take(from, config->kernels * sizeof *layouts);
+    WGPUBindGroup *groups = take(from, config->dispatches * sizeof *groups);
+    if (state)
+        state->layouts = layouts, state->groups = groups;
+    return state;
+}
+
 static bool load(gpu *g)
 {
+    webgpu_state *state = g->own;
     const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at);
     void *library;
     if (!kernels->length[GPU_WGSL] || !webgpu_library(&library))
         return false;
-    g->wg = (webgpu){0};
-#define LOAD(result, name, arguments) *(void **)&g->wg.name = gpu_function(library, #name);
+    state->api = (webgpu){0};
+#define LOAD(result, name, arguments) *(void **)&state->api.name = gpu_function(library, #name);
     WEBGPU_FUNCTIONS(LOAD)
     LOAD(, wgpuDevicePoll, )
     LOAD(, wgpuGetVersion, )
-    g->wg.wgpuGetInstanceFeatures = gpu_function(library, "wgpuGetInstanceFeatures");
+    state->api.wgpuGetInstanceFeatures = gpu_function(library, "wgpuGetInstanceFeatures");
 #undef LOAD
     return true;
 }
@@ -49,11 +61,12 @@ uint32_t webgpu_version(void)
  * that came with them. */
 static edge_status check_version(const gpu *g, edge_error *error)
 {
-    bool whole = g->wg.wgpuGetInstanceFeatures;
-#define CHECK(result, name, arguments) whole = whole && g->wg.name;
+    webgpu_state *state = g->own;
+    bool whole = state->api.wgpuGetInstanceFeatures;
+#define CHECK(result, name, arguments) whole = whole && state->api.name;
     WEBGPU_FUNCTIONS(CHECK)
 #undef CHECK
-    uint32_t version = g->wg.wgpuGetVersion ? g->wg.wgpuGetVersion() >> 24 : WEBGPU_NATIVE;
+    uint32_t version = state->api.wgpuGetVersion ? state->api.wgpuGetVersion() >> 24 : WEBGPU_NATIVE;
     if (whole && version == WEBGPU_NATIVE)
         return EDGE_OK;
     if (version == WEBGPU_NATIVE)
@@ -67,12 +80,13 @@ static edge_status check_version(const gpu *g, edge_error *error)
  * never told to wait itself: it would wait for a device that hangs. */
 static void await(gpu *g)
 {
+    webgpu_state *state = g->own;
     double began = now_seconds();
-    while (!g->answered && !g->failure) {
-        if (g->wg_device && g->wg.wgpuDevicePoll)
-            g->wg.wgpuDevicePoll(g->wg_device, false, NULL);
-        g->wg.wgpuInstanceProcessEvents(g->instance);
-        if (g->answered || g->failure)
+    while (!state->answered && !g->failure) {
+        if (state->device && state->api.wgpuDevicePoll)
+            state->api.wgpuDevicePoll(state->device, false, NULL);
+        state->api.wgpuInstanceProcessEvents(state->instance);
+        if (state->answered || g->failure)
             break;
         double waited = now_seconds() - began;
         if (waited > PATIENCE_S)
@@ -85,20 +99,22 @@ static void await(gpu *g)
 static void on_adapter(WGPURequestAdapterStatus status, WGPUAdapter adapter, WGPUStringView said, void *data, void *unused)
 {
     gpu *g = data;
+    webgpu_state *state = g->own;
     (void)said, (void)unused;
-    g->adapter = status == WGPURequestAdapterStatus_Success ? adapter : NULL;
-    g->answered = true;
+    state->adapter = status == WGPURequestAdapterStatus_Success ? adapter : NULL;
+    state->answered = true;
 }
 
 static void on_device(WGPURequestDeviceStatus status, WGPUDevice device, WGPUStringView said, void *data, void *unused)
 {
     gpu *g = data;
+    webgpu_state *state = g->own;
     (void)unused;
     if (status == WGPURequestDeviceStatus_Success)
-        g->wg_device = device;
+        state->device = device;
     else
         gpu_fail(g, REFUSED, said.data, said.length);
-    g->answered = true;
+    state->answered = true;
 }
 
 static void on_error(const WGPUDevice *device, WGPUErrorType type, WGPUStringView said, void *data, void *unused)
@@ -150,19 +166,21 @@ static void copy_text(char *to, size_t room, WGPUStringView from)
 /* Whether it runs on the CPU. Keeps its name, and the driver's version. */
 static bool is_software(gpu *g)
 {
+    webgpu_state *state = g->own;
     WGPUAdapterInfo info = {0};
-    if (g->wg.wgpuAdapterGetInfo(g->adapter, &info) != WGPUStatus_Success)
+    if (state->api.wgpuAdapterGetInfo(state->adapter, &info) != WGPUStatus_Success)
         return false;
     copy_text(g->name, sizeof g->name, info.device);
     copy_text(g->version, sizeof g->version, info.description);
     bool software = info.adapterType == WGPUAdapterType_CPU;
-    g->wg.wgpuAdapterInfoFreeMembers(info);
+    state->api.wgpuAdapterInfoFreeMembers(info);
     return software;
 }
 
 /* The fastest adapter of the first system that has one which fits. OpenGL's are left out: the slowest way. */
 static edge_status find_adapter(gpu *g, bool software, WGPULimits *limits, edge_error *error)
 {
+    webgpu_state *state = g->own;
     static const WGPUBackendType systems[] = {WGPUBackendType_Vulkan, WGPUBackendType_D3D12};
     const char *why = NULL;
     for (size_t i = 0; i < sizeof systems / sizeof *systems; i++) {
@@ -173,23 +191,23 @@ static edge_status find_adapter(gpu *g, bool software, WGPULimits *limits, edge_
         WGPURequestAdapterCallbackInfo back = {
             .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_adapter, .userdata1 = g,
         };
-        g->answered = false;
-        g->wg.wgpuInstanceRequestAdapter(g->instance, &wanted, back);
+        state->answered = false;
+        state->api.wgpuInstanceRequestAdapter(state->instance, &wanted, back);
         await(g);
         if (g->failure)
             break; /* the answer may still come */
-        if (!g->adapter)
+        if (!state->adapter)
             continue;
         *limits = (WGPULimits){0};
         bool on_cpu = is_software(g);
         const char *here = on_cpu && !software ? "it is software" :
-                           g->wg.wgpuAdapterGetLimits(g->adapter, limits) != WGPUStatus_Success ? "it has no limits" :
+                           state->api.wgpuAdapterGetLimits(state->adapter, limits) != WGPUStatus_Success ? "it has no limits" :
                            unfit(g, limits);
         if (!here)
             return EDGE_OK;
         why = here;
-        g->wg.wgpuAdapterRelease(g->adapter);
-        g->adapter = NULL;
+        state->api.wgpuAdapterRelease(state->adapter);
+        state->adapter = NULL;
         g->name[0] = 0;
     }
     if (!why)
@@ -200,6 +218,7 @@ static edge_status find_adapter(gpu *g, bool software, WGPULimits *limits, edge_
 
 static void make_device(gpu *g, const WGPULimits *limits)
 {
+    webgpu_state *state = g->own;
     WGPUDeviceDescriptor wanted = {
         .requiredLimits = limits,
         .deviceLostCallbackInfo = {.mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_loss, .userdata1 = g},
@@ -208,11 +227,11 @@ static void make_device(gpu *g, const WGPULimits *limits)
     WGPURequestDeviceCallbackInfo back = {
         .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_device, .userdata1 = g,
     };
-    g->answered = false;
-    g->wg.wgpuAdapterRequestDevice(g->adapter, &wanted, back);
+    state->answered = false;
+    state->api.wgpuAdapterRequestDevice(state->adapter, &wanted, back);
     await(g);
-    if (g->wg_device)
-        g->wg_queue = g->wg.wgpuDeviceGetQueue(g->wg_device);
+    if (state->device)
+        state->queue = state->api.wgpuDeviceGetQueue(state->device);
 }
 
 /* ---- buffers ------------------------------------------------------------------------------------------------------- */
@@ -220,8 +239,9 @@ static void make_device(gpu *g, const WGPULimits *limits)
 /* Zeros. NULL: g->failure. */
 static WGPUBuffer make_buffer(gpu *g, uint64_t size, WGPUBufferUsage usage)
 {
+    webgpu_state *state = g->own;
     WGPUBufferDescriptor wanted = {.usage = usage, .size = size};
-    WGPUBuffer made = g->failure ? NULL : g->wg.wgpuDeviceCreateBuffer(g->wg_device, &wanted);
+    WGPUBuffer made = g->failure ? NULL : state->api.wgpuDeviceCreateBuffer(state->device, &wanted);
     g->bytes += made ? size : 0;
     return made;
 }
@@ -231,10 +251,11 @@ static void wait_for_all(gpu *g);
 /* The library keeps copies of what is written until the device has it. */
 static void write_to(gpu *g, WGPUBuffer buffer, uint64_t offset, const void *data, uint64_t size)
 {
-    g->wg.wgpuQueueWriteBuffer(g->wg_queue, buffer, offset, data, size);
-    if ((g->copied += size) < MOST_COPIED || g->failure)
+    webgpu_state *state = g->own;
+    state->api.wgpuQueueWriteBuffer(state->queue, buffer, offset, data, size);
+    if ((state->copied += size) < MOST_COPIED || g->failure)
         return;
-    g->wg.wgpuQueueSubmit(g->wg_queue, 0, NULL);
+    state->api.wgpuQueueSubmit(state->queue, 0, NULL);
     wait_for_all(g);
 }
 
@@ -247,6 +268,7 @@ static void write_buffer(gpu *g, uint32_t buffer, uint64_t offset, const void *d
 /* What stays the same from run to run: buffers of each dispatch, and its numbers. */
 static void bind_dispatch(gpu *g, uint32_t number, const gpu_dispatch_config *each)
 {
+    webgpu_state *state = g->own;
     const uint32_t *numbers = (const uint32_t *)gpu_table(g, g->config->numbers_at) + each->numbers;
     const gpu_part *parts = gpu_table(g, g->config->parts_at);
     uint32_t values[ALIGNMENT / sizeof(uint32_t)] = {0};
@@ -258,16 +280,16 @@ static void bind_dispatch(gpu *g, uint32_t number, const gpu_dispatch_config *ea
         };
     }
     entries[each->parts] = (WGPUBindGroupEntry){
-        .binding = each->parts, .buffer = g->uniform, .offset = (uint64_t)number * ALIGNMENT, .size = ALIGNMENT,
+        .binding = each->parts, .buffer = state->uniform, .offset = (uint64_t)number * ALIGNMENT, .size = ALIGNMENT,
     };
     memcpy(values, numbers + each->parts, each->scalars * sizeof *values);
     values[each->scalars] = each->groups[0] - 1;
-    write_to(g, g->uniform, (uint64_t)number * ALIGNMENT, values, sizeof values);
+    write_to(g, state->uniform, (uint64_t)number * ALIGNMENT, values, sizeof values);
     WGPUBindGroupDescriptor wanted = {
-        .layout = g->layouts[each->kernel], .entryCount = each->parts + 1, .entries = entries,
+        .layout = state->layouts[each->kernel], .entryCount = each->parts + 1, .entries = entries,
     };
     if (!g->failure)
-        g->groups[number] = g->wg.wgpuDeviceCreateBindGroup(g->wg_device, &wanted);
+        state->groups[number] = state->api.wgpuDeviceCreateBindGroup(state->device, &wanted);
 }
 
 static uint64_t mapped_bytes(const gpu *g)
@@ -278,6 +300,7 @@ static uint64_t mapped_bytes(const gpu *g)
 
 static edge_status make_buffers(gpu *g, edge_error *error)
 {
+    webgpu_state *state = g->own;
     const gpu_config *c = g->config;
     const gpu_buffer *buffers = gpu_table(g, c->buffers_at);
     const gpu_dispatch_config *dispatches = gpu_table(g, c->dispatches_at);
@@ -287,8 +310,8 @@ static edge_status make_buffers(gpu *g, edge_error *error)
         if (buffers[i].loaded)
             load_weights(g, i, buffers + i);
     }
-    g->mapped = make_buffer(g, mapped_bytes(g), WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst);
-    g->uniform = make_buffer(g, (uint64_t)c->dispatches * ALIGNMENT, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst);
+    state->mapped = make_buffer(g, mapped_bytes(g), WGPUBufferUsage_MapRead | WGPUBufferUsage_CopyDst);
+    state->uniform = make_buffer(g, (uint64_t)c->dispatches * ALIGNMENT, WGPUBufferUsage_Uniform | WGPUBufferUsage_CopyDst);
     for (uint32_t i = 0; i < c->dispatches && !g->failure; i++)
         bind_dispatch(g, i, dispatches + i);
     if (!g->failure)
@@ -299,12 +322,13 @@ static edge_status make_buffers(gpu *g, edge_error *error)
 
 static edge_status open_device(gpu *g, const char *cache, bool software, edge_error *error)
 {
+    webgpu_state *state = g->own;
     WGPUInstanceDescriptor plain = {0};
     WGPULimits limits;
     edge_status status = check_version(g, error);
     if (status)
         return status;
-    if (!(g->instance = g->wg.wgpuCreateInstance(&plain)))
+    if (!(state->instance = state->api.wgpuCreateInstance(&plain)))
         return edge_fail(error, EDGE_UNSUPPORTED, "WebGPU cannot be opened here: set engine to cpu or auto");
     if ((status = find_adapter(g, software, &limits, error)))
         return status;
@@ -318,46 +342,49 @@ static edge_status open_device(gpu *g, const char *cache, bool software, edge_er
 
 #define RELEASE(function, handle) \
     if (handle) \
-        g->wg.function(handle)
+        state->api.function(handle)
 
-static void release_buffer(gpu *g, WGPUBuffer buffer)
+static void release_buffer(const webgpu_state *state, WGPUBuffer buffer)
 {
     if (!buffer)
         return;
-    g->wg.wgpuBufferDestroy(buffer);
-    g->wg.wgpuBufferRelease(buffer);
+    state->api.wgpuBufferDestroy(buffer);
+    state->api.wgpuBufferRelease(buffer);
 }
 
-static void release_device(gpu *g)
+static void release_device(const gpu *g, webgpu_state *state)
 {
     for (uint32_t i = 0; i < g->config->dispatches; i++)
-        RELEASE(wgpuBindGroupRelease, g->groups[i]);
+        RELEASE(wgpuBindGroupRelease, state->groups[i]);
     for (uint32_t i = 0; i < g->config->kernels; i++) {
         RELEASE(wgpuComputePipelineRelease, g->kernels[i]);
-        RELEASE(wgpuBindGroupLayoutRelease, g->layouts[i]);
+        RELEASE(wgpuBindGroupLayoutRelease, state->layouts[i]);
     }
     for (uint32_t i = 0; i < g->config->buffers; i++)
-        release_buffer(g, g->buffers[i]);
-    release_buffer(g, g->mapped);
-    release_buffer(g, g->uniform);
-    RELEASE(wgpuDeviceDestroy, g->wg_device);
-    if (g->instance)
-        g->wg.wgpuInstanceProcessEvents(g->instance); /* the last callbacks */
-    RELEASE(wgpuQueueRelease, g->wg_queue);
-    RELEASE(wgpuDeviceRelease, g->wg_device);
-    RELEASE(wgpuAdapterRelease, g->adapter);
-    RELEASE(wgpuInstanceRelease, g->instance);
+        release_buffer(state, g->buffers[i]);
+    release_buffer(state, state->mapped);
+    release_buffer(state, state->uniform);
+    RELEASE(wgpuDeviceDestroy, state->device);
+    if (state->instance)
+        state->api.wgpuInstanceProcessEvents(state->instance); /* the last callbacks */
+    RELEASE(wgpuQueueRelease, state->queue);
+    RELEASE(wgpuDeviceRelease, state->device);
+    RELEASE(wgpuAdapterRelease, state->adapter);
+    RELEASE(wgpuInstanceRelease, state->instance);
 }
 
-/* What belongs to a device that hangs stays: to release it would wait for the device. Nothing asks its library again, so
- * that it calls nothing back. */
+/* The handles of a device that hangs are kept, since to release them would wait for the device. Nothing processes its
+ * library's events any more, so that no callback comes. */
 static void close_device(gpu *g)
 {
+    webgpu_state *state = g->own;
     if (g->failure != LATE)
-        release_device(g);
-    g->instance = NULL, g->adapter = NULL, g->wg_device = NULL, g->wg_queue = NULL;
-    g->mapped = g->uniform = NULL;
-    g->copied = 0;
+        release_device(g, state);
+    state->instance = NULL, state->adapter = NULL, state->device = NULL, state->queue = NULL;
+    state->mapped = state->uniform = NULL;
+    state->copied = 0;
+    memset(state->layouts, 0, g->config->kernels * sizeof *state->layouts);
+    memset(state->groups, 0, g->config->dispatches * sizeof *state->groups);
 }
 
 /* ---- work ---------------------------------------------------------------------------------------------------------- */
@@ -365,67 +392,72 @@ static void close_device(gpu *g)
 static void on_mapped(WGPUMapAsyncStatus status, WGPUStringView said, void *data, void *unused)
 {
     gpu *g = data;
+    webgpu_state *state = g->own;
     (void)unused;
     if (status != WGPUMapAsyncStatus_Success)
         gpu_fail(g, REFUSED, said.data, said.length);
-    g->answered = true;
+    state->answered = true;
 }
 
 static void on_done(WGPUQueueWorkDoneStatus status, WGPUStringView said, void *data, void *unused)
 {
     gpu *g = data;
+    webgpu_state *state = g->own;
     (void)unused;
     if (status != WGPUQueueWorkDoneStatus_Success)
         gpu_fail(g, REFUSED, said.data, said.length);
-    g->answered = true;
+    state->answered = true;
 }
 
 static void wait_for_all(gpu *g)
 {
+    webgpu_state *state = g->own;
     WGPUQueueWorkDoneCallbackInfo back = {
         .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_done, .userdata1 = g,
     };
     if (g->failure)
         return;
-    g->answered = false;
-    g->wg.wgpuQueueOnSubmittedWorkDone(g->wg_queue, back);
+    state->answered = false;
+    state->api.wgpuQueueOnSubmittedWorkDone(state->queue, back);
     await(g);
-    g->copied = 0;
+    state->copied = 0;
 }
 
 static void submit(gpu *g, WGPUCommandEncoder encoder)
 {
-    WGPUCommandBuffer commands = g->wg.wgpuCommandEncoderFinish(encoder, NULL);
-    g->wg.wgpuCommandEncoderRelease(encoder);
+    webgpu_state *state = g->own;
+    WGPUCommandBuffer commands = state->api.wgpuCommandEncoderFinish(encoder, NULL);
+    state->api.wgpuCommandEncoderRelease(encoder);
     if (!commands)
         return;
     if (!g->failure)
-        g->wg.wgpuQueueSubmit(g->wg_queue, 1, &commands);
-    g->wg.wgpuCommandBufferRelease(commands);
+        state->api.wgpuQueueSubmit(state->queue, 1, &commands);
+    state->api.wgpuCommandBufferRelease(commands);
 }
 
 /* A part that fits into `mapped`. */
 static void read_part(gpu *g, WGPUBuffer buffer, uint64_t offset, void *data, uint64_t size)
 {
+    webgpu_state *state = g->own;
     WGPUBufferMapCallbackInfo back = {
         .mode = WGPUCallbackMode_AllowProcessEvents, .callback = on_mapped, .userdata1 = g,
     };
-    WGPUCommandEncoder encoder = g->wg.wgpuDeviceCreateCommandEncoder(g->wg_device, NULL);
-    g->wg.wgpuCommandEncoderCopyBufferToBuffer(encoder, buffer, offset, g->mapped, 0, size);
+    WGPUCommandEncoder encoder = state->api.wgpuDeviceCreateCommandEncoder(state->device, NULL);
+    state->api.wgpuCommandEncoderCopyBufferToBuffer(encoder, buffer, offset, state->mapped, 0, size);
     submit(g, encoder);
     if (g->failure)
         return;
-    g->answered = false;
-    g->wg.wgpuBufferMapAsync(g->mapped, WGPUMapMode_Read, 0, size, back);
+    state->answered = false;
+    state->api.wgpuBufferMapAsync(state->mapped, WGPUMapMode_Read, 0, size, back);
     await(g);
-    const void *found = g->failure ? NULL : g->wg.wgpuBufferGetConstMappedRange(g->mapped, 0, size);
+    const void *found = g->failure ? NULL : state->api.wgpuBufferGetConstMappedRange(state->mapped, 0, size);
     if (!found) {
         gpu_fail(g, REFUSED, "a buffer cannot be read", 23);
         return;
     }
     memcpy(data, found, size);
-    g->wg.wgpuBufferUnmap(g->mapped);
-    g->copied = 0;
+    state->api.wgpuBufferUnmap(state->mapped);
+    state->copied = 0;
 }
 
 static void read_buffer(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t size)
@@ -437,23 +469,24 @@ static void read_buffer(gpu *g, uint32_t buffer, uint64_t offset, void *data, ui
 
 static void run(gpu *g, uint32_t first, uint32_t count, uint32_t tokens)
 {
+    webgpu_state *state = g->own;
     const gpu_dispatch_config *dispatches = gpu_table(g, g->config->dispatches_at);
-    WGPUCommandEncoder encoder = g->wg.wgpuDeviceCreateCommandEncoder(g->wg_device, NULL);
-    WGPUComputePassEncoder encoded = g->wg.wgpuCommandEncoderBeginComputePass(encoder, NULL);
+    WGPUCommandEncoder encoder = state->api.wgpuDeviceCreateCommandEncoder(state->device, NULL);
+    WGPUComputePassEncoder encoded = state->api.wgpuCommandEncoderBeginComputePass(encoder, NULL);
     for (uint32_t i = first; i < first + count; i++) {
         const gpu_dispatch_config *each = dispatches + i;
         if (g->skipped[i])
             continue;
         uint32_t rows = rows_of_groups(each, tokens);
-        g->wg.wgpuComputePassEncoderSetPipeline(encoded, g->kernels[each->kernel]);
-        g->wg.wgpuComputePassEncoderSetBindGroup(encoded, 0, g->groups[i], 0, NULL);
-        g->wg.wgpuComputePassEncoderDispatchWorkgroups(encoded, each->groups[0], rows, 1);
+        state->api.wgpuComputePassEncoderSetPipeline(encoded, g->kernels[each->kernel]);
+        state->api.wgpuComputePassEncoderSetBindGroup(encoded, 0, state->groups[i], 0, NULL);
+        state->api.wgpuComputePassEncoderDispatchWorkgroups(encoded, each->groups[0], rows, 1);
     }
-    g->wg.wgpuComputePassEncoderEnd(encoded);
-    g->wg.wgpuComputePassEncoderRelease(encoded);
+    state->api.wgpuComputePassEncoderEnd(encoded);
+    state->api.wgpuComputePassEncoderRelease(encoded);
     submit(g, encoder);
 }
 
-const gpu_driver WEBGPU = {"WebGPU", load, open_device, close_device, write_buffer, read_buffer, run, wait_for_all};
+const gpu_driver WEBGPU = {"WebGPU", layout, load, open_device, close_device, write_buffer, read_buffer, run, wait_for_all};
 
 #endif

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "gpu.h"
+#include "webgpu_driver.h"
 
 #ifndef GPU_BY_METAL
 
@@ -21,6 +22,7 @@ static WGPUStringView view_of(const char *text, size_t length)
 
 static void make_kernel(gpu *g, uint32_t number, const gpu_kernel *kernel)
 {
+    webgpu_state *state = g->own;
     WGPUBindGroupLayoutEntry entries[MOST_PARTS + 1] = {{0}};
     for (uint32_t i = 0; i <= kernel->parts; i++) {
         WGPUBufferBindingType type = i == kernel->parts ? WGPUBufferBindingType_Uniform :
@@ -36,20 +38,20 @@ static void make_kernel(gpu *g, uint32_t number, const gpu_kernel *kernel)
     };
     WGPUShaderModuleDescriptor about = {.nextInChain = &source.chain};
     WGPUBindGroupLayoutDescriptor bound = {.entryCount = kernel->parts + 1, .entries = entries};
-    WGPUBindGroupLayout layout = g->wg.wgpuDeviceCreateBindGroupLayout(g->wg_device, &bound);
-    g->layouts[number] = layout;
+    WGPUBindGroupLayout layout = state->api.wgpuDeviceCreateBindGroupLayout(state->device, &bound);
+    state->layouts[number] = layout;
     WGPUPipelineLayoutDescriptor groups = {.bindGroupLayoutCount = 1, .bindGroupLayouts = &layout};
-    WGPUShaderModule module = g->wg.wgpuDeviceCreateShaderModule(g->wg_device, &about);
-    WGPUPipelineLayout whole = g->wg.wgpuDeviceCreatePipelineLayout(g->wg_device, &groups);
+    WGPUShaderModule module = state->api.wgpuDeviceCreateShaderModule(state->device, &about);
+    WGPUPipelineLayout whole = state->api.wgpuDeviceCreatePipelineLayout(state->device, &groups);
     WGPUComputePipelineDescriptor wanted = {
         .layout = whole, .compute = {.module = module, .entryPoint = view_of(kernel->name, strlen(kernel->name))},
     };
     if (!g->failure)
-        g->kernels[number] = g->wg.wgpuDeviceCreateComputePipeline(g->wg_device, &wanted);
+        g->kernels[number] = state->api.wgpuDeviceCreateComputePipeline(state->device, &wanted);
     if (whole)
-        g->wg.wgpuPipelineLayoutRelease(whole);
+        state->api.wgpuPipelineLayoutRelease(whole);
     if (module)
-        g->wg.wgpuShaderModuleRelease(module);
+        state->api.wgpuShaderModuleRelease(module);
 }
 
 edge_status webgpu_kernels(gpu *g, const char *cache, edge_error *error)

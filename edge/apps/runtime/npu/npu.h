@@ -44,8 +44,8 @@ typedef struct { /* of a size of graphs, with the tokens at the end */
     npu_graph *graphs;   /* that of embeddings, then those of shards */
 } npu_arrays;
 
-struct gpu { /* as internal.h calls all that is not the processor */
-    const gpu_host *host;
+typedef struct {
+    accelerator base;
     const edge_model *model;
     const npu_config *config;
     npu_rows rows;
@@ -62,19 +62,19 @@ struct gpu { /* as internal.h calls all that is not the processor */
     char name[96];
     ort_api ort;
     ort_handle env, memory, allocator, embedding; /* embedding: the session */
-};
+} npu;
 
 /* Rows of each head of a layer, in whole tiles. */
-static inline uint32_t npu_layer_rows(const gpu *g, uint32_t layer)
+static inline uint32_t npu_layer_rows(const npu *n, uint32_t layer)
 {
-    const edge_config *c = g->model->config;
-    uint32_t rows = g->model->layers[layer].ringed ? c->ring_rows : c->capacity;
+    const edge_config *c = n->model->config;
+    uint32_t rows = n->model->layers[layer].ringed ? c->ring_rows : c->capacity;
     return (rows + TILE - 1) / TILE * TILE;
 }
 
 /* ort.c */
-edge_status npu_open(gpu *g, const edge_options *options, const volatile int32_t *cancelled, edge_error *error);
-void npu_close(gpu *g);
-bool npu_run(gpu *g, const npu_graph *graph); /* false: `failure` is set */
+edge_status npu_open(accelerator *a, const edge_options *options, const volatile int32_t *cancelled, edge_error *error);
+void npu_close(accelerator *a);
+bool npu_run(npu *n, const npu_graph *graph); /* false: `failure` is set */
 
 #endif

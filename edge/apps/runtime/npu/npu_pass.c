@@ -11,16 +11,16 @@
 static const rows_work NPU_ROWS;
 
 /* Where the rows of layers begin, as kv.c has them: rings first. Returns the number of all rows. */
-static uint64_t place_rows(gpu *g)
+static uint64_t place_rows(npu *n)
 {
-    const edge_config *c = g->model->config;
+    const edge_config *c = n->model->config;
     uint64_t at = 0;
     for (uint32_t ringed = 2; ringed--;)
         for (uint32_t layer = 0; layer < c->layers; layer++)
-            if (g->model->layers[layer].ringed == ringed) {
-                if (g->starts)
-                    g->starts[layer] = at;
-                at += (uint64_t)c->kv_heads * npu_layer_rows(g, layer);
+            if (n->model->layers[layer].ringed == ringed) {
+                if (n->starts)
+                    n->starts[layer] = at;
+                at += (uint64_t)c->kv_heads * npu_layer_rows(n, layer);
             }
     return at;
 }
@@ -47,9 +47,9 @@ static uint32_t find_windows(const edge_model *model, uint32_t *first)
     return count;
 }
 
-static void lay_out(arena *from, gpu *g, npu_arrays *arrays, uint32_t tokens)
+static void lay_out(arena *from, npu *n, npu_arrays *arrays, uint32_t tokens)
 {
-    const edge_config *c = g->model->config;
+    const edge_config *c = n->model->config;
     arrays->tokens = tokens;
     arrays->ids = take(from, sizeof(int64_t) * tokens);
     arrays->positions = take(from, sizeof(int64_t) * tokens);
@@ -61,29 +61,29 @@ static void lay_out(arena *from, gpu *g, npu_arrays *arrays, uint32_t tokens)
         if (arrays->tables)
             arrays->tables[each] = table;
     }
-    arrays->masks = take(from, sizeof(float *) * g->windows);
+    arrays->masks = take(from, sizeof(float *) * n->windows);
     for (uint32_t layer = 0, each = 0; layer < c->layers; layer++) {
-        if (!is_first(g->model, layer))
+        if (!is_first(n->model, layer))
             continue;
-        float *mask = take(from, sizeof(float) * tokens * (npu_layer_rows(g, layer) + tokens));
+        float *mask = take(from, sizeof(float) * tokens * (npu_layer_rows(n, layer) + tokens));
         if (arrays->masks)
             arrays->masks[each] = mask;
         each++;
     }
-    arrays->rows = take(from, (uint64_t)c->layers * 2 * c->kv_heads * tokens * c->head * g->rows.item);
-    arrays->graphs = take(from, sizeof(npu_graph) * (1 + g->config->shards));
-    for (uint32_t each = 0; each < 1 + g->config->shards; each++) {
-        const char **names = take(from, sizeof(char *) * g->tensor_count);
-        ort_handle *values = take(from, sizeof(ort_handle) * g->tensor_count);
+    arrays->rows = take(from, (uint64_t)c->layers * 2 * c->kv_heads * tokens * c->head * n->rows.item);
+    arrays->graphs = take(from, sizeof(npu_graph) * (1 + n->config->shards));
+    for (uint32_t each = 0; each < 1 + n->config->shards; each++) {
+        const char **names = take(from, sizeof(char *) * n->tensor_count);
+        ort_handle *values = take(from, sizeof(ort_handle) * n->tensor_count);
         if (arrays->graphs)
             arrays->graphs[each].names = names, arrays->graphs[each].values = values;
     }
 }
 
-static gpu *layout(arena *from, const edge_model *model)
+static accelerator *layout(arena *from, const edge_model *model)
 {
     const edge_config *c = model->config;
-    gpu *g = take(from, sizeof *g), made = {.host = &edge_onnxruntime, .model = model};
+    npu *n = take(from, sizeof *n), made = {.base = {&edge_onnxruntime}, .model = model};
     uint64_t before = from->used;
     made.config = (const npu_config *)model->sections[SECTION_NPU];
     made.windows = find_windows(model, NULL);
@@ -100,26 +100,26 @@ static gpu *layout(arena *from, const edge_model *model)
     lay_out(from, &made, made.sizes + NPU_CHUNK, c->chunk);
     lay_out(from, &made, made.sizes + NPU_STEP, 1);
     made.bytes = from->used - before;
-    if (g) {
+    if (n) {
         find_windows(model, made.window_layers);
-        *g = made;
+        *n = made;
     }
-    return g;
+    return (accelerator *)n;
 }
 
-static rows_device *rows_of(gpu *g, bool ring, uint32_t count)
+static rows_device *rows_of(accelerator *a, bool ring, uint32_t count)
 {
     (void)ring, (void)count; /* all layers have the same heads, so there is one arena */
-    return &g->rows.device;
+    return &((npu *)a)->rows.device;
 }
 
 /* ---- a pass ------------------------------------------------------------------------------------------------------ */
 
-static void fill_tables(const gpu *g, const npu_arrays *arrays, const gpu_input *input)
+static void fill_tables(const npu *n, const npu_arrays *arrays, const pass_input *input)
 {
-    uint32_t half = g->model->config->head / 2, first = arrays->tokens - input->count;
-    for (uint32_t kind = 0; kind < g->model->config->rope_kinds; kind++) {
-        const angles_config *angles = find_angles(g->model, kind, input->lengthened);
+    uint32_t half = n->model->config->head / 2, first = arrays->tokens - input->count;
+    for (uint32_t kind = 0; kind < n->model->config->rope_kinds; kind++) {
+        const angles_config *angles = find_angles(n->model, kind, input->lengthened);
         const double *radians = (const double *)(angles + 1);
         for (uint32_t i = 0; i < input->count; i++) {
             double position = (double)(input->rope_position + i);
@@ -135,10 +135,10 @@ static void fill_tables(const gpu *g, const npu_arrays *arrays, const gpu_input 
 }
 
 /* 0 for rows and tokens that a token sees. Those that fill up a chunk see themselves. */
-static void fill_mask(const gpu *g, const npu_arrays *arrays, const gpu_input *input, uint32_t layer, float *mask)
+static void fill_mask(const npu *n, const npu_arrays *arrays, const pass_input *input, uint32_t layer, float *mask)
 {
-    uint32_t tokens = arrays->tokens, rows = npu_layer_rows(g, layer), filled = tokens - input->count;
-    uint32_t window = g->model->layers[layer].window, head = layer * g->model->config->kv_heads;
+    uint32_t tokens = arrays->tokens, rows = npu_layer_rows(n, layer), filled = tokens - input->count;
+    uint32_t window = n->model->layers[layer].window, head = layer * n->model->config->kv_heads;
     uint32_t length = (uint32_t)input->lengths[head];
     const int32_t *positions = input->positions + (window ? input->starts[head] : 0);
     for (uint32_t i = 0; i < tokens; i++, mask += rows + tokens) {
@@ -154,26 +154,27 @@ static void fill_mask(const gpu *g, const npu_arrays *arrays, const gpu_input *i
     }
 }
 
-static void keep_rows(gpu *g, const npu_arrays *arrays, const gpu_input *input)
+static void keep_rows(npu *n, const npu_arrays *arrays, const pass_input *input)
 {
-    const edge_config *c = g->model->config;
-    size_t width = (size_t)c->head * g->rows.item, first = arrays->tokens - input->count;
+    const edge_config *c = n->model->config;
+    size_t width = (size_t)c->head * n->rows.item, first = arrays->tokens - input->count;
     const uint8_t *from = arrays->rows + first * width;
     for (uint32_t layer = 0; layer < c->layers; layer++)
         for (int values = 0; values < 2; values++)
             for (uint32_t head = layer * c->kv_heads; head < (layer + 1) * c->kv_heads; head++, from += arrays->tokens * width) {
                 size_t row = (size_t)input->starts[head] + (size_t)input->lengths[head];
-                memcpy((values ? g->rows.values : g->rows.keys) + row * width, from, input->count * width);
+                memcpy((values ? n->rows.values : n->rows.keys) + row * width, from, input->count * width);
             }
 }
 
-static bool run(gpu *g, const gpu_input *input, float *logits)
+static accelerator_answer run(accelerator *a, const pass_input *input, float *logits)
 {
-    const edge_config *c = g->model->config;
-    const npu_arrays *arrays = g->sizes + (input->count == 1 ? NPU_STEP : NPU_CHUNK);
+    npu *n = (npu *)a;
+    const edge_config *c = n->model->config;
+    const npu_arrays *arrays = n->sizes + (input->count == 1 ? NPU_STEP : NPU_CHUNK);
     uint32_t first = arrays->tokens - input->count;
-    if (__atomic_load_n(g->cancelled, __ATOMIC_RELAXED))
-        return false;
+    if (__atomic_load_n(n->cancelled, __ATOMIC_RELAXED))
+        return DECLINED;
     memset(arrays->ids, 0, sizeof *arrays->ids * first);
     memset(arrays->positions, 0, sizeof *arrays->positions * first);
     for (uint32_t i = 0; i < input->count; i++) {
@@ -181,15 +182,15 @@ static bool run(gpu *g, const gpu_input *input, float *logits)
         arrays->positions[first + i] = input->position + i;
         arrays->temperatures[first + i] = c->tempered ? temperature_at(c, input->position + i) : 1;
     }
-    fill_tables(g, arrays, input);
-    for (uint32_t each = 0; each < g->windows; each++)
-        fill_mask(g, arrays, input, g->window_layers[each], arrays->masks[each]);
-    for (uint32_t each = 0; each < 1 + g->config->shards; each++)
-        if (!npu_run(g, arrays->graphs + each))
-            return false;
-    keep_rows(g, arrays, input);
-    memcpy(logits, g->logits, sizeof *logits * c->vocab);
-    return true;
+    fill_tables(n, arrays, input);
+    for (uint32_t each = 0; each < n->windows; each++)
+        fill_mask(n, arrays, input, n->window_layers[each], arrays->masks[each]);
+    for (uint32_t each = 0; each < 1 + n->config->shards; each++)
+        if (!npu_run(n, arrays->graphs + each))
+            return DECLINED;
+    keep_rows(n, arrays, input);
+    memcpy(logits, n->logits, sizeof *logits * c->vocab);
+    return COMPLETED;
 }
 
 /* ---- rows, as rows.c has them ------------------------------------------------------------------------------------- */
@@ -272,11 +273,11 @@ static void set_key(rows_device *device, uint32_t row, uint32_t head, float *fro
 
 static const rows_work NPU_ROWS = {move, settle, save, restore, get_key, set_key};
 
-static const char *failure(const gpu *g) { return g->failure ? g->failed_by : NULL; }
-static uint64_t bytes(const gpu *g) { return g->bytes; }
-static const char *name(const gpu *g) { return g->name; }
+static const char *failure(const accelerator *a) { return ((const npu *)a)->failure ? ((const npu *)a)->failed_by : NULL; }
+static uint64_t bytes(const accelerator *a) { return ((const npu *)a)->bytes; }
+static const char *name(const accelerator *a) { return ((const npu *)a)->name; }
 
-const gpu_host edge_onnxruntime = {
-    EDGE_ENGINE_NPU, "ONNX Runtime", false, layout, rows_of, npu_open, npu_close, run, failure, bytes, name,
-    NULL, NULL,
+const accelerator_kind edge_onnxruntime = {
+    .engine = EDGE_ENGINE_NPU, .called = "ONNX Runtime", .layout = layout, .run = run, .rows = rows_of, .open = npu_open,
+    .close = npu_close, .failure = failure, .bytes = bytes, .name = name,
 };

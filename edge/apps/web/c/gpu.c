@@ -8,22 +8,32 @@ static uint32_t address(const void *memory)
     return (uint32_t)(uintptr_t)memory;
 }
 
-device_answer run_on_page(const device_job *job)
+static accelerator *layout(arena *from, const edge_model *model)
+{
+    static accelerator page = {&edge_page}; /* JavaScript has the state */
+    (void)from, (void)model;
+    return &page;
+}
+
+static accelerator_answer run(accelerator *a, const pass_input *input, float *logits)
 {
     static const picking none;
-    const picking *pick = job->pick ? job->pick : &none;
+    const picking *pick = input->pick ? input->pick : &none;
+    (void)a;
     uint32_t told[] = {
-        address(job->tokens), job->count, (uint32_t)job->position, address(job->angles), job->angles_stride,
-        address(job->temperatures), address(job->starts), address(job->lengths), address(job->positions),
-        address(job->logits),
-        job->pick != NULL, pick->most, address(pick->banned), pick->banned_count, address(pick->chosen),
-        address(job->normals),
+        address(input->tokens), input->count, (uint32_t)input->position, address(input->angles), input->angles_stride,
+        address(input->temperatures), address(input->starts), address(input->lengths), address(input->positions),
+        address(logits),
+        input->pick != NULL, pick->most, address(pick->banned), pick->banned_count, address(pick->chosen),
+        address(input->normals),
 #define ARENA(a) (a)->count, address((a)->arrays[0]), address((a)->arrays[1]), address((a)->arrays[2]), \
         address((a)->arrays[3]), address((a)->changed)
-        ARENA(job->arenas), ARENA(job->arenas + 1),
+        ARENA(input->arenas), ARENA(input->arenas + 1),
     };
     int32_t ran = host_gpu(told);
     if (ran > 0 && pick->most)
-        job->pick->count = (uint32_t)ran;
-    return ran > 0 ? DEVICE_RAN : ran ? DEVICE_LEFT : DEVICE_WAITS;
+        input->pick->count = (uint32_t)ran;
+    return ran > 0 ? COMPLETED : ran ? OUT_OF_SERVICE : DECLINED;
 }
+
+const accelerator_kind edge_page = {.engine = EDGE_ENGINE_GPU, .called = "the GPU", .picks = true, .layout = layout, .run = run};

@@ -9,7 +9,7 @@
  *                           its end
  *     env.gpu(job)          i32, 1: it ran a pass; or how many tokens it has chosen; 0: the module runs the pass; -1: it
  *                           runs this one and all others, so that it may verify drafts. job: 28 words, addresses and
- *                           numbers of device_job (accelerator.h) in order, of `pick` whether there is one, what it may
+ *                           numbers of pass_input (accelerator.h), in the order of gpu.c, of `pick` whether there is one, what it may
  *                           choose, banned tokens, their number, and where those that it chooses go; then normals; of both
  *                           arenas: rows, keys, values, their scales, `changed`
  *     env.row(at, to, size) i32, reads bytes of model.edge that are not in memory, from f64 at on; how many
