@@ -298,7 +298,7 @@ def _part(
     source: CheckpointTensor, wanted: str | None,
 ) -> ImportedTensor:  # fmt: skip
     stem, shape = name.split(".")[-2], ggml_shape[::-1]
-    layout = architecture.layouts.get(stem, "same")
+    layout = architecture.layout(name)
     if layout == "transposed" and isinstance(source, Packed):
         layout = "same"  # packed layers have one layout for all architectures
     expected = shape[::-1] if layout == "transposed" else shape

@@ -100,7 +100,7 @@ def _parts(file: GGUFFile, spec: ModelSpec, architecture: Architecture, type: st
             raise UnsupportedError(f"{file.path}: Hugging Face's {architecture.name} models have no tensor like {name}")
         theirs = theirs if theirs.startswith("lm_head.") else architecture.root + theirs
         short = name.split(".")[-2]
-        layout = architecture.layouts.get(short, "same")
+        layout = architecture.layout(name)
         shape = info.shape if layout == "transposed" and len(info.shape) == 2 else info.shape[::-1]
         heads = {"attn_q": spec.heads, "attn_k": spec.kv_heads}.get(short, 1)
         kind = info.type if info.type in FLOATS else type

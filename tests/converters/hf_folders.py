@@ -17,8 +17,8 @@ from edge.types import AnyArray
 
 FOLDERS = GOLDEN / "folders"
 NAMES = (
-    "gemma2", "gemma3", "gemma3_text", "gpt2", "granite", "llama", "ministral3", "mistral", "phi3", "qwen2", "qwen3",
-    "smollm3",
+    "arcee", "cohere2", "exaone4", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "gpt2", "granite", "llama",
+    "ministral3", "mistral", "nemotron", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2",
 )  # fmt: skip
 PACKED = ("awq", "gptq")
 ONE_WAY = (  # these are not written

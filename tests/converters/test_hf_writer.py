@@ -37,7 +37,7 @@ IGNORED = OF_THE_SAME_MEANING | {
     "transformers_version", "_name_or_path", "use_cache", "initializer_range", "attention_dropout", "embd_pdrop",
     "attn_pdrop", "resid_pdrop", "mlp_dropout", "pretraining_tp", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "summary_type", "summary_use_proj", "_sliding_window_pattern", "cache_implementation",
-    "architectures", "model_type", "embedding_dropout", "pad_token_id",
+    "architectures", "model_type", "embedding_dropout", "residual_dropout", "pad_token_id",
 }  # fmt: skip
 USUAL: dict[str, Any] = {
     "attention_bias": False, "use_bidirectional_attention": False, "sliding_window": None, "max_window_layers": 28,

@@ -27,6 +27,7 @@ import torch
 from fallback import MXFP4, settle
 from fallback import configurations as mixtures_and_hybrids
 from families import LLAMA3, LONGROPE, MINISTRAL, WINDOW, YARN, small
+from families import configurations as families
 from make import LOGIT_STEP, fill, train_sentencepiece
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -49,7 +50,7 @@ from transformers import (
     Qwen3Config,
     SmolLM3Config,
 )
-from write import CHATML, CONTROL, MERGES, bytes_vocabulary
+from write import CHATML, CONTROL, LAYER_NORM, MERGES, bytes_vocabulary
 
 TOKENS, LAST = 40, 8
 GROUP = 32  # of the 4-bit checkpoints
@@ -57,6 +58,7 @@ GEMMA_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\n' + message['content'] "
     "+ '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
+OF_FAMILIES = ("arcee", "chatglm", "cohere2", "exaone4", "glm4", "nemotron", "seed_oss", "starcoder2")
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word holds column AWQ_ORDER[i] of its eight
 
 
@@ -126,7 +128,17 @@ def configurations() -> dict[str, tuple[Any, torch.dtype]]:
             torch.bfloat16,
         ),
         **{name: (config, torch.bfloat16) for name, config in of_2026().items()},
+        **{config.model_type: (config, torch.bfloat16) for config in of_families()},
     }  # fmt: skip
+
+
+def of_families() -> list[Any]:
+    """Those of families.py whose folders hold nothing of their own."""
+    found = [families()[name] for name in OF_FAMILIES]
+    for config in found:
+        if LAYER_NORM.get(config.model_type):
+            del config.rms_norm_eps
+    return found
 
 
 def of_2026() -> dict[str, Any]:

@@ -26,7 +26,7 @@ ARCHITECTURES = {  # GGUF's names, where they differ from transformers'
     "glm": "chatglm",
 }
 INTERLEAVED = ("arcee", "granite", "llama", "mistral3", "smollm3")  # architectures whose queries and keys GGUF reorders
-_LAYER_NORM = {  # the keys of its epsilon
+LAYER_NORM = {  # the keys of its epsilon
     "stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon", "nemotron": "norm_eps", "cohere2": "layer_norm_eps",
 }  # fmt: skip
 STATING_ROTATED = ("chatglm", "cohere2", "ernie4_5", "glm4", "nemotron", "phi3", "stablelm")  # rope.dimension_count
@@ -93,7 +93,7 @@ def add_shape(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     if head_size(config) * config.num_attention_heads != config.hidden_size:  # else the readers' default is right
         writer.add_key_length(head_size(config))
         writer.add_value_length(head_size(config))
-    if epsilon := _LAYER_NORM.get(config.model_type):
+    if epsilon := LAYER_NORM.get(config.model_type):
         writer.add_layer_norm_eps(getattr(config, epsilon))
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)

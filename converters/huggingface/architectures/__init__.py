@@ -6,8 +6,11 @@ from reprlib import repr as brief
 
 from edge.converters.huggingface.architectures import (
     bert,
+    cohere,
+    exaone,
     gemma,
     gemma4,
+    glm,
     gpt2,
     gpt_oss,
     granite,
@@ -15,10 +18,13 @@ from edge.converters.huggingface.architectures import (
     llama,
     mamba,
     ministral,
+    nemotron,
     phi3,
     qwen,
     qwen35,
+    seed_oss,
     smollm3,
+    starcoder2,
 )
 from edge.converters.huggingface.architectures.common import Architecture
 from edge.converters.huggingface.config import Config
@@ -45,6 +51,14 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "granite": granite.GRANITE,  # the type under which GGUF's models are written
     "ministral3": ministral.MINISTRAL3,
     "smollm3": smollm3.SMOLLM3,
+    "arcee": llama.ARCEE,
+    "cohere2": cohere.COHERE2,
+    "exaone4": exaone.EXAONE4,
+    "glm": glm.GLM,
+    "glm4": glm.GLM4,
+    "nemotron": nemotron.NEMOTRON,
+    "seed_oss": seed_oss.SEED_OSS,
+    "starcoder2": starcoder2.STARCODER2,
     "bert": bert.BERT,
 }
 _BY_GGUF_NAME = {each.name: each for each in _BY_MODEL_TYPE.values() if each.model[0]}

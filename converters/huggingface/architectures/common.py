@@ -137,6 +137,12 @@ class Architecture:
             found = f"{self.names[stem]}.{suffix}" if stem in self.names and suffix in ("weight", "bias") else None
         return found and found.format(layer[1] if layer else "")
 
+    def layout(self, ours: str) -> Layout:
+        """How GGUF stores the tensor of this name."""
+        stem, kind = ours.split(".")[-2:]
+        found = self.layouts.get(stem, "same")
+        return "same" if found == "plus one" and kind == "bias" else found
+
     def odd_bias(self, tensors: Iterable[str], layers: int) -> str | None:
         """A matrix with a missing or unexpected bias: unlike other layers, unlike others of its group, or not allowed.
         None: none."""
@@ -146,6 +152,39 @@ class Architecture:
                 return min(sorted(group), key=lambda stem: counts[stem])
         known = self.biases.union(*self.maybe_biases.values())
         return next((stem for stem in counts if stem not in known), None)
+
+
+def without(names: Mapping[str, str], *stems: str) -> dict[str, str]:
+    """The names of layers' tensors but these."""
+    return {ours: theirs for ours, theirs in names.items() if not ours.endswith(tuple(f".{stem}" for stem in stems))}
+
+
+def window_but_every(period: int, config: Config, sizes: Sizes) -> dict[str, Field]:
+    """The sliding window of all layers but every `period`-th, or of none.
+
+    Raises UnsupportedError if other layers have it.
+    """
+    types = ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(sizes.layers)]
+    said = config.get("layer_types")
+    if not config.get("sliding_window") or (said and "sliding_attention" not in said):
+        return {}
+    if said not in (None, types):
+        raise UnsupportedError(
+            f"{config.path}: layer_types: in GGUF, each {period}th layer has full attention, no other"
+        )
+    return {"attention.sliding_window": np.uint32(config.count("sliding_window", "context"))}
+
+
+def described_windows(period: int, spec: ModelSpec) -> dict[str, Any]:
+    """The settings that `window_but_every` reads."""
+    types = [
+        "sliding_attention" if spec.window and (layer + 1) % period else "full_attention"
+        for layer in range(spec.layers)
+    ]
+    return {
+        "sliding_window": spec.window or None, "sliding_window_pattern": period if spec.window else 0,
+        "layer_types": types,
+    }  # fmt: skip
 
 
 def one_window(config: Config, sizes: Sizes, window: int) -> int:

@@ -1,7 +1,9 @@
-"""Llama's family, which includes SmolLM, and Mistral: the same model with a sliding window."""
+"""Llama's family, which includes SmolLM, and Mistral: the same model with a sliding window. Arcee's AFM: Llama with
+ReLU² and no gate."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,11 +13,16 @@ from edge.converters.huggingface.architectures.common import (
     ATTENTION_BIASES,
     FFN_BIASES,
     INTERLEAVED,
+    LLAMA_NAMES,
+    USUAL,
     Architecture,
     Sizes,
+    nothing_else,
     one_window,
+    without,
 )
 from edge.converters.huggingface.architectures.rope import read_rope
+from edge.converters.huggingface.architectures.settings import Fixed
 from edge.converters.huggingface.config import Config
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Field
@@ -44,4 +51,14 @@ LLAMA = Architecture(
     layouts=INTERLEAVED,
     maybe_biases={"attention_bias": ATTENTION_BIASES, "mlp_bias": FFN_BIASES},
     rope=llama_rope,
+)
+ARCEE = replace(
+    LLAMA,
+    name="arcee",
+    model=("arcee", "ArceeForCausalLM"),
+    settings=(*USUAL, Fixed("hidden_act", "relu2", written=True)),
+    described=nothing_else,
+    names=without(LLAMA_NAMES, "ffn_gate"),
+    maybe_biases={"attention_bias": ATTENTION_BIASES, "mlp_bias": frozenset(("ffn_up", "ffn_down"))},
+    yarn_bounds=True,
 )

@@ -11,11 +11,11 @@ from edge.model.cores import UNROTATED
 from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 
-_PERIOD = 4
+PERIOD = 4
 
 
 def network(header: Header, spec: ModelSpec) -> Network:
-    windows = window_but_every(_PERIOD, spec)
+    windows = window_but_every(PERIOD, spec)
     rope = replace(read_rope(header, spec), halves=True)
     ropes = [rope if window or not spec.window else UNROTATED for window in windows]
     usual = decoder(header, spec, ropes=ropes, windows=windows)
