@@ -47,16 +47,14 @@ Written by `python docs/cli.py` from `Session.stream`: edit its parameters, not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from edge.grammar.grammar import Grammar
 from edge.model.thinking import Think
-from edge.run.logprobs import OnLogprob
-from edge.run.loop import OnPrefill
+from edge.run.hooks import OnCall, OnLogprob, OnPrefill, OnThought
 from edge.run.request import Messages, Tools
 from edge.run.sampling.sampler import Processor
-from edge.run.sampling.tool_calls import OnCall
 from edge.sampling import SamplingParams
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time as clock
+from dataclasses import replace
 from typing import Any
 
 from edge.cli.groups import Answer, Output, Question
@@ -32,7 +33,9 @@ def answer_prompt(
     from edge.model.spec import check_generates
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
+    from edge.run.hooks import Hooks
     from edge.run.reporting import check_complete, check_memory
+    from edge.run.request import Request
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
     from edge.storage.making import account
@@ -75,28 +78,29 @@ def answer_prompt(
                 check_time(f"while {doing}: run it once without --time")
             shown.step(doing or f"loading {opened.name}")(part, 1.0)
 
+        request = Request(
+            asked,
+            limit,
+            sampled,
+            answer.stop or (),
+            ignore_eos=answer.ignore_eos,
+            think=think,
+            grammar=form,
+            beams=question.beams,
+            length_penalty=question.length_penalty,
+            keep_text=output.json,
+        )
         words = WordWrap(width)
         with load(
             opened, options, meter=meter, on_load=on_load, grammar=form, expected_tokens=expected,
             expected_prompt=asked.waiting or None,
         ) as session:  # fmt: skip
+            seconds, joules = clock.perf_counter() - started, max(0.0, meter.read().joules - made.joules)
+            pieces = session.start(
+                replace(request, time_spent=seconds, energy_spent=joules),
+                Hooks(shown.step(f"prefill, {asked.size} tokens"), thoughts.show),
+            )
             try:
-                pieces = session.stream(
-                    asked,
-                    max_tokens=limit,
-                    sampling=sampled,
-                    stop=answer.stop or (),
-                    ignore_eos=answer.ignore_eos,
-                    think=think,
-                    grammar=form,
-                    beams=question.beams,
-                    length_penalty=question.length_penalty,
-                    time_spent=clock.perf_counter() - started,
-                    energy_spent=max(0.0, meter.read().joules - made.joules),
-                    keep_text=output.json,
-                    on_prefill=shown.step(f"prefill, {asked.size} tokens"),
-                    on_thought=thoughts.show,
-                )
                 with ended_by_signals(session):
                     for piece in pieces:
                         shown.clear()

@@ -20,8 +20,8 @@ _PROMPT = "the prompt must be text, pieces of text or an array of token ids"
 
 
 def check_sampling(sampling: object) -> None:
-    """None, or SamplingParams. Raises InputError."""
-    if not isinstance(sampling, SamplingParams | None):
+    """None, SamplingParams, or fields of it. Raises InputError."""
+    if not isinstance(sampling, SamplingParams | Mapping | None):
         raise InputError(f"sampling must be SamplingParams, not {sampling!r:.60}")
 
 

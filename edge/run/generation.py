@@ -15,19 +15,20 @@ from edge.grammar.grammar import Grammar
 from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.records import dataclass
-from edge.run.arguments import check_function
 from edge.run.budgets.meters import Watch
+from edge.run.hooks import Hooks, OnPrefill
 from edge.run.report import Beam, Energy, StopReason, Timings, Tokens
 from edge.run.request import Request
 from edge.run.sampling.sampler import Sampler
 from edge.run.sampling.stop_strings import StopStrings
-from edge.run.sampling.thoughts import OnThought, Thinking
+from edge.run.sampling.thoughts import Thinking
+from edge.sampling import SamplingParams
 from edge.storage.making import Made
 
 if TYPE_CHECKING:
-    from edge.run.logprobs import Logprobs, OnLogprob
+    from edge.run.logprobs import Logprobs
     from edge.run.sampling.constraint import Constrained
-    from edge.run.sampling.tool_calls import OnCall, ToolCalls
+    from edge.run.sampling.tool_calls import ToolCalls
 
 _MOST_AHEAD = 256  # tokens that an engine runs in one call
 _PACED = 16  # tokens from which on their pace tells how many a budget has room for,
@@ -52,6 +53,7 @@ class Generation:
     logprobs: Logprobs | None
     text: StringIO | None  # of the answer; a list of pieces would take ten times the memory. None: it is not kept
     calls: ToolCalls | None = None  # None without tools
+    on_prefill: OnPrefill | None = None
     prepared: Made = field(default_factory=Made)  # the cost of cache entries made before, once for this model
     reused: int = 0
     ran: int = 0  # prompt tokens that have been run, the last at `ran_at`
@@ -72,13 +74,9 @@ class Generation:
 
     @classmethod
     def of(
-        cls, request: Request, model: Model, watch: Watch, started: float, on_thought: OnThought | None,
-        on_logprob: OnLogprob | None = None,
-        on_call: OnCall | None = None,
+        cls, request: Request, model: Model, watch: Watch, started: float, hooks: Hooks
     ) -> Generation:  # fmt: skip
         """Raises InputError, MissingExtraError, and the errors of `Request.encode` and `Matcher`."""
-        for name, function in (("on_thought", on_thought), ("on_logprob", on_logprob), ("on_call", on_call)):
-            check_function(name, function)
         prompt, keep, tokenizer = request.encode(model), request.keep_text, model.tokenizer
         use = prompt.tools
         marks: dict[str, int] = {}
@@ -86,14 +84,15 @@ class Generation:
         if use:
             from edge.run.sampling.tool_calls import ToolCalls, special_marks
 
-            marks, calls = special_marks(use, tokenizer), ToolCalls(use, on_call)
+            marks, calls = special_marks(use, tokenizer), ToolCalls(use, hooks.call)
         begins = use is not None and use.form.begins
         thinking = Thinking(
-            model, prompt, request.think, watch, on_thought, keep, () if begins else marks.values(),
+            model, prompt, request.think, watch, hooks.thought, keep, () if begins else marks.values(),
             use.form.opening if use and begins else None,
         )  # fmt: skip
         banned = tokenizer.suppressed | (tokenizer.end_ids if request.ignore_eos else frozenset())
-        sampling = (request.sampling or model.sampling()).with_seed()
+        stated = request.sampling
+        sampling = (stated if isinstance(stated, SamplingParams) else model.sampling(**(stated or {}))).with_seed()
         grammar, top = request.grammar, request.logprobs
         begins = begins and grammar is None
         if use and grammar is None and (lark := use.grammar(marks)) is not None:
@@ -109,7 +108,7 @@ class Generation:
         if top is not None:
             from edge.run.logprobs import Logprobs
 
-            logprobs = Logprobs(top, on_logprob, keep=keep)
+            logprobs = Logprobs(top, hooks.logprob, keep=keep)
             sample.look = logprobs.look
         if grammar is not None:
             from edge.run.sampling.constraint import Constrained
@@ -120,7 +119,7 @@ class Generation:
                 constrained.leave_room(request.max_tokens)
         return cls(
             request, model, prompt, started, watch, sample, sampling.seed, thinking, StopStrings(request.stop),
-            constrained, logprobs, StringIO() if keep else None, calls,
+            constrained, logprobs, StringIO() if keep else None, calls, hooks.prefill,
         )  # fmt: skip
 
     def part_of(self, chunk: int, least: int) -> int:

@@ -7,19 +7,17 @@ temperature.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from edge.backends.base import NOT_FINITE
 from edge.errors import MEMORY_SHORT, BudgetError, EngineError, InputError
 from edge.model.prompt import Prompt
+from edge.run.hooks import OnLogprob
 from edge.run.report import TokenLogprob
 from edge.run.sampling.sampler import top_k
 from edge.run.sequences.sequence import TokenSequence
 from edge.types import FloatArray, IntArray
-
-OnLogprob = Callable[[TokenLogprob], None]
 
 
 class Reader:

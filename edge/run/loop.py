@@ -10,7 +10,7 @@ others run, then runs the pending tokens of all in one pass.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from enum import Enum
 
 from edge.model.prompt import Prompt
@@ -19,8 +19,6 @@ from edge.run.generation import Generation
 from edge.run.report import StopReason
 from edge.run.sequences.sequence import TokenSequence
 from edge.run.sequences.snapshots import Outline
-
-OnPrefill = Callable[[int, int], None]  # tokens done, and tokens of the prompt as far as it is known
 
 
 class Turn(Enum):
@@ -52,9 +50,9 @@ def begin(sequence: TokenSequence, run: Generation, shared: int = 0) -> None:
     run.prompt = sequence.begin(run.prompt, outline, follow_up=request.follow_up)
 
 
-def generate(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None) -> Iterator[str]:
+def generate(sequence: TokenSequence, run: Generation) -> Iterator[str]:
     """Run the prompt and yield the answer's pieces, until something ends it, which sets `run.stop_reason`."""
-    for piece in turns(sequence, run, on_prefill):
+    for piece in turns(sequence, run):
         if piece is Turn.PENDING:
             sequence.run_pending(run.sample, run.most_ahead)
         elif isinstance(piece, str):
@@ -63,14 +61,14 @@ def generate(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | N
             run.held += time.perf_counter() - shown
 
 
-def turns(sequence: TokenSequence, run: Generation, on_prefill: OnPrefill | None) -> Turns:
+def turns(sequence: TokenSequence, run: Generation) -> Turns:
     """Like `generate`, but the driver runs pending tokens: the outcome of that pass must be there before it resumes."""
     if not run.request.follow_up and (sequence.engine.kv.length or not run.watch.ends_now()):
         run.reused = sequence.reuse()
     run.restored_at = time.perf_counter()
     for done, known in prefill(sequence, run):
-        if on_prefill:
-            on_prefill(done, known)
+        if run.on_prefill:
+            run.on_prefill(done, known)
         if sequence.prompt.waiting:
             yield Turn.PROMPT
     answer = decode

@@ -1,8 +1,9 @@
-"""A request: the arguments of `Session.stream`, checked and parsed before anything runs."""
+"""A request: one prompt and how to answer it, from a caller or a protocol to the loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ from edge.types import IntArray
 
 DEFAULT_MAX_TOKENS = 512
 MOST_BEAMS, MOST_PENALTY = 64, 100
+INTERACTIVE, TOOLS, TITLES = range(3)
+"""Classes of requests: for a person who waits, for programs, for background work."""
 
 Text = str | Iterable[str] | IntArray | Prompt
 Messages = Sequence[Mapping[str, Any]]
@@ -40,19 +43,35 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
+class Chat:
+    """A whole conversation as a prompt, in the form of OpenAI's API. Fields are those of `Model.chat_prompt`."""
+
+    messages: Messages
+    tools: Tools | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel: bool = True  # whether an answer may have several calls
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
+    continues: bool = True  # a last message of the assistant is the beginning of the answer
+
+    @property
+    def may_call(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
+
+@dataclass(frozen=True)
 class Request:
     """Fields are explained at `Session.stream`. Raises InputError for arguments of the wrong type."""
 
-    prompt: Text
+    prompt: Text | Chat
     max_tokens: int | None = DEFAULT_MAX_TOKENS
-    sampling: SamplingParams | None = None
+    sampling: SamplingParams | Mapping[str, Any] | None = None  # the model's file sets what a mapping leaves out
     stop: str | Sequence[str] | None = None
     ignore_eos: bool = False
     system: str | None = None
     raw: bool = False
     follow_up: bool = False
     think: Think = Think()
-    time: float | None = None  # seconds, of which `time_spent` are spent
+    time: float | None = None  # seconds, of which `time_spent` are spent; None: the session's budget
     energy: float | None = None  # joules, likewise
     time_spent: float = 0.0
     energy_spent: float = 0.0
@@ -62,6 +81,9 @@ class Request:
     logits_processor: Processor | None = None
     beams: int | None = None
     length_penalty: float = 1.0
+    priority: int = INTERACTIVE  # in a queue: a class; the lowest goes first
+    tenant: Hashable = None  # only requests of the same tenant share rows of earlier prompts
+    evict: bool = True  # whether a server may evict rows of a prompt that is longer than the cache
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_tokens", check_limit(self.max_tokens))
@@ -75,7 +97,7 @@ class Request:
         numbers = {"time_limit": self.time, "energy_limit": self.energy}
         for name, value in {**numbers, "time_spent": self.time_spent, "energy_spent": self.energy_spent}.items():
             check_number(name, value)
-        if not isinstance(self.prompt, Prompt):
+        if not isinstance(self.prompt, Prompt | Chat):
             object.__setattr__(self, "prompt", check_prompt(self.prompt))
 
     def _check_beams(self) -> None:
@@ -89,18 +111,24 @@ class Request:
             raise InputError(f"--beams must be a whole number from 1 to {MOST_BEAMS}, not {self.beams!r:.40}")
         given = {
             "--stop": self.stop, "a grammar": self.grammar, "logprobs": self.logprobs is not None or None,
-            "tools": isinstance(self.prompt, Prompt) and self.prompt.tools,
+            "tools": self.prompt.tools if isinstance(self.prompt, Prompt) else
+            isinstance(self.prompt, Chat) and self.prompt.may_call,
             "logits_processor": self.logits_processor, "thinking": self.think.enabled or None,
         }  # fmt: skip
         if others := [name for name, value in given.items() if value]:
             raise InputError(f"--beams goes without {others[0]}")
-        drawn = self.sampling
+        drawn = SamplingParams(**self.sampling) if isinstance(self.sampling, Mapping) else self.sampling
         if drawn is not None and (
             drawn.temperature > 0 or drawn.penalizes or drawn.dry_multiplier or drawn.logit_bias or drawn.min_tokens
         ):
             raise InputError("--beams goes without a temperature, penalties, biases and --min-tokens: it draws nothing")
         if self.max_tokens is None:
             raise InputError("--beams needs a --max-tokens")
+
+    def within(self, options: Options) -> Request:
+        """The request with the session's budgets, where it states none of its own."""
+        time = options.time if self.time is None else self.time
+        return replace(self, time=time, energy=options.energy if self.energy is None else self.energy)
 
     def limits(self, options: Options, started: float) -> RunLimits:
         """The limits of a generation that began at `started`, in seconds on `time.perf_counter`."""
@@ -116,6 +144,12 @@ class Request:
         """Tokenize. Raises InputError for an empty text, UnsupportedError for an unknown mode of thinking."""
         if isinstance(self.prompt, Prompt):
             return self.prompt
+        if isinstance(self.prompt, Chat):
+            chat = self.prompt
+            return model.chat_prompt(
+                chat.messages, tools=chat.tools, think=self.think, tool_choice=chat.tool_choice,
+                parallel_tool_calls=chat.parallel, variables=chat.variables or None, continues=chat.continues,
+            )  # fmt: skip
         if isinstance(self.prompt, np.ndarray):
             if self.think.chosen:
                 raise UnsupportedError("--think needs a chat template, and token ids go without one")
@@ -134,22 +168,17 @@ class Request:
 
 
 def prompt_of(
-    model: Model,
     prompt: Text | None,
     messages: Messages | None,
     tools: Tools | None,
     tool_choice: str | Mapping[str, Any] | None,
     system: str | None,
-    think: Think | str | bool | int | None,
     *,
     parallel: bool,
     continues: bool,
-) -> Text:
-    """The prompt of a generation: as given, or made from messages. continues: whether it continues raw text or the
-    conversation in the cache, which excludes messages and tools.
-
-    Raises InputError and UnsupportedError.
-    """
+) -> Text | Chat:
+    """The prompt of a request, from the arguments of a call. continues: whether it continues raw text or the
+    conversation in the cache, which excludes messages and tools. Raises InputError."""
     if messages is None and not tools:
         if prompt is None:
             raise InputError("there is no prompt: give a text, tokens or messages")
@@ -166,4 +195,4 @@ def prompt_of(
         raise InputError("give a prompt or messages, not both")
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]
-    return model.chat_prompt(messages, tools=tools, think=think, tool_choice=tool_choice, parallel_tool_calls=parallel)
+    return Chat(messages, tools, tool_choice, parallel)

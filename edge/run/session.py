@@ -26,13 +26,14 @@ from edge.model.model import Model
 from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
-from edge.run.arguments import check_function, check_meter, check_prompt, check_top
+from edge.run.arguments import check_meter, check_prompt, check_top
 from edge.run.batching.scheduler import Scheduler, stepwise
 from edge.run.budgets.meters import EnergyMeter, Watch, find_zone
 from edge.run.budgets.shares import whole_of
 from edge.run.generation import Generation
+from edge.run.hooks import NO_HOOKS, Hooks, OnCall, OnLogprob, OnPrefill, OnThought
 from edge.run.loaded import Loaded
-from edge.run.loop import OnPrefill, begin, generate
+from edge.run.loop import begin, generate
 from edge.run.report import RunReport, StopReason, TokenLogprob
 from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Messages, Request, Text, Tools, prompt_of
@@ -48,8 +49,6 @@ if TYPE_CHECKING:  # modules that few runs need are imported where they are used
 
     from edge.run.batching.batch import Batch
     from edge.run.keywords import AnswerKeywords
-    from edge.run.logprobs import OnLogprob
-    from edge.run.sampling.tool_calls import OnCall
 
 Observer = Callable[[Generation, Plan, RunReport], None]  # is called at the end of each generation
 
@@ -173,7 +172,6 @@ class Session:
         check_complete(self.report, answer)
         return answer
 
-    @stepwise
     def stream(
         self,
         prompt: Text | None = None,
@@ -202,7 +200,7 @@ class Session:
         beams: int | None = None,
         length_penalty: float = 1.0,
         on_prefill: OnPrefill | None = None,
-        on_thought: Callable[[str], None] | None = None,
+        on_thought: OnThought | None = None,
         on_call: OnCall | None = None,
     ) -> Generator[str, None, None]:
         """Yield the answer in pieces as it is generated; characters are never split.
@@ -238,18 +236,24 @@ class Session:
         Raises InputError; BusyError, at the call, while another stream of the session is open, and in a forked child;
         BudgetError, after `report` was set, if a budget ended the answer before its first token.
         """
-        started, options, sequence = time.perf_counter(), self.options, self._sequence
-        prompt = prompt_of(
-            self.model, prompt, messages, tools, tool_choice, system, think,
-            parallel=parallel_tool_calls, continues=raw or follow_up,
-        )  # fmt: skip
-        limit = options.time if time_limit is None else time_limit
-        joules = options.energy if energy_limit is None else energy_limit
+        self.steps.check_idle()
+        if isinstance(sampling, Mapping):
+            raise InputError(f"sampling must be SamplingParams, not {sampling!r:.60}")
+        asked = prompt_of(
+            prompt, messages, tools, tool_choice, system, parallel=parallel_tool_calls, continues=raw or follow_up
+        )
         request = Request(
-            prompt, max_tokens, sampling, stop, ignore_eos, system, raw, follow_up, Think.parse(think),
-            limit, joules, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor, beams,
+            asked, max_tokens, sampling, stop, ignore_eos, system, raw, follow_up, Think.parse(think), time_limit,
+            energy_limit, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor, beams,
             length_penalty,
         )  # fmt: skip
+        return self.start(request, Hooks(on_prefill, on_thought, on_logprob, on_call))
+
+    @stepwise
+    def start(self, request: Request, hooks: Hooks = NO_HOOKS) -> Generator[str, None, None]:
+        """Yield the answer to a request in pieces; `stream` makes one of its arguments, and describes errors."""
+        started, options, sequence = time.perf_counter(), self.options, self._sequence
+        request = request.within(options)
         watch = Watch(
             request.limits(options, started), self._meter, self._zone.path if self._zone else None,
             whole=whole_of(self._meter), spender=self._loaded.reclaimer, root=memory_root(), ended=self._ended_by,
@@ -257,16 +261,15 @@ class Session:
         )  # fmt: skip
         if self._closed:
             raise InputError("this session is closed: load the model again")
-        if follow_up and sequence.lost:
+        if request.follow_up and sequence.lost:
             raise InputError("the adapter was changed, and the conversation forgotten: begin a new one")
-        check_function("on_prefill", on_prefill)
         self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
-        run = Generation.of(request, self.model, watch, started, on_thought, on_logprob, on_call)
+        run = Generation.of(request, self.model, watch, started, hooks)
         begin(sequence, run)
         run.prepared, self.prepared, self._loaded.reclaimer.run = self.prepared, Made(), run
         run.experts, run.team = self._loaded.expert_counts(), self._loaded.team()
         try:
-            yield from generate(sequence, run, on_prefill)
+            yield from generate(sequence, run)
         except (EngineError, UnsupportedError):
             run.stop_reason = "failed"
             raise

@@ -16,9 +16,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.errors import EdgeError
+from edge.run.request import Request as Generating
 from edge.run.session import Session
 from edge.server import page
-from edge.server.asked import Asked
 from edge.server.events import Event, Likely, Piece
 from edge.server.guard import Guard
 from edge.server.http import (
@@ -34,10 +34,9 @@ from edge.server.http import (
     refuse,
     until_gone,
 )
-from edge.server.hub import Answering, Hub
+from edge.server.hub import Answering, Hub, Work
 from edge.server.ledger import Claim
 from edge.server.models.costs import of_body
-from edge.server.models.worker import Job
 from edge.server.prompts import count_tokens, score
 from edge.server.protocols import (
     anthropic,
@@ -172,7 +171,7 @@ class Endpoints:
                     name, tokenizer, choices=body.n or 1, usage=body.wants_usage, logprobs=bool(body.logprobs)
                 )
 
-            return await self._answer(request, [asked], make, streams=bool(body.stream))
+            return await self._answer(request, body, asked, make, streams=bool(body.stream))
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions"""
@@ -185,7 +184,7 @@ class Endpoints:
                 return completions.Writer(name, body, answering.lease.session.model.tokenizer)
 
             work = score if completions.scores(body) else None
-            return await self._answer(request, asked, make, streams=bool(body.stream), work=work)
+            return await self._answer(request, body, asked, make, streams=bool(body.stream), work=work)
 
     async def respond(self, request: Request) -> Response:
         """POST /v1/responses"""
@@ -193,7 +192,7 @@ class Endpoints:
             body = self._parse(request, ResponsesBody, data)
             asked = responses.translate(body, request.headers, request.scope.get("tenant", ""))
             writer = responses.Writer(self._name(body.model), body)
-            return await self._answer(request, [asked], lambda answering: writer, streams=bool(body.stream))
+            return await self._answer(request, body, asked, lambda answering: writer, streams=bool(body.stream))
 
     async def embed(self, request: Request) -> Response:
         """POST /v1/embeddings"""
@@ -201,7 +200,9 @@ class Endpoints:
             body = self._parse(request, EmbeddingsBody, data)
             asked = embeddings.translate(body, request.scope.get("tenant", ""))
             writer = embeddings.Writer(self._name(body.model), body)
-            return await self._answer(request, asked, lambda answering: writer, streams=False, work=embeddings.embed)
+            return await self._answer(
+                request, body, asked, lambda answering: writer, streams=False, work=embeddings.embed
+            )
 
     async def message(self, request: Request) -> Response:
         """POST /v1/messages"""
@@ -210,17 +211,17 @@ class Endpoints:
             asked = anthropic.translate(body, request.headers, request.scope.get("tenant", ""))
             name = self._name(body.model)
             return await self._answer(
-                request, [asked], lambda answering: anthropic.Writer(name, answering.flow), streams=bool(body.stream),
-                quiet=event({"type": "ping"}, "ping"),
+                request, body, asked, lambda answering: anthropic.Writer(name, answering.flow),
+                streams=bool(body.stream), quiet=event({"type": "ping"}, "ping"),
             )  # fmt: skip
 
     async def count(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens"""
         async with self._body(request) as data:
             body = self._parse(request, MessagesBody, data)
-            asked = anthropic.translate(body, request.headers, "")
+            [asked] = anthropic.translate(body, request.headers, "")
             async with self._session(body.model) as session:
-                count = await asyncio.to_thread(count_tokens, session.model, asked.prompt)
+                count = await asyncio.to_thread(count_tokens, session.model, asked)
                 return Json({"input_tokens": count})
 
     def of_ollama(self, kind: type[ApiChatBody] | type[ApiGenerateBody]) -> Handler:
@@ -234,7 +235,7 @@ class Endpoints:
                 asked = ollama.translate(body, request.headers, request.scope.get("tenant", ""))
                 writer = ollama.Writer(self._name(body.model), chats=kind is ApiChatBody)
                 return await self._answer(
-                    request, [asked], lambda answering: writer, streams=body.stream is not False,
+                    request, body, asked, lambda answering: writer, streams=body.stream is not False,
                     media_type="application/x-ndjson", quiet=b"",
                 )  # fmt: skip
 
@@ -267,7 +268,9 @@ class Endpoints:
                 writer = ollama_models.EmbeddingWriter(self._name(body.model), body)
                 if not asked:
                     return Json(writer.whole([]))
-                return await self._answer(request, asked, lambda answering: writer, streams=False, work=writer.work)
+                return await self._answer(
+                    request, body, asked, lambda answering: writer, streams=False, work=writer.work
+                )
 
         return handle
 
@@ -319,17 +322,18 @@ class Endpoints:
     async def _answer(
         self,
         request: Request,
-        asked: Sequence[Asked],
+        body: Any,
+        asked: Sequence[Generating],
         make: Callable[[Answering], Any],
         *,
         streams: bool,
-        work: Callable[[Asked, int, Session, Job], None] | None = None,
+        work: Work | None = None,
         media_type: str = "text/event-stream",
         quiet: bytes = b": waiting\n\n",
     ) -> Response:
         """Generate, and send the events as they come or as one response. make: creates the protocol's writer."""
-        ignored = ignored_header([*request.state.ignored, *asked[0].ignored])
-        answering = await until_gone(request.receive, self._hub.ask(asked, request.state.claim, work=work))
+        ignored = ignored_header([*request.state.ignored, *getattr(body, "left_out", ())])
+        answering = await until_gone(request.receive, self._hub.ask(body.model, asked, request.state.claim, work=work))
         try:
             writer = make(answering)
             events = answering.events()

@@ -1,4 +1,4 @@
-"""Turns requests in internal form into jobs of a model's worker, and yields their events."""
+"""Hands requests to a model's worker, and yields their events."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from functools import partial
 from edge.options import AUTO, Options
 from edge.run.arguments import check_limit
 from edge.run.report import RunReport
+from edge.run.request import Request
 from edge.run.session import Session
-from edge.server.asked import PRIORITIES, Asked
 from edge.server.deadline import Deadline
 from edge.server.events import Embedded, Ended, Event, Flow, Scored
 from edge.server.ledger import Claim
-from edge.server.models.costs import of_answers, of_tokens
+from edge.server.models.costs import of_answer, of_tokens
 from edge.server.models.pool import Lease, Pool
 from edge.server.models.worker import Job
-from edge.server.prompts import make_request
+from edge.server.prompts import prepare
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
 
 _AT_ONCE = 8  # texts scored or embedded before other requests have their turn
 _MORE = 1024  # tokens of an answer whose memory is claimed at once
 _SOON_S = 5.0  # after which a stream begins, even without text
+
+Work = Callable[[Request, int, Session, Job], None]  # takes a request and its number
 
 
 class Hub:
@@ -70,49 +72,42 @@ class Hub:
         return await self.pool.acquire(model)
 
     async def ask(
-        self, wanted: Sequence[Asked], claim: Claim, *,
-        work: Callable[[Asked, int, Session, Job], None] | None = None,
+        self, model: str | None, requests: Sequence[Request], claim: Claim, *, work: Work | None = None
     ) -> Answering:  # fmt: skip
-        """Begin to answer requests to one model. Choices are numbered across requests. claim: of the
-        request's memory, which lasts as long as its answers. work: replaces generating; it takes a request and its
-        number.
+        """Begin to answer requests to one model; their numbers are the choices of events. claim: of the request's
+        memory, which lasts as long as its answers. work: replaces generating.
 
         Raises RefusedError if the queue is full, or memory.
         """
         limit = check_limit(self.settings.max_tokens)
-        wanted = [
+        requests = [
             replace(each, max_tokens=each.max_tokens if each.max_tokens or work else limit,
                     evict=each.evict or self.evicts)
-            for each in wanted
+            for each in requests
         ]  # fmt: skip
-        numbered = list(enumerate((asked, choice) for asked in wanted for choice in range(asked.choices)))
-        jobs = len(numbered) if work is None else 1
-        if self.queued and self.queued + jobs > self.settings.queue:
-            raise self.pool.full(wanted[0].model)
-        lease = await self.lease(wanted[0].model)
+        if self.queued and self.queued + (1 if work else len(requests)) > self.settings.queue:
+            raise self.pool.full(model or "")
+        lease = await self.lease(model)
         flow = Flow(claim.hold())
-        answering = Answering(flow, lease, self)
+        answering = Answering(flow, lease, self, len(requests))
         try:
             if work is None:
-                answering.expect(wanted)
-            for number, (asked, choice) in numbered[:jobs]:
-                job = partial(
-                    Job, flow, number, PRIORITIES.index(asked.priority), lease.lora, Claim(self.pool.ledger),
-                    tenant=asked.tenant,
+                answering.expect(requests)
+            for number, request in enumerate(requests if work is None else requests[:1]):
+                job = Job(
+                    flow, number, request.priority, lease.lora, Claim(self.pool.ledger), tenant=request.tenant,
+                    make=partial(prepare, request),
+                    work=None if work is None else _in_turns(work, list(enumerate(requests))),
                 )  # fmt: skip
-                make = partial(make_request, asked, choice)
-                lease.worker.submit(job(make=make, work=None if work is None else _in_turns(work, numbered)))
+                lease.worker.submit(job)
         except BaseException:
             answering.close()
             raise
-        answering.expected = len(numbered)
         answering.expire_after(self.settings.most_wait)
         return answering
 
 
-def _in_turns(
-    work: Callable[[Asked, int, Session, Job], None], numbered: Sequence[tuple[int, tuple[Asked, int]]]
-) -> Callable[[Session, Job], bool]:
+def _in_turns(work: Work, numbered: Sequence[tuple[int, Request]]) -> Callable[[Session, Job], bool]:
     """Work through requests, _AT_ONCE in each turn of a job."""
     left = deque(numbered)
 
@@ -120,9 +115,9 @@ def _in_turns(
         for _ in range(min(_AT_ONCE, len(left))):
             if job.cancelled:
                 break
-            number, (asked, _) = left.popleft()
+            number, request = left.popleft()
             session.reset()
-            work(asked, number, session, job)
+            work(request, number, session, job)
         return bool(left)
 
     return turn
@@ -131,19 +126,19 @@ def _in_turns(
 class Answering:
     """The events of one request. `close` cancels unfinished jobs and returns the model; it must be called."""
 
-    def __init__(self, flow: Flow, lease: Lease, hub: Hub) -> None:
-        self.flow, self.lease, self.expected, self._hub = flow, lease, 0, hub
+    def __init__(self, flow: Flow, lease: Lease, hub: Hub, expected: int) -> None:
+        self.flow, self.lease, self.expected, self._hub = flow, lease, expected, hub
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._claimed = 0  # events of the answers that have memory
         self._alternatives: int | None = None
 
-    def expect(self, wanted: Sequence[Asked]) -> None:
+    def expect(self, requests: Sequence[Request]) -> None:
         """Claim the memory of the answers. Raises RefusedError."""
         capacity = self.lease.session.plan.config.capacity
-        self.flow.claim.add("answers", sum(of_answers(each, capacity) for each in wanted))
-        self._claimed = capacity * sum(each.choices for each in wanted)
-        self._alternatives = wanted[0].logprobs
+        self.flow.claim.add("answers", sum(of_answer(each, capacity) for each in requests))
+        self._claimed = capacity * len(requests)
+        self._alternatives = requests[0].logprobs
 
     def expire_after(self, seconds: float) -> None:
         """Refuse the request unless it begins to run within `seconds`."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from edge.errors import InputError
 from edge.model.model import Model
@@ -17,9 +16,8 @@ from edge.model.prompt import Prompt
 from edge.model.spec import check_generates
 from edge.model.thinking import Think
 from edge.run.logprobs import Reader
-from edge.run.request import Request
+from edge.run.request import Chat, Request
 from edge.run.session import Session
-from edge.server.asked import Asked, Chat
 from edge.server.events import Scored
 from edge.server.models.costs import of_grammar, of_tokens
 from edge.server.models.pool import SCORED_AT_ONCE
@@ -53,50 +51,59 @@ def text_of(content: Any, where: str, *, strict: bool = False) -> str:
         raise RefusedError(400, str(error), code="unsupported", param=where) from None
 
 
-def make_request(asked: Asked, choice: int, job: Job, session: Session) -> Request:
-    """The request to a session. Raises InputError, UnsupportedError, RefusedError."""
+def chat_of(messages: Iterable[dict[str, Any]], *options: Any, **more: Any) -> Chat:
+    """The prompt of these messages, in the form of OpenAI's API. options: further fields of Chat."""
+    settled = [
+        {**each, "content": settle_prefix(each["content"])} if each["role"] in ("system", "developer") else each
+        for each in messages
+    ]
+    return Chat(settled, *options, **more)
+
+
+def choices_of(request: Request, count: int) -> list[Request]:
+    """A request for each of `count` answers, whose seeds follow each other."""
+    stated = request.sampling if isinstance(request.sampling, Mapping) else {}
+    if stated.get("seed") is None:
+        return [request] * count
+    return [replace(request, sampling={**stated, "seed": (stated["seed"] + number) % 2**64}) for number in range(count)]
+
+
+def prepare(request: Request, job: Job, session: Session) -> Request:
+    """The request with its prompt encoded, and the server's defaults. Raises InputError, UnsupportedError,
+    RefusedError."""
     model = session.model
     check_generates(model.spec)
-    think = Think() if model.template is None else model.template.nearest(asked.think)
-    chosen = dict(asked.sampling)
-    if chosen.get("seed") is not None:
-        chosen["seed"] = (chosen["seed"] + choice) % 2**64
-    if asked.grammar is not None:
-        job.claim.add("grammars", of_grammar(asked.grammar.text))
-    prompt = prompt_of(model, asked.prompt, think)
-    if asked.grammar is None and prompt.tools is not None and prompt.tools.constrains:
+    request = replace(request, think=Think() if model.template is None else model.template.nearest(request.think))
+    if request.grammar is not None:
+        job.claim.add("grammars", of_grammar(request.grammar.text))
+    prompt = encode(request, model)
+    if request.grammar is None and prompt.tools is not None and prompt.tools.constrains:
         job.claim.add("grammars", of_grammar(json.dumps(prompt.tools.tools)))
     job.tokens = prompt.first(None)
     prompt.read()  # sets `ended`: all blocks have been read
     _check_ids(job.tokens, model)
     job.flow.prompt_tokens = job.tokens.size
     room = session.engine.kv.capacity
-    if job.tokens.size >= room and not (session.may_evict and asked.evict):
+    if job.tokens.size >= room and not (session.may_evict and request.evict):
         raise TooLongError(job.tokens.size, room - 1)
     longest = room if session.may_evict else room - job.tokens.size
-    return Request(
-        prompt=prompt, max_tokens=asked.max_tokens or longest,
-        sampling=model.sampling(**chosen), stop=asked.stop or None, ignore_eos=asked.ignore_eos,
-        system=None, raw=False, follow_up=False, think=think,
-        time=session.options.time if asked.time is None else asked.time,
-        energy=session.options.energy if asked.energy is None else asked.energy,
-        time_spent=time.perf_counter() - job.arrived, energy_spent=0.0, keep_text=False,
-        grammar=asked.grammar, logprobs=asked.logprobs,
+    spent = time.perf_counter() - job.arrived
+    return replace(
+        request, prompt=prompt, max_tokens=request.max_tokens or longest, time_spent=spent, keep_text=False
     )  # fmt: skip
 
 
-def prompt_of(model: Model, asked: Chat | str | Sequence[int], think: Think) -> Prompt:
-    """The prompt of a chat, a text or token ids."""
-    if isinstance(asked, Chat):
-        return _chat_prompt(model, asked, think)
-    if isinstance(asked, str):
-        return model.prompt(asked, raw=True)
-    return Prompt([np.array(asked, np.int32)])
+def encode(request: Request, model: Model) -> Prompt:
+    """The prompt of a request. Raises RefusedError for a chat with a model that has no chat template."""
+    if isinstance(request.prompt, Chat) and model.template is None:
+        why = f"{model.name} has no chat template: use /v1/completions"
+        raise RefusedError(400, why, code="unsupported", param="model")
+    return request.encode(model)
 
 
-def count_tokens(model: Model, asked: Chat | str | Sequence[int]) -> int:
+def count_tokens(model: Model, request: Request) -> int:
     """The tokens of a prompt, of which none is kept."""
-    return sum(block.size for block in prompt_of(model, asked, Think()).rest())
+    return sum(block.size for block in encode(replace(request, think=Think()), model).rest())
 
 
 def _check_ids(tokens: IntArray, model: Model) -> None:
@@ -104,33 +111,18 @@ def _check_ids(tokens: IntArray, model: Model) -> None:
         raise InputError(f"token ids must be from 0 to {model.tokenizer.size - 1}")
 
 
-def _chat_prompt(model: Model, chat: Chat, think: Think) -> Prompt:
-    if model.template is None:
-        why = f"{model.name} has no chat template: use /v1/completions"
-        raise RefusedError(400, why, code="unsupported", param="model")
-    messages = list[dict[str, Any]]()
-    for message in chat.messages:
-        if message["role"] in ("system", "developer"):
-            message = {**message, "content": settle_prefix(message["content"])}
-        messages.append(message)
-    return model.chat_prompt(
-        messages, tools=chat.tools or None, think=think, tool_choice=chat.tool_choice,
-        parallel_tool_calls=chat.parallel, variables=chat.variables or None, continues=chat.continues,
-    )  # fmt: skip
-
-
-def score(asked: Asked, choice: int, session: Session, job: Job) -> None:
+def score(request: Request, choice: int, session: Session, job: Job) -> None:
     """Report each token's log-probability after those before it, with the likeliest alternatives; and the likeliest
     next token, if one is to be generated. Raises InputError if the prompt does not fit."""
-    tokens = prompt_of(session.model, asked.prompt, asked.think).first(None)
+    tokens = encode(request, session.model).first(None)
     _check_ids(tokens, session.model)
-    kv, top = session.engine.kv, max(1, asked.logprobs or 0)
+    kv, top = session.engine.kv, max(1, request.logprobs or 0)
     if tokens.size > kv.capacity:
         raise TooLongError(tokens.size, kv.capacity)
     job.flow.claim.add("answers", of_tokens(tokens.size, top))
     logprobs: list[float | None] = [None]
     likeliest: list[dict[int, float] | None] = [None]
-    generated = [] if not asked.max_tokens else [0]
+    generated = [] if not request.max_tokens else [0]
     step = min(SCORED_AT_ONCE, session.plan.config.chunk)
     for first in range(0, tokens.size, step):
         if job.cancelled:

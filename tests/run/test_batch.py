@@ -20,11 +20,12 @@ from edge.model.model import Model, open_model
 from edge.model.prompt import Prompt
 from edge.prompt_cache.cache import PromptCache
 from edge.run.batching.batch import Batch
-from edge.run.batching.order import INTERACTIVE, TITLES, TOOLS, Order
+from edge.run.batching.order import Order
 from edge.run.batching.slots import Ticket
 from edge.run.budgets.shares import Ledger
+from edge.run.hooks import Hooks
 from edge.run.report import RunReport
-from edge.run.request import Request
+from edge.run.request import INTERACTIVE, TITLES, TOOLS, Request
 from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
@@ -65,10 +66,9 @@ class Answer:
     ticket: Ticket | None = None
 
     def start(self, prompt: Any, max_tokens: int | None = 20, **options: Any) -> Answer:
-        names = ("priority", "tenant", "lora")
-        own = {name: options.pop(name) for name in names if name in options}
+        lora = options.pop("lora", None)
         request = Request(prompt, max_tokens, ignore_eos=True, **options)
-        self.ticket = self.batch.start(request, on_piece=self.pieces.append, on_end=self.ends.append, **own)
+        self.ticket = self.batch.start(request, Hooks(piece=self.pieces.append, end=self.ends.append), lora=lora)
         return self
 
     @property
@@ -254,7 +254,7 @@ def test_a_generation_may_be_cancelled_by_its_own_callback(batch: Batch) -> None
             batch.cancel(ticket)
 
     other = Answer(batch).start(tokens(8, 1))
-    ticket = batch.start(Request(tokens(8), None, ignore_eos=True), on_piece=on_piece, on_end=ends.append)
+    ticket = batch.start(Request(tokens(8), None, ignore_eos=True), Hooks(piece=on_piece, end=ends.append))
     run(batch)
     assert isinstance(ends[0], RunReport)
     assert ends[0].stop_reason == "interrupted"
@@ -267,7 +267,7 @@ def test_a_failing_callback_ends_its_own_generation_alone(batch: Batch) -> None:
     def on_piece(_piece: str) -> None:
         raise ZeroDivisionError
 
-    batch.start(Request(tokens(8)), on_piece=on_piece, on_end=ends.append)
+    batch.start(Request(tokens(8)), Hooks(piece=on_piece, end=ends.append))
     other = Answer(batch).start(tokens(8, 1))
     run(batch)
     assert isinstance(ends[0], ZeroDivisionError)

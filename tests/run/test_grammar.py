@@ -21,6 +21,7 @@ from edge.errors import BudgetError, IncompleteError, InputError, MissingExtraEr
 from edge.grammar.grammar import Grammar
 from edge.grammar.matcher import Matcher
 from edge.model.model import Model, open_model
+from edge.run.hooks import Hooks
 from edge.run.request import Request
 from edge.run.session import Session
 from edge.run.starting.loading import load
@@ -239,7 +240,7 @@ def test_generations_side_by_side_have_grammars_of_their_own() -> None:
             for regex in regexes
         ]
         for request, end in zip(requests, ends, strict=True):
-            batch.start(request, on_piece=lambda _: None, on_end=end.append)
+            batch.start(request, Hooks(end=end.append))
         while batch.step():
             pass
         answers = [end.text for (end,) in ends]

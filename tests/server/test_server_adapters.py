@@ -12,8 +12,8 @@ from lora_files import write_adapter
 from serving import MODEL, PLAIN, chat, error_of, hub_of, served
 
 from edge.options import Options
+from edge.run.request import Request
 from edge.run.starting.loading import load
-from edge.server.asked import Asked
 from edge.server.events import Piece
 from edge.server.ledger import Claim
 from edge.server.running import make_hub
@@ -60,11 +60,13 @@ def test_requests_with_different_adapters_are_answered_together(tmp_path: Path) 
         hub = make_hub([str(GOLDEN / f"{MODEL}.gguf")], parsed, Settings.parse(adapters=[f"small={files[2]}"]))
         try:
             endless = await hub.ask(
-                [Asked(f"{MODEL}:small", "Once", max_tokens=1 << 30, ignore_eos=True)], Claim(hub.pool.ledger)
+                f"{MODEL}:small", [Request("Once", 1 << 30, raw=True, ignore_eos=True)], Claim(hub.pool.ledger)
             )
             assert isinstance(await endless.flow.get(), Piece)
             for name, text in expected.items():
-                answering = await hub.ask([Asked(name, "Hello", max_tokens=8, ignore_eos=True)], Claim(hub.pool.ledger))
+                answering = await hub.ask(
+                    name, [Request("Hello", 8, raw=True, ignore_eos=True)], Claim(hub.pool.ledger)
+                )
                 events = [event async for event in answering.events()]
                 answering.close()
                 assert "".join(event.text for event in events if isinstance(event, Piece)) == text

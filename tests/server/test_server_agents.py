@@ -18,7 +18,7 @@ from thinking_models import SPECIALS
 from edge.model.chat_template import ChatTemplate
 from edge.model.parts import PICTURE as LEFT_OUT
 from edge.model.thinking import Think
-from edge.server.asked import Asked, Chat
+from edge.run.request import Chat, Request
 from edge.server.http import parse_body
 from edge.server.protocols import anthropic, chat, ollama, responses
 from edge.server.protocols.bodies import ChatBody
@@ -37,11 +37,12 @@ def client() -> Iterator[TestClient]:
         yield client
 
 
-def asked_of(path: str, body: dict[str, Any]) -> Asked:
+def asked_of(path: str, body: dict[str, Any]) -> Request:
     kind, translate = TRANSLATE[path]
-    asked: Asked = translate(parse_body(kind, copy.deepcopy(body)), {}, "")
+    [asked] = translate(parse_body(kind, copy.deepcopy(body)), {}, "")
     assert isinstance(asked.prompt, Chat)
-    return asked
+    found: Request = asked
+    return found
 
 
 def rendered(template: ChatTemplate, path: str, body: dict[str, Any]) -> str:
@@ -91,7 +92,7 @@ SAID = {
         "<|assistant|>",
     ],
     "home assistant": [
-        "<|system|>Current time is 10:00:00. Today's date is 2026-11-24.\nYou are a voice.", "<|user|>Light, please.",
+        "<|system|>You are a voice.\nCurrent time is 10:00:00. Today's date is 2026-11-24.", "<|user|>Light, please.",
         '<|assistant|><call call_1 GetLiveContext {}><call call_2 HassTurnOn {"place": "kitchen"}>',
         "<|user|><result>kitchen: off</result>", '<|user|><result>{"success": true}</result>', "<|assistant|>Done.",
         f"<|user|>What is this?\n{LEFT_OUT}", "<|assistant|>I cannot say.", "<|user|>And the other one?",

@@ -18,8 +18,8 @@ from starlette.testclient import TestClient
 from edge.devices.power import find_meter
 from edge.grammar.matcher import Matcher
 from edge.run.budgets.shares import Ledger as Energy
+from edge.run.request import Request
 from edge.run.starting.loading import load
-from edge.server.asked import Asked
 from edge.server.events import Flow
 from edge.server.hub import _in_turns
 from edge.server.ledger import Claim, Ledger
@@ -155,9 +155,9 @@ def test_texts_are_not_worked_through_for_nobody() -> None:
     job: Any = SimpleNamespace(cancelled=False)
     session: Any = SimpleNamespace(reset=lambda: None)
 
-    def work(asked: Asked, number: int, session: Any, job: Any) -> None:
+    def work(request: Request, number: int, session: Any, job: Any) -> None:
         worked.append(number)
         job.cancelled = number == 1
 
-    _in_turns(work, list(enumerate((Asked("", "x"), 0) for _ in range(8))))(session, job)
+    _in_turns(work, list(enumerate(Request("x") for _ in range(8))))(session, job)
     assert worked == [0, 1]

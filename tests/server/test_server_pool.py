@@ -18,12 +18,13 @@ from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError
 from edge.plan.plan import PlanBytes
 from edge.run.budgets.shares import Ledger as Energy
+from edge.run.hooks import Hooks
 from edge.run.loaded import Loaded
 from edge.run.request import Request
 from edge.run.starting.loading import load
 from edge.server.events import Flow, Piece
 from edge.server.ledger import Claim, Ledger
-from edge.server.models.driver import Hooks, OneAtATime
+from edge.server.models.driver import OneAtATime
 from edge.server.models.worker import Turns
 from edge.server.refusal import RefusedError
 
@@ -271,11 +272,10 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
 
 def test_a_prompt_is_not_run_to_its_end_for_nobody() -> None:
     found: list[Any] = []
-    ignore = [lambda *_: None] * 4
-    hooks = Hooks(*ignore, end=found.append, wanted=lambda: len(found) > 0)
     with load(open_golden(MODEL).model, prefill_step_size=8, **PLAIN) as session:
         driver = OneAtATime(session)
-        driver.start(Request(np.arange(64, dtype=np.int32), 5), hooks, priority=0, tenant="", lora=())
+        hooks = Hooks(prefill=lambda *_: session.interrupt(), end=found.append)
+        driver.start(Request(np.arange(64, dtype=np.int32), 5), hooks, ())
         while driver.step():
             pass
     [report] = found

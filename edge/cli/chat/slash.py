@@ -20,7 +20,7 @@ from edge.sampling import WHOLE, SamplingParams
 if TYPE_CHECKING:
     from edge.run.batching.scheduler import Pieces
     from edge.run.conversation import Conversation
-    from edge.run.loop import OnPrefill
+    from edge.run.hooks import OnPrefill
 
 
 @dataclass

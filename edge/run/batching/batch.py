@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,21 +27,19 @@ from edge.model.lora_file import Loras, parse_lora
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
 from edge.options import Options
-from edge.run.batching.order import INTERACTIVE, Order
+from edge.run.batching.order import Order
 from edge.run.batching.scheduler import Scheduler
-from edge.run.batching.slots import OnEnd, OnPiece, Slot, Ticket, key_of
+from edge.run.batching.slots import Slot, Ticket, key_of
 from edge.run.budgets.governor import RunLimits
 from edge.run.budgets.meters import EnergyMeter, Watch
 from edge.run.budgets.shares import Ledger, whole_of
 from edge.run.generation import Generation
+from edge.run.hooks import Hooks, OnCall, OnLogprob, OnThought
 from edge.run.loaded import Loaded
-from edge.run.logprobs import OnLogprob
 from edge.run.loop import Turn, begin, read_ahead, turns
 from edge.run.report import RunReport, StopReason
 from edge.run.reporting import check_complete, report_of, why_unanswered
-from edge.run.request import DEFAULT_MAX_TOKENS, Request, Text
-from edge.run.sampling.thoughts import OnThought
-from edge.run.sampling.tool_calls import OnCall
+from edge.run.request import DEFAULT_MAX_TOKENS, Chat, Request, Text
 from edge.run.sequences.sequence import TokenSequence
 from edge.types import IntArray
 
@@ -111,16 +109,9 @@ class Batch:
         """The number of generations that could start now without waiting."""
         return max(0, sum(slot.ticket is None for slot in self._slots) - len(self._queue))
 
-    def start(
-        self, request: Request, *, priority: int = INTERACTIVE, on_piece: OnPiece, on_thought: OnThought | None = None,
-        on_end: OnEnd, on_logprob: OnLogprob | None = None, on_call: OnCall | None = None, tenant: Hashable = None,
-        lora: str | Path | Loras | None = None,
-    ) -> Ticket:  # fmt: skip
-        """Queue a generation, from any thread.
-
-        priority: a class; the lowest goes first. on_end: called with the report, or the error that ended the
-        generation. tenant: only generations of the same tenant share rows of earlier prompts. lora: the adapters to run
-        with, as for `--lora`; (): none; None: those of the session.
+    def start(self, request: Request, hooks: Hooks, *, lora: str | Path | Loras | None = None) -> Ticket:
+        """Queue a generation, from any thread. lora: the adapters to run with, as for `--lora`; (): none; None: those
+        of the session.
 
         Raises InputError and UnsupportedError for requests that cannot run, and ModelFormatError for adapters.
         """
@@ -128,7 +119,7 @@ class Batch:
             raise InputError("this batch is closed")
         if request.follow_up:
             raise InputError("a batch has no conversation to follow up: give the whole of it as the prompt")
-        started, first = time.perf_counter(), self._slots[0].tokens
+        started, first, request = time.perf_counter(), self._slots[0].tokens, request.within(self._options)
         share = self._ledger.share(anew=request.energy is not None)
         asked: list[Ticket] = []
         adapters = self._lora if lora is None else self._open(parse_lora(lora))
@@ -138,11 +129,11 @@ class Batch:
 
         limits = replace(request.limits(self._options, started), memory=None, power=None, max_temp=None)
         watch = Watch(limits, share, ended=ended)
-        run = Generation.of(request, self._loaded.model, watch, started, on_thought, on_logprob, on_call)
+        run = Generation.of(request, self._loaded.model, watch, started, hooks)
         run.at_once = self._at_once
         if not read_ahead(first, run.prompt, watch):
             first.check_fits(run.prompt, alone=True)
-        ticket = Ticket(run, share, priority, tenant, adapters, on_piece, on_end, self._order.now())
+        ticket = Ticket(run, share, adapters, hooks, self._order.now())
         asked.append(ticket)
         self._queue.append(ticket)
         return ticket
@@ -181,20 +172,18 @@ class Batch:
             return True
 
     def stream(
-        self, prompt: Text, *, priority: int = INTERACTIVE, tenant: Hashable = None,
-        lora: str | Path | Loras | None = None, max_tokens: int | None = DEFAULT_MAX_TOKENS,
-        think: Think | str | bool | int | None = None,
+        self, prompt: Text | Chat, *, lora: str | Path | Loras | None = None,
+        max_tokens: int | None = DEFAULT_MAX_TOKENS, think: Think | str | bool | int | None = None,
         time_limit: float | None = None, energy_limit: float | None = None, on_thought: OnThought | None = None,
-        on_logprob: OnLogprob | None = None, **options: Any,
+        on_logprob: OnLogprob | None = None, on_call: OnCall | None = None, **options: Any,
     ) -> Stream:  # fmt: skip
         """The pieces of an answer, concurrent with other threads: a thread that waits for a piece runs the next pass
-        for all. `report` is set after the last piece. Arguments are those of `Session.stream` and `start`."""
-        limit = self._options.time if time_limit is None else time_limit
-        joules = self._options.energy if energy_limit is None else energy_limit
-        request = Request(prompt, max_tokens, think=Think.parse(think), time=limit, energy=joules, **options)
-        return Stream(
-            self, request, priority=priority, tenant=tenant, lora=lora, on_thought=on_thought, on_logprob=on_logprob
+        for all. `report` is set after the last piece. Arguments are those of `Session.stream`, `start` and
+        `Request`."""
+        request = Request(
+            prompt, max_tokens, think=Think.parse(think), time=time_limit, energy=energy_limit, **options
         )  # fmt: skip
+        return Stream(self, request, Hooks(thought=on_thought, logprob=on_logprob, call=on_call), lora)
 
     def generate(self, prompt: Text, **options: Any) -> str:
         """The whole answer to a prompt, concurrent with other threads. Options are those of `stream`.
@@ -342,7 +331,7 @@ class Batch:
         ticket.sequence = sequence
         begin(sequence, run, most)
         run.experts, run.team = self._loaded.expert_counts(), self._loaded.team()
-        ticket.turns = turns(sequence, run, None)
+        ticket.turns = turns(sequence, run)
 
     # Passes
 
@@ -419,7 +408,8 @@ class Batch:
             if isinstance(piece, Turn):
                 ticket.turn = piece
                 return
-            ticket.on_piece(piece)
+            if ticket.hooks.piece:
+                ticket.hooks.piece(piece)
         self._end(ticket)
 
     def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
@@ -434,7 +424,7 @@ class Batch:
             self._queue.remove(ticket)
         if ticket.turns is None:
             run.free()
-            ticket.on_end(error or _never_began(run))
+            ticket.tell(error or _never_began(run))
             return
         ticket.turns.close()
         if error is not None:
@@ -447,17 +437,18 @@ class Batch:
         if error is None and ticket.report.unanswered:
             error = BudgetError(why_unanswered(ticket.report, self._options))
         run.free()
-        ticket.on_end(error or ticket.report)
+        ticket.tell(error or ticket.report)
 
 
 class Stream:
     """An iterator over the pieces of an answer of a `Batch`; close it if the rest is not wanted."""
 
-    def __init__(self, batch: Batch, request: Request, **options: Any) -> None:
-        """options: of `Batch.start`."""
+    def __init__(self, batch: Batch, request: Request, hooks: Hooks, lora: str | Path | Loras | None) -> None:
+        """As `Batch.start`."""
         self._batch = batch
         self._pieces, self._result = pieces, result = deque[str](), list[RunReport | Exception]()
-        self._ticket = batch.start(request, on_piece=pieces.append, on_end=result.append, **options)
+        hooks = replace(hooks, piece=pieces.append, end=result.append)
+        self._ticket = batch.start(request, hooks, lora=lora)
 
     def __iter__(self) -> Stream:
         return self

@@ -6,9 +6,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-INTERACTIVE, TOOLS, TITLES = range(3)
-"""Classes of generations: for a person who waits, for programs, for background work."""
-
 _FAIR = 4  # every fourth turn, the generation that waits longest goes first
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 from edge.backends.base import Engine
 from edge.model.lora import Lora
 from edge.run.budgets.shares import Share
 from edge.run.generation import Generation
+from edge.run.hooks import Hooks
 from edge.run.loop import Turn, Turns
 from edge.run.report import RunReport
 from edge.run.sequences.sequence import TokenSequence
-
-OnPiece = Callable[[str], None]
-OnEnd = Callable[[RunReport | Exception], None]
 
 
 class Ticket:
@@ -21,12 +19,9 @@ class Ticket:
 
     report: RunReport | None = None
 
-    def __init__(
-        self, run: Generation, share: Share, priority: int, tenant: Hashable, lora: Lora | None, on_piece: OnPiece,
-        on_end: OnEnd, arrived: int,
-    ) -> None:  # fmt: skip
-        self.run, self.share, self.priority, self.tenant, self.lora = run, share, priority, tenant, lora
-        self.on_piece, self.on_end = on_piece, on_end
+    def __init__(self, run: Generation, share: Share, lora: Lora | None, hooks: Hooks, arrived: int) -> None:
+        self.run, self.share, self.lora, self.hooks = run, share, lora, hooks
+        self.priority, self.tenant = run.request.priority, run.request.tenant
         self.arrived = self.since = arrived
         self.turn: Turn | None = Turn.PROMPT  # the turn that it waits for; None: it has ended
         self.turns: Turns | None = None  # its loop; None: it has not begun
@@ -34,6 +29,10 @@ class Ticket:
         self.again = False  # whether dropped rows have to run again first
         self.preempted = 0  # number of preemptions
         self.cancelled = False
+
+    def tell(self, result: RunReport | Exception) -> None:
+        if self.hooks.end:
+            self.hooks.end(result)
 
     @property
     def begun(self) -> TokenSequence:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from io import StringIO
 
 from edge.model.model import Model
@@ -11,10 +11,10 @@ from edge.model.prompt import Prompt
 from edge.model.thinking import Family, Think
 from edge.model.tokenizer import TokenizerLike
 from edge.run.budgets.meters import Watch
+from edge.run.hooks import OnThought
 from edge.run.report import Thoughts
 from edge.tools.marks import overlap
 
-OnThought = Callable[[str], None]
 _LONGEST_HEADER = 512  # characters and special tokens
 _AROUND = 8  # tokens beside a thought and an answer, such as marks
 Symbol = str | int  # a character, or a special token that is part of a mark

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from edge.model.tokenizer import MARK, TokenizerLike
+from edge.run.hooks import OnCall
 from edge.run.report import ToolCall
 from edge.tools.parser import ArgumentPiece, CallBegin, CallEnd, Event, TextPiece
 from edge.tools.use import ToolUse
-
-OnCall = Callable[[Event], None]
 
 
 def special_marks(use: ToolUse, tokenizer: TokenizerLike) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.server.asked import Asked
+from edge.run.request import Request
 
 _TEXT = 16  # for each byte of a body: its text, the prompt that a template makes of it, and token ids
 _VALUE = 300  # for each value of a body: an object, and its place in a list or a table
@@ -23,9 +23,9 @@ def of_tokens(count: int, alternatives: int | None) -> int:
     return count * (_TOKEN + (0 if alternatives is None else _LIKELY * (1 + alternatives)))
 
 
-def of_answers(asked: Asked, capacity: int) -> int:
-    """The answers of a request to a model with `capacity` KV rows, as long as none of these is evicted."""
-    return asked.choices * of_tokens(min(asked.max_tokens or capacity, capacity), asked.logprobs)
+def of_answer(request: Request, capacity: int) -> int:
+    """The answer of a model with `capacity` KV rows, as long as none of these is evicted."""
+    return of_tokens(min(request.max_tokens or capacity, capacity), request.logprobs)
 
 
 def of_grammar(text: str) -> int:

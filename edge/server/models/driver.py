@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Hashable
 from contextlib import suppress
 from typing import Any, Protocol
 
 from edge.model.lora_file import Loras
-from edge.records import dataclass
 from edge.run.batching.scheduler import Pieces
 from edge.run.batching.slots import Ticket
-from edge.run.logprobs import OnLogprob
+from edge.run.hooks import Hooks
 from edge.run.report import RunReport
 from edge.run.request import Request
-from edge.run.sampling.tool_calls import OnCall
 from edge.run.session import Session
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """A driver's callbacks for one generation: pieces of text and of thoughts, log-probabilities, parts of tool calls,
-    and at the end the report or the error."""
-
-    piece: Callable[[str], None]
-    thought: Callable[[str], None]
-    logprob: OnLogprob
-    call: OnCall
-    end: Callable[[RunReport | Exception], None]
-    wanted: Callable[[], bool]  # whether a client still waits for the answer
 
 
 class Driver(Protocol):
@@ -41,7 +26,7 @@ class Driver(Protocol):
         """How many more generations may start now."""
         ...
 
-    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str, lora: Loras) -> Any:
+    def start(self, request: Request, hooks: Hooks, lora: Loras) -> Any:
         """Begin a generation; returns its ticket. Rows of earlier prompts are reused within a tenant.
 
         Raises InputError and other EdgeErrors for requests that cannot run.
@@ -78,11 +63,8 @@ class Batched:
     def free(self) -> int:
         return self._batch.free
 
-    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str, lora: Loras) -> Ticket:
-        return self._batch.start(
-            request, priority=priority, tenant=tenant, lora=lora, on_piece=hooks.piece, on_thought=hooks.thought,
-            on_logprob=hooks.logprob if request.logprobs is not None else None, on_call=hooks.call, on_end=hooks.end,
-        )  # fmt: skip
+    def start(self, request: Request, hooks: Hooks, lora: Loras) -> Ticket:
+        return self._batch.start(request, hooks, lora=lora)
 
     def cancel(self, ticket: Ticket) -> None:
         self._batch.cancel(ticket)
@@ -103,29 +85,17 @@ class OneAtATime:
         self._session = session
         self._pieces: Pieces | None = None
         self._hooks: Hooks | None = None
-        self._tenant = ""  # of the session's rows
+        self._tenant: Hashable = ""  # of the session's rows
 
     @property
     def free(self) -> int:
         return int(self._pieces is None)
 
-    def start(self, request: Request, hooks: Hooks, *, priority: int, tenant: str, lora: Loras) -> object:
-        if tenant != self._tenant:
+    def start(self, request: Request, hooks: Hooks, lora: Loras) -> object:
+        if request.tenant != self._tenant:
             self._session.reset()
-        self._hooks, self._tenant = hooks, tenant
-
-        def after_pass(*_: int) -> None:
-            if not hooks.wanted():
-                self._session.interrupt()
-
-        self._pieces = self._session.stream(
-            request.prompt, max_tokens=request.max_tokens, sampling=request.sampling, stop=request.stop,
-            ignore_eos=request.ignore_eos, system=request.system, think=request.think, time_limit=request.time,
-            energy_limit=request.energy, time_spent=request.time_spent, keep_text=request.keep_text,
-            grammar=request.grammar, logprobs=request.logprobs, on_thought=hooks.thought,
-            on_call=hooks.call, on_prefill=after_pass,
-            on_logprob=hooks.logprob if request.logprobs is not None else None,
-        )  # fmt: skip
+        self._hooks, self._tenant = hooks, request.tenant
+        self._pieces = self._session.start(request, hooks)
         return self._pieces
 
     def cancel(self, ticket: object) -> None:
@@ -149,6 +119,7 @@ class OneAtATime:
                 self._end(report)
             else:
                 assert self._hooks is not None
+                assert self._hooks.piece is not None
                 self._hooks.piece(piece)
         return True
 
@@ -161,5 +132,5 @@ class OneAtATime:
             with suppress(Exception):  # it is given up
                 pieces.close()
         hooks, self._hooks = self._hooks, None
-        if hooks is not None:
+        if hooks is not None and hooks.end is not None:
             hooks.end(result)

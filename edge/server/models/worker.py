@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import field
@@ -19,13 +19,14 @@ from edge.model.lora_file import Loras
 from edge.prompt_cache.tree import agreement
 from edge.records import dataclass
 from edge.run.budgets.shares import Ledger, Share
+from edge.run.hooks import Hooks
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.session import Session
 from edge.server.events import Call, Ended, Flow, Likely, Piece
 from edge.server.guard import where
 from edge.server.ledger import COMPARED, Claim
-from edge.server.models.driver import Driver, Hooks, make_driver
+from edge.server.models.driver import Driver, make_driver
 from edge.server.refusal import RefusedError
 from edge.types import IntArray
 
@@ -69,7 +70,7 @@ class Job:
     claim: Claim  # of the memory that it takes while it runs
     make: Callable[[Job, Session], Request] | None = None  # makes the request, when the model is loaded
     work: Callable[[Session, Job], bool] | None = None  # instead of a request: needs the session to itself; True: again
-    tenant: str = ""
+    tenant: Hashable = ""
     arrived: float = field(default_factory=time.perf_counter)
     prefix: dict[str, Any] | None = None
     tokens: IntArray | None = None  # of the prompt
@@ -98,7 +99,7 @@ class Worker:
         self._running: list[Job] = []
         self._closing = False
         self._awaited: list[tuple[Flow, Callable[[], None]]] = []  # called when no job of the request runs
-        self._recent: deque[tuple[str, IntArray]] = deque()  # tenants and their prompts, the newest last
+        self._recent: deque[tuple[Hashable, IntArray]] = deque()  # tenants and their prompts, the newest last
         self.used = time.monotonic()  # when a request last began or ended
         self.seconds = 1.0  # that a request takes, approximately
         self.leases = 0  # requests that are about to submit jobs, or wait for their events
@@ -262,16 +263,14 @@ class Worker:
         try:
             assert job.make is not None
             hooks = Hooks(
+                prefill=lambda *_: session.interrupt() if job.cancelled else None,
                 piece=lambda text: job.flow.put(Piece(job.choice, text)),
                 thought=lambda text: job.flow.put(Piece(job.choice, text, thought=True)),
                 logprob=lambda token: job.flow.put(Likely(job.choice, token)),
                 call=lambda event: job.flow.put(Call(job.choice, event)),
                 end=lambda result: self._end(job, result),
-                wanted=lambda: not job.cancelled,
             )
-            job.ticket = driver.start(
-                job.make(job, session), hooks, priority=job.priority, tenant=job.tenant, lora=job.lora
-            )
+            job.ticket = driver.start(job.make(job, session), hooks, job.lora)
         except Exception as error:
             self._end(job, error)
 

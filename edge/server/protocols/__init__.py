@@ -1,1 +1,1 @@
-"""The protocols of clients: each turns bodies of requests into one form (`Asked`), and events into responses."""
+"""The protocols of clients: each turns bodies into Requests (edge/run/request.py), and events into responses."""

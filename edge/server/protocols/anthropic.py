@@ -13,10 +13,10 @@ from edge.grammar.grammar import Grammar
 from edge.model.thinking import Think
 from edge.records import dataclass
 from edge.run.arguments import MOST_TOKENS
-from edge.server.asked import Asked, Chat
+from edge.run.request import Request
 from edge.server.events import Call, Ended, Event, Flow, Piece
 from edge.server.http import event
-from edge.server.prompts import text_of
+from edge.server.prompts import chat_of, text_of
 from edge.server.protocols.answers import Answer, follow, gather, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, Hints, grammar_of, limits_of, think_of
 from edge.server.protocols.fields import said, whole, within
@@ -52,9 +52,14 @@ class MessagesBody(Hints):
     output_format: dict[str, Any] | None = said("The form of the answer, in older programs.")
     edge: Budget | None = said("Budgets of this request.")
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Tools that the answer goes without."""
+        return of_messages(self.tools).left_out
 
-def translate(body: MessagesBody, headers: Any, tenant: str) -> Asked:
-    """The request in internal form. Raises RefusedError."""
+
+def translate(body: MessagesBody, headers: Any, tenant: str) -> list[Request]:
+    """The request. Raises RefusedError."""
     if not body.messages:
         raise RefusedError(400, "messages is empty", param="messages", code="invalid_value")
     system = text_of(body.system, "system")
@@ -62,16 +67,15 @@ def translate(body: MessagesBody, headers: Any, tenant: str) -> Asked:
     for number, message in enumerate(body.messages, 1):
         messages += _messages(message, f"messages[{number - 1}].content", last=number == len(body.messages))
     choice, parallel = _choice(body.tool_choice)
-    offered = of_messages(body.tools)
     drawn = Drawn(
         temperature=body.temperature, top_k=body.top_k, top_p=body.top_p, stop=list(body.stop_sequences or ())
     )
-    return Asked(
-        model=body.model or "", prompt=Chat(tuple(messages), offered.tools, choice, parallel),
-        max_tokens=body.max_tokens, sampling=drawn.sampling(),
-        stop=drawn.stops(), think=_think(body), grammar=_grammar(body), ignored=offered.left_out,
-        tenant=tenant, **limits_of(body.edge, headers),
+    request = Request(
+        chat_of(messages, of_messages(body.tools).tools, choice, parallel), max_tokens=body.max_tokens,
+        sampling=drawn.sampling(), stop=drawn.stops(), think=_think(body), grammar=_grammar(body), tenant=tenant,
+        **limits_of(body.edge, headers),
     )  # fmt: skip
+    return [request]
 
 
 def _grammar(body: MessagesBody) -> Grammar | None:

@@ -17,6 +17,7 @@ from edge.records import dataclass
 from edge.run.arguments import MOST_TOKENS
 from edge.sampling import SamplingParams
 from edge.server.protocols.fields import said, whole
+from edge.server.protocols.offered import of_chat
 from edge.server.refusal import RefusedError
 
 MOST_CHOICES = 16
@@ -190,6 +191,11 @@ class ChatBody(OpenAI, Hints):
     chat_template_kwargs: dict[str, Any] | None = said("Variables of the chat template, such as enable_thinking.")
 
     continue_final_message: bool | None = said("false: begin anew behind a last message of the assistant.")
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Tools that the answer goes without."""
+        return of_chat(self.tools).left_out
 
     def mode(self) -> Think:
         """The thinking mode, by the template's enable_thinking, else by other hints."""

@@ -10,10 +10,10 @@ from uuid import uuid4
 from edge.model.parts import newest
 from edge.model.tokenizer import TokenizerLike
 from edge.run.report import TokenLogprob
-from edge.server.asked import Asked, Chat, Priority
+from edge.run.request import INTERACTIVE, TITLES, TOOLS, Request
 from edge.server.events import Call, Ended, Event, Likely, Piece
 from edge.server.http import event
-from edge.server.prompts import is_background, text_of
+from edge.server.prompts import chat_of, choices_of, is_background, text_of
 from edge.server.protocols.answers import Answer, follow, gather, timings_of, usage_of
 from edge.server.protocols.bodies import ChatBody, limits_of
 from edge.server.protocols.offered import of_chat
@@ -23,39 +23,30 @@ from edge.tools.parser import ArgumentPiece, CallBegin
 DONE = event(b"[DONE]")
 
 
-def translate(body: ChatBody, headers: Any, tenant: str) -> Asked:
-    """The request in internal form. Raises RefusedError."""
+def translate(body: ChatBody, headers: Any, tenant: str) -> list[Request]:
+    """A request for each choice. Raises RefusedError."""
     if not body.messages:
         raise RefusedError(400, "messages is empty", param="messages", code="invalid_value")
     if body.top_logprobs and not body.logprobs:
         raise RefusedError(400, "top_logprobs needs logprobs", param="top_logprobs", code="invalid_value")
     messages = _messages(body)
-    offered = of_chat(body.tools)
     variables = {name: value for name, value in (body.chat_template_kwargs or {}).items() if name != "enable_thinking"}
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return Asked(
-        model=body.model or "",
-        prompt=Chat(
-            messages,
-            offered.tools,
-            body.tool_choice,
-            body.parallel_tool_calls is not False,
-            variables,
-            continues=body.continue_final_message is not False,
-        ),
-        choices=body.n or 1,
+    tools, parallel = of_chat(body.tools).tools, body.parallel_tool_calls is not False
+    request = Request(
+        chat_of(messages, tools, body.tool_choice, parallel, variables, body.continue_final_message is not False),
         max_tokens=limit_of(limit),
         sampling=body.sampling(),
         stop=body.stops(),
         ignore_eos=bool(body.ignore_eos),
         think=body.mode(),
         grammar=body.grammar_of_answer(),
-        ignored=offered.left_out,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         priority=priority_of(messages),
         tenant=tenant,
         **limits_of(body.edge, headers),
     )
+    return choices_of(request, body.n or 1)
 
 
 def limit_of(count: int | None) -> int | None:
@@ -75,12 +66,12 @@ def _messages(body: ChatBody) -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
-def priority_of(messages: Sequence[dict[str, Any]]) -> Priority:
+def priority_of(messages: Sequence[dict[str, Any]]) -> int:
     """The priority: background for prompts that programs send unseen, tools after a tool's result, else interactive."""
     last = messages[-1]
     if last["role"] == "user" and is_background(last["content"]):
-        return "background"
-    return "tools" if last["role"] == "tool" else "interactive"
+        return TITLES
+    return TOOLS if last["role"] == "tool" else INTERACTIVE
 
 
 class Writer:

@@ -7,18 +7,22 @@ from collections import Counter
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+
 from edge.model.tokenizer import TokenizerLike
-from edge.server.asked import Asked, Text
+from edge.run.request import Request
 from edge.server.events import Ended, Event, Piece, Scored
 from edge.server.http import event
+from edge.server.prompts import choices_of
 from edge.server.protocols.answers import Answer, gather, timings_of, usage_of
 from edge.server.protocols.bodies import MOST_PROMPTS, CompletionBody, limits_of
 from edge.server.protocols.chat import DONE, limit_of
 from edge.server.refusal import RefusedError
+from edge.types import IntArray
 
 
-def translate(body: CompletionBody, headers: Any, tenant: str) -> list[Asked]:
-    """A request for each prompt. Raises RefusedError."""
+def translate(body: CompletionBody, headers: Any, tenant: str) -> list[Request]:
+    """A request for each choice of each prompt. Raises RefusedError."""
     if body.suffix:
         raise RefusedError(400, "suffix is not supported", param="suffix", code="unsupported")
     if body.best_of not in (None, body.n or 1):
@@ -33,12 +37,11 @@ def translate(body: CompletionBody, headers: Any, tenant: str) -> list[Asked]:
         )
     if (grammar := body.grammar_of_answer()) is not None and scores(body):
         raise RefusedError(400, "the form of the answer goes without echo", param="echo", code="invalid_value")
-    limit = body.max_tokens if scores(body) else limit_of(16 if body.max_tokens is None else body.max_tokens)
-    return [
-        Asked(
-            model=body.model or "",
-            prompt=prompt,
-            choices=body.n or 1,
+    limit = body.max_tokens or None if scores(body) else limit_of(16 if body.max_tokens is None else body.max_tokens)
+    requests = [
+        Request(
+            prompt,
+            raw=True,
             max_tokens=limit,
             sampling=body.sampling(),
             stop=body.stops(),
@@ -50,16 +53,17 @@ def translate(body: CompletionBody, headers: Any, tenant: str) -> list[Asked]:
         )
         for prompt in prompts
     ]
+    return [each for request in requests for each in choices_of(request, body.n or 1)]
 
 
-def prompts_of(body: CompletionBody) -> list[Text]:
+def prompts_of(body: CompletionBody) -> list[str | IntArray]:
     """The prompts of a body. Raises RefusedError for empty ones."""
     prompt: Any = body.prompt
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         prompt = [prompt]
     if not prompt or not all(prompt):
         raise RefusedError(400, "the prompt is empty", param="prompt", code="invalid_value")
-    return [each if isinstance(each, str) else tuple(each) for each in prompt]
+    return [each if isinstance(each, str) else np.array(each, np.int32) for each in prompt]
 
 
 def scores(body: CompletionBody) -> bool:

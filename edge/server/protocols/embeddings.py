@@ -10,15 +10,15 @@ from typing import Any, Literal
 import numpy as np
 
 from edge.records import dataclass
+from edge.run.request import Request
 from edge.run.session import Session
-from edge.server.asked import Asked, Text
 from edge.server.events import Embedded, Event
 from edge.server.models.costs import EMBEDDED
 from edge.server.models.worker import Job
 from edge.server.protocols.bodies import TokenId
 from edge.server.protocols.fields import said
 from edge.server.refusal import RefusedError, TooLongError
-from edge.types import FloatArray
+from edge.types import FloatArray, IntArray
 
 MOST_TEXTS = 2048  # of OpenAI's API
 _DECIMALS = 9  # of numbers of unit vectors, beyond the resolution of float32
@@ -36,37 +36,37 @@ class EmbeddingsBody:
     dimensions: int | None = said("Not supported, unless it is the model's.")
 
 
-def translate(body: EmbeddingsBody, tenant: str) -> list[Asked]:
+def translate(body: EmbeddingsBody, tenant: str) -> list[Request]:
     """A request for each text. Raises RefusedError."""
     given: Any = body.input
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]
     if not given or not all(given):
         raise RefusedError(400, "the input is empty", param="input", code="invalid_value")
-    return asked_of([each if isinstance(each, str) else tuple(each) for each in given], body.model, tenant)
+    return requests_of([each if isinstance(each, str) else np.array(each, np.int32) for each in given], tenant)
 
 
-def asked_of(texts: Sequence[Text], model: str | None, tenant: str) -> list[Asked]:
+def requests_of(texts: Sequence[str | IntArray], tenant: str) -> list[Request]:
     """A request for each text. Raises RefusedError for more than MOST_TEXTS."""
     if len(texts) > MOST_TEXTS:
         message = f"input has {len(texts)} texts, {MOST_TEXTS} are the most"
         raise RefusedError(400, message, param="input", code="invalid_value")
-    return [Asked(model=model or "", prompt=each, tenant=tenant) for each in texts]
+    return [Request(each, tenant=tenant, evict=False) for each in texts]
 
 
-def embed(asked: Asked, choice: int, session: Session, job: Job, *, truncate: bool = False) -> None:
+def embed(request: Request, choice: int, session: Session, job: Job, *, truncate: bool = False) -> None:
     """Embed a text. Runs in the worker's thread. Raises RefusedError for impossible token ids, and for a text that is
     longer than the rows, unless their eviction is allowed."""
-    assert isinstance(asked.prompt, str | tuple)
-    if isinstance(asked.prompt, str):
-        tokens = session.model.encode_text(asked.prompt, embedded=True)
+    if isinstance(request.prompt, str):
+        tokens = session.model.encode_text(request.prompt, embedded=True)
     else:
-        tokens = np.array(asked.prompt, np.int32)
+        assert isinstance(request.prompt, np.ndarray)
+        tokens = request.prompt
         if int(tokens.max()) >= session.model.tokenizer.size:
             most = session.model.tokenizer.size - 1
             raise RefusedError(400, f"token ids must be from 0 to {most}", param="input", code="invalid_value")
     most = session.engine.kv.capacity
-    if tokens.size > most and session.may_evict and not (truncate or asked.evict or session.spec.encoder):
+    if tokens.size > most and session.may_evict and not (truncate or request.evict or session.spec.encoder):
         raise TooLongError(tokens.size, most)
     job.flow.claim.add("answers", EMBEDDED * session.spec.hidden)
     values = session.embed(tokens, truncate=truncate)

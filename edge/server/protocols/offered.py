@@ -13,8 +13,8 @@ Tool = dict[str, Any]
 
 @dataclass(frozen=True)
 class Offered:
-    """tools: what the model may call. left_out: the others, as `Asked.ignored` names them. places: the name and the
-    namespace, for functions of namespaces, by the name that the model sees."""
+    """tools: what the model may call. left_out: the others, as the header Edge-Ignored names them. places: the name and
+    the namespace, for functions of namespaces, by the name that the model sees."""
 
     tools: tuple[Tool, ...] = ()
     left_out: tuple[str, ...] = ()

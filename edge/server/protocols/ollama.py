@@ -10,10 +10,10 @@ from typing import Any
 
 from edge.model.parts import PICTURE, newest
 from edge.records import dataclass
-from edge.server.asked import Asked, Chat
+from edge.run.request import Chat, Request
 from edge.server.events import Ended, Event, Piece
 from edge.server.http import dumps, parse_body
-from edge.server.prompts import text_of
+from edge.server.prompts import chat_of, text_of
 from edge.server.protocols.answers import Answer, follow, gather, timings_of, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, Hints, grammar_of, limits_of
 from edge.server.protocols.fields import said
@@ -56,6 +56,11 @@ class ApiChatBody(Shared):
     tools: list[dict[str, Any]] | None = said("Functions that the model may call.")
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """Tools that the answer goes without."""
+        return of_chat(self.tools).left_out
+
+    @property
     def text(self) -> list[dict[str, Any]]:
         """What is to be answered. Without it, the request loads or unloads the model."""
         return self.messages
@@ -75,8 +80,8 @@ class ApiGenerateBody(Shared):
         return self.prompt
 
 
-def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) -> Asked:
-    """The request in internal form. Raises RefusedError."""
+def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) -> list[Request]:
+    """The request. Raises RefusedError."""
     options = body.options or {}
     limit = options.get("num_predict")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
@@ -88,12 +93,13 @@ def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) ->
         grammar = grammar_of(
             {"type": "json_object"} if form == "json" else {"type": "json_schema", "schema": form}, "format"
         )
-    return Asked(
-        model=body.model or "", prompt=_prompt(body), max_tokens=limit if limit and limit > 0 else None,
-        sampling=drawn.sampling(), stop=drawn.stops(), think=body.mode(), grammar=grammar,
-        ignored=of_chat(body.tools).left_out if isinstance(body, ApiChatBody) else (), tenant=tenant,
+    raw = isinstance(body, ApiGenerateBody) and bool(body.raw)
+    request = Request(
+        _prompt(body), raw=raw, max_tokens=limit if limit and limit > 0 else None, sampling=drawn.sampling(),
+        stop=drawn.stops(), think=body.mode(), grammar=grammar, tenant=tenant,
         **limits_of(body.edge, headers, evict=body.truncate is True),
     )  # fmt: skip
+    return [request]
 
 
 def _prompt(body: ApiChatBody | ApiGenerateBody) -> Chat | str:
@@ -102,13 +108,13 @@ def _prompt(body: ApiChatBody | ApiGenerateBody) -> Chat | str:
         if body.raw:
             return body.prompt
         system = [{"role": "system", "content": body.system}] if body.system else []
-        return Chat((*system, {"role": "user", "content": body.prompt}))
+        return chat_of([*system, {"role": "user", "content": body.prompt}])
     roles = [message.get("role") for message in body.messages]
     if (number := next((n for n, role in enumerate(roles) if not isinstance(role, str)), None)) is not None:
         raise RefusedError(400, f"messages[{number}].role must be text", param="messages", code="invalid_value")
     question = newest([str(role) for role in roles])
-    messages = tuple(_message(each, f"messages[{n}]", asks=n == question) for n, each in enumerate(body.messages))
-    return Chat(messages, of_chat(body.tools).tools)
+    messages = [_message(each, f"messages[{n}]", asks=n == question) for n, each in enumerate(body.messages)]
+    return chat_of(messages, of_chat(body.tools).tools)
 
 
 def _message(message: dict[str, Any], where: str, *, asks: bool) -> dict[str, Any]:

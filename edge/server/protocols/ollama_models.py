@@ -13,7 +13,7 @@ from typing import Any
 from edge.model.lora_file import Loras
 from edge.model.thinking import find_family
 from edge.records import dataclass
-from edge.server.asked import Asked
+from edge.run.request import Request
 from edge.server.events import Embedded, Event
 from edge.server.hub import Hub
 from edge.server.models.pool import Entry
@@ -105,13 +105,13 @@ def unchanged(path: str) -> RefusedError:
     return RefusedError(400, _UNCHANGED.format(what=UNCHANGED[path][1]), code="unsupported")
 
 
-def to_embed(body: ApiEmbedBody | ApiEmbeddingsBody, tenant: str) -> list[Asked]:
+def to_embed(body: ApiEmbedBody | ApiEmbeddingsBody, tenant: str) -> list[Request]:
     """A request for each text, none if there is no text. Raises RefusedError."""
     given = body.prompt if isinstance(body, ApiEmbeddingsBody) else body.input
     texts = ([given] if given else []) if isinstance(given, str) else given
     if not all(texts):
         raise RefusedError(400, "a text of the input is empty", param="input", code="invalid_value")
-    return embeddings.asked_of(texts, body.model, tenant)
+    return embeddings.requests_of(texts, tenant)
 
 
 class EmbeddingWriter:

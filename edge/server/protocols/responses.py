@@ -8,9 +8,10 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from edge.records import dataclass
-from edge.server.asked import Asked, Chat
+from edge.run.request import Request
 from edge.server.events import Call, Ended, Event, Piece
 from edge.server.http import event
+from edge.server.prompts import chat_of
 from edge.server.protocols.answers import Answer, gather, reason_of, usage_of
 from edge.server.protocols.bodies import Budget, Count, Drawn, Hints, grammar_of, limits_of
 from edge.server.protocols.fields import said
@@ -45,9 +46,14 @@ class ResponsesBody(Hints):
     truncation: Literal["auto", "disabled"] | None = said("auto: rows of a prompt that is too long may be evicted.")
     edge: Budget | None = said("Budgets of this request.")
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Tools that the answer goes without."""
+        return of_responses(self.tools).left_out
 
-def translate(body: ResponsesBody, headers: Any, tenant: str) -> Asked:
-    """The request in internal form. Raises RefusedError."""
+
+def translate(body: ResponsesBody, headers: Any, tenant: str) -> list[Request]:
+    """The request. Raises RefusedError."""
     if body.previous_response_id:
         message = "previous_response_id: this server stores nothing: send the whole conversation as input"
         raise RefusedError(400, message, param="previous_response_id", code="unsupported")
@@ -65,14 +71,14 @@ def translate(body: ResponsesBody, headers: Any, tenant: str) -> Asked:
     if isinstance(choice, dict) and choice.get("type") != "allowed_tools":
         choice = {"type": "function", "function": {"name": offered.seen(choice.get("name"), choice.get("namespace"))}}
     drawn = Drawn(temperature=body.temperature, top_p=body.top_p)
-    return Asked(
-        model=body.model or "",
-        prompt=Chat(_merged(messages), offered.tools, choice, body.parallel_tool_calls is not False),
+    request = Request(
+        chat_of(_merged(messages), offered.tools, choice, body.parallel_tool_calls is not False),
         max_tokens=body.max_output_tokens if body.max_output_tokens and body.max_output_tokens > 0 else None,
         sampling=drawn.sampling(), think=body.mode(),
-        grammar=grammar_of((body.text or {}).get("format"), "text.format"), ignored=offered.left_out,
+        grammar=grammar_of((body.text or {}).get("format"), "text.format"),
         tenant=tenant, **limits_of(body.edge, headers, evict=body.truncation == "auto"),
     )  # fmt: skip
+    return [request]
 
 
 def _merged(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
