@@ -298,7 +298,11 @@ class Session:
         def ended_by() -> StopReason | None:
             return "terminated" if self.terminated else None
 
-        return Batch(self._loaded, self.options, self._meter, self._zone, self.steps, ended_by)
+        def observe(run: Generation, report: RunReport) -> None:
+            for observer in self.observers:
+                observer(run, self.plan, report)
+
+        return Batch(self._loaded, self.options, self._meter, self._zone, self.steps, ended_by, observe)
 
     def score(self, tokens: IntArray, *, top: int = 0, first: int = 1, keep_rows: bool = False) -> list[TokenLogprob]:
         """The log-probability of each token from number `first` on, given the tokens before it that the KV policy kept,

@@ -7,7 +7,6 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from edge.options import AUTO, Options
 from edge.run.arguments import check_limit
@@ -95,8 +94,7 @@ class Hub:
                 answering.expect(requests)
             for number, request in enumerate(requests if work is None else requests[:1]):
                 job = Job(
-                    flow, number, request.priority, lease.lora, Claim(self.pool.ledger), tenant=request.tenant,
-                    make=partial(prepare, request),
+                    flow, number, request, lease.lora, Claim(self.pool.ledger), prepare,
                     work=None if work is None else _in_turns(work, list(enumerate(requests))),
                 )  # fmt: skip
                 lease.worker.submit(job)

@@ -142,7 +142,7 @@ def test_work_gives_back_what_it_claims_for_nobody() -> None:
         return False
 
     async def ask() -> None:
-        worker.submit(Job(Flow(Claim(ledger)), 0, 0, (), Claim(ledger), work=work))
+        worker.submit(Job(Flow(Claim(ledger)), 0, Request("x"), (), Claim(ledger), work=work))
 
     asyncio.run(ask())
     assert done.wait(120)

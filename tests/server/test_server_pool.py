@@ -24,8 +24,8 @@ from edge.run.request import Request
 from edge.run.starting.loading import load
 from edge.server.events import Flow, Piece
 from edge.server.ledger import Claim, Ledger
-from edge.server.models.driver import OneAtATime
 from edge.server.models.worker import Turns
+from edge.server.prompts import prepare
 from edge.server.refusal import RefusedError
 
 
@@ -95,14 +95,14 @@ def test_a_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(queue=2) as client:
         chat(client)
         worker = hub_of(client).pool.workers[MODEL]
-        entered, go_on, begin = threading.Event(), threading.Event(), worker._start
+        entered, go_on = threading.Event(), threading.Event()
 
-        def wait(*arguments: Any) -> None:
+        def wait(*arguments: Any) -> Request:
             entered.set()
             assert go_on.wait(120)
-            begin(*arguments)
+            return prepare(*arguments)
 
-        monkeypatch.setattr(worker, "_start", wait)
+        monkeypatch.setattr("edge.server.hub.prepare", wait)
         results: list[int] = []
         body = {"messages": HELLO, "max_tokens": 2}
 
@@ -272,11 +272,10 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
 
 def test_a_prompt_is_not_run_to_its_end_for_nobody() -> None:
     found: list[Any] = []
-    with load(open_golden(MODEL).model, prefill_step_size=8, **PLAIN) as session:
-        driver = OneAtATime(session)
-        hooks = Hooks(prefill=lambda *_: session.interrupt(), end=found.append)
-        driver.start(Request(np.arange(64, dtype=np.int32), 5), hooks, ())
-        while driver.step():
+    with load(open_golden(MODEL).model, prefill_step_size=8, **PLAIN) as session, session.batch() as batch:
+        hooks = Hooks(prefill=lambda *_: batch.cancel(ticket), end=found.append)
+        ticket = batch.start(Request(np.arange(64, dtype=np.int32), 5), hooks)
+        while batch.step():
             pass
     [report] = found
     assert report.tokens.ran == 8

@@ -21,7 +21,7 @@ from edge.backends.base import AdaptedEngine, BatchedEngine, Engine
 from edge.backends.checks import check_lora
 from edge.devices.power import memory_root
 from edge.devices.thermal import Zone
-from edge.errors import BudgetError, EdgeError, EngineError, InputError
+from edge.errors import BudgetError, EngineError, InputError
 from edge.model.lora import Lora
 from edge.model.lora_file import Loras, parse_lora
 from edge.model.prompt import Prompt
@@ -29,7 +29,7 @@ from edge.model.thinking import Think
 from edge.options import Options
 from edge.run.batching.order import Order
 from edge.run.batching.scheduler import Scheduler
-from edge.run.batching.slots import Slot, Ticket, key_of
+from edge.run.batching.slots import Prepare, Slot, Ticket, Work, key_of
 from edge.run.budgets.governor import RunLimits
 from edge.run.budgets.meters import EnergyMeter, Watch
 from edge.run.budgets.shares import Ledger, whole_of
@@ -42,6 +42,8 @@ from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Chat, Request, Text
 from edge.run.sequences.sequence import TokenSequence
 from edge.types import IntArray
+
+Observe = Callable[[Generation, RunReport], None]
 
 _CHUNK_S = 0.05  # of a prompt: the time for which others wait for their next token
 _FIRST_CHUNK, _LEAST_CHUNK = 64, 16  # tokens: while no pace is known, and at least
@@ -57,29 +59,26 @@ class Batch:
 
     def __init__(
         self, loaded: Loaded, options: Options, meter: EnergyMeter, zone: Zone | None, steps: Scheduler,
-        ended_by: Callable[[], StopReason | None],
+        ended_by: Callable[[], StopReason | None], observe: Observe,
     ) -> None:  # fmt: skip
-        """ended_by: returns a stop reason to end all generations, or None. Raises BusyError during a generation."""
+        """ended_by: returns a stop reason to end all generations, or None. observe: told of each generation that had
+        the engine to itself. Raises BusyError during a generation."""
         self._loaded, self._options, self._zone, self._steps, self._ended_by = loaded, options, zone, steps, ended_by
-        steps.begin(self)
-        loaded.sequence.reset()
+        self._observe = observe
         self._ledger, self._order = Ledger(meter), Order()
-        count = loaded.plan.config.sequences
-        engines = [loaded.engine] if count == 1 else map(cast(BatchedEngine, loaded.engine).sequence, range(count))
-        self._lora = loaded.sequence.lora  # of generations that name no other
         self._opened = dict[Loras, Lora | None]()
-        self._slots = [Slot(number, each, self._new_sequence(each, self._lora)) for number, each in enumerate(engines)]
+        self._enter()
         self._queue: deque[Ticket] = deque()
-        self._reclaim_from_slots()
         limits = RunLimits(memory=options.memory, power=options.power, max_temp=options.max_temp)
         self._watch = Watch(  # over all; each generation's own watch limits its time and energy
             limits, self._ledger, zone.path if zone else None, whole=whole_of(meter), spender=loaded.reclaimer,
-            root=memory_root(), ended=ended_by, obey=steps.obey,
+            root=memory_root(), ended=self._ended, obey=steps.obey,
         )  # fmt: skip
         self._pace = 0.0  # seconds per prompt token
         self._ran = 0  # tokens of the last pass
         self._decoded = False  # whether the last pass decoded, so that a prompt is next
         self._admitted = self._prompts = 0
+        self._left = time.perf_counter()  # when the last step ended
         self.closed = False
         self._waiting, self._is_driven = threading.Condition(), False
 
@@ -97,11 +96,26 @@ class Batch:
         self.closed = True
         for ticket in [*self._running(), *self._queue]:
             self._end(ticket)
+        self._leave()
+
+    def _enter(self) -> None:
+        """Take the session's engine, without its conversation."""
+        loaded = self._loaded
+        self._steps.begin(self)
+        loaded.sequence.reset()
+        count = loaded.plan.config.sequences
+        engines = [loaded.engine] if count == 1 else map(cast(BatchedEngine, loaded.engine).sequence, range(count))
+        self._lora = loaded.sequence.lora  # of generations that name no other
+        self._slots = [Slot(number, each, self._new_sequence(each, self._lora)) for number, each in enumerate(engines)]
+        self._reclaim_from_slots()
+
+    def _leave(self) -> None:
+        """Give the session's engine back."""
         for slot in self._slots:
             with suppress(EngineError):
                 self._adapt(slot, self._lora)
                 slot.engine.kv.truncate(0)
-        self._loaded.reclaimer.sequences = [self._loaded.sequence]
+        self._loaded.reclaimer.sequences, self._loaded.reclaimer.run = [self._loaded.sequence], None
         self._steps.leave()
 
     @property
@@ -109,34 +123,61 @@ class Batch:
         """The number of generations that could start now without waiting."""
         return max(0, sum(slot.ticket is None for slot in self._slots) - len(self._queue))
 
+    @property
+    def waiting(self) -> int:
+        """The number of generations in the queue."""
+        return sum(not ticket.cancelled for ticket in list(self._queue))
+
+    @property
+    def running(self) -> int:
+        return len(self._running())
+
     def start(self, request: Request, hooks: Hooks, *, lora: str | Path | Loras | None = None) -> Ticket:
         """Queue a generation, from any thread. lora: the adapters to run with, as for `--lora`; (): none; None: those
         of the session.
 
         Raises InputError and UnsupportedError for requests that cannot run, and ModelFormatError for adapters.
         """
+        ticket = Ticket(request, hooks, self._order.now())
+        self._check(request)
+        self._open(ticket, request, lora)
+        self._queue.append(ticket)
+        return ticket
+
+    def queue(
+        self, request: Request, hooks: Hooks, *, lora: Loras, prepare: Prepare | None = None, work: Work | None = None
+    ) -> Ticket:  # fmt: skip
+        """As `start`, but the request becomes a generation only when its turn comes, in the driving thread, as
+        `prepare` returns it; its errors go to `hooks.end`. work: runs in place of a generation, while no other does,
+        and may use the session; as long as it returns True, it is queued again."""
+        ticket = Ticket(request, hooks, self._order.now(), work)
+        self._check(request)
+        ticket.open = lambda: self._open(ticket, prepare(request) if prepare else request, lora)
+        self._queue.append(ticket)
+        return ticket
+
+    def _check(self, request: Request) -> None:
         if self.closed:
             raise InputError("this batch is closed")
         if request.follow_up:
             raise InputError("a batch has no conversation to follow up: give the whole of it as the prompt")
+
+    def _open(self, ticket: Ticket, request: Request, lora: str | Path | Loras | None) -> None:
+        """Make the generation. Raises InputError and the like."""
         started, first, request = time.perf_counter(), self._slots[0].tokens, request.within(self._options)
-        share = self._ledger.share(anew=request.energy is not None)
-        asked: list[Ticket] = []
-        adapters = self._lora if lora is None else self._open(parse_lora(lora))
+        ticket.share = self._ledger.share(anew=request.energy is not None)
+        ticket.lora = self._lora if lora is None else self._open_lora(parse_lora(lora))
 
         def ended() -> StopReason | None:
-            return "interrupted" if asked and asked[0].cancelled else self._ended_by()
+            return "interrupted" if ticket.cancelled else self._ended_by()
 
         limits = replace(request.limits(self._options, started), memory=None, power=None, max_temp=None)
-        watch = Watch(limits, share, ended=ended)
-        run = Generation.of(request, self._loaded.model, watch, started, hooks)
-        run.at_once = self._at_once
+        watch = Watch(limits, ticket.share, ended=ended)
+        run = ticket.run = Generation.of(request, self._loaded.model, watch, started, ticket.hooks)
+        run.at_once = self._at_once if len(self._slots) > 1 else None
         if not read_ahead(first, run.prompt, watch):
             first.check_fits(run.prompt, alone=True)
-        ticket = Ticket(run, share, adapters, hooks, self._order.now())
-        asked.append(ticket)
-        self._queue.append(ticket)
-        return ticket
+        ticket.open, ticket.opened = None, True
 
     def cancel(self, ticket: Ticket) -> None:
         """End a generation, from any thread: at once, or after the current pass. Does nothing if it has ended."""
@@ -146,13 +187,17 @@ class Batch:
                 self._end(ticket)
 
     def step(self) -> bool:
-        """Run one pass: the next tokens of all decoding generations, or a chunk of a prompt. False: none is left."""
+        """Run one pass: the next tokens of all decoding generations, a chunk of a prompt, or a turn of other work.
+        False: none is left."""
         with self._steps.step():
+            for ticket in self._running():
+                ticket.run.held += time.perf_counter() - self._left
             self._drop()
-            self._admit()
+            worked = bool(self._queue) and self._admit()
             running = self._running()
-            if not running:
-                return False
+            if worked or not running:
+                return worked
+            self._loaded.reclaimer.run = running[0].run if len(self._slots) == 1 else None
             if reason := self._watch.before_pass(self._ran):
                 for ticket in running:
                     ticket.run.stop_reason = reason
@@ -169,6 +214,7 @@ class Batch:
                 self._run_prompt(self._ahead_of(ticket))
             self._ledger.run(())
             self._drop()
+            self._left = time.perf_counter()
             return True
 
     def stream(
@@ -223,7 +269,7 @@ class Batch:
         cache, draft, learned = self._options.prompt_cache, loaded.draft, loaded.learned
         return TokenSequence(engine, loaded.plan, lora, cache, self._ledger, draft, learned)
 
-    def _open(self, files: Loras) -> Lora | None:
+    def _open_lora(self, files: Loras) -> Lora | None:
         """Open adapters, or return those opened before."""
         if files not in self._opened:
             found = self._loaded.open_lora(files)
@@ -247,23 +293,37 @@ class Batch:
     def _drop(self) -> None:
         """End cancelled generations, and those whose budget ended before they began."""
         for ticket in [*self._running(), *self._queue]:
-            if ticket.cancelled or (ticket.turns is None and ticket.run.watch.ends_now()):
+            if ticket.cancelled or (ticket.opened and ticket.turns is None and ticket.run.watch.ends_now()):
                 self._end(ticket)
 
-    def _admit(self) -> None:
-        """Assign sequences to waiting generations; if none is free, preempt a lower class."""
+    def _ended(self) -> StopReason | None:
+        """Why all generations must end; also if each of them is cancelled, which ends a pause."""
+        running = self._running()
+        gone = bool(running) and all(ticket.cancelled for ticket in running)
+        return "interrupted" if gone else self._ended_by()
+
+    def _admit(self) -> bool:
+        """Assign sequences to waiting generations; if none is free, preempt a lower class. Work waits until none runs,
+        and what comes later waits for it. Returns whether work was done."""
         while self._queue:
             free = [slot for slot in self._slots if slot.ticket is None]
             ticket = self._order.next(list(self._queue), self._admitted if free else 0)
+            if ticket.work is not None:
+                if len(free) == len(self._slots):
+                    self._work(ticket, ticket.work)
+                return len(free) == len(self._slots)
             if not free and not (free := self._preempt(ticket.priority)):
-                return
+                return False
             self._admitted += 1
             self._queue.remove(ticket)
-            shared = self._shared_rows(ticket)
-            slot = max(free, key=lambda each: (shared[each], each.may_share(ticket), -each.used))
+            ticket.began = True
             try:
+                if ticket.open is not None:
+                    ticket.open()
+                shared = self._shared_rows(ticket)
+                slot = max(free, key=lambda each: (shared[each], each.may_share(ticket), -each.used))
                 self._adapt(slot, ticket.lora)
-            except EdgeError as error:  # an adapter whose values are damaged
+            except Exception as error:  # also an adapter whose values are damaged
                 self._queue.append(ticket)
                 self._end(ticket, error)
                 continue
@@ -275,6 +335,22 @@ class Batch:
             elif slot.tenant != ticket.tenant:
                 slot.tokens.forget()
             slot.ticket, slot.tenant, slot.used = ticket, ticket.tenant, self._order.now()
+        return False
+
+    def _work(self, ticket: Ticket, work: Work) -> None:
+        """Run one turn of a ticket's work."""
+        self._queue.remove(ticket)
+        ticket.began = True
+        self._leave()
+        try:
+            more = work()
+        finally:
+            self._enter()
+        if more and not ticket.cancelled:
+            ticket.arrived = ticket.since = self._order.now()
+            self._queue.append(ticket)
+        else:
+            ticket.turn = None
 
     def _preempt(self, priority: int) -> list[Slot]:
         """Free the sequence of a generation of the lowest class below `priority`, the cheapest to rerun. Empty if there
@@ -416,12 +492,16 @@ class Batch:
         """End a generation, report it, and free its sequence."""
         if ticket.turn is None:
             return
-        ticket.turn, run = None, ticket.run
+        ticket.turn = None
         slot = next((slot for slot in self._slots if slot.ticket is ticket), None)
         if slot is not None:
             slot.ticket = None
         else:
             self._queue.remove(ticket)
+        if not ticket.opened:
+            ticket.tell(error or InterruptedError("the generation was ended before it began"))
+            return
+        run = ticket.run
         if ticket.turns is None:
             run.free()
             ticket.tell(error or _never_began(run))
@@ -436,6 +516,9 @@ class Batch:
         ticket.report = report_of(run, self._loaded, ticket.begun, self._options, self._zone, self._watch)
         if error is None and ticket.report.unanswered:
             error = BudgetError(why_unanswered(ticket.report, self._options))
+        if len(self._slots) == 1:
+            self._loaded.reclaimer.run = None
+            self._observe(run, ticket.report)
         run.free()
         ticket.tell(error or ticket.report)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from edge.backends.base import Engine
 from edge.model.lora import Lora
@@ -11,17 +11,29 @@ from edge.run.generation import Generation
 from edge.run.hooks import Hooks
 from edge.run.loop import Turn, Turns
 from edge.run.report import RunReport
+from edge.run.request import Request
 from edge.run.sequences.sequence import TokenSequence
+
+Prepare = Callable[[Request], Request]
+Work = Callable[[], bool]  # whether there is more to do
 
 
 class Ticket:
-    """A handle to a started generation, for `Batch.cancel`. report: set at its end, if it began to run."""
+    """A place in the queue of a batch, later a running generation; a handle for `Batch.cancel`. report: set at its end,
+    if it began to run."""
 
     report: RunReport | None = None
+    run: Generation  # these two are set once it is `opened`
+    share: Share
+    lora: Lora | None
 
-    def __init__(self, run: Generation, share: Share, lora: Lora | None, hooks: Hooks, arrived: int) -> None:
-        self.run, self.share, self.lora, self.hooks = run, share, lora, hooks
-        self.priority, self.tenant = run.request.priority, run.request.tenant
+    def __init__(self, request: Request, hooks: Hooks, arrived: int, work: Work | None = None) -> None:
+        """work: runs in place of a generation, while no other does."""
+        self.request, self.hooks, self.work = request, hooks, work
+        self.priority, self.tenant = request.priority, request.tenant
+        self.open: Callable[[], None] | None = None  # sets `run` when its turn comes
+        self.opened = False
+        self.began = False  # whether it had a turn
         self.arrived = self.since = arrived
         self.turn: Turn | None = Turn.PROMPT  # the turn that it waits for; None: it has ended
         self.turns: Turns | None = None  # its loop; None: it has not begun

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import threading
 import time
@@ -11,13 +10,13 @@ from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import field
-from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge.errors import EngineError
 from edge.model.lora_file import Loras
 from edge.prompt_cache.tree import agreement
 from edge.records import dataclass
+from edge.run.batching.slots import Ticket
 from edge.run.budgets.shares import Ledger, Share
 from edge.run.hooks import Hooks
 from edge.run.report import RunReport
@@ -26,9 +25,11 @@ from edge.run.session import Session
 from edge.server.events import Call, Ended, Flow, Likely, Piece
 from edge.server.guard import where
 from edge.server.ledger import COMPARED, Claim
-from edge.server.models.driver import Driver, make_driver
 from edge.server.refusal import RefusedError
 from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from edge.run.batching.batch import Batch
 
 _REMEMBERED = 64  # recent prompts, to find where a new one diverges
 
@@ -61,26 +62,27 @@ class Turns:
 
 @dataclass(eq=False)
 class Job:
-    """One answer, or other work with a session."""
+    """One answer, or other work with a session: where its events and its memory belong."""
 
     flow: Flow
     choice: int
-    priority: int
+    request: Request
     lora: Loras
     claim: Claim  # of the memory that it takes while it runs
-    make: Callable[[Job, Session], Request] | None = None  # makes the request, when the model is loaded
-    work: Callable[[Session, Job], bool] | None = None  # instead of a request: needs the session to itself; True: again
-    tenant: Hashable = ""
+    prepare: Callable[[Request, Job, Session], Request] | None = None  # when its turn comes
+    work: Callable[[Session, Job], bool] | None = None  # in place of generating; True: again
     arrived: float = field(default_factory=time.perf_counter)
     prefix: dict[str, Any] | None = None
     tokens: IntArray | None = None  # of the prompt
-    ticket: Any = None
-    began: bool = False
-    began_badly: bool = False  # its adapter could not be set, or its work failed
+    ticket: Ticket | None = None  # its place in the queue
 
     @property
     def cancelled(self) -> bool:
         return self.flow.closed
+
+    @property
+    def began(self) -> bool:
+        return self.ticket is not None and self.ticket.began
 
 
 class Worker:
@@ -94,9 +96,8 @@ class Worker:
         self.name, self._load, self._turns, self._share, self._told = name, load, turns, share, on_end
         self.opened: Future[Session] = Future()
         self._lock = threading.Condition()
-        self._waiting: list[tuple[int, int, Job]] = []
-        self._order = count()
-        self._running: list[Job] = []
+        self._batch: Batch | None = None
+        self._jobs: list[Job] = []  # that have not ended
         self._closing = False
         self._awaited: list[tuple[Flow, Callable[[], None]]] = []  # called when no job of the request runs
         self._recent: deque[tuple[Hashable, IntArray]] = deque()  # tenants and their prompts, the newest last
@@ -110,7 +111,7 @@ class Worker:
     @property
     def idle(self) -> bool:
         """Whether no request needs the model."""
-        return not (self.leases or self._waiting or self._running)
+        return not (self.leases or self._jobs)
 
     @property
     def failed(self) -> bool:
@@ -119,52 +120,63 @@ class Worker:
 
     @property
     def queued(self) -> int:
-        return len(self._waiting)
+        return self._batch.waiting if self._batch else 0
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        return self._batch.running if self._batch else 0
 
     def submit(self, job: Job) -> None:
-        """Queue a job, by priority, then by arrival. Raises RefusedError if the model is being unloaded."""
+        """Queue a job. Raises RefusedError if the model is being unloaded."""
+        hooks = Hooks(
+            piece=lambda text: job.flow.put(Piece(job.choice, text)),
+            thought=lambda text: job.flow.put(Piece(job.choice, text, thought=True)),
+            logprob=lambda token: job.flow.put(Likely(job.choice, token)),
+            call=lambda event: job.flow.put(Call(job.choice, event)),
+            end=lambda result: self._end(job, result),
+        )
+        session, prepare = self.opened.result(), job.prepare
         with self._lock:
-            if self._closing:
+            if self._closing or self._batch is None:
                 raise RefusedError(503, f"the model {self.name} is being unloaded", retry=1)
-            heapq.heappush(self._waiting, (job.priority, next(self._order), job))
+            job.ticket = self._batch.queue(
+                job.request, hooks, lora=job.lora,
+                prepare=None if prepare is None else lambda request: prepare(request, job, session),
+                work=None if job.work is None else lambda: self._work(session, job),
+            )  # fmt: skip
+            self._jobs.append(job)
             self.used = time.monotonic()
             self._lock.notify()
 
     def has_begun(self, flow: Flow) -> bool:
-        """Whether a job of the request has begun, or none of its jobs waits any more."""
+        """Whether a job of the request has begun, or all have ended."""
         with self._lock:
-            waiting = [job for _, _, job in self._waiting if job.flow is flow]
-            return any(job.flow is flow for job in self._running) or not waiting or any(job.began for job in waiting)
+            jobs = [job for job in self._jobs if job.flow is flow]
+            return not jobs or any(job.began for job in jobs)
 
     def when_done(self, flow: Flow, action: Callable[[], None]) -> None:
         """Call `action` once no job of a closed request runs any more."""
         with self._lock:
-            if any(job.flow is flow for job in self._running):
+            if any(job.flow is flow and job.began for job in self._jobs):
                 self._awaited.append((flow, action))
                 return
         action()
 
     def wake(self) -> None:
-        """Drop cancelled jobs from the queue, and interrupt the session if all running jobs are cancelled."""
-        session = self.opened.result() if self.opened.done() and not self.opened.exception() else None
+        """Have the thread end the jobs of closed requests, also while a prompt is run."""
         with self._lock:
-            self._waiting = [each for each in self._waiting if not each[2].cancelled]
-            heapq.heapify(self._waiting)
-            if session is not None and self._running and all(job.cancelled for job in self._running):
-                session.interrupt()  # also while a prompt is run
+            for job in self._jobs:
+                if job.cancelled and job.ticket is not None:
+                    job.ticket.cancelled = True
             self._lock.notify()
 
     def close(self) -> None:
         """End the thread and free the model. Waiting jobs are refused, running jobs cancelled."""
         with self._lock:
             self._closing = True
-            for _, _, job in self._waiting:
-                job.flow.put(RefusedError(503, "the server is shutting down", retry=5))
-            self._waiting = []
+            for job in self._jobs:
+                if not job.began:
+                    job.flow.put(RefusedError(503, "the server is shutting down", retry=5))
             self._lock.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -175,104 +187,50 @@ class Worker:
         except BaseException as error:
             self.opened.set_exception(error)
             return
-        driver = make_driver(session)
-        self.opened.set_result(session)
-        try:
-            while True:
-                jobs = self._take(driver)
-                if self._closing:
-                    break
-                for job in jobs:
-                    if self._is_alone(job, driver):
-                        driver.close()
-                        self._work(session, job)
-                        driver = make_driver(session)
-                    if job.work is None and not job.began_badly:
-                        self._start(session, driver, job)
-                for job in [each for each in self._running if each.cancelled]:
-                    driver.cancel(job.ticket)
-                if self._running:
+        with session:
+            batch = self._batch = session.batch()
+            self.opened.set_result(session)
+            try:
+                while self._wait():
                     with self._turns.turn(self._share):
-                        driver.step()
-        except Exception as error:
-            _log.error("the thread of %s failed: %s", self.name, where(error))
-            self._fail(EngineError("the model's thread failed"))
-        finally:
-            for job in list(self._running):
-                driver.cancel(job.ticket)
-            session.close()
+                        batch.step()
+            except Exception as error:
+                _log.error("the thread of %s failed: %s", self.name, where(error))
+                self._fail(EngineError("the model's thread failed"))
+            finally:
+                batch.close()
+
+    def _wait(self) -> bool:
+        """Wait for a job. False: the model is being unloaded."""
+        with self._lock:
+            while not (self._jobs or self._closing):
+                self._lock.wait()
+            return not self._closing
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
             self._closing = True
-            left = [*self._running, *(job for _, _, job in self._waiting)]
-            self._waiting, self._running = [], []
+            left = list(self._jobs)
         for job in left:
             job.flow.put(error)
             self._forget(job)
 
-    def _take(self, driver: Driver) -> list[Job]:
-        """Jobs to start now; waits for one while nothing runs."""
-        with self._lock:
-            while not (self._waiting or self._running or self._closing):
-                self._lock.wait()
-            taken: list[Job] = []
-            while self._waiting and not self._closing:
-                job = self._waiting[0][2]
-                alone = self._is_alone(job, driver)
-                before = [*self._running, *taken]
-                gives_way = driver.preempts and any(each.priority > job.priority for each in before)
-                if before if alone else driver.free <= len(taken) and not gives_way:
-                    break
-                heapq.heappop(self._waiting)
-                if not job.cancelled:
-                    taken.append(job)
-                    if alone:
-                        break
-            self._running += [job for job in taken if job.work is None]
-            return taken
-
-    def _is_alone(self, job: Job, driver: Driver) -> bool:
-        """Whether a job may begin only while no other runs."""
-        return job.work is not None or (job.lora != self._lora and not driver.adapts)
-
-    def _work(self, session: Session, job: Job) -> None:
-        """Do the part of a job that needs the session to itself: change the adapter, and run the job's `work`. What is
-        left of it waits for another turn, behind other jobs."""
-        job.began = True
+    def _work(self, session: Session, job: Job) -> bool:
+        """Run a turn of a job's work, with its adapter. Returns whether there is more."""
+        assert job.work is not None
+        held = job.flow.claim.hold()  # what the work claims is given back, also if its client goes away
         try:
             if job.lora != self._lora:
                 session.set_lora(job.lora)
                 self._lora = job.lora
-            if job.work is not None:
-                held = job.flow.claim.hold()  # what the work claims is given back, also if its client goes away
-                try:
-                    with self._turns.turn(self._share):
-                        more = job.work(session, job)
-                finally:
-                    held.release()
-                if more and not job.cancelled:
-                    self.submit(job)
-                else:
-                    job.claim.release()
-        except Exception as error:
-            job.began_badly = True
-            self._end(job, error)
-
-    def _start(self, session: Session, driver: Driver, job: Job) -> None:
-        try:
-            assert job.make is not None
-            hooks = Hooks(
-                prefill=lambda *_: session.interrupt() if job.cancelled else None,
-                piece=lambda text: job.flow.put(Piece(job.choice, text)),
-                thought=lambda text: job.flow.put(Piece(job.choice, text, thought=True)),
-                logprob=lambda token: job.flow.put(Likely(job.choice, token)),
-                call=lambda event: job.flow.put(Call(job.choice, event)),
-                end=lambda result: self._end(job, result),
-            )
-            job.ticket = driver.start(job.make(job, session), hooks, job.lora)
+            if job.work(session, job) and not job.cancelled:
+                return True
+            self._forget(job)
         except Exception as error:
             self._end(job, error)
+        finally:
+            held.release()
+        return False
 
     def _end(self, job: Job, result: RunReport | Exception) -> None:
         self.used = time.monotonic()
@@ -280,19 +238,20 @@ class Worker:
         self.seconds += 0.2 * (took - self.seconds)
         if isinstance(result, RunReport):
             job.prefix = self._compared(job, result)
-        self._told(job, result)
+        if job.began:
+            self._told(job, result)
         self._forget(job)
         # Last: a client that hears of it may ask for the metrics at once, or for another model in place of this one.
         job.flow.put(Ended(job.choice, result, job.prefix) if isinstance(result, RunReport) else result)
 
     def _forget(self, job: Job) -> None:
         """Let go of what a job has made, and of what its request holds if it is the last one."""
-        job.ticket = job.make = None
+        job.ticket = job.prepare = None
         job.claim.release()
         with self._lock:
-            if job in self._running:
-                self._running.remove(job)
-            flows = [each.flow for each in self._running]
+            if job in self._jobs:
+                self._jobs.remove(job)
+            flows = [each.flow for each in self._jobs if each.began]
             done = [each for each in self._awaited if each[0] not in flows]
             self._awaited = [each for each in self._awaited if each not in done]
         for _, action in done:
@@ -303,15 +262,15 @@ class Worker:
         found: dict[str, Any] = {"reused": report.tokens.reused, "diverged_at": None}
         if job.tokens is None:
             return found
-        recent = [tokens for tenant, tokens in self._recent if tenant == job.tenant]
+        recent = [tokens for tenant, tokens in self._recent if tenant == job.request.tenant]
         common = max((agreement(each, job.tokens) for each in recent), default=0)
         if recent and common < job.tokens.size - 1 and not any(each.size == common for each in recent):
             found["diverged_at"] = common
         others = [  # no turn of this conversation
             (tenant, tokens) for tenant, tokens in self._recent
-            if tenant != job.tenant or agreement(tokens, job.tokens) < tokens.size
+            if tenant != job.request.tenant or agreement(tokens, job.tokens) < tokens.size
         ]  # fmt: skip
-        self._recent = deque([*others, (job.tenant, job.tokens)], _REMEMBERED)
+        self._recent = deque([*others, (job.request.tenant, job.tokens)], _REMEMBERED)
         while sum(tokens.nbytes for _, tokens in self._recent) > COMPARED:
             self._recent.popleft()
         return found
