@@ -105,7 +105,8 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         rope_dim=rope_dim,
         window=header.count("attention.sliding_window", "context") if header.value("attention.sliding_window") else 0,
     )
-    return replace(spec, network=find_network(header, spec))
+    network = find_network(header, spec)
+    return replace(spec, network=network, layer_values=() if network else (2 * keys,) * layers)
 
 
 def _with_network(header: Header, spec: ModelSpec) -> ModelSpec:

@@ -8,6 +8,7 @@ import numpy as np
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.architectures import LACKING
 from edge.model.cores import Attention, Tensor
 from edge.model.layers import Network
 from edge.model.mtp import without_mtp
@@ -61,7 +62,9 @@ class Source:
 def find_network(spec: ModelSpec) -> Network:
     """The model's description of layers. Raises UnsupportedError for architectures that have none."""
     if spec.network is None:
-        raise UnsupportedError(f"{spec.architecture} models run on llama.cpp only: use --backend=llamacpp")
+        lacks = LACKING.get(spec.architecture)
+        why = f", since edge's own engines lack {lacks}" if lacks else ""
+        raise UnsupportedError(f"{spec.architecture} models run on llama.cpp only{why}: use --backend=llamacpp")
     return spec.network
 
 

@@ -295,10 +295,10 @@ def test_what_cannot_be_is_refused_before_anything_is_compiled(
 
 
 def test_models_that_apps_cannot_run_are_refused(tmp_path: Path) -> None:
-    path = write_undescribed(tmp_path / "internlm2.gguf")
+    path = write_undescribed(tmp_path / "xverse.gguf")
     refused = edge("export", str(path), "-o", str(tmp_path / "out"))
     assert refused.returncode == 2
-    assert refused.stderr == "edge: internlm2.gguf cannot be exported: internlm2 models run on llama.cpp only\n"
+    assert refused.stderr == "edge: xverse.gguf cannot be exported: xverse models run on llama.cpp only\n"
     assert not (tmp_path / "out").exists()
 
 

@@ -35,8 +35,8 @@ def logits_of(engine: Engine, tokens: IntArray, pieces: list[int]) -> FloatArray
 
 
 def write_undescribed(path: Path) -> Path:
-    """A small Llama as InternLM2, which llama.cpp alone runs."""
+    """A small Llama as XVERSE, which llama.cpp alone runs."""
     file = GGUF.read(GOLDEN / "llama-gqa-tied.gguf")
-    file.metadata = {key.replace("llama.", "internlm2."): value for key, value in file.metadata.items()}
-    file.metadata["general.architecture"] = (STRING, "internlm2")
+    file.metadata = {key.replace("llama.", "xverse."): value for key, value in file.metadata.items()}
+    file.metadata["general.architecture"] = (STRING, "xverse")
     return file.write(path)

@@ -25,6 +25,7 @@ from edge.lab.prediction.work import work_of
 from edge.model.model import open_model
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_network
 from edge.options import Options
 from edge.plan.plan import make_plan
 from edge.sampling import SamplingParams
@@ -194,7 +195,25 @@ def test_auto_takes_llama_cpp_and_says_why(tmp_path: Path, caplog: pytest.LogCap
     model = open_model(write_undescribed(tmp_path / "m.gguf"))
     with caplog.at_level(logging.WARNING, "edge"):
         assert find_backend("auto", model.file, model.spec) is LLAMACPP
-    assert "internlm2 models run on llama.cpp only" in caplog.text
+    assert "xverse models run on llama.cpp only" in caplog.text
+    assert model.spec.kv_values == open_model(GOLDEN / "llama-gqa-tied.gguf").spec.kv_values
+
+
+@pytest.mark.parametrize("name", ["exaone", "internlm2"])
+def test_llamas_by_other_names_answer_as_in_llama_cpp(name: str, tmp_path: Path) -> None:
+    file = GGUF.read(GOLDEN / "llama-gqa-untied.gguf")
+    file.metadata = {key.replace("llama.", f"{name}."): value for key, value in file.metadata.items()}
+    file.metadata["general.architecture"] = (STRING, name)
+    model = open_model(file.write(tmp_path / f"{name}.gguf"))
+    tokens = np.arange(20, 40, dtype=np.int32)
+    ours, theirs = (load_engine(model, engine, "f32").forward(tokens) for engine in ("reference", "llamacpp"))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
+
+
+def test_an_architecture_that_no_core_runs_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+    model = open_model(write_undescribed(tmp_path / "m.gguf"))
+    with pytest.raises(UnsupportedError, match="own engines lack norms of whole rows"):
+        find_network(replace(model.spec, architecture="olmo2"))
 
 
 def test_a_header_that_llama_cpp_aborts_on_is_an_error(tmp_path: Path) -> None:

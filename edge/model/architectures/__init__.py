@@ -40,14 +40,40 @@ _NETWORKS = {
     "arcee": "arcee:network",
     "chatglm": "llama:network",  # GLM 4 of 2024 and GLM-Edge, whose RoPE rotates a part of each head
     "cohere2": "cohere2:network",
+    "exaone": "qwen2:network",  # EXAONE 3 is Llama whose RoPE pairs halves
     "exaone4": "exaone4:network",
     "glm4": "llama:network",  # GLM 4 of 2025, with norms before and after each block
+    "internlm2": "llama:network",
     "nemotron": "nemotron:network",
     "seed_oss": "seed_oss:network",
     "starcoder2": "starcoder2:network",
     "bert": "bert:bert",
     "nomic-bert": "bert:nomic_bert",
 }
+
+_ALIBI, _LATENT, _SCAN = "ALiBi's positions", "multi-head latent attention", "Mamba-1's scan"
+LACKING = {
+    "apertus": "the activation xIELU",
+    "baichuan": _ALIBI,
+    "bitnet": "norms within attention and feed-forward network",
+    "bloom": _ALIBI,
+    "deepseek2": _LATENT,
+    "falcon-mamba": _SCAN,
+    "gemma3n": "AltUp's parallel hidden states",
+    "hunyuan-dense": "norms of heads behind RoPE",
+    "jamba": _SCAN,
+    "kimi-linear": "Kimi Delta Attention",
+    "mamba": _SCAN,
+    "minicpm3": _LATENT,
+    "mpt": _ALIBI,
+    "olmo2": "norms of whole rows of queries and keys",
+    "olmoe": "norms of whole rows of queries and keys",
+    "plm": _LATENT,
+    "refact": _ALIBI,
+    "rwkv6": "RWKV's state",
+    "rwkv7": "RWKV's state",
+}
+"""What no core has, of architectures that llama.cpp alone runs. Those in neither table have no description yet."""
 
 USUAL: dict[str, tuple[str, ...]] = {
     "gemma2": ("post_attention_norm.weight", "post_ffw_norm.weight"),
