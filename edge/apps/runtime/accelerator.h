@@ -16,8 +16,9 @@
 typedef struct accelerator_kind accelerator_kind;
 typedef struct { const accelerator_kind *kind; } accelerator;
 
-/* A choice of tokens by the accelerator: each is the likeliest after the one before, the lowest id among equals, and none of
- * `banned`. With most 0 it chooses none, but only the `enough` largest logits are wanted: all others may be -INFINITY. */
+/* A choice of tokens by the accelerator: each is the likeliest after the one before, the lowest id among equals, and none
+ * of `banned`. With most 0 it chooses none, but only the `enough` largest logits are wanted: all others may be
+ * -INFINITY. */
 typedef struct {
     uint32_t most;               /* tokens to choose; 0: none */
     uint32_t enough;             /* at most MOST_TOP */
@@ -55,7 +56,7 @@ typedef enum {
     COMPLETED            /* logits, or the picked tokens, and new rows are there */
 } accelerator_answer;
 
-typedef bool (*adapter_source)(void *from, void *bytes, size_t size); /* reads the next bytes of an adapter; false at its end */
+typedef bool (*adapter_source)(void *from, void *bytes, size_t size); /* reads an adapter; false at its end */
 
 struct accelerator_kind {
     edge_engine engine;

@@ -1,5 +1,5 @@
-/* LoRA adapters: what edge/apps/adapter_file.py writes, read into the session's own memory. Compiled code checks nothing
- * and works by offsets in its table, so each is checked here against the memory that there is. */
+/* Reads LoRA adapters, which edge/apps/adapter_file.py writes, into the session's memory. Compiled code uses the offsets in
+ * its table unchecked, so that each is checked here against that memory. */
 #include <math.h>
 #include <string.h>
 
@@ -37,12 +37,12 @@ static bool scale_floats(float *values, uint64_t count, float scale)
     return finite;
 }
 
-/* Multiplies B. False: a value is too large for its type. */
+/* Multiplies B by `scale`. Returns false if a value overflows its type. */
 static bool scale_matrix(const adapted *matrix, uint8_t *b, uint32_t rank, float scale)
 {
     uint64_t size = part_bytes(matrix, PARTS - 1, rank), tile = (uint64_t)rank * TILE;
     bool finite = true;
-    if (matrix->kind == LORA_I8) { /* behind the bytes of each tile, the scales of its rows */
+    if (matrix->kind == LORA_I8) { /* each tile is its values, then the scales of its rows */
         for (; size >= tile + TILE_SCALES; size -= tile + TILE_SCALES, b += tile + TILE_SCALES)
             finite = scale_floats((float *)(void *)(b + tile), TILE, scale) && finite;
         return finite;
@@ -77,7 +77,7 @@ static edge_status check_header(const edge_session *s, const adapter_header *hea
     return EDGE_OK;
 }
 
-/* Reads over the part for the other engine, which the hash covers. */
+/* Skips the part for the other engine, but hashes it. */
 static bool skip(hashed_stream *from, uint64_t size)
 {
     uint8_t piece[PIECE];
@@ -116,7 +116,7 @@ static bool scale_matrices(edge_session *s, const adapter_header *header, float 
     return finite;
 }
 
-/* The pass reads no adapter if it fails, whatever is in the memory. */
+/* If it fails, the table has no adapter, whatever the memory holds. */
 static edge_status read_all(edge_session *s, const edge_stream *stream, float scale, edge_error *error)
 {
     const adapters_config *room = model_adapters(s->model);

@@ -43,7 +43,7 @@ uint64_t system_page_size(void)
 
 void system_clear(void *first, uint64_t size)
 {
-    /* MADV_FREE may keep what was there */
+    /* MADV_FREE may keep the old content */
     mmap(first, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 }
 
@@ -53,10 +53,10 @@ void private_bytes(uint64_t *anonymous, uint64_t *swapped)
     mach_msg_type_number_t count = TASK_VM_INFO_COUNT;
     bool told = task_info(mach_task_self(), TASK_VM_INFO, (task_info_t)&about, &count) == KERN_SUCCESS;
     *anonymous = told ? about.internal : 0;
-    *swapped = told ? about.compressed : 0; /* in memory, or in swap space */
+    *swapped = told ? about.compressed : 0; /* compressed in memory, or in swap space */
 }
 
-/* ---- CPUs: there are no masks; threads of unknown importance run on slow cores ----------------------------------- */
+/* ---- CPUs: no masks; threads without a quality of service run on slow cores -------------------------------------- */
 
 void system_place_worker(uint64_t cpu_mask)
 {
@@ -88,7 +88,7 @@ uint32_t fastest_cores(void)
 
 /* ---- sleeping and waking ----------------------------------------------------------------------------------------- */
 
-#if defined(__APPLE__) || defined(EDGE_WAIT_ON_ADDRESS) /* which tests it on Linux */
+#if defined(__APPLE__) || defined(EDGE_WAIT_ON_ADDRESS) /* with it, tests run this on Linux */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -96,8 +96,8 @@ uint32_t fastest_cores(void)
 
 #include "system.h"
 
-/* os_sync_wait_on_address and its counterpart, which iOS 17.4 and macOS 14.4 have; before, a condition variable. They
- * lie behind the pass's two words in its line, so that nothing is global. */
+/* os_sync_wait_on_address and os_sync_wake_by_address_all exist from iOS 17.4 and macOS 14.4 on; before, a condition
+ * variable does it. Functions or variable lie behind the pass's two words in its line, so that nothing is global. */
 typedef int wait_on_address(void *address, uint64_t value, size_t size, uint32_t flags);
 typedef int wake_by_address(void *address, size_t size, uint32_t flags);
 typedef struct {
@@ -108,7 +108,7 @@ typedef struct {
         struct { pthread_mutex_t mutex; pthread_cond_t changed; } lock;
     } by;
 } waiting_line;
-_Static_assert(sizeof(waiting_line) <= LINE * sizeof(int32_t), "it fits behind the words");
+_Static_assert(sizeof(waiting_line) <= LINE * sizeof(int32_t), "the words and this fit into a line");
 
 void prepare_line(int32_t line[LINE])
 {
@@ -116,7 +116,7 @@ void prepare_line(int32_t line[LINE])
     void *wait = dlsym(RTLD_DEFAULT, "os_sync_wait_on_address");
     void *wake = dlsym(RTLD_DEFAULT, "os_sync_wake_by_address_all");
     if (wait && wake) {
-        memcpy(&own->wait, &wait, sizeof wait); /* ISO C converts no object's pointer to a function's */
+        memcpy(&own->wait, &wait, sizeof wait); /* ISO C has no conversion from object to function pointers */
         memcpy(&own->by.wake, &wake, sizeof wake);
     } else {
         own->wait = NULL;
@@ -142,7 +142,7 @@ int32_t edge_wake(int32_t *word)
     waiting_line *own = (waiting_line *)word;
     if (own->wait)
         return own->by.wake(word, sizeof *word, 0);
-    pthread_mutex_lock(&own->by.lock.mutex); /* a thread that has looked at the word is asleep by now */
+    pthread_mutex_lock(&own->by.lock.mutex); /* a thread that has checked the word is waiting by now */
     pthread_cond_broadcast(&own->by.lock.changed);
     pthread_mutex_unlock(&own->by.lock.mutex);
     return 0;

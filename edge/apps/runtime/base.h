@@ -13,12 +13,12 @@
 #pragma STDC FP_CONTRACT OFF /* products and sums are rounded separately, as in NumPy */
 #endif
 
-/* Writes code and message to *error and returns code. The format knows %s (const char *) and %d (int64_t); a message that is
- * too long is cut. error: may be NULL. */
+/* Writes code and message to *error and returns code. The format knows %s (const char *) and %d (int64_t); a message that
+ * is too long is cut. error: may be NULL. */
 edge_status edge_fail(edge_error *error, edge_status code, const char *format, ...);
 
-/* Every part of a session has a function `x_layout` that takes its memory from an arena. It runs twice: with memory NULL, to
- * count bytes, and with memory. */
+/* Every part of a session has a function `x_layout` that takes its memory from an arena. It runs twice: with memory NULL,
+ * to count bytes, and with memory. */
 typedef struct { uint8_t *memory; uint64_t used; } arena;
 
 #ifdef __SANITIZE_ADDRESS__

@@ -1,8 +1,9 @@
-/* The budgets of an answer. The governor makes one decision for each pass, from readings alone: continue, pause, return memory,
- * or stop because a budget is spent. It is a port of edge/run/budgets/governor.py, which explains the rules, with the same
- * order of operations, so that decisions are equal. The watch takes readings and pauses, as edge/run/budgets/meters.py.
+/* The budgets of an answer. The governor makes one decision for each pass, from readings alone: continue, pause, return
+ * memory, or stop because a budget is spent. It is a port of edge/run/budgets/governor.py, which explains the rules, with
+ * the same order of operations, so that decisions are equal. The watch takes readings and pauses, as
+ * edge/run/budgets/meters.py.
  *
- * The sensors are the app's (edge_read), which cannot read them while a prompt runs: joules since its last reading are
+ * * The sensors are the app's (edge_read), which cannot read them while a prompt runs: joules since its last reading are
  * estimated, as in devices/power/estimate.py. NAN is None. */
 #include <math.h>
 
@@ -10,8 +11,8 @@
 #include "system.h"
 
 static const double SLICE_S = 0.02;
-static const double FRESH_S = 1;          /* readings are, that were taken so long before an answer */
-static const double DEGREES = 30;         /* between Android's headroom of 0 and of 1 */
+static const double FRESH_S = 1;          /* age up to which a reading counts when an answer begins */
+static const double DEGREES = 30;         /* from Android's headroom 0 to 1 */
 
 /* ---- the governor -------------------------------------------------------------------------------------------------- */
 
@@ -27,13 +28,13 @@ static double larger(double one, double other) { return other > one ? other : on
 static double smaller(double one, double other) { return other < one ? other : one; }
 static double newest(double before, double now) { return isnan(now) ? before : now; }
 
-/* The share of time, the distance to the limit (degrees), and when they were corrected. */
+/* Corrects `duty`, the share of time that may be spent working, by the distance to the temperature limit. */
 static void correct_duty(const run_limits *limits, governor_state *state, const sample *now)
 {
     if (isnan(limits->max_temp) || isnan(now->celsius) || now->time - state->corrected_at < THERMAL_S)
         return;
     double error = limits->max_temp - CELSIUS_MARGIN - now->celsius, change;
-    if (isnan(state->error)) /* a device that is too hot from the start */
+    if (isnan(state->error)) /* the device may be too hot from the start */
         change = GAIN * smaller(0, error);
     else
         change = GAIN * (error - state->error) + INTEGRAL * error * (now->time - state->corrected_at);
@@ -42,7 +43,7 @@ static void correct_duty(const run_limits *limits, governor_state *state, const 
     state->corrected_at = now->time;
 }
 
-/* The lowest temperature at the smallest share of work, and when it was first read. */
+/* Notes the lowest temperature at the smallest duty, and its time. */
 static void note_coolest(governor_state *state, const sample *now)
 {
     if (state->duty > LEAST_DUTY) {
@@ -54,14 +55,15 @@ static void note_coolest(governor_state *state, const sample *now)
     }
 }
 
+/* Counts consecutive readings of too little memory. */
 static void count_shorts(governor_state *state, const sample *now)
 {
     const memory_reading *memory = &now->memory;
     if (now->has_memory)
-        state->shorts = memory->needed > memory->available ? state->shorts + 1 : 0; /* not if it is NAN */
+        state->shorts = memory->needed > memory->available ? state->shorts + 1 : 0; /* false for NAN */
 }
 
-/* Bytes to return, and why. */
+/* Returns the bytes to return to the system, and the cause. */
 static double give_back(const governor_state *state, const sample *now, enum cause *cause)
 {
     const memory_reading *memory = &now->memory;
@@ -77,7 +79,7 @@ static double give_back(const governor_state *state, const sample *now, enum cau
         *cause = CAUSE_FREE;
         return smaller(memory->spare, memory->needed - memory->available + MEMORY_SLACK);
     }
-    if (memory->stalled >= STALLED && now->time - state->gave_at >= SETTLE_S) { /* not if it is NAN */
+    if (memory->stalled >= STALLED && now->time - state->gave_at >= SETTLE_S) { /* false for NAN */
         *cause = CAUSE_PRESSURE;
         return floor((memory->spare + 1) / 2);
     }
@@ -91,27 +93,27 @@ static double pause_for_power(const run_limits *limits, const governor_state *st
     return state->debt / larger(limits->power - state->idle, 0.1 * limits->power);
 }
 
-/* Whether nothing is left to return, and the private memory reaches the limit. */
+/* Whether nothing is left to return, and private memory is at its limit. */
 static bool is_about_to_be_killed(const memory_reading *memory, int32_t shorts)
 {
     if (memory->spare > 0 || isnan(memory->priv))
         return false;
     double available = shorts >= SHORT_READINGS ? memory->available : NAN;
-    return memory->priv + MEMORY_SLACK > memory->limit || memory->priv + MEMORY_SLACK > available; /* neither if it is NAN */
+    return memory->priv + MEMORY_SLACK > memory->limit || memory->priv + MEMORY_SLACK > available; /* false for NAN */
 }
 
 static edge_finish find_stop(const run_limits *limits, const governor_state *state, const sample *now, double pause)
 {
-    if (now->time + pause >= limits->deadline) /* comparisons with NAN, which stands for no limit, are false */
+    if (now->time + pause >= limits->deadline) /* NAN is no limit: comparisons with it are false */
         return EDGE_TIME;
     if (now->has_memory && is_about_to_be_killed(&now->memory, state->shorts))
         return EDGE_MEMORY;
-    if (state->last.joules + state->token > limits->energy) /* the next token would exceed it */
+    if (state->last.joules + state->token > limits->energy) /* the next token would exceed the limit */
         return EDGE_ENERGY;
-    if (state->paused > HOPELESS_S && state->idle >= limits->power) /* the device draws more even in pauses */
+    if (state->paused > HOPELESS_S && state->idle >= limits->power) /* the device draws more than the limit even in pauses */
         return EDGE_POWER;
     if (state->last.celsius > limits->max_temp + 2 && now->time - state->cooled_at > NO_COOLER_S)
-        return EDGE_THERMAL; /* pauses do not cool it */
+        return EDGE_THERMAL; /* pauses do not cool the device */
     return EDGE_GOING;
 }
 
@@ -161,7 +163,7 @@ decision governor_decide(const run_limits *limits, governor_state *state, const 
     return made;
 }
 
-/* Whole units of `each` in `amount`. */
+/* amount / each, truncated, within ±1e15. */
 static int64_t whole(double amount, double each)
 {
     double count = amount / each;
@@ -198,15 +200,15 @@ static double limit_of(double option)
     return option > 0 ? option : NAN;
 }
 
-/* Joules since a moment of the system's. */
+/* Estimated joules since a fixed moment. */
 static double estimate(const watch *w)
 {
     return (cpu_seconds() + w->on_gpu) * w->config->core_watts + now_seconds() * w->config->idle_watts +
            w->bytes * w->config->joules_per_byte;
 }
 
-/* Joules by the app. The first reading counts from here on if it comes while the answer is under way, as does that of a
- * meter that began anew: it shows less than before. */
+/* Takes the app's joules. The first reading is the zero point if it comes during an answer; so is a reading below the last
+ * one, since the meter has restarted. */
 static void take_joules(watch *w, double joules)
 {
     if (!w->measured || joules - w->first_joules < w->joules)
@@ -214,7 +216,7 @@ static void take_joules(watch *w, double joules)
     w->measured = true;
     w->joules = joules - w->first_joules;
     w->estimated = estimate(w);
-    double excess = w->state.last.joules - w->joules; /* estimated since the reading before, and not spent */
+    double excess = w->state.last.joules - w->joules; /* the estimate since the last reading was too high */
     if (excess > 0) {
         w->state.last.joules = w->joules;
         w->state.debt -= excess;
@@ -236,7 +238,7 @@ void watch_start(watch *w, const edge_config *config, const edge_options *option
         .deadline = w->started + limit_of(options->time), .energy = limit_of(options->energy),
         .power = limit_of(options->power), .max_temp = w->celsius_limit,
     };
-    if (!isnan(w->headroom_limit)) /* degrees beyond what is allowed */
+    if (!isnan(w->headroom_limit)) /* read_heat returns degrees above the headroom limit */
         w->limits.max_temp = 0;
     governor_init(&w->state, w->started);
 }
@@ -265,7 +267,7 @@ double watch_joules(const watch *w)
     return w->joules + estimate(w) - w->estimated;
 }
 
-/* On the scale of limits.max_temp. */
+/* Temperature on the scale of limits.max_temp; NAN: not read. */
 static double read_heat(watch *w, double now)
 {
     if (now - w->celsius_at < THERMAL_S)
@@ -282,7 +284,7 @@ static double read_heat(watch *w, double now)
 static bool read_memory(watch *w, double now, double needed, double spare, memory_reading *memory)
 {
     if (!w->memory_is_new || w->readings.available <= 0 || now - w->memory_at < PRESSURE_S)
-        return false; /* iOS says 0 where there is no limit */
+        return false; /* iOS reports 0 for no limit */
     w->memory_at = now;
     w->memory_is_new = false;
     *memory = (memory_reading){

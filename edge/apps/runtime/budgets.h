@@ -50,8 +50,9 @@ void watch_bytes(watch *w, double bytes); /* adds bytes read from memory to the 
 void watch_gpu(watch *w, double core_seconds, double cpu);
 double watch_joules(const watch *w); /* of the answer so far */
 edge_finish watch_spent(const watch *w); /* the spent budget, or EDGE_GOING; never waits */
-/* Returns the spent budget, or EDGE_GOING. Waits as long as limits demand, unless *cancelled. tokens: run since the last call;
- * needed, spare: the process's planned peak and what it could return, in bytes; *give grows by the bytes to return. */
+/* Returns the spent budget, or EDGE_GOING. Waits as long as limits demand, unless *cancelled. tokens: run since the last
+ * call; needed, spare: the process's planned peak and what it could return, in bytes; *give grows by the bytes to
+ * return. */
 edge_finish watch_look(watch *w, int64_t tokens, const volatile int32_t *cancelled, double needed, double spare,
                        double *give);
 /* Ends an answer: waits until the last tokens are within the power limit, too. */

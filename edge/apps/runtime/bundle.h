@@ -6,9 +6,9 @@
 #include "accelerator.h"
 #include "base.h"
 
-/* A compiled pass (backends/tvm/cpu/generator.py). Every thread calls it, and leaves it when the job is QUIT. To thread 0 it
- * returns after each job; to the others only after QUIT, but in WebAssembly after each job, since a function that is running
- * is not replaced by its optimized version. */
+/* A compiled pass (backends/tvm/cpu/generator.py). Every thread calls it, and leaves it when the job is QUIT. To thread 0
+ * it returns after each job; to the others only after QUIT, but in WebAssembly after each job, since a function that is
+ * running is not replaced by its optimized version. */
 typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, const int64_t *table, float *floats,
                           int32_t *integers, void *keys, void *values, void *key_scales, void *value_scales,
                           const int32_t *lengths, const int32_t *positions, const int32_t *tokens, float *logits,
@@ -18,7 +18,8 @@ typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, 
 typedef struct { const char *isa; compiled_run *run; } compiled_pass;
 extern const compiled_pass EDGE_PASSES[]; /* passes.c: the best instruction set first; ends with NULL */
 
-/* trusted.c: SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, ADAPTERS, GPU and NPU, one behind the other. */
+/* trusted.c: SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, ADAPTERS, GPU and NPU, one behind the
+ * other. */
 extern const uint8_t EDGE_TRUSTED[32];
 
 /* Reads the rows of section TABLE of these tokens into inputs [count][layers][layer_inputs, padded to 16], times

@@ -1,4 +1,4 @@
-/* The conversation: its rows in the KV cache, and its tokens that have not been run. A port of
+/* The conversation: KV rows of the tokens that have run, and tokens that wait. A port of
  * edge/run/sequences/sequence.py, of `prefill` in edge/run/loop.py, and of edge/run/reclaim.py. */
 #include <math.h>
 #include <string.h>
@@ -23,7 +23,7 @@ void context_reset(edge_session *s)
     context_settle(s);
 }
 
-/* Nothing in them may depend on the text behind: attention that they received, factors that it chose. */
+/* The rows may stay unless they depend on later text: by observed attention, or by the choice of LongRoPE factors. */
 void context_restart(edge_session *s)
 {
     uint32_t rows = s->system_count ? s->system_rows : 0;
@@ -78,7 +78,7 @@ static uint32_t fewest_rows(const edge_session *s)
 
 double context_spare(const edge_session *s)
 {
-    uint64_t capacity = kv_capacity(s->rows), rows = s->accelerator ? 0 : capacity - fewest_rows(s); /* of a GPU, none */
+    uint64_t capacity = kv_capacity(s->rows), rows = s->accelerator ? 0 : capacity - fewest_rows(s); /* accelerators: 0 */
     return (double)(rows * kv_bytes(s->rows) / capacity);
 }
 
@@ -111,7 +111,7 @@ static void give(edge_session *s, double bytes)
 {
     bool in_prompt = s->started && s->waiting && !s->generated;
     if (bytes > 0 && in_prompt && s->chunk > SMALLEST_CHUNK)
-        s->chunk = s->chunk / 2 > SMALLEST_CHUNK ? s->chunk / 2 : SMALLEST_CHUNK; /* memory is checked again sooner */
+        s->chunk = s->chunk / 2 > SMALLEST_CHUNK ? s->chunk / 2 : SMALLEST_CHUNK; /* checks memory more often */
     give_rows(s, bytes);
 }
 
@@ -134,16 +134,17 @@ static uint32_t smaller(uint32_t one, uint32_t other)
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
-/* Tokens that are run at once when `count` are to come. */
+/* Tokens per pass for a prompt of `count` tokens. */
 static uint32_t chunk_for(const edge_session *s, uint32_t count)
 {
     uint32_t capacity = kv_capacity(s->rows);
-    if (count > kv_free(s->rows) && s->chunk > capacity / 2) /* the plan expected no eviction: one must leave most */
+    if (count > kv_free(s->rows) && s->chunk > capacity / 2) /* an unplanned eviction must leave most rows */
         return evicted_share(capacity);
     return s->chunk;
 }
 
-/* Before each pass: waits, gives memory back or stops, as budgets, the device and the app want it. */
+/* Before each pass: waits, returns memory or stops, as budgets, the system and the app demand. tokens: run since the last
+ * call. */
 static edge_finish look_around(edge_session *s, uint32_t tokens)
 {
     double wanted = 0;
@@ -162,14 +163,13 @@ void context_pay(edge_session *s)
         give(s, wanted);
 }
 
-/* A cache with a tail, which is a fixed state or a ring, does not come back to any length, so that some tokens may have to
- * run again. */
+/* A cache with a tail (a fixed state, a ring) cannot return to every length: some tokens may have to run again. */
 static bool has_tail(const edge_session *s)
 {
     return s->model->config->states || s->model->config->ringed;
 }
 
-/* `count` tokens that waited have run, behind `length` rows. */
+/* Notes that `count` waiting tokens have run, behind `length` rows. */
 static void note(edge_session *s, uint32_t length, uint32_t count)
 {
     if (has_tail(s) && !s->evicted)
@@ -179,7 +179,7 @@ static void note(edge_session *s, uint32_t length, uint32_t count)
     s->ran += count;
 }
 
-/* A pass has read the weights and all rows. */
+/* Notes that a pass has read the weights and all rows. */
 static void note_bytes(edge_session *s)
 {
     double rows = (double)kv_length(s->rows) / (double)kv_capacity(s->rows);
@@ -225,9 +225,8 @@ static void start(edge_session *s)
     watch_start(&s->watch, s->model->config, &s->options, &s->readings);
 }
 
-/* Of `count` tokens, those up to the end of the system's text or where the last turn begins, if that is among them: earlier
- * turns may be run only now, and edge_rewind comes back there, or to every SNAPSHOT_STEP tokens before, by the state that
- * `run` remembers. */
+/* Of `count` tokens, those before the next snapshot: `run` takes one at the end of the system prompt, at the beginning of
+ * the last turn, and every SNAPSHOT_STEP tokens before it, so that edge_rewind can return there. */
 static uint32_t up_to_turn(const edge_session *s, uint32_t count)
 {
     uint32_t length = kv_length(s->rows), step = SNAPSHOT_STEP - length % SNAPSHOT_STEP;
@@ -238,7 +237,7 @@ static uint32_t up_to_turn(const edge_session *s, uint32_t count)
     return s->turn_rows > length ? smaller(count, smaller(step, s->turn_rows - length)) : count;
 }
 
-/* One pass of the prompt; all has been run if nothing waits any more. */
+/* Runs one pass of the prompt, if tokens wait. */
 static edge_finish run_chunk(edge_session *s)
 {
     if (!s->started)
@@ -256,7 +255,7 @@ static edge_finish run_chunk(edge_session *s)
     if (!pass_reaches(s->pass, (uint32_t)count))
         return EDGE_CAPACITY;
     if (!make_room(s, (uint32_t)count))
-        return EDGE_MEMORY; /* rows that it was planned to have were given back */
+        return EDGE_MEMORY; /* planned rows were returned to the system */
     kv_announce(s->rows, left);
     if (s->drafts)
         drafts_add(s->drafts, s->ids + s->first, (uint32_t)count);
@@ -270,12 +269,12 @@ static edge_finish run_chunk(edge_session *s)
 
 edge_finish context_prompt(edge_session *s)
 {
-    if (!s->started) /* an answer that ends before its first pass takes time, too */
+    if (!s->started) /* the time of an answer counts even if it ends before its first pass */
         start(s);
     while (!s->stopped) {
         bool all = !s->waiting;
         s->stopped = run_chunk(s);
-        if (all) /* budgets have been asked after the last pass, too */
+        if (all) /* run_chunk has checked budgets after the last pass, too */
             break;
     }
     return s->stopped;
@@ -283,7 +282,7 @@ edge_finish context_prompt(edge_session *s)
 
 /* ---- tokens ahead of the answer ----------------------------------------------------------------------------------- */
 
-/* Of `most` tokens, those that may run at once: nothing is evicted for their rows, and no budget is overrun by them. */
+/* Of `most` tokens, those that one pass may run without an eviction and within budgets. */
 static uint32_t room_ahead(const edge_session *s, uint32_t most)
 {
     most = smaller(most, kv_free(s->rows));
@@ -296,7 +295,7 @@ static uint32_t room_ahead(const edge_session *s, uint32_t most)
     return count > 1 ? (uint32_t)count : 1;
 }
 
-/* Drafts for the next pass, behind its token. */
+/* Writes drafts behind the token of the next pass; returns their number. */
 static uint32_t propose(edge_session *s)
 {
     if (!s->drafts || s->options.speculate == EDGE_SPECULATE_OFF)
@@ -305,7 +304,7 @@ static uint32_t propose(edge_session *s)
     return most > 1 ? drafts_propose(s->drafts, most - 1, kv_length(s->rows), s->draft + 1) : 0;
 }
 
-/* Tokens that a device may choose at once, as `Ahead` of edge/run/drafting/ahead.py says. */
+/* Tokens that an accelerator may choose at once, by the rule of `Ahead` in edge/run/drafting/ahead.py. */
 static uint32_t burst(const edge_session *s)
 {
     double fits = BURST_S / s->pace;
@@ -314,7 +313,7 @@ static uint32_t burst(const edge_session *s)
     return room_ahead(s, most > 1 ? most : 1);
 }
 
-/* Whether a device may choose what follows the token that waits, or send few logits. */
+/* Whether an accelerator may choose the tokens behind the waiting one, or return only few logits. */
 static bool may_pick(const edge_session *s, picking *pick)
 {
     if (!pass_picks(s->pass))
@@ -324,7 +323,7 @@ static bool may_pick(const edge_session *s, picking *pick)
     return pick->most || pick->enough;
 }
 
-/* Runs the token that waits, and those that a device chooses behind it. */
+/* Runs the waiting token, and those that an accelerator chooses behind it. */
 static bool run_picked(edge_session *s, picking *pick)
 {
     double before = now_seconds();
@@ -340,7 +339,7 @@ static bool run_picked(edge_session *s, picking *pick)
     return true;
 }
 
-/* Runs the token that waits, and perhaps some of those that follow it. */
+/* Runs the waiting token, perhaps with drafts or an accelerator's choice behind it. */
 static bool run_ahead(edge_session *s)
 {
     picking pick = {.chosen = s->draft + 1, .enough = sampler_candidates(s->sampler)};
@@ -349,7 +348,7 @@ static bool run_ahead(edge_session *s)
     if (may_pick(s, &pick))
         return run_picked(s, &pick);
     uint32_t length = kv_length(s->rows), count = 1 + propose(s);
-    bool timed = s->drafts && pass_drafts(s->pass); /* not what a device fails at, which then is left */
+    bool timed = s->drafts && pass_drafts(s->pass); /* false while an accelerator may decline */
     double before = now_seconds();
     bool ran = count > 1 || run(s, 1, pick.enough ? &pick : NULL);
     if (count > 1) {
@@ -371,7 +370,7 @@ static bool run_ahead(edge_session *s)
     return true;
 }
 
-/* The token that was generated has run, and its logits are there, or the device's choice. */
+/* The generated token was drafted or chosen, so that it has run: takes its logits, or the choice behind it. */
 static void take_ahead(edge_session *s)
 {
     note(s, kv_length(s->rows) - s->ahead, 1);
@@ -407,7 +406,7 @@ edge_finish context_step(edge_session *s)
     return EDGE_INTERRUPTED;
 }
 
-/* Tokens that decisions about the next chunk depend on, as `read_ahead` of edge/run/loop.py reads them. */
+/* Tokens that must wait before the next chunk can be decided, as in `read_ahead` of edge/run/loop.py. */
 static uint32_t tokens_ahead(const edge_session *s)
 {
     uint32_t held = s->model->config->capacity + s->model->config->chunk, wanted = kv_foresight(s->rows);
@@ -445,7 +444,7 @@ turn_mark context_mark(const edge_session *s)
     turn_mark mark = {.evicted = s->evicted, .rows = kv_length(s->rows), .count = s->waiting};
     if (mark.count <= MOST_LEFT) {
         memcpy(mark.left, s->ids + s->first, mark.count * sizeof *s->ids);
-    } else { /* an earlier conversation that has not been run */
+    } else { /* an earlier conversation that has not run */
         mark.rows += mark.count;
         mark.count = 0;
     }
@@ -457,7 +456,7 @@ bool context_rewind(edge_session *s, const turn_mark *mark)
     uint32_t length = kv_length(s->rows);
     if (mark->evicted != s->evicted)
         return false;
-    if (length <= mark->rows) { /* what goes has not been run */
+    if (length <= mark->rows) { /* the turns to take back have not run */
         uint64_t left = (uint64_t)mark->rows - length + mark->count;
         if (left > s->waiting)
             return false;
@@ -468,7 +467,7 @@ bool context_rewind(edge_session *s, const turn_mark *mark)
         return false;
     uint32_t rows = mark->rows;
     if (!kv_can_truncate(s->rows, rows)) {
-        if (!has_tail(s) || s->evicted) /* nothing tells which tokens are between */
+        if (!has_tail(s) || s->evicted) /* the tokens in between are unknown */
             return false;
         rows = kv_latest(s->rows, rows);
     }

@@ -1,4 +1,4 @@
-/* What the CPU can do. */
+/* Instruction sets of this CPU. */
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -19,11 +19,11 @@ typedef struct { uint32_t eax, ebx, ecx, edx; } registers;
 static registers ask_cpu(uint32_t leaf, uint32_t part)
 {
     registers r = {0, 0, 0, 0};
-    __get_cpuid_count(leaf, part, &r.eax, &r.ebx, &r.ecx, &r.edx); /* zeros if it has no such leaf */
+    __get_cpuid_count(leaf, part, &r.eax, &r.ebx, &r.ecx, &r.edx); /* stays 0 if there is no such leaf */
     return r;
 }
 
-/* Registers that the system saves when it switches threads, if OSXSAVE says that there is an answer. */
+/* XCR0: registers that the system saves when it switches threads. Needs OSXSAVE. */
 static uint32_t saved_registers(void)
 {
     uint32_t low, high;

@@ -6,24 +6,24 @@
 #include "drafts.h"
 
 #if defined __GNUC__ && !defined __clang__
-#pragma GCC optimize("O3") /* with vectors, as clang has them at -Os: a token reads all of the text */
+#pragma GCC optimize("O3") /* vectorizes, as clang does at -Os: each token scans the whole text */
 #endif
 
 struct drafts {
-    uint32_t count, behind;     /* tokens, and those that `runs` have not been told of; DRAFT_DEPTH: they begin anew */
-    uint32_t kind;              /* by its match, of the draft that is verified or compared */
-    int64_t untried;            /* the first token of a draft that is not verified; -1: there is none */
+    uint32_t count, behind;     /* tokens; those not yet in `runs`. DRAFT_DEPTH: `runs` is rebuilt */
+    uint32_t kind;              /* of the last draft, by the length of its match */
+    int64_t untried;            /* first token of a draft that was not verified; -1: none */
     struct {
-        double times[MOST_DRAFTS + 2];    /* seconds of a pass, by its tokens */
-        uint32_t passes[MOST_DRAFTS + 2]; /* that were timed, at most FEW_TIMES */
-        uint32_t answered;                /* tokens of the answer: given or accepted */
-    } contexts[DRAFT_CONTEXTS + 1];       /* by the rows that a pass reads */
-    uint32_t context;                     /* of the newest pass */
+        double times[MOST_DRAFTS + 2];    /* seconds of a pass, by its number of tokens */
+        uint32_t passes[MOST_DRAFTS + 2]; /* timed passes, at most FEW_TIMES */
+        uint32_t answered;                /* tokens of the answer, drawn or accepted */
+    } contexts[DRAFT_CONTEXTS + 1];       /* by the number of rows that a pass reads */
+    uint32_t context;                     /* of the last pass */
     double spent;                         /* seconds of the answer's passes */
-    uint32_t drafted;                     /* tokens in the answer that were verified */
+    uint32_t drafted;                     /* verified tokens of the answer */
     double right[DRAFT_KINDS], tried[DRAFT_KINDS];
     int32_t tokens[DRAFT_TEXT];
-    uint8_t runs[DRAFT_TEXT];   /* of equal tokens, by their distance: those of the nearest are last */
+    uint8_t runs[DRAFT_TEXT];   /* lengths of runs of equal tokens by their distance; the nearest is last */
 };
 
 drafts *drafts_layout(arena *from)
@@ -64,14 +64,14 @@ static void learn(drafts *d, uint32_t tried, uint32_t accepted)
 void drafts_add(drafts *d, const int32_t *tokens, uint32_t count)
 {
     const uint32_t half = DRAFT_TEXT / 2;
-    if (d->untried >= 0 && count == 1) /* those of an answer come one by one */
+    if (d->untried >= 0 && count == 1) /* tokens of an answer come one by one */
         learn(d, 1, *tokens == d->untried);
     d->untried = -1;
     if (count > half) {
         tokens += count - half;
         count = half;
     }
-    if (d->count + count > DRAFT_TEXT) { /* half of the older ones are forgotten */
+    if (d->count + count > DRAFT_TEXT) { /* drop the older tokens but for half of the room */
         memmove(d->tokens, d->tokens + d->count - half, half * sizeof *d->tokens);
         d->count = half;
         d->behind = DRAFT_DEPTH;
@@ -81,7 +81,7 @@ void drafts_add(drafts *d, const int32_t *tokens, uint32_t count)
     d->behind = count < DRAFT_DEPTH - d->behind ? d->behind + count : DRAFT_DEPTH;
 }
 
-/* The token at `last` is told to the runs of all distances; a run is at most DRAFT_DEPTH long. */
+/* Extends the runs of all distances by the token at `last`; a run is at most DRAFT_DEPTH long. */
 static void extend_runs(drafts *d, uint32_t last)
 {
     uint8_t *runs = d->runs + DRAFT_TEXT - last;
@@ -92,7 +92,7 @@ static void extend_runs(drafts *d, uint32_t last)
     }
 }
 
-/* The place of the longest match, the latest of equally long ones, and its length; 0: there is none. */
+/* Returns the place of the longest match, the latest among equals. *match: its length; 0: there is none. */
 static uint32_t find_place(drafts *d, uint32_t *match)
 {
     uint32_t ahead = d->behind < d->count ? d->behind : d->count, place = d->count ? d->count - 1 : 0;
@@ -111,7 +111,7 @@ static uint32_t find_place(drafts *d, uint32_t *match)
     return place;
 }
 
-/* The time of a pass over `tokens`, in passes over one; of a shorter context as long as it is not known of this one. */
+/* The time of a pass over `tokens` divided by that of a single token, in this context or, if unknown, a shorter one. */
 static double cost_of(const drafts *d, uint32_t context, uint32_t tokens)
 {
     for (uint32_t at = context + 1; at-- > 0 && tokens > 1;) {
@@ -122,7 +122,7 @@ static double cost_of(const drafts *d, uint32_t context, uint32_t tokens)
             below--;
         while (above < MOST_DRAFTS + 1 && passes[above] < FEW_TIMES)
             above++;
-        if (passes[1] >= FEW_TIMES && passes[above] >= FEW_TIMES) { /* what has not run lies between what has */
+        if (passes[1] >= FEW_TIMES && passes[above] >= FEW_TIMES) { /* interpolate between timed numbers of tokens */
             double low = times[below] / times[1], high = times[above] / times[1], wide = above - below;
             return low + (high - low) * (tokens - below) / (wide > 1 ? wide : 1);
         }
@@ -167,7 +167,7 @@ uint32_t drafts_propose(drafts *d, uint32_t most, uint32_t behind, int32_t *draf
         }
     }
     d->untried = length ? -1 : d->tokens[first];
-    for (uint32_t i = 0; i < length; i++) /* beyond the end, the same tokens again: the text may repeat */
+    for (uint32_t i = 0; i < length; i++) /* beyond the end, repeat the draft */
         draft[i] = d->tokens[first + i % (d->count - first)];
     return length;
 }
@@ -192,12 +192,12 @@ void drafts_judge(drafts *d, uint32_t drafted, uint32_t accepted)
 {
     d->drafted += drafted;
     d->contexts[d->context].answered += accepted;
-    learn(d, accepted + (accepted < drafted), accepted); /* behind the first wrong one nothing was learned */
+    learn(d, accepted + (accepted < drafted), accepted); /* tokens behind the first wrong one say nothing */
 }
 
 double drafts_gain(const drafts *d)
 {
-    double alone = 0, each = 0; /* seconds, one by one; of a token, in a shorter context if none ran in this one */
+    double alone = 0, each = 0; /* seconds of the answer without drafts; of a token, maybe in a shorter context */
     for (uint32_t context = 0; context <= DRAFT_CONTEXTS; context++) {
         each = d->contexts[context].passes[1] ? d->contexts[context].times[1] : each;
         alone += d->contexts[context].answered * each;

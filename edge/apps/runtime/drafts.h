@@ -9,8 +9,8 @@ drafts *drafts_layout(arena *from);
 void drafts_clear(drafts *d); /* forgets the text */
 void drafts_begin(drafts *d); /* begins an answer, whose gain is counted anew */
 void drafts_add(drafts *d, const int32_t *tokens, uint32_t count); /* appends tokens to the text */
-/* Writes a draft of at most `most` tokens and returns its length; 0 if verifying one would not pay. behind: KV rows that the
- * pass reads. */
+/* Writes a draft of at most `most` tokens and returns its length; 0 if verifying one would not pay. behind: KV rows that
+ * the pass reads. */
 uint32_t drafts_propose(drafts *d, uint32_t most, uint32_t behind, int32_t *draft);
 void drafts_time(drafts *d, uint32_t tokens, uint32_t behind, double seconds); /* notes the time of a pass over tokens */
 void drafts_judge(drafts *d, uint32_t drafted, uint32_t accepted); /* the first `accepted` of the last draft were right */

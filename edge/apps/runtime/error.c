@@ -1,15 +1,15 @@
-/* Messages, without stdio: its ABI differs between C libraries. */
+/* Formats messages without stdio, whose ABI differs between C libraries. */
 #include <stdarg.h>
 #include <string.h>
 
 #include "base.h"
 
-typedef struct { char *to; size_t room, used; } line; /* room: characters, without \0 */
+typedef struct { char *to; size_t room, used; } line; /* room: bytes, without \0 */
 
 static void put(line *out, const char *text, size_t count)
 {
     for (size_t i = 0; i < count && out->used < out->room; i++)
-        out->to[out->used++] = (text[i] & 0x80) == 0 && text[i] < ' ' ? ' ' : text[i]; /* one line */
+        out->to[out->used++] = (text[i] & 0x80) == 0 && text[i] < ' ' ? ' ' : text[i]; /* keep it one line */
 }
 
 static void put_number(line *out, int64_t number)
@@ -25,7 +25,7 @@ static void put_number(line *out, int64_t number)
     put(out, digits + at, sizeof digits - at);
 }
 
-/* Cuts a character that did not fit whole: messages are UTF-8, too. */
+/* Length of a text without an incomplete UTF-8 character at its end. */
 static size_t whole_characters(const char *text, size_t length)
 {
     size_t start = length;

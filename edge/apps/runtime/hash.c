@@ -1,4 +1,4 @@
-/* SHA-256 (FIPS 180-4), for the sections of model.edge that compiled code trusts. */
+/* SHA-256 (FIPS 180-4). */
 #include <string.h>
 
 #include "hash.h"

@@ -1,13 +1,32 @@
-/* Which rows there are: a port of backends/head_kv.py, row_lists.py and ring.py, and of the bookkeeping in
- * backends/tvm/kv/store.py, for heads that keep equally many rows.
+/* The KV cache: a port of backends/head_kv.py, row_lists.py and ring.py, and of the bookkeeping in backends/tvm/kv/store.py,
+ * for heads that all keep the same number of rows.
  *
- * A logical row is a row's place among those in use, oldest first; its physical row is its place in memory. Rows from the
- * end move into the holes that evicted ones leave. The RoPE position of a key is `base` and the position in its list:
- * closing a gap rotates the few keys before it forward and raises `base`, so RoPE positions only grow.
+ * A cache has two parts: `whole`, of layers that see all rows, and `ring`, of layers with a sliding window. An arena holds
+ * the rows of one head after the other, `even` rows each, which are whole tiles:
  *
- * A fixed state sums up all tokens, and no eviction touches it: see backends/fixed_state.py. It comes back to an earlier
- * length by a snapshot (edge/run/sequences/snapshots.py).
- */
+ *     arena      | ring head 0 | ring head 1 | … | whole head 0         | whole head 1         | …
+ *                                                 \_ start + 0 * even   \_ start + 1 * even
+ *     whole head | physical rows 0 … length - 1, in use | free, up to capacity | padding of the last tile |
+ *
+ * If the heads of rings have another size or number, they lie in an arena of their own. A list maps logical rows, oldest
+ * first, to physical rows, and gives each a position. One list serves all heads of a part until a policy keeps different rows
+ * in each head (h2o). Of six rows, the second has been evicted:
+ *
+ *     logical row  0  1  2  3  4
+ *     physical     0  2  3  4  1         the last row has moved into the hole
+ *     positions    0  2  3  4  5         lists of single heads leave this gap open
+ *                  0  1  2  3  4         a list of all heads closes it: row 0 is rotated by 1, and `base` grows by 1
+ *
+ * Invariants:
+ *  - the physical rows of a list are 0 … length - 1 in some order: evictions move rows from the end into holes;
+ *  - positions ascend and are less than `next`, the position of the next token;
+ *  - the key of a row is rotated to the RoPE position `base` + position. Closing a gap rotates the few keys before it forward
+ *    and raises `base`, so that the RoPE positions of all other keys stay, and new ones only grow;
+ *  - a ring has the rows of positions `first` … next - 1; its base and next follow those of `whole`;
+ *  - the first `known` rows of the one list have their unrotated keys in `pinned_keys`.
+ *
+ * The fixed state of recurrent layers sums up all tokens; no eviction touches it (backends/fixed_state.py). Only a snapshot
+ * brings it back to an earlier length (edge/run/sequences/snapshots.py). */
 #include "kv_parts.h"
 #include "rows.h"
 #include "system.h"
@@ -86,8 +105,8 @@ void kv_attach(kv *k, uint32_t number, rows_device *device) { k->rows[number].de
 
 /* ---- lists of rows ------------------------------------------------------------------------------------------------ */
 
-/* Keeps these logical rows of a list, ascending (NULL: those from `first` on); rows beyond the new length move into
- * holes. */
+/* Keeps these `count` logical rows of a list, ascending (NULL: rows first, first + 1, …). Physical rows beyond the new
+ * length move into holes. */
 static void retain(kv *k, kv_part *p, uint32_t list, const int32_t *rows, uint32_t first, uint32_t count)
 {
     int32_t *physical = p->physical + (size_t)list * p->longest, *positions = p->positions + (size_t)list * p->longest;
@@ -115,7 +134,7 @@ static void retain(kv *k, kv_part *p, uint32_t list, const int32_t *rows, uint32
     rows_settle(p->rows);
 }
 
-/* Notes the positions of rows, for sliding windows. */
+/* Writes the positions of the rows in use where passes read them, for sliding windows. */
 void kv_place(kv *k, const kv_part *p)
 {
     for (uint32_t head = 0; p->windowed && head < p->heads; head++)
@@ -123,8 +142,7 @@ void kv_place(kv *k, const kv_part *p)
             k->positions[row_of(p, head, row)] = *position_of(p, head, row);
 }
 
-/* Rows have been evicted, or positions changed. The ring's rows keep their distances to the next token, whose position
- * may be another one. */
+/* After an eviction or new positions: rotates the ring's rows so that they keep their distances to the next token. */
 static void follow(kv *k)
 {
     kv_part *ring = &k->ring;
@@ -140,7 +158,7 @@ static void follow(kv *k)
     kv_place(k, ring);
 }
 
-/* Gives the rows of the only list positions 0 … count − 1. */
+/* Gives the rows of the only list the positions 0 … length − 1. */
 static void close_gaps(kv *k)
 {
     kv_part *p = &k->whole;
@@ -167,7 +185,7 @@ void kv_keep(kv *k, const int32_t *rows, uint32_t count)
     uint32_t same = 0;
     while (same < k->known && same < count && rows[same] == (int32_t)same)
         same++;
-    k->known = same; /* keys that are still those of the first rows */
+    k->known = same; /* first rows that have stayed */
     retain(k, p, 0, rows, 0, count);
     p->length = count;
     close_gaps(k);
@@ -249,7 +267,7 @@ static void prepare(kv *k, const kv_part *p, uint32_t count)
 void kv_prepare(kv *k, uint32_t count)
 {
     kv_part *ring = &k->ring;
-    if (ring->heads && count > ring->capacity - ring->length) { /* the oldest rows are forgotten, a few dozen at a time */
+    if (ring->heads && count > ring->capacity - ring->length) { /* drop the oldest rows, a few dozen at once */
         uint32_t more = count > k->spare ? count : k->spare, kept = ring->capacity - more;
         k->first = ring->next - kept;
         retain(k, ring, 0, NULL, ring->length - kept, kept);
@@ -273,13 +291,13 @@ void kv_appended(kv *k, uint32_t count)
     }
 }
 
-/* The next position when `length` rows stay. Different lists share their newest rows. */
+/* The next position if only `length` rows stay. Lists of different heads agree on the newest rows. */
 static int64_t next_without(const kv_part *p, uint32_t length)
 {
     return p->lists > 1 ? p->next - (p->length - length) : (int64_t)p->positions[length - 1] + 1;
 }
 
-/* The number of the snapshot of so many rows; `held` if there is none. */
+/* The number of the snapshot at this length; `held` if there is none. */
 static uint32_t snapshot_of(const kv *k, uint32_t length)
 {
     uint32_t number = 0;
@@ -351,7 +369,7 @@ void kv_drop(kv *k, uint32_t count)
     k->known = k->known < k->whole.length ? k->known : k->whole.length;
 }
 
-/* Gives back the part's rows in the arena, from `first`, which begins a tile, on. */
+/* Returns the pages of `count` rows of the arena, from `first` on, to the system. first: begins a tile. */
 static void release(kv *k, const kv_part *p, uint32_t first, uint32_t count)
 {
     rows_release(p->rows, first, count);
@@ -403,7 +421,7 @@ void kv_remember(kv *k, uint32_t kept)
     if (!k->state_bytes || !k->whole.length || snapshot_of(k, k->whole.length) < k->held)
         return;
     uint8_t *snapshots = (uint8_t *)k->snapshots;
-    if (k->held == SNAPSHOTS) { /* the earliest of the others goes */
+    if (k->held == SNAPSHOTS) { /* drop the earliest but the kept one */
         uint32_t first = kept && k->ends[0] == kept, later = --k->held - first;
         uint8_t *gone = snapshots + first * k->state_bytes;
         memmove(gone, gone + k->state_bytes, later * k->state_bytes);

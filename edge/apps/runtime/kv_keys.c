@@ -1,4 +1,4 @@
-/* The keys of cached rows rotated to other positions: a port of backends/rope.py, and of PinnedKeys (row_lists.py). */
+/* Rotates cached keys to other positions: a port of backends/rope.py, and of PinnedKeys (row_lists.py). */
 #include "kv_parts.h"
 #include "model.h"
 #include "rows.h"
@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Sets `k->angles`: cosines and sines, without magnitude, for `by` more positions. */
+/* Sets `k->angles`, cosines and sines without magnitude, to a rotation by this number of positions. */
 static void set_angles(kv *k, int64_t by, enum kv_factors factors)
 {
     const edge_config *config = k->model->config;
@@ -28,7 +28,7 @@ static void set_angles(kv *k, int64_t by, enum kv_factors factors)
     }
 }
 
-/* Rotates a key by the angles of `set_angles`, of which a smaller head than the largest has the first, and stores it. */
+/* Rotates a key by the angles of `set_angles` and stores it. A head smaller than the largest uses the first angles. */
 static void rotate(kv *k, const kv_part *p, uint32_t row, uint32_t head, float *key)
 {
     const edge_config *config = k->model->config;
@@ -81,8 +81,7 @@ void kv_announce(kv *k, uint32_t count)
     k->known = 0, k->held = 0;
 }
 
-/* The first rows are rotated at every eviction, and each time their keys would be rounded again. So they are always
- * rotated from their first values. */
+/* Every eviction rotates the first rows. To round their keys only once, each rotation begins at their first values. */
 void kv_move_keys(kv *k, const uint32_t *rows, const int64_t *from, const int64_t *to, uint32_t count)
 {
     kv_part *p = &k->whole;

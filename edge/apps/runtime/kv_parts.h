@@ -1,4 +1,4 @@
-/* What kv.c, kv_keys.c and kv_state.c know of each other. */
+/* The structs of a cache, which kv.c explains, for kv.c, kv_keys.c and kv_state.c. */
 #ifndef EDGE_KV_PARTS_H
 #define EDGE_KV_PARTS_H
 
@@ -6,41 +6,41 @@
 #include "model.h"
 #include "rows.h"
 
-static const int64_t ALL = -((int64_t)1 << 60); /* for `first`: no row has been forgotten */
+static const int64_t ALL = -((int64_t)1 << 60); /* as `first`: the ring has dropped no row */
 
-typedef struct { /* the rows of layers without a ring, or of those with one */
-    uint32_t heads, start, even, capacity, longest, length; /* start: row of the arena; even: rows of a head, in tiles;
-                                                               longest: capacity before `kv_shrink` */
-    uint32_t lists;                /* one for all heads, or one for each */
+typedef struct { /* rows of the layers with a ring, or of all others */
+    uint32_t heads, start, even, capacity, longest, length; /* start: first row in the arena; even: rows of a head,
+                                                               whole tiles; longest: capacity before kv_shrink */
+    uint32_t lists;                /* 1: one for all heads; or one for each head */
     int32_t *physical, *positions; /* [lists][longest], by logical row */
-    const uint32_t *of;            /* the heads' numbers among those of all layers */
-    int64_t base, next;            /* next: position of the next key */
+    const uint32_t *of;            /* [heads]: numbers among the heads of all layers */
+    int64_t base, next;            /* RoPE position of position 0; position of the next token */
     bool windowed, observed;
     kv_rows *rows;                 /* the arena */
 } kv_part;
 
 struct kv {
     const edge_model *model;
-    kv_rows rows[2];        /* of all layers; or without rings, and of rings, whose heads are others */
+    kv_rows rows[2];        /* arenas: of all layers; or of layers without a ring, and of rings with other heads */
     kv_part whole, ring;
-    int64_t first;          /* ring: rows from this position on are here */
-    uint32_t before, spare; /* ring: earlier rows that a token sees; rows that are freed at once */
-    int32_t *starts, *lengths;
-    int32_t *positions;     /* of the rows of the arena that has windows */
-    float *paid;
+    int64_t first;          /* ring: position of its oldest row */
+    uint32_t before, spare; /* ring: earlier rows that a token sees; rows that are dropped at once */
+    int32_t *starts, *lengths; /* [layers * kv_heads]: arguments of passes */
+    int32_t *positions;     /* by row of the arena that has windows */
+    float *paid;            /* by row: attention that it has received */
     bool lengthened;
-    float *states, *snapshots;     /* of layers that sum up all tokens, and copies [held] of them */
-    float *working;                /* before `states`: the copies that threads change in a pass over drafts */
-    uint32_t ends[SNAPSHOTS], held; /* rows that there were when each was made, ascending */
+    float *states, *snapshots;     /* fixed states of all layers, and copies [held] of them */
+    float *working;                /* before `states`: copies that threads change in a pass over drafts */
+    uint32_t ends[SNAPSHOTS], held; /* length at each snapshot, ascending; number of snapshots */
     size_t state_bytes;
-    uint32_t pinned, known;    /* first rows, at most and now, whose keys are kept as they were before they were rotated */
+    uint32_t pinned, known;    /* first rows whose unrotated keys are kept: at most, and now */
     float *pinned_keys;        /* [heads][pinned][head] */
-    int64_t *pinned_positions; /* RoPE's */
-    float *angles, *key;       /* [kinds][2][head / 2], cosines and sines; [head] */
-    uint8_t *occupied;
+    int64_t *pinned_positions; /* RoPE positions of these keys */
+    float *angles, *key;       /* [kinds][2][head / 2]: cosines and sines; [head] */
+    uint8_t *occupied;         /* [capacity]: working memory */
 };
 
-static inline uint32_t row_of(const kv_part *p, uint32_t head, uint32_t logical) /* of the arena */
+static inline uint32_t row_of(const kv_part *p, uint32_t head, uint32_t logical) /* its row in the arena */
 {
     uint32_t list = p->lists > 1 ? head : 0;
     return p->start + head * p->even + (uint32_t)p->physical[(size_t)list * p->longest + logical];
@@ -51,19 +51,19 @@ static inline int32_t *position_of(const kv_part *p, uint32_t head, uint32_t log
     return p->positions + (p->lists > 1 ? (size_t)head * p->longest : 0) + logical;
 }
 
-static inline uint32_t heads_of(const kv_part *p, uint32_t list) /* of a list, the number behind its last head */
+static inline uint32_t heads_of(const kv_part *p, uint32_t list) /* one more than the last head of a list */
 {
     return p->lists > 1 ? list + 1 : p->heads;
 }
 
 void kv_place(kv *k, const kv_part *p);
 
-/* kv_keys.c: LongRoPE's short factors or its long ones, or from where the short ones rotate to where the long ones do */
+/* kv_keys.c. LongRoPE's short factors, its long ones, or the rotation from the first to the second. */
 enum kv_factors { SHORT, LONG, BETWEEN };
 enum kv_factors kv_factors(const kv *k);
-/* Rotates the key of a logical row, of all heads that share the list, by more positions. */
+/* Rotates the key of a logical row by this number of positions, in all heads that share the list. */
 void kv_rotate_row(kv *k, kv_part *p, uint32_t list, uint32_t logical, int64_t by, enum kv_factors factors);
-/* Rotates the keys of logical rows of all heads from RoPE positions to others. */
+/* Rotates the keys of logical rows of all heads from RoPE positions to others. rows: ascending. */
 void kv_move_keys(kv *k, const uint32_t *rows, const int64_t *from, const int64_t *to, uint32_t count);
 
 #endif

@@ -1,7 +1,6 @@
-/* Saves the rows of a cache and loads them: all that the next token depends on, in the order of memory, so that a text
- * goes on exactly as it would have. Rows come first, in blocks, so that the rows of more tokens leave the bytes before
- * them as they were: who saves often has to write only what changed.
- */
+/* Saves and loads a cache: all that the next token depends on, in the order of memory, so that a text continues exactly as
+ * it would have. Rows come first, in blocks, so that further tokens leave earlier bytes unchanged: an app that saves often
+ * has to write only the bytes that changed. */
 #include "kv.h"
 #include "kv_parts.h"
 #include "rows.h"
@@ -17,8 +16,8 @@ typedef struct {
 
 enum {
     MOST_POSITIONS = 1 << 30,
-    MOST_BYTES = 8192, /* of a row of the widest head in float32 */
-    BLOCK = 16         /* rows of each head that are saved together */
+    MOST_BYTES = 8192, /* of the largest row: keys and values in float32 */
+    BLOCK = 16         /* rows of a head that are saved together */
 };
 
 static kv_header header_of(const kv *k)
@@ -81,7 +80,7 @@ bool kv_save(const kv *k, bytes_out out, void *to)
     return fine && out(to, k->states, k->state_bytes);
 }
 
-/* Whether a list names each of the first rows once, and its positions grow up to those before `next`. */
+/* Whether a list names each physical row once, and its positions ascend and are less than `next`. */
 static bool list_is_whole(kv *k, const kv_part *p, uint32_t list)
 {
     const int32_t *physical = p->physical + (size_t)list * p->longest, *positions = position_of(p, list, 0);
@@ -139,7 +138,7 @@ static bool header_is_possible(const kv *k, const kv_header *h)
                 h->heads == whole->heads && h->ring_heads == ring->heads && !h->reserved &&
                 h->state_bytes == k->state_bytes;
     bool lists = h->lists == 1 || (h->lists == whole->heads && whole->observed);
-    int64_t most = (int64_t)1 << 50; /* far more than a text has */
+    int64_t most = (int64_t)1 << 50; /* far beyond any text */
     return same && lists && h->ring <= ring->capacity && h->known <= k->pinned && h->known <= h->rows &&
            h->lengthened <= (k->model->config->long_from > 0) && h->next >= 0 && h->next <= MOST_POSITIONS &&
            h->base >= 0 && h->base <= most && (h->first == ALL || (h->first >= -most && h->first <= h->next));

@@ -1,4 +1,4 @@
-/* Linux and Android: system calls, /proc, CPUs by number, and a futex. See posix.c. */
+/* Linux and Android: system calls, /proc, CPUs by number, futexes. See posix.c. */
 #ifdef __linux__
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -77,7 +77,7 @@ void system_clear(void *first, uint64_t size)
     madvise(first, size, MADV_DONTNEED);
 }
 
-/* The number of a line of /proc, in bytes; 0 if there is no such line. */
+/* Returns the kB of a line of /proc, in bytes; 0: there is no such line. */
 static uint64_t kilobytes_behind(const char *name, const char *text, size_t size)
 {
     size_t length = strlen(name);
@@ -108,7 +108,7 @@ void private_bytes(uint64_t *anonymous, uint64_t *swapped)
 
 void system_place_worker(uint64_t cpu_mask)
 {
-    if (cpu_mask) /* of which the system takes what there is; none: it stays where it is */
+    if (cpu_mask) /* the system ignores absent CPUs, and the call fails if none is left */
         sched_setaffinity(0, sizeof cpu_mask, (const cpu_set_t *)&cpu_mask);
 }
 
@@ -123,13 +123,13 @@ void unbind_thread(const cpu_binding *before)
     sched_setaffinity(0, sizeof *before, (const cpu_set_t *)before);
 }
 
-#ifndef CPUS /* tests have others */
+#ifndef CPUS /* tests set another folder */
 #define CPUS "/sys/devices/system/cpu/cpu"
 #endif
 enum { MOST_CPUS = 1024 };
 typedef struct { uint64_t bits[MOST_CPUS / 64]; } cpu_bits;
 
-/* The first number in a file about a CPU; `otherwise` if there is none. */
+/* Returns the first number in a file about a CPU, or `otherwise`. */
 static uint32_t cpu_number(uint32_t cpu, const char *file, uint32_t otherwise)
 {
     char path[256] = CPUS, text[16] = "";
@@ -150,7 +150,8 @@ static uint32_t cpu_number(uint32_t cpu, const char *file, uint32_t otherwise)
     return number;
 }
 
-/* How many of the fastest cores finish equal shares first: devices/cores.py says why. Speed 0: unknown. */
+/* Number of the fastest cores that finish equal shares of work first: devices/cores.py explains the rule. Speed 0:
+ * unknown. */
 static uint32_t worth_using(uint64_t *speeds, uint32_t count)
 {
     uint64_t most = 0;
@@ -169,8 +170,7 @@ static uint32_t worth_using(uint64_t *speeds, uint32_t count)
     return found;
 }
 
-/* Physical cores that this process may run on and that are worth using. Off ARM, those are all: clocks differ there
- * between cores that are alike. */
+/* On x86 all physical cores that the process may use are worth using: clocks differ there between equal cores. */
 uint32_t fastest_cores(void)
 {
 #if defined(__aarch64__)
@@ -201,7 +201,7 @@ uint32_t fastest_cores(void)
 
 /* ---- sleeping and waking ----------------------------------------------------------------------------------------- */
 
-#ifndef EDGE_WAIT_ON_ADDRESS /* with it, what Apple's systems do is tested on Linux */
+#ifndef EDGE_WAIT_ON_ADDRESS /* tests run apple.c's code on Linux with it */
 
 enum { FUTEX_WAIT_PRIVATE_ = 128, FUTEX_WAKE_PRIVATE_ = 129 };
 

@@ -1,12 +1,12 @@
-/* model.edge: maps it, and checks once what the other parts rely on: where sections lie, their checksums, and that the
- * numbers of CONFIG are possible and agree with the sizes of the other sections. edge/apps/model_file.py writes it. */
+/* Maps model.edge, and checks once all that other files rely on: places and checksums of sections, the numbers of CONFIG,
+ * and that they agree with the sizes of the other sections. */
 #include <math.h>
 #include <string.h>
 
 #include "model.h"
 #include "system.h"
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "what is in the file is used as it is");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers of the file are used unconverted");
 
 enum { MOST_LAYERS = 1024, MOST_HEADS = 1024, MOST_HEAD = 1024, MOST_ROWS = 1 << 24, MOST_TOKENS = 8192,
        MOST_THREADS = 256, MOST_VOCAB = 1 << 22, MOST_KINDS = 8, MOST_DESIGNS = 16, MOST_GEMM = 64, MOST_INPUTS = 1 << 16 };
@@ -18,7 +18,7 @@ static edge_status damaged(edge_error *error, const char *what)
     return edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (%s): copy or export it again", what);
 }
 
-/* As zlib's, four bits at a time: a table for eight would be longer than all the code here. */
+/* CRC-32 as zlib's, four bits at a time, since a table for eight would be longer than all this code. */
 static uint32_t checksum(const uint8_t *data, uint64_t size)
 {
     static const uint32_t nibbles[16] = {
@@ -38,7 +38,7 @@ static bool within(uint64_t value, uint64_t low, uint64_t high)
     return low <= value && value <= high;
 }
 
-static bool number_within(double value, double low, double high) /* NaN is not */
+static bool number_within(double value, double low, double high) /* false for NaN */
 {
     return low <= value && value <= high;
 }
@@ -52,7 +52,7 @@ static edge_status find_sections(edge_model *model, edge_error *error)
 {
     const uint8_t *data = model->file.data;
     uint64_t size = model->file.size;
-    const file_header *header = (const file_header *)data; /* not aligned, until that is checked */
+    const file_header *header = (const file_header *)data; /* may be unaligned: checked below */
     if (size < sizeof *header || memcmp(data, "EDGEMDL1", sizeof header->magic))
         return edge_fail(error, EDGE_BAD_FILE, "this is not a model.edge: edge export makes one");
     if ((uintptr_t)data % SECTION_ALIGNMENT)
@@ -75,7 +75,7 @@ static edge_status find_sections(edge_model *model, edge_error *error)
             || at % (is_weights(kind) ? WEIGHT_ALIGNMENT : SECTION_ALIGNMENT))
             return damaged(error, "its table of sections");
         model->sizes[kind] = length;
-        if (kind == SECTION_TABLE) { /* which is not in memory */
+        if (kind == SECTION_TABLE) { /* not mapped */
             model->table = at;
             continue;
         }
@@ -157,7 +157,7 @@ static bool angles_agree(const edge_model *model)
     return true;
 }
 
-/* What the runtime itself indexes by. The table's numbers are the pass's own. */
+/* Checks the numbers by which the runtime indexes; only compiled code uses those of the table. */
 static bool design_is_possible(const edge_config *c, const design_config *d, uint64_t section)
 {
     uint64_t ahead = d->tokens > ROPE_AHEAD ? d->tokens : ROPE_AHEAD, heads = (uint64_t)c->layers * c->kv_heads;

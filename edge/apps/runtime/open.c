@@ -8,7 +8,7 @@
 #include "system.h"
 #include "tokenizer.h"
 
-/* Compiled code works by these sections and checks nothing: they are those that it was exported with. */
+/* Compiled code trusts these sections unchecked, so they must be the ones that it was exported with. */
 static edge_status check_trusted(const edge_model *model, edge_error *error)
 {
     static const enum section_kind trusted[] = {
@@ -67,7 +67,7 @@ edge_status edge_close(edge_model *model, edge_error *error)
     return EDGE_OK;
 }
 
-/* The best instruction set of this CPU that the file has tables for; "" if there is none. */
+/* The best instruction set that this CPU and the file have; "" if there is none. */
 static const char *best_isa(const edge_model *model)
 {
     const design_config *designs;

@@ -1,5 +1,27 @@
-/* Tokens in, logits out, by one call of compiled code per step or chunk: a port of backends/tvm/engine.py and
- * cpu/workers.py. */
+/* The forward pass by compiled code: a port of backends/tvm/engine.py and cpu/workers.py.
+ *
+ * Compiled code works on arrays that a pass owns, and on the rows of a kv:
+ *
+ *     job        what to run: kind, count, position, …: read by all threads when it starts
+ *     lines      LINES cache lines for each thread: arrivals at barriers, and numbers of jobs
+ *     table      offsets of weights and scratch, a section of model.edge (a copy where adapters may change it)
+ *     floats     scratch | normals | temperatures | layer inputs | bounds of the head: offsets are in the design
+ *     integers   scratch
+ *     tokens     [tokens]         of the chunk
+ *     rope       [kinds][rows][2 * head]    cosines and signed sines, from position `first_angle` on
+ *     logits     [1 + drafts][padded_vocab]
+ *
+ *     prepare ──> job ──> run_compiled by all threads ──> logits, and rows behind those in use ──> kv_appended
+ *
+ * Invariants:
+ *  - compiled code checks nothing: can_run has checked tokens, rows, positions and the file before;
+ *  - threads 1 … sleep or spin in compiled code between jobs; they read `kind` and `threads` of the job at any time, so that
+ *    kind is QUIT only to end them;
+ *  - results do not depend on the number of threads: the design fixes the parts of each phase;
+ *  - the tables of angles hold `angles` positions from first_angle on, or nothing (angles 0);
+ *  - after pass_verify, `unsettled` tokens are in the rows but not in the fixed state, until pass_settle.
+ *
+ * An accelerator runs the pass instead where there is one; without a design, it runs every pass and has the rows. */
 #include <math.h>
 #include <string.h>
 
@@ -21,28 +43,28 @@ struct pass {
     accelerator *accelerator;                      /* NULL: compiled code runs all passes */
     compiled_run *run;
     pass_job *job;
-    const int64_t *table;                          /* of the design; with room for an adapter, a copy of it */
+    const int64_t *table;                          /* of the design; a copy if there is room for adapters */
     adapter_room adapter;
-    int32_t *lines;                                /* LINES lines of LINE words of each thread */
+    int32_t *lines;                                /* [threads][LINES][LINE] */
     float *floats;                                 /* scratch */
     float *inputs;                                 /* as a table_reader writes them */
     int32_t *integers;
     int32_t *tokens;
     float *logits;
-    float *rope;                                   /* a table of angles for each kind of layers: see fill_angles */
-    member *members;                               /* 0 is the thread that calls */
+    float *rope;                                   /* tables of angles: see fill_angles */
+    member *members;                               /* [threads]; 0 is the calling thread */
     kv_pointers cache;
     head_stages stages;
     uint64_t cpu_mask, bytes;
-    int64_t first_angle;                           /* the position of the tables' first row */
-    uint32_t threads, angles;                      /* running; rows in the tables */
-    bool lengthened;                               /* the tables have LongRoPE's long factors */
-    bool learned;                                  /* positions are rows of a table, one for each of the context */
-    uint32_t drafts;                               /* that are verified behind a token, at most */
-    uint32_t unsettled;                            /* tokens of the last pass that are not in the fixed state yet */
+    int64_t first_angle;                           /* RoPE position of the first row of angles */
+    uint32_t threads, angles;                      /* threads that run; rows of angles */
+    bool lengthened;                               /* the angles have LongRoPE's long factors */
+    bool learned;                                  /* positions are rows of a learned table, `context` of them */
+    uint32_t drafts;                               /* most drafts behind a token */
+    uint32_t unsettled;                            /* tokens of the last pass that are not yet in the fixed state */
 };
 
-/* Nothing is rotated. */
+/* Whether positions are learned: no kind of layers rotates keys. */
 static bool has_learned_positions(const edge_model *model)
 {
     for (uint32_t kind = 0; kind < model->config->rope_kinds; kind++)
@@ -126,7 +148,7 @@ void pass_release(pass *p)
 
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
 
-/* Of the compiled code, in nanoseconds: backends/tvm/cpu/kernels/team.py says what for. */
+/* Clocks for compiled code, in nanoseconds; backends/tvm/cpu/kernels/team.py explains their use. */
 int64_t edge_now(void)
 {
     return (int64_t)(1e9 * now_seconds());
@@ -235,7 +257,7 @@ static void fill_angles(float *table, const angles_config *angles, uint32_t head
     }
 }
 
-/* The row at which the tables have the angles of the next `count` positions. */
+/* Returns the row of the tables with the angles of the next `count` positions. */
 static int64_t angle_row(pass *p, uint32_t count)
 {
     int64_t first = kv_next_rope_position(p->rows);
@@ -253,7 +275,7 @@ static int64_t angle_row(pass *p, uint32_t count)
     return first - p->first_angle;
 }
 
-/* Of the queries. */
+/* Writes the factors of the queries. */
 static void fill_temperatures(pass *p, int64_t position, uint32_t count)
 {
     for (uint32_t i = 0; i < count && p->model->config->tempered; i++)
@@ -265,7 +287,7 @@ bool pass_reaches(const pass *p, uint32_t count)
     return !p->learned || kv_next_position(p->rows) + count <= p->model->config->context;
 }
 
-/* Whether compiled code, which checks nothing, may have them. */
+/* Whether these tokens may run: compiled code checks nothing. */
 static bool can_run(const pass *p, const int32_t *tokens, uint32_t count)
 {
     const edge_config *c = p->model->config;
@@ -287,7 +309,7 @@ uint32_t pass_picks(const pass *p)
     return EDGE_TABLE || c->tempered ? 1 : c->chunk < MOST_PICKS ? c->chunk : MOST_PICKS;
 }
 
-/* Of all threads. */
+/* Runs the prepared job on all threads. */
 static void run_job(pass *p)
 {
     cpu_binding before;
@@ -297,8 +319,8 @@ static void run_job(pass *p)
         unbind_thread(&before);
 }
 
-/* Prepares a pass that appends `rows` rows; a job's kind and what it wants are left to set. Returns false if the file was cut
- * short. */
+/* Prepares a pass that appends `rows` rows; a job's kind and what it wants are left to set. Returns false if the file was
+ * cut short. */
 static bool prepare(pass *p, const int32_t *tokens, uint32_t count, uint32_t rows)
 {
     if (EDGE_TABLE && !EDGE_TABLE(p->model, tokens, count, p->inputs))
@@ -353,8 +375,8 @@ void pass_settle(pass *p, uint32_t dropped)
 
 /* A head in two stages, a port of backends/tvm/cpu/two_stages.py: bounds of the logits of each tile of the vocabulary tell
  * which tiles may hold the largest logits. backends/tvm/cpu/phases/estimate.py computes the bounds and runs both stages. */
-/* Whether two stages are worth while for the `wanted` largest logits of the next token; 0: all are wanted. Called once for each
- * token; otherwise `left` decreases by one. */
+/* Whether two stages are worth while for the `wanted` largest logits of the next token; 0: all are wanted. Called once for
+ * each token; otherwise `left` decreases by one. */
 static bool head_pays(head_stages *h, const design_config *design, uint32_t wanted)
 {
     if (wanted && wanted <= design->tiles / TILES_EACH && !h->left)
@@ -386,7 +408,7 @@ static uint32_t head_survivors(head_stages *h, const design_config *design, uint
     float *upper = floats + design->head_upper, *lower = floats + design->head_lower;
     int32_t *tiles = integers + design->head_tiles;
     uint32_t found = 0, all = (uint32_t)design->tiles;
-    if (vocab % HEAD_TILE) { /* rows of the last tile are no tokens */
+    if (vocab % HEAD_TILE) { /* some rows of the last tile are no tokens */
         upper[all - 1] = INFINITY;
         lower[all - 1] = -INFINITY;
     }
@@ -401,12 +423,12 @@ static uint32_t head_survivors(head_stages *h, const design_config *design, uint
     return found;
 }
 
-/* Runs the step that is prepared, and of its logits the largest, or those that may be; all others become -INFINITY. */
+/* Runs the prepared step, and computes the logits that may be among the `largest` largest; all others become -INFINITY. */
 static void run_in_two_stages(pass *p, uint32_t largest)
 {
     const uint32_t vocab = p->model->config->vocab;
     cpu_binding before;
-    bool bound = bind_thread(p->cpu_mask, &before); /* once for both stages */
+    bool bound = bind_thread(p->cpu_mask, &before); /* for both stages */
     p->job->wanted = WANTED_BOUNDS;
     run_compiled(p, 0);
     p->job->kind = JOB_RESCORE;

@@ -17,14 +17,14 @@ edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error 
 void pass_stop(pass *p);
 uint32_t pass_threads(const pass *p);
 
-/* Runs tokens and appends their rows (kv_announce, kv_prepare, kv_appended). observed: number of last tokens whose attention
- * is observed. Returns the logits [vocab] after the last token, valid until the next call; the caller may change them.
- * Returns NULL, and changes nothing, if tokens exceed a chunk or the free rows, an id is not in the vocabulary, a position is
- * beyond those that the model has learned, the file was cut short, or an accelerator failed or was cancelled.
+/* Runs tokens and appends their rows (kv_announce, kv_prepare, kv_appended). observed: number of last tokens whose
+ * attention is observed. Returns the logits [vocab] after the last token, valid until the next call; the caller may change
+ * them. Returns NULL, and changes nothing, if tokens exceed a chunk or the free rows, an id is not in the vocabulary, a
+ * position is beyond those that the model has learned, the file was cut short, or an accelerator failed or was cancelled.
  *
- * pick: NULL if all logits are needed. Otherwise, after a single token, an accelerator may choose up to pick->most further
- * tokens (at most pass_picks, kv_free and kv_at_once). It then appends the rows of all chosen tokens but the last, and there
- * are no logits. */
+ * * pick: NULL if all logits are needed. Otherwise, after a single token, an accelerator may choose up to pick->most
+ * further tokens (at most pass_picks, kv_free and kv_at_once). It then appends the rows of all chosen tokens but the last,
+ * and there are no logits. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick);
 uint32_t pass_picks(const pass *p); /* most tokens that an accelerator chooses at once; 0: it chooses none */
 /* Runs a token and drafts behind it, at most pass_drafts and as kv_at_once allows. Returns the logits [count, padded_vocab]

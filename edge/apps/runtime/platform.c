@@ -1,11 +1,11 @@
-/* What systems share: parts of files, whole pages. The rest is in posix.c, linux.c, apple.c and windows.c. */
+/* Memory and files, for all systems: whole pages, parts of files. posix.c, linux.c, apple.c and windows.c have the rest. */
 #include <string.h>
 
 #include "system.h"
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Returns the bytes of the whole pages in a part of memory. */
+/* Returns the bytes of the whole pages within a range of memory. *first: the first page. */
 static uint64_t whole_pages(const void *memory, size_t size, void **first)
 {
     uint64_t page = system_page_size(), begin = ((uint64_t)(uintptr_t)memory + page - 1) / page * page;
@@ -102,7 +102,7 @@ void unmap_file(mapping *file)
     memset(file, 0, sizeof *file);
 }
 
-enum { MOST_AT_ONCE = 1 << 30 }; /* bytes; Linux and macOS move at most 2 GiB, Windows 4 */
+enum { MOST_AT_ONCE = 1 << 30 }; /* bytes per call; Linux and macOS transfer at most 2 GiB, Windows 4 GiB */
 
 int64_t read_fd(int32_t fd, void *to, uint64_t size)
 {

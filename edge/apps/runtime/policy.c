@@ -1,6 +1,5 @@
-/* Which rows stay when the cache is full: a port of edge/kv/{full,streaming,window,h2o,policy}.py and of shrink and
- * make_room in edge/run/sequences/sequence.py.
- */
+/* Chooses the rows that stay when the cache is full: a port of edge/kv/{full,streaming,window,h2o,policy}.py and of shrink
+ * and make_room in edge/run/sequences/sequence.py. */
 #include "kv.h"
 #include "policy.h"
 
@@ -46,11 +45,11 @@ void policy_pin(policy *p, uint32_t count, uint32_t capacity)
     p->pinned = count > p->config->sinks ? count : p->config->sinks;
 }
 
-/* A score as a number that is smaller for better rows. */
+/* Maps a score to an integer that is smaller for better rows. */
 static uint32_t rank(float score)
 {
     uint32_t bits;
-    score = 0 - score; /* and no −0 */
+    score = 0 - score; /* also turns −0 into 0 */
     memcpy(&bits, &score, 4);
     return score != score ? UINT32_MAX : bits >> 31 ? ~bits : bits | 0x80000000;
 }
@@ -72,8 +71,8 @@ static uint32_t select_rank(const uint32_t *ranks, uint32_t length, uint32_t cou
     return found;
 }
 
-/* The pinned rows, the last ones, and of the rest those with the most attention for their age; of equal ones
- * the oldest. */
+/* Keeps the pinned rows, the last ones, and of the others those with the most attention for their age; among equals the
+ * oldest. */
 static void choose_heavy(void *from, uint32_t head, int32_t *rows)
 {
     const eviction *e = from;
@@ -91,7 +90,7 @@ static void choose_heavy(void *from, uint32_t head, int32_t *rows)
     if (!e->budget)
         return;
     uint32_t worst = select_rank(p->ranks, e->length, e->budget, &below);
-    uint32_t equal = e->budget - below; /* rows of this rank that stay */
+    uint32_t equal = e->budget - below; /* rows of this rank to keep */
     for (uint32_t row = 0; row < e->length && kept < e->budget; row++)
         if (p->ranks[row] < worst || (p->ranks[row] == worst && equal && equal--))
             rows[kept++] = (int32_t)row;
@@ -105,7 +104,7 @@ uint32_t policy_shrink(policy *p, kv *k, uint32_t budget)
     if (policy_observes(p)) {
         eviction e = {p, k, length, budget};
         kv_keep_heads(k, budget, choose_heavy, &e, p->rows);
-        if (kv_next_position(k) + kv_free(k) > p->config->context) /* gaps stay open as long as the context allows */
+        if (kv_next_position(k) + kv_free(k) > p->config->context) /* otherwise gaps may stay open */
             kv_renumber(k);
     } else {
         for (uint32_t row = 0; row < budget; row++)

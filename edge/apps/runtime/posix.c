@@ -1,9 +1,8 @@
 /* Memory, files, clocks and threads of Linux, Android, macOS and iOS.
  *
- * A library for Android is built against the headers of another C library, so this file and linux.c keep to functions
- * and constants that come from the kernel and agree everywhere. What returns its error in errno, which does not, is
- * called directly.
- */
+ * * A library for Android may be built against the headers of another C library. So this file and linux.c use only
+ * functions and constants that all C libraries take unchanged from the kernel. errno is not among them: linux.c makes the
+ * system calls that need it itself. */
 #if !defined(_WIN32)
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -28,7 +27,7 @@ void *map_memory(uint64_t size)
 
 void unmap_memory(void *memory, uint64_t size)
 {
-#ifdef __SANITIZE_ADDRESS__ /* what `take` left between two parts */
+#ifdef __SANITIZE_ADDRESS__ /* the gaps of `take` */
     __asan_unpoison_memory_region(memory, size);
 #endif
     if (memory)
@@ -49,7 +48,7 @@ uint64_t system_mapping_step(void)
 
 int32_t system_open(const char *path)
 {
-    return open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* which does not wait for a pipe's writer */
+    return open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* does not wait for the writer of a pipe */
 }
 
 int32_t system_create(const char *path)
@@ -129,12 +128,12 @@ double thread_seconds(void)
 
 void sleep_seconds(double seconds)
 {
-    if (!(seconds > 0)) /* nor NaN */
+    if (!(seconds > 0)) /* or NaN */
         return;
     double most = 1e9, whole = seconds < most ? seconds : most;
     struct timespec rest = {(time_t)whole, 0};
     rest.tv_nsec = (long)((whole - (double)rest.tv_sec) * 1e9);
-    while (nanosleep(&rest, &rest)) /* a signal came */
+    while (nanosleep(&rest, &rest)) /* interrupted by a signal */
         ;
 }
 
@@ -145,7 +144,7 @@ int64_t process_id(void)
     return getpid();
 }
 
-_Static_assert(sizeof(pthread_t) <= sizeof(uint64_t), "a worker has room for it");
+_Static_assert(sizeof(pthread_t) <= sizeof(uint64_t), "worker.handle holds it");
 
 static void *begin_worker(void *argument)
 {

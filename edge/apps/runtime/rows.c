@@ -1,7 +1,5 @@
-/* What a KV row looks like in memory: a port of backends/tvm/kv/rows.py, row_formats.py and householder.py.
- *
- * Keys and scales lie in tiles of 16 rows, [rows / 16, width, 16], values as [rows, width].
- */
+/* The layout and encoding of KV rows: a port of backends/tvm/kv/rows.py, row_formats.py and householder.py. Keys and scales
+ * lie in tiles of 16 rows, [rows / 16, width, 16], values as [rows, width]. */
 #include "bundle.h"
 #include "model.h"
 #include "rows.h"
@@ -23,7 +21,7 @@ uint16_t rows_to_half(float x)
         return (uint16_t)(sign | 0x7c00);
     if (size >= 0x38800000)
         return (uint16_t)(sign | (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13);
-    float shifted = fabsf(x) + 0.5f; /* whose last bit is the subnormals' unit */
+    float shifted = fabsf(x) + 0.5f; /* its last bit is the unit of subnormal halves */
     memcpy(&bits, &shifted, 4);
     return (uint16_t)(sign | (bits - 0x3f000000));
 }
@@ -57,7 +55,7 @@ void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t h
     rows->work = take(from, sizeof(float) * head);
 }
 
-/* Where an element of a row lies in its array, in bytes; those after it are `stride` apart. */
+/* Returns the first element of a row in an array. *stride: bytes from one element to the next. */
 static uint8_t *element(const kv_rows *rows, int array, uint32_t row, size_t *stride)
 {
     size_t width = rows->widths[array], item = rows->item[array];
@@ -162,7 +160,7 @@ void rows_restore(kv_rows *rows, uint32_t row, const uint8_t *saved)
 
 /* ---- keys in float32 -------------------------------------------------------------------------------------------- */
 
-/* x H, in blocks of the largest power of two that divides the length; its own inverse. */
+/* Multiplies x by a Hadamard matrix, in blocks of the largest power of two that divides the length; its own inverse. */
 static void hadamard(float *x, uint32_t head)
 {
     uint32_t block = head & (~head + 1);
@@ -177,7 +175,7 @@ static void hadamard(float *x, uint32_t head)
         x[at] *= scale;
 }
 
-/* In NumPy's order of additions, so that the oracle's sums are met to the last bit. */
+/* Adds in NumPy's order, so that sums equal the oracle's to the last bit. */
 static float sum(const float *x, uint32_t count)
 {
     if (count > 128) {
@@ -191,7 +189,7 @@ static float sum(const float *x, uint32_t count)
     return ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
 }
 
-/* A Householder reflection, x − 2 (n x) n: its own inverse. */
+/* out = x − 2 (n · x) n, a Householder reflection; its own inverse. */
 static void reflect(const kv_rows *rows, uint32_t head, const float *x, float *out)
 {
     const float *normal = rows->normals + (size_t)head * rows->stride;
@@ -211,7 +209,7 @@ void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key)
     }
     size_t stride, scale_stride;
     const uint8_t *from = element(rows, KEYS, row, &stride), *scale = element(rows, KEY_SCALES, row, &scale_stride);
-    float scales[2] = {1, 0}; /* the scale, and the least value */
+    float scales[2] = {1, 0}; /* scale and offset */
     uint16_t halves[2];
     if (rows->dtype == KV_INT8)
         memcpy(scales, scale, 4);
@@ -238,7 +236,7 @@ void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key)
     }
 }
 
-/* A code that is x rounded, within its range; 0 for NaN. */
+/* Rounds x to a code within [least, most]; 0 for NaN. */
 static int32_t code(float x, float least, float most)
 {
     float rounded = rintf(x);
@@ -269,7 +267,7 @@ static void set_int4(const kv_rows *rows, uint32_t row, float *key)
         most = key[at] > most ? key[at] : most;
     }
     float scales[2] = {(most - least) * (float)(1.0 / (double)INT4_STEPS), least};
-    for (int each = 0; each < 2; each++) { /* as they will be read */
+    for (int each = 0; each < 2; each++) { /* round them to half, as they will be read */
         float clipped = scales[each] > LARGEST_HALF ? LARGEST_HALF : scales[each];
         uint16_t half = rows_to_half(clipped < -LARGEST_HALF ? -LARGEST_HALF : clipped);
         memcpy(scale + each * scale_stride, &half, 2);

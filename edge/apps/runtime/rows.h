@@ -25,7 +25,7 @@ typedef struct {
     uint8_t *arrays[4];                /* keys, values, key scales, value scales */
     uint32_t widths[4], item[4];       /* elements of a row, bytes of an element */
     const float *normals;              /* [layers * kv_heads][stride]; NULL: keys are not reflected */
-    uint8_t *changed;                  /* for each tile: 1 if it was written since the page's GPU last read it; NULL without one */
+    uint8_t *changed;                  /* for each tile: written since the page's GPU read it; NULL: none */
     float *work;                       /* [head] */
 } kv_rows;
 /* elsewhere: a device will hold the rows, so that the arrays take no memory. */
@@ -34,7 +34,7 @@ void rows_move(kv_rows *rows, uint32_t source, uint32_t target); /* each row at 
 void rows_settle(kv_rows *rows);                                 /* completes the moves */
 void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count); /* moves neighbouring rows, whole tiles */
 void rows_release(kv_rows *rows, uint32_t first, uint32_t count);            /* returns whole pages to the system */
-void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key); /* decodes a key; head: number among all layers' */
+void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key); /* decodes a key; head: of all layers' */
 void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key);   /* encodes a key; may change `key` */
 void rows_written(kv_rows *rows, uint32_t first, uint32_t count);            /* notes rows that compiled code has written */
 float rows_from_half(uint16_t half);

@@ -1,4 +1,4 @@
-/* From logits to the next token: a port of edge/run/sampling/sampler.py, and of the parts of NumPy that it draws with
+/* Draws the next token: a port of edge/run/sampling/sampler.py, and of the parts of NumPy that it uses
  * (SeedSequence, PCG64, Generator.choice, the pairwise sum), so that equal seeds draw equal tokens. */
 #include <math.h>
 #include <string.h>
@@ -6,10 +6,10 @@
 #include "sampler.h"
 
 enum {
-    BLOCK = 64,          /* logits that are compared at once */
+    BLOCK = 64,          /* logits compared at once */
     POOL = 4             /* words of a SeedSequence */
 };
-static const double MARGIN = 1e-6;   /* of a bound for logits: log, exp and a float round */
+static const double MARGIN = 1e-6;   /* of a bound on logits, since log, exp and a float are rounded */
 
 typedef unsigned __int128 uint128;
 typedef struct { uint128 state, step; } generator;
@@ -18,12 +18,12 @@ struct sampler {
     sampling params;
     generator random;
     const int32_t *banned[2];
-    uint32_t banned_count[2], vocab, drawn; /* drawn: tokens so far, if a penalty needs them */
+    uint32_t banned_count[2], vocab, drawn; /* drawn: number of tokens so far, if a penalty needs them */
     int32_t recent[PENALTY_WINDOW];
-    /* [vocab], of which the pages beyond top-k stay untouched: */
+    /* Each [vocab]; with top-k, later pages are never touched. */
     int32_t *tokens; /* of the largest logits */
     double *powers;
-    uint64_t *keys;  /* in the memory of `powers`, before these are known */
+    uint64_t *keys;  /* shares the memory of `powers`, and is used before them */
 };
 
 /* ---- NumPy's generator ------------------------------------------------------------------------------------------- */
@@ -75,7 +75,7 @@ static void seed_generator(generator *random, uint64_t seed)
     advance(random);
 }
 
-/* From 0 up to 1: PCG64 (XSL-RR), of which the upper 53 bits count. */
+/* Uniform in [0, 1): the upper 53 bits of PCG64 (XSL-RR). */
 static double next_uniform(generator *random)
 {
     advance(random);
@@ -90,7 +90,7 @@ static double next_uniform(generator *random)
 typedef float lanes __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t masks __attribute__((vector_size(16)));
 
-/* The first index from `at` on whose logit is greater than `bound`, or NaN; `count` if there is none. */
+/* Returns the first index from `at` on whose logit is greater than `bound` or NaN; `count` if there is none. */
 static uint32_t next_above(const float *logits, uint32_t at, uint32_t count, float bound)
 {
     const lanes bounds = {bound, bound, bound, bound};
@@ -106,7 +106,7 @@ static uint32_t next_above(const float *logits, uint32_t at, uint32_t count, flo
     return at;
 }
 
-/* The most likely token; -1 for NaN. */
+/* The likeliest token; -1 for NaN. */
 static int32_t greedy(const float *logits, uint32_t count)
 {
     uint32_t best = 0;
@@ -118,10 +118,10 @@ static int32_t greedy(const float *logits, uint32_t count)
     return (int32_t)best;
 }
 
-/* Keys are greater, the earlier a token comes: larger logits first, equal ones by their ids. */
+/* A key that sorts tokens: it is greater for larger logits, and among equals for smaller ids. */
 static uint64_t key_of(const float *logits, uint32_t token)
 {
-    float logit = logits[token] + 0.0f; /* not -0 */
+    float logit = logits[token] + 0.0f; /* turns -0 into 0 */
     uint32_t bits;
     memcpy(&bits, &logit, sizeof bits);
     bits ^= bits >> 31 ? UINT32_MAX : 1u << 31;
@@ -133,7 +133,7 @@ static uint32_t token_of(uint64_t key)
     return ~(uint32_t)key;
 }
 
-/* Moves a key down to its place in a heap, whose top is the least. */
+/* Moves a key down to its place in a min-heap. */
 static void sink(uint64_t *heap, uint32_t count, uint32_t at)
 {
     uint64_t key = heap[at];
@@ -146,7 +146,7 @@ static void sink(uint64_t *heap, uint32_t count, uint32_t at)
     heap[at] = key;
 }
 
-/* The k largest in `heap`, largest first; none is NaN. */
+/* Writes the keys of the k largest logits to `heap`, largest first. No logit is NaN. */
 static void top_k(const float *logits, uint32_t count, uint64_t *heap, uint32_t k)
 {
     for (uint32_t at = 0; at < k; at++)
@@ -167,7 +167,7 @@ static void top_k(const float *logits, uint32_t count, uint64_t *heap, uint32_t 
 
 /* ---- a draw --------------------------------------------------------------------------------------------------------- */
 
-/* NumPy's sum: rounding depends on the order. */
+/* NumPy's pairwise sum: the order determines rounding. */
 static double pairwise_sum(const double *values, uint32_t count)
 {
     double sum = 0, parts[8];
@@ -188,7 +188,7 @@ static double pairwise_sum(const double *values, uint32_t count)
     return sum;
 }
 
-/* probabilities[i] of the logits divided by the temperature; that of 1 is exact. largest: of the logits. */
+/* Probabilities of these tokens, of logits divided by the temperature; a temperature of 1 is exact. largest: logit. */
 static void softmax(const float *logits, const int32_t *tokens, uint32_t count, double largest, double temperature,
                     double *out)
 {
@@ -199,7 +199,7 @@ static void softmax(const float *logits, const int32_t *tokens, uint32_t count, 
         out[i] /= sum;
 }
 
-/* The number of the sorted probabilities that make up at least top_p, and are at least min_p times the largest. */
+/* Number of sorted probabilities that make up at least `top`, and are each at least `least` times the largest. */
 static uint32_t cut(const double *probabilities, uint32_t count, double top, double least)
 {
     double sum = 0;
@@ -209,7 +209,8 @@ static uint32_t cut(const double *probabilities, uint32_t count, double top, dou
     return keep ? keep : 1;
 }
 
-/* As `cut`, of all tokens: these are sorted as far as they are kept. Writes them to s->tokens, the likeliest first. */
+/* As `cut`, over the whole vocabulary, of which only the kept tokens are sorted. Writes them to s->tokens, likeliest
+ * first. */
 static uint32_t cut_all(sampler *s, const float *logits, int32_t likeliest)
 {
     const double largest = logits[likeliest], top = s->params.top_p, least = s->params.min_p;
@@ -223,7 +224,7 @@ static uint32_t cut_all(sampler *s, const float *logits, int32_t likeliest)
     const float bound = (float)(least_logit - MARGIN * (1 + fabs(least_logit)));
     uint32_t held = 0, kept = 0;
     for (uint32_t at = 0; (at = next_above(logits, at, s->vocab, bound)) < s->vocab; at++)
-        s->keys[held++] = ~key_of(logits, at); /* the top of the heap is the likeliest */
+        s->keys[held++] = ~key_of(logits, at); /* inverted, so that the likeliest is on top of the heap */
     for (uint32_t at = held / 2; at-- > 0;)
         sink(s->keys, held, at);
     while (held && (top >= 1 || sum < top)) {
@@ -254,7 +255,7 @@ static uint32_t choose(generator *random, const double *probabilities, uint32_t 
     return count - 1;
 }
 
-/* The tokens that top-k, top-p and min-p leave, in s->tokens. Only without any cut they are not sorted. */
+/* Writes the tokens that top-k, top-p and min-p leave to s->tokens, sorted unless nothing is cut. Returns their number. */
 static uint32_t cut_tokens(sampler *s, const float *logits, int32_t likeliest)
 {
     const sampling *params = &s->params;
@@ -284,7 +285,8 @@ static int32_t draw(sampler *s, const float *logits)
     return s->tokens[choose(&s->random, s->powers, count)];
 }
 
-/* ---- the sampler ------------------------------------------------------------------------------------------------------ */
+/* ---- the sampler
+ * ------------------------------------------------------------------------------------------------------ */
 
 sampler *sampler_layout(arena *from, uint32_t vocab)
 {
@@ -325,7 +327,7 @@ static bool penalizes(const sampling *params)
     return params->repeat_penalty != 1 || params->presence_penalty != 0 || params->frequency_penalty != 0;
 }
 
-/* Makes recent tokens less likely, each once: `penalize` and `subtract` of the port. */
+/* Penalizes each recent token: `penalize` and `subtract` of sampler.py. */
 static void penalize(const sampler *s, float *logits)
 {
     const float penalty = (float)s->params.repeat_penalty, presence = (float)s->params.presence_penalty,

@@ -1,4 +1,24 @@
-/* Sessions: beginning and end, options, readings, memory. */
+/* Sessions: beginning and end, options, readings, memory.
+ *
+ * A session is one block of memory, which begin_on allocates once: the edge_session, then all parts that it points to.
+ *
+ *     edge_session | tokenizer | sampler | stops x 2 | ids | run_ids | system | accelerator | kv | policy | drafts | pass
+ *
+ *     text --tokenizer--> ids --pass--> logits --sampler--> token --utf8, stops--> text
+ *                              |  ^
+ *                           KV rows <-- policy
+ *
+ * Invariants between two calls of edge.h:
+ *  - `busy` is FREE. A call holds it from `enter` to `leave`, so that one thread at a time changes the session; `cancelled`
+ *    and `trim` may be set by any thread at any time.
+ *  - `waiting` tokens, from ids[first] on, have not been run. All tokens before them are KV rows, or were evicted.
+ *  - While an answer is generated, one token waits: the newest. The last `ahead` KV rows belong to verified drafts, or to
+ *    tokens that an accelerator has chosen, which the answer has not reached; every call but edge_next, edge_read,
+ *    edge_use and edge_tokenize drops them first.
+ *  - Threads of the pass sleep or spin outside of passes. A forked child has none of them, hence `process`.
+ *
+ * Other files have the rest of a session: turns.c the texts and answers, context.c tokens and rows, state.c saved
+ * conversations, begin.c the choice of an engine. */
 #include <string.h>
 
 #include "budgets.h"
@@ -26,7 +46,7 @@ edge_status check_accelerator(const edge_session *s, edge_error *error)
     return edge_fail(error, EDGE_FAILED, "%s has failed (%s): end the session, and begin another", a->kind->called, why);
 }
 
-/* What `busy` says of a session. */
+/* Values of `busy`. */
 enum { FREE, LOOKED_AT, IN_USE };
 
 static edge_status check_session(const edge_session *s, edge_error *error)
@@ -40,14 +60,14 @@ static edge_status check_session(const edge_session *s, edge_error *error)
     return status ? status : check_accelerator(s, error);
 }
 
-/* False: a call of another thread goes on. All orders are sequential, for the sake of `trim`. */
+/* Returns false if another thread is inside a call. All memory orders are sequential: `trim` depends on it. */
 static bool take_hold(edge_session *s, int32_t as)
 {
     for (int32_t now = FREE;
          !__atomic_compare_exchange_n(&s->busy, &now, as, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); now = FREE) {
         if (now == IN_USE)
             return false;
-        sleep_seconds(1e-6); /* a look or a trim is short, and must not fail the answer that goes on meanwhile */
+        sleep_seconds(1e-6); /* edge_use and trims are short: wait for them rather than fail */
     }
     return true;
 }
@@ -65,7 +85,7 @@ static edge_status claim(edge_session *s, int32_t as, edge_error *error)
     return edge_fail(error, EDGE_BUSY, "another thread uses this session: call edge_cancel, and wait for it");
 }
 
-/* Trims as asked, unless another thread holds the session: it does so before its next pass, or when it leaves. */
+/* Trims as requested, unless another thread holds the session; that one trims before its next pass, or when it leaves. */
 static void trim(edge_session *s)
 {
     while (__atomic_load_n(&s->trim, __ATOMIC_SEQ_CST) && take_hold(s, LOOKED_AT)) {
@@ -98,7 +118,7 @@ edge_status leave(edge_session *s, edge_status status)
 
 /* ---- options ---------------------------------------------------------------------------------------------------- */
 
-/* By the table of constants.h. */
+/* Checks the ranges of constants.h. */
 static edge_status check_ranges(const edge_options *options, edge_error *error)
 {
 #define VALUE(name, low, high, own, range) options->name,
@@ -135,7 +155,7 @@ edge_status check_options(const edge_model *model, const edge_options *options, 
     return check_ranges(options, error);
 }
 
-/* As many threads as the options say, or as there are fast cores. */
+/* Starts the number of threads of the options, or one for each fast core. */
 static edge_status start_threads(edge_session *s, const edge_options *options, edge_error *error)
 {
     uint32_t threads = options->threads ? options->threads : fastest_cores(), allowed = 0;
@@ -148,7 +168,7 @@ static edge_status start_threads(edge_session *s, const edge_options *options, e
     return pass_start(s->pass, threads, options->cpu_mask, error);
 }
 
-/* For the next answer, but for threads, which change at once. If it fails, threads may run, and nothing else changes. */
+/* Sets the options of the next answer; threads change at once. On failure threads may run, and nothing else has changed. */
 static edge_status take_options(edge_session *s, const edge_options *options, edge_error *error)
 {
     edge_status status = start_threads(s, options, error);
@@ -158,7 +178,7 @@ static edge_status take_options(edge_session *s, const edge_options *options, ed
         return status;
     s->new_stops = true;
     memcpy(&s->next_options, options, sizeof s->next_options);
-    s->next_options.stop = NULL; /* copied, and the app's own may go */
+    s->next_options.stop = NULL; /* copied: the app may free its texts */
     s->next_options.isa = NULL;
     s->next_options.cache = s->next_options.npu = NULL;
     return EDGE_OK;
@@ -176,7 +196,7 @@ edge_status edge_set(edge_session *s, const edge_options *options, edge_error *e
         pass_stop(s->pass);
         status = take_options(s, options, error);
         if (status && start_threads(s, &s->next_options, NULL))
-            pass_start(s->pass, 1, 0, NULL); /* which needs no other thread */
+            pass_start(s->pass, 1, 0, NULL); /* one thread needs no other, and cannot fail */
     }
     return leave(s, status);
 }
@@ -189,7 +209,7 @@ static bool same_text(const char *one, const char *other)
     return length == strlen(other) && !memcmp(one, other, length);
 }
 
-/* The first of the compiled passes, of which the best come first, that this CPU runs. */
+/* Finds the best compiled pass that this CPU runs. */
 static edge_status choose_design(const edge_model *model, const char *isa, const design_config **design,
                                  edge_error *error)
 {
@@ -201,7 +221,7 @@ static edge_status choose_design(const edge_model *model, const char *isa, const
                      isa ? " for " : "", isa ? isa : "");
 }
 
-/* design: of the CPU; NULL if an accelerator runs all passes. */
+/* design: of the compiled pass. NULL: an accelerator of this kind runs all passes. */
 static void lay_out(arena *from, edge_session *s, edge_model *model, const design_config *design, const accelerator_kind *kind)
 {
     const edge_config *config = model->config;
@@ -209,7 +229,7 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     s->sampler = sampler_layout(from, config->vocab);
     s->stops = stops_layout(from);
     s->next_stops = stops_layout(from);
-    s->room = config->capacity + config->chunk + config->long_from + 4096; /* tokens_ahead, and a text's last block */
+    s->room = config->capacity + config->chunk + config->long_from + 4096; /* tokens_ahead, and the last block of a text */
     s->ids = take(from, s->room * sizeof *s->ids);
     s->run_ids = take(from, (config->states || config->ringed ? config->capacity : 0) * sizeof *s->run_ids);
     s->system = take(from, config->capacity * sizeof *s->system);
@@ -227,7 +247,7 @@ edge_status begin_on(edge_model *model, const edge_options *options, const accel
 {
     const design_config *design = NULL;
     edge_status status;
-    *session = NULL; /* it may be one that has ended, of a race */
+    *session = NULL; /* a race may leave an ended session here */
     if (!kind && (status = choose_design(model, options->isa, &design, error)))
         return status;
     edge_session counted;
@@ -267,7 +287,7 @@ void edge_end(edge_session *s)
     if (!s)
         return;
     edge_model *model = s->model;
-    if (s->process == process_id()) { /* a forked child would wait for threads that it has not */
+    if (s->process == process_id()) { /* a forked child has no threads to join */
         pass_stop(s->pass);
         if (s->accelerator)
             s->accelerator->kind->close(s->accelerator);
@@ -278,7 +298,7 @@ void edge_end(edge_session *s)
 
 /* ---- between answers -------------------------------------------------------------------------------------------- */
 
-/* Less than 0 if it is not a quantity. */
+/* Returns -1 for values that are no quantity. */
 static double reading_of(double value)
 {
     return value >= 0 && value < 1e18 ? value : -1;
@@ -286,7 +306,7 @@ static double reading_of(double value)
 
 edge_status edge_read(edge_session *s, const edge_readings *readings, edge_error *error)
 {
-    edge_status status = enter_answer(s, error); /* rows stay as they are */
+    edge_status status = enter_answer(s, error); /* keeps drafts */
     if (status)
         return status;
     if (!readings || readings->size < sizeof *readings)
@@ -315,7 +335,7 @@ edge_status edge_trim(edge_session *s, edge_trim_level level, edge_error *error)
 
 edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error)
 {
-    edge_session *s = (edge_session *)session; /* which only `busy` changes in */
+    edge_session *s = (edge_session *)session; /* only `busy` changes */
     edge_status status = claim(s, LOOKED_AT, error);
     if (status)
         return status;

@@ -16,22 +16,22 @@
 #include "utf8.h"
 
 enum {
-    MOST_MARKS = 64,                                   /* turns that can be taken back */
-    MOST_LEFT = 4,                                     /* tokens that a mark remembers */
-    LONGEST_TEXT = 3 * LONGEST_PIECE + 12,             /* of a token with what was held back of a character */
-    TEXT_ROOM = LONGEST_TEXT + 2 * LONGEST_STOP        /* and of a stop string */
+    MOST_MARKS = 64,                                   /* turns that edge_rewind can take back */
+    MOST_LEFT = 4,                                     /* waiting tokens that a mark holds */
+    LONGEST_TEXT = 3 * LONGEST_PIECE + 12,             /* bytes of a token, with an incomplete character before it */
+    TEXT_ROOM = LONGEST_TEXT + 2 * LONGEST_STOP        /* with text that may become a stop string */
 };
 
 enum turn {
-    TURN_NEW,       /* nothing has been said */
-    TURN_SYSTEM,    /* but the system's text */
-    TURN_ASKED,     /* a user's text waits for its answer, and for the opening of it */
+    TURN_NEW,       /* no text yet */
+    TURN_SYSTEM,    /* only a system prompt */
+    TURN_ASKED,     /* a user text waits for its answer; the template's opening of the answer is still to come */
     TURN_TEXT,      /* text without the template waits for its answer */
     TURN_ANSWERING,
     TURN_ANSWERED
 };
 
-/* Where the conversation was when a turn began: rows, and the tokens that had not been run. */
+/* The conversation at the beginning of a turn: its rows, and the tokens that waited. */
 typedef struct { uint64_t evicted; uint32_t rows, count; int32_t left[MOST_LEFT]; } turn_mark;
 
 typedef struct { uint8_t hash[32]; double scale; } adapter_name;
@@ -40,12 +40,12 @@ struct edge_session {
     edge_model *model;
     void *memory;
     uint64_t size;
-    volatile int32_t busy, cancelled, trim; /* trim: the level that is asked for, plus 1; 0: none */
-    int64_t process; /* that began it, and has its threads */
+    volatile int32_t busy, cancelled, trim; /* trim: the requested level plus 1; 0: none */
+    int64_t process; /* the process that began it and has its threads */
 
     tokenizer *tokenizer;
     sampler *sampler;
-    stops *stops, *next_stops; /* of this answer; of the next, if new_stops */
+    stops *stops, *next_stops; /* of this answer; of the next one if new_stops is set */
     bool new_stops;
     utf8_joiner joiner;
 
@@ -54,59 +54,60 @@ struct edge_session {
     policy *policy;
     pass *pass;
     accelerator *accelerator; /* NULL: the CPU computes */
-    drafts *drafts;           /* NULL: the bundle has no room for any */
-    /* Tokens of the last pass: the one that was generated, and `drafted` behind it. picked: a device has chosen them, and
-     * one more, which has not run. */
+    drafts *drafts;           /* NULL: the bundle verifies none */
+    /* Tokens of the last pass: the generated one and `drafted` more. picked: an accelerator has chosen them, and one more,
+     * which has not run. */
     int32_t draft[(MOST_DRAFTS > MOST_PICKS ? MOST_DRAFTS : MOST_PICKS) + 1];
     bool picked;
-    uint32_t drafted, ahead;  /* those of them that the answer has not come to */
-    double pace;              /* seconds of a token that a device chose */
+    uint32_t drafted, ahead;  /* drafted tokens; those that the answer has not reached */
+    double pace;              /* seconds per token that an accelerator chooses */
     uint64_t all_drafted, accepted; /* since edge_begin */
-    char why[sizeof((edge_error *)0)->message]; /* it is the engine; empty: the app has said so */
-    int32_t *ids;             /* [room]: tokens that have not been run: `waiting` from `first` on */
+    char why[sizeof((edge_error *)0)->message]; /* why engine 0 became this one; empty: the app chose */
+    int32_t *ids;             /* [room]: tokens that have not been run are ids[first], …: `waiting` of them */
     uint32_t room, first, waiting;
-    int32_t *run_ids;         /* [capacity]: tokens of all rows, if the model has a tail, and while none is evicted */
-    int32_t *system;          /* [capacity]: the beginning of a conversation with a system's text */
-    uint32_t system_count, system_rows, turns; /* system_rows: the first ones, which are its tokens', once they have run */
-    uint64_t evicted;         /* rows, of this conversation */
+    int32_t *run_ids;         /* [capacity]: tokens of all rows, if the model has a tail, until rows are evicted */
+    int32_t *system;          /* [capacity]: tokens of the system prompt, with its part of the template */
+    uint32_t system_count, system_rows, turns; /* system_rows: the first rows, which are its tokens' */
+    uint64_t evicted;         /* rows of this conversation */
     turn_mark marks[MOST_MARKS];
-    uint32_t turn_rows;       /* with which the last turn began */
+    uint32_t turn_rows;       /* rows at the beginning of the last turn */
     enum turn turn;
-    uint32_t chunk;           /* most tokens of a prompt that run at once */
+    uint32_t chunk;           /* most tokens of a prompt in one pass */
     double needed;            /* the planned peak of the process, in bytes */
     uint64_t ran, all_evicted; /* since edge_begin */
-    adapter_name adapter;     /* the one that is set; zeros: none */
+    adapter_name adapter;     /* the present adapter; zeros: none */
 
     /* The answer, and the prompt before it. */
     edge_options options, next_options;
     edge_readings readings;
     watch watch;
-    bool started;             /* its budgets count */
-    uint32_t pass_size, last; /* tokens of a prompt that run at once; that ran since the last look around */
-    uint32_t reserved;        /* rows that an opening will need */
-    bool full;                /* a text does not fit */
-    edge_finish stopped;      /* why the prompt did not run to its end */
+    bool started;             /* budgets are counting */
+    uint32_t pass_size, last; /* tokens of a prompt in one pass; tokens run since the last look_around */
+    uint32_t reserved;        /* rows that the answer's opening will need */
+    bool full;                /* the text does not fit */
+    edge_finish stopped;      /* why the prompt ended early */
     edge_finish finish;
-    bool failed;              /* no number came out */
+    bool failed;              /* the pass failed, or its logits were NaN */
     uint32_t generated;
     int32_t token;
     float *logits;
-    double seconds, joules;   /* that it took, once it has ended */
+    double seconds, joules;   /* of the last answer that ended */
     uint32_t text_at, text_end;
     char text[TEXT_ROOM], fed[LONGEST_TEXT];
 };
 
-/* A call begins, unless another thread is in one; and ends, with `status`. */
+/* Begin and end a call. `enter` fails with EDGE_BUSY if another thread is inside one, and drops drafts; `leave` returns
+ * `status`. */
 edge_status enter(edge_session *s, edge_error *error);
-edge_status enter_answer(edge_session *s, edge_error *error); /* the same, and rows of drafts stay */
+edge_status enter_answer(edge_session *s, edge_error *error); /* as enter, but keeps drafts */
 edge_status leave(edge_session *s, edge_status status);
 edge_status check_accelerator(const edge_session *s, edge_error *error); /* fails if the accelerator has failed */
 edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error);
-/* The rest of edge_begin, once the engine is known. */
+/* The rest of edge_begin, when the engine is chosen. */
 edge_status begin_on(edge_model *model, const edge_options *options, const accelerator_kind *kind,
                      edge_session **session, edge_error *error); /* kind: NULL for the CPU */
-double paused_seconds(const edge_session *s); /* in this answer and its prompt, for limits; kits read them */
-/* Refuses lengths that no text has, such as (size_t)-1. size: of one of `count`, in bytes. */
+double paused_seconds(const edge_session *s); /* pauses in this answer and its prompt; kits read them */
+/* Refuses impossible lengths, such as (size_t)-1. size: bytes of one of `count` items. */
 edge_status check_length(size_t count, size_t size, edge_error *error);
 
 #endif

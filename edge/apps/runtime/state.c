@@ -1,6 +1,5 @@
-/* Saved conversations: a header, the KV rows, their tokens where turns cannot be taken back without them, tokens that have
- * not been run, the system's text and marks, with the SHA-256 of all of it at the end. Only a session of the same bundle
- * with the same adapter takes them. */
+/* Saved conversations: a header, the KV rows, their tokens (where rewinding needs them), the tokens that wait, the system
+ * prompt, marks of turns, and the SHA-256 of all of it. Only a session of the same bundle and adapter loads them. */
 #include <string.h>
 
 #include "bundle.h"
@@ -16,7 +15,7 @@ enum { STATE_VERSION = 6 };
 typedef struct {
     char magic[8]; /* "EDGESTA1" */
     uint32_t version, pinned;
-    uint8_t model[32], bundle[32]; /* hashes: of the weights' file, of the sections that the library trusts */
+    uint8_t model[32], bundle[32]; /* SHA-256 of the model's file, and of the trusted sections */
     uint64_t length, evicted;
     uint32_t turn, turns, waiting, system;
     adapter_name adapter;
@@ -27,7 +26,7 @@ static uint32_t held_marks(const edge_session *s)
     return s->turns < MOST_MARKS ? s->turns : MOST_MARKS;
 }
 
-/* Tokens of rows, which are known as long as none has been evicted. */
+/* Number of row tokens that are saved; none after an eviction, when they are no longer known. */
 static uint32_t held_tokens(const edge_session *s, uint64_t evicted)
 {
     bool known = (s->model->config->states || s->model->config->ringed) && !evicted;
@@ -72,7 +71,7 @@ static edge_status check_source(const edge_session *s, const edge_stream *stream
     return status;
 }
 
-/* The whole conversation, with the system's text. */
+/* Forgets the whole conversation with the system prompt. */
 static void forget(edge_session *s)
 {
     context_reset(s);
@@ -89,7 +88,7 @@ edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
         return leave(s, status);
     state_header header = header_of(s);
     stream->length = header.length;
-    if (stream->fd < 0 && !stream->buffer) /* only asks for the length */
+    if (stream->fd < 0 && !stream->buffer) /* the call only asks for the length */
         return leave(s, EDGE_OK);
     if (stream->fd < 0 && stream->capacity < header.length)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the state has %d bytes, and the buffer fewer: see length",
@@ -117,7 +116,7 @@ static bool are_ids(const edge_session *s, const int32_t *ids, uint32_t count)
     return true;
 }
 
-/* Leaves a session without a conversation if it fails. */
+/* If it fails, the caller must forget the conversation. */
 static edge_status load(edge_session *s, const edge_stream *stream, edge_error *error)
 {
     hashed_stream from = {.stream = stream};
@@ -180,7 +179,7 @@ edge_status edge_set_adapter(edge_session *s, const edge_stream *adapter, double
         status = check_source(s, adapter, error);
     if (!status && adapter && !EDGE_ADAPTERS)
         status = edge_fail(error, EDGE_UNSUPPORTED, "the bundle has no room for adapters: export it with --lora-rank");
-    if (!status && adapter && !(scale >= -MOST_SCALE && scale <= MOST_SCALE)) /* nor NaN */
+    if (!status && adapter && !(scale >= -MOST_SCALE && scale <= MOST_SCALE)) /* NaN fails, too */
         status = edge_fail(error, EDGE_BAD_ARGUMENT, "an adapter's scale must be from -%d to %d", (int64_t)MOST_SCALE,
                            (int64_t)MOST_SCALE);
     if (status)

@@ -1,5 +1,5 @@
-/* Stop strings in streamed text: nothing of one is shown, whichever way it is split over tokens. A port of
- * edge/run/sampling/stop_strings.py. It compares bytes, which in UTF-8 finds the same as comparing characters. */
+/* Finds stop strings in streamed text and holds back text that may become one, however it is split over tokens. A port of
+ * edge/run/sampling/stop_strings.py. Comparing bytes of UTF-8 is the same as comparing characters. */
 #include <string.h>
 
 #include "stops.h"
@@ -9,8 +9,8 @@ typedef struct { uint32_t length; char text[LONGEST_STOP]; } stop;
 
 struct stops {
     stop list[MOST_STOPS];
-    uint32_t count, held_length; /* of `held`: less than the longest stop */
-    char held[LONGEST_STOP];     /* the end of the text, which may yet become a stop string */
+    uint32_t count, held_length; /* bytes of `held`, fewer than those of the longest stop string */
+    char held[LONGEST_STOP];     /* the end of the text, which may become a stop string */
 };
 
 stops *stops_layout(arena *from)
@@ -18,7 +18,7 @@ stops *stops_layout(arena *from)
     return take(from, sizeof(stops));
 }
 
-/* Copies a text; bytes that are not UTF-8 become U+FFFD, as in the texts that are searched. False: it is too long. */
+/* Copies a stop string; invalid UTF-8 becomes U+FFFD, as in the text. Returns false if it is too long. */
 static bool copy_stop(stop *to, const char *text)
 {
     size_t length = 0;
@@ -44,7 +44,7 @@ edge_status stops_set(stops *s, const char *const *texts, uint32_t count, edge_e
     stop read;
     if (count > MOST_STOPS)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "at most %d stop strings", (int64_t)MOST_STOPS);
-    for (uint32_t i = 0; i < count; i++) { /* all of them first: refused ones leave those of before */
+    for (uint32_t i = 0; i < count; i++) { /* check all before the old ones are replaced */
         if (!texts[i])
             return edge_fail(error, EDGE_BAD_ARGUMENT, "stop string %d is NULL", (int64_t)i);
         if (!copy_stop(&read, texts[i]))
@@ -64,7 +64,7 @@ void stops_start(stops *s)
     s->held_length = 0;
 }
 
-/* Where a stop string begins first; `length` if it does not occur. */
+/* Offset of the first occurrence; `length` if there is none. */
 static size_t find(const char *text, size_t length, const stop *wanted)
 {
     for (size_t at = 0; at + wanted->length <= length; at++)
@@ -73,7 +73,7 @@ static size_t find(const char *text, size_t length, const stop *wanted)
     return length;
 }
 
-/* Length of the longest end of `text` that begins the stop string. */
+/* Length of the longest suffix of the text that is a prefix of the stop string. */
 static size_t overlap(const char *text, size_t length, const stop *wanted)
 {
     size_t most = wanted->length - 1;
@@ -88,7 +88,7 @@ size_t stops_feed(stops *s, const char *text, size_t length, char *out, bool *me
     size_t shown = 0, end = SIZE_MAX, keep = 0, all = s->held_length + length;
     memcpy(out, s->held, s->held_length);
     memcpy(out + s->held_length, text, length);
-    for (uint32_t i = 0; i < s->count; i++) { /* the one that was complete first counts, whatever the pieces' sizes */
+    for (uint32_t i = 0; i < s->count; i++) { /* the stop string that ends first counts, however text is split */
         size_t at = find(out, all, &s->list[i]), to = at + s->list[i].length;
         if (at < all && (to < end || (to == end && at < shown))) {
             shown = at;

@@ -1,7 +1,6 @@
-/* Rows of a table that has one for each token, and is larger than anything else of a model: per-layer embeddings. It stays
- * in the file; a pass reads the rows of its tokens. The blocks are those of GGUF (edge/formats/blocks.py), and values those
- * of the gguf package, bit for bit.
- */
+/* Reads per-layer embeddings: a table with a row for each token, the largest part of a model. It stays in the file, and a
+ * pass reads the rows of its tokens. Blocks are GGUF's (edge/formats/blocks.py); values equal the gguf package's bit for
+ * bit. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +9,7 @@
 #include "rows.h"
 #include "system.h"
 
-enum { PIECE = 4096, MOST_VALUES = 256 }; /* bytes of a row that are read at once; values of a block */
+enum { PIECE = 4096, MOST_VALUES = 256 }; /* bytes of a row per read; values of a block */
 
 typedef void decoder(const uint8_t *block, float *values);
 typedef struct { uint32_t values, bytes; decoder *decode; } block_type;
@@ -89,7 +88,7 @@ static void decode_q4_1(const uint8_t *block, float *values)
     }
 }
 
-/* Value `i` of a block of 5 bits, whose highest lie before the others. */
+/* Value i of a block of 5 bits: 4 bytes of highest bits, then the lower four. */
 static int five(const uint8_t *high, int i)
 {
     int low = i < 16 ? high[4 + i] & 15 : high[4 + i - 16] >> 4;
@@ -117,7 +116,7 @@ static void decode_q8_0(const uint8_t *block, float *values)
         values[i] = (float)(int8_t)block[2 + i] * scale;
 }
 
-/* Of Q4_K and Q5_K: scale and minimum, 6 bits each, of the part `i` of 8. */
+/* Scale and minimum, 6 bits each, of part i of 8, in Q4_K and Q5_K. */
 static void six_bits(const uint8_t *packed, int i, int *scale, int *least)
 {
     if (i < 4) {

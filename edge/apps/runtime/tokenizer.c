@@ -1,4 +1,4 @@
-/* Text to token ids and back: a port of edge/model/tokenizer.py and of Vocabulary.merge (edge/model/vocabulary.py). */
+/* Text to token ids: a port of edge/model/tokenizer.py and of Vocabulary.merge (edge/model/vocabulary.py). */
 #include <string.h>
 
 #include "system.h"
@@ -8,24 +8,24 @@
 #include "words.h"
 
 enum { MOST_BYTES = 4 * LONGEST_BLOCK, MOST_SYMBOLS = MOST_BYTES + 16 };
-enum { RELEASED = 4 << 10 };                        /* symbols of words whose memory is given back */
+enum { RELEASED = 4 << 10 };                        /* longer words return working memory to the system */
 enum { SPACE_SIGN = 0x2581 };                       /* SentencePiece's sign for a space */
 
-/* A block, and a list of the symbols of a word. Each makes a pair with the next one, which becomes `merged`. */
+/* A block of text, and a linked list of the symbols of a word. A symbol and the next one may merge into `merged`. */
 typedef struct {
     int32_t ids[MOST_SYMBOLS];
     uint32_t following[MOST_SYMBOLS], previous[MOST_SYMBOLS], merged[MOST_SYMBOLS];
-    uint32_t ranks[4 * MOST_BYTES]; /* a tree of minima: of a node, the smaller one of nodes 2i and 2i + 1 */
+    uint32_t ranks[4 * MOST_BYTES]; /* ranks of pairs as a tree of minima: node i has the smaller of nodes 2i and 2i + 1 */
     uint8_t text[MOST_BYTES];       /* valid UTF-8 */
 } workspace;
 
 struct tokenizer {
     vocabulary in;
     words rules;
-    int32_t ascii[128];  /* tokens of single characters */
-    uint32_t count, most; /* symbols; of the longest word */
-    bool mapped;          /* the tables are part of a file */
-    workspace *work;      /* most of which is never touched */
+    int32_t ascii[128];  /* tokens of ASCII characters */
+    uint32_t count, most; /* symbols of the word; of the longest word so far */
+    bool mapped;          /* the tables are in a mapped file */
+    workspace *work;      /* few of its pages are ever touched */
 };
 
 /* ---- merging ------------------------------------------------------------------------------------------------------ */
@@ -50,7 +50,7 @@ static uint32_t pair_rank(tokenizer *t, uint32_t place)
     return vocabulary_merge(&t->in, t->work->ids[place], t->work->ids[next], &t->work->merged[place]);
 }
 
-/* Byte pair encoding: the best merge first, of equal ones the leftmost, until none is left. */
+/* Byte pair encoding: applies the best merge, the leftmost among equals, until none is left. */
 static void merge_symbols(tokenizer *t)
 {
     uint32_t leaves = 1;
@@ -58,7 +58,7 @@ static void merge_symbols(tokenizer *t)
         leaves *= 2;
     for (uint32_t i = 0; i < t->count; i++) {
         t->work->following[i] = i + 1;
-        t->work->previous[i] = i - 1; /* of the first: NONE */
+        t->work->previous[i] = i - 1; /* NONE for the first */
     }
     for (uint32_t i = 0; i < leaves; i++)
         t->work->ranks[leaves + i] = i + 1 < t->count ? pair_rank(t, i) : NONE;
@@ -81,7 +81,7 @@ static void merge_symbols(tokenizer *t)
         if (t->work->previous[place] != NONE)
             set_rank(t, leaves, t->work->previous[place], pair_rank(t, t->work->previous[place]));
     }
-    uint32_t kept = 0; /* a place is never before its index in the list */
+    uint32_t kept = 0; /* kept <= place, so that no id is overwritten unread */
     for (uint32_t place = 0; place < t->count; place = t->work->following[place])
         t->work->ids[kept++] = t->work->ids[place];
     t->count = kept;
@@ -95,7 +95,7 @@ static void add_symbol(tokenizer *t, int32_t token)
         t->work->ids[t->count++] = token;
 }
 
-/* The tokens of a character before any merging: its own, those of its bytes, the unknown one, or none. */
+/* Adds the tokens of a character before merging: its own, those of its bytes, the unknown token, or none. */
 static void add_character(tokenizer *t, uint32_t point)
 {
     const tokenizer_config *c = t->in.config;
@@ -113,7 +113,7 @@ static void add_character(tokenizer *t, uint32_t point)
         own = c->unknown;
     }
     if (own >= 0 && own == c->unknown && t->count && t->work->ids[t->count - 1] == own)
-        return; /* unknown characters in a row are one unknown token */
+        return; /* consecutive unknown characters share a token */
     add_symbol(t, own);
 }
 
@@ -125,7 +125,7 @@ static uint32_t next_character(const uint8_t **at, const uint8_t *end)
     return point;
 }
 
-/* The tokens of a word. spaced: a space goes before it. */
+/* Passes the tokens of a word to `out`. spaced: with a space before it. */
 static bool encode_word(tokenizer *t, const uint8_t *word, size_t count, bool spaced, ids_out out, void *to)
 {
     const tokenizer_config *c = t->in.config;
@@ -157,8 +157,8 @@ static bool is_letter(uint32_t point)
     return (point | 0x20) - 'a' < 26;
 }
 
-/* Where SentencePiece's text, which is one word, can be cut so that no merge joins the parts: between a letter and a
- * space before a letter; Gemma 4's also around runs of newlines. */
+/* Length of the first part of SentencePiece's text, which is one word, that no merge joins to the rest: up to a space
+ * between two letters; with `newlines` (Gemma 4) also up to or behind a run of newlines. */
 static size_t safe_word(const uint8_t *text, size_t count, bool newlines)
 {
     const uint8_t *at = text, *end = text + count;
@@ -175,7 +175,7 @@ static size_t safe_word(const uint8_t *text, size_t count, bool newlines)
     return count;
 }
 
-/* Text without special tokens. spaced: a space goes before it. */
+/* Encodes text without special tokens. spaced: with a space before it. */
 static bool encode_plain(tokenizer *t, const uint8_t *text, size_t count, bool spaced, ids_out out, void *to)
 {
     uint32_t kind = t->in.config->kind;
@@ -198,7 +198,7 @@ static bool encode_plain(tokenizer *t, const uint8_t *text, size_t count, bool s
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------- */
 
-/* Whether a space goes before text that opens a prompt (`first`) or follows a control token. */
+/* Whether a space is added before text that opens a prompt (`first`) or follows a control token. */
 static bool wants_space(uint32_t flags, const uint8_t *text, size_t count, bool first)
 {
     static const uint8_t sign[] = {0xE2, 0x96, 0x81};
@@ -242,13 +242,13 @@ static bool encode_block(tokenizer *t, size_t count, bool special, bool start, i
     }
 }
 
-/* Copies the next block of a text, and moves *from behind it: up to the last place below TEXT_BLOCK characters, or else the
- * first one above, where a cut changes no token. Returns its bytes. */
+/* Copies the next block of a text, advances *from, and returns its bytes. A block ends where a cut changes no token: at the
+ * last such place within TEXT_BLOCK characters, or else the first behind. */
 static size_t read_block(tokenizer *t, const uint8_t **from, const uint8_t *end)
 {
-    const uint8_t *at = *from, *safe = NULL; /* before the space */
+    const uint8_t *at = *from, *safe = NULL; /* the last place for a cut: before a space */
     size_t used = 0, safe_used = 0;
-    uint32_t before = 0, last = 0; /* characters */
+    uint32_t before = 0, last = 0; /* the two previous characters */
     for (size_t count = 0; at < end; count++) {
         if (safe && count >= TEXT_BLOCK) {
             *from = safe;
@@ -280,7 +280,7 @@ bool tokenizer_encode(tokenizer *t, const char *text, size_t length, bool specia
     }
     if (t->most > RELEASED)
         release_memory(t->work, sizeof *t->work);
-    if (t->mapped) /* nothing else reads merges */
+    if (t->mapped) /* only the tokenizer reads merges */
         forget_memory(t->in.merges, (size_t)((const uint8_t *)t->in.characters - (const uint8_t *)t->in.merges));
     return all;
 }
@@ -313,7 +313,7 @@ tokenizer *tokenizer_layout(arena *from, const edge_model *model)
         return NULL;
     t->work = work;
     t->mapped = model->file.mapped;
-    vocabulary_find(model, &t->in); /* tokenizer_check has */
+    vocabulary_find(model, &t->in); /* tokenizer_check has checked it */
     words_find(model, &t->rules, NULL);
     for (uint32_t point = 0; point < 128; point++)
         t->ascii[point] = vocabulary_character(&t->in, point);

@@ -9,8 +9,8 @@ typedef struct tokenizer tokenizer; /* tables of model.edge, and working memory 
 tokenizer *tokenizer_layout(arena *from, const edge_model *model);
 edge_status tokenizer_check(const edge_model *model, edge_error *error); /* at edge_open, in constant time */
 typedef bool (*ids_out)(void *to, const int32_t *ids, size_t count);
-/* Encodes a text block by block, as Tokenizer.encode_blocks, and passes the ids to `out` until it returns false; then returns
- * false, too. start: the text opens a prompt. special: control tokens are recognized. */
+/* Encodes a text block by block, as Tokenizer.encode_blocks, and passes the ids to `out` until it returns false; then
+ * returns false, too. start: the text opens a prompt. special: control tokens are recognized. */
 bool tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out, void *to);
 /* The bytes that a token adds to a text, valid as long as the model. *length: at most 1024, may be 0. */
 const char *tokenizer_piece(const tokenizer *t, int32_t token, size_t *length);

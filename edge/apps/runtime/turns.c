@@ -1,5 +1,5 @@
-/* A conversation: text to tokens that wait, answers piece by piece, turns taken back. The loop is that of
- * edge/run/loop.py. */
+/* Turns: texts become tokens that wait, answers come piece by piece, and turns are taken back. The loop of an answer is
+ * that of edge/run/loop.py. */
 #include <string.h>
 
 #include "budgets.h"
@@ -17,7 +17,7 @@
 
 /* ---- text to tokens that wait ----------------------------------------------------------------------------------- */
 
-typedef struct { edge_session *session; int32_t bos; } appending; /* bos: -1, or if the prompt must begin with it */
+typedef struct { edge_session *session; int32_t bos; } appending; /* bos: token that must begin the prompt; -1: none */
 
 static bool push_ids(void *to, const int32_t *ids, size_t count)
 {
@@ -85,7 +85,7 @@ static edge_status append_ids(edge_session *s, const int32_t *ids, size_t count,
     return EDGE_OK;
 }
 
-/* What comes before a text of `role`, and whether the text may come now. */
+/* Checks that a text of this role may come now, and appends the template's part before it. */
 static edge_status before_text(edge_session *s, edge_role role, edge_error *error)
 {
     bool asked = s->turn == TURN_ASKED, waits = asked || s->turn == TURN_TEXT;
@@ -154,7 +154,7 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
         status = edge_fail(error, EDGE_FULL,
                            "the text does not fit into the %d KV rows that are free, and the policy %s evicts none: "
                            "rewind, or export with more rows", (int64_t)(kv_capacity(s->rows) - at), s->model->policy);
-    if (status && s->ran == ran) { /* as though it had not been appended */
+    if (status && s->ran == ran) { /* undo the whole call */
         s->waiting = waiting;
         return status;
     }
@@ -164,7 +164,7 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
     return status;
 }
 
-/* The end of an answer, however it came about. */
+/* Ends an answer, for whatever reason. */
 static void end_answer(edge_session *s)
 {
     context_drop(s);
@@ -185,7 +185,7 @@ edge_status edge_append(edge_session *s, edge_role role, const void *text, size_
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the text is empty"));
     if ((status = check_length(count, role == EDGE_IDS ? sizeof(int32_t) : 1, error)))
         return leave(s, status);
-    if (s->turn == TURN_ANSWERING) /* the app has broken it off */
+    if (s->turn == TURN_ANSWERING) /* the app did not read the answer to its end */
         end_answer(s);
     if (!s->started)
         __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED);
@@ -216,7 +216,7 @@ static void start_answer(edge_session *s)
     s->full = false;
     if (s->turn == TURN_ASKED)
         push_part(s, CHAT_OPENING, push_ids);
-    if (s->full || !s->waiting) /* rows were given back since; a text without a token */
+    if (s->full || !s->waiting) /* rows were returned to the system meanwhile; or the text has no token */
         s->stopped = s->full ? EDGE_MEMORY : EDGE_CAPACITY;
     s->turn = TURN_ANSWERING;
     s->joiner = (utf8_joiner){{0}, 0};
@@ -225,7 +225,7 @@ static void start_answer(edge_session *s)
     start_sampler(s);
 }
 
-/* The text that a token adds. */
+/* Appends the text of a token. */
 static void show(edge_session *s, int32_t token, bool *met)
 {
     size_t length;
@@ -234,7 +234,7 @@ static void show(edge_session *s, int32_t token, bool *met)
     s->text_end = (uint32_t)stops_feed(s->stops, s->fed, length, s->text, met);
 }
 
-/* Chooses the next token from the logits. */
+/* Chooses the next token: from the logits, or the one that an accelerator chose. */
 static void choose(edge_session *s)
 {
     bool met = false;
@@ -255,7 +255,7 @@ static void choose(edge_session *s)
     s->finish = met ? EDGE_STOP : s->generated == s->options.max_tokens ? EDGE_LENGTH : EDGE_GOING;
 }
 
-/* As much text as fits into a piece, whole characters. */
+/* Fills a piece with whole characters, as many as fit. */
 static void fill(edge_session *s, edge_piece *piece)
 {
     uint32_t left = s->text_end - s->text_at, length = left;
@@ -293,7 +293,7 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
                 return status;
             return edge_fail(error, EDGE_FAILED, "the model computed no number (NaN): its file may be damaged");
         }
-        if (s->finish && s->finish != EDGE_STOP) /* what may have become a stop string; half a character is lost */
+        if (s->finish && s->finish != EDGE_STOP) /* text that was held back; an incomplete character is lost */
             s->text_end += (uint32_t)stops_rest(s->stops, s->text + s->text_end);
     }
     fill(s, piece);

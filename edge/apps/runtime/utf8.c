@@ -1,5 +1,4 @@
-/* UTF-8 as Python's decoder reads it with errors="replace": every longest sequence that begins a character and does not
- * go on as one becomes one U+FFFD (Unicode's "maximal subpart"). */
+/* UTF-8 as Python decodes it with errors="replace": each maximal subpart of an ill-formed sequence becomes one U+FFFD. */
 #include "utf8.h"
 
 size_t utf8_read(const uint8_t *bytes, size_t count, uint32_t *point, bool *whole)
@@ -11,7 +10,7 @@ size_t utf8_read(const uint8_t *bytes, size_t count, uint32_t *point, bool *whol
     if (first >= 0x80 && (first < 0xC2 || first > 0xF4))
         return 1;
     if (first == 0xE0)
-        low = 0xA0; /* below lie longer forms of shorter sequences */
+        low = 0xA0; /* smaller ones would be overlong */
     else if (first == 0xED)
         high = 0x9F; /* surrogates */
     else if (first == 0xF0)

@@ -1,4 +1,4 @@
-/* What the tables of tokens say: a port of edge/model/vocabulary.py. Numbers are checked where they are used. */
+/* Look-ups in the tables of tokens, which check every number. */
 #include <string.h>
 
 #include "vocabulary.h"
@@ -96,7 +96,7 @@ int32_t vocabulary_whole(const vocabulary *in, const uint8_t *word, size_t count
     return -1;
 }
 
-/* The byte of a special token at `depth`; -1 at its end. */
+/* The byte of a special token at this depth; -1 at its end. */
 static int special_byte(const vocabulary *in, uint32_t index, size_t depth)
 {
     const special_token *token = in->specials + index;
@@ -104,7 +104,6 @@ static int special_byte(const vocabulary *in, uint32_t index, size_t depth)
     return depth < token->length && at < in->config->special_bytes ? in->special_texts[at] : -1;
 }
 
-/* The longest special token that the text begins with, or NULL. */
 const special_token *vocabulary_special(const vocabulary *in, const uint8_t *text, size_t count, bool special)
 {
     const special_token *longest = NULL;
@@ -112,7 +111,7 @@ const special_token *vocabulary_special(const vocabulary *in, const uint8_t *tex
     if (high > in->config->specials)
         return NULL;
     for (size_t depth = 1; low < high; depth++) {
-        if (special_byte(in, low, depth) < 0) { /* ends here, as the only one */
+        if (special_byte(in, low, depth) < 0) { /* one token ends here */
             if (special || !(in->specials[low].flags & ONLY_SPECIAL))
                 longest = in->specials + low;
             low++;

@@ -1,16 +1,16 @@
-/* The tables of tokens. Section TOKENIZER, made by edge/apps/vocabulary.py, is a tokenizer_config and then, each without
- * a gap:
+/* The tables of tokens: a port of edge/model/vocabulary.py. Section TOKENIZER, made by edge/apps/vocabulary.py, is a
+ * tokenizer_config, followed without gaps by:
  *
  *     uint64 merges[…]                  right token << 44 | rank << 20 | result, ascending for each left token
- *     uint32 firsts[tokens + 1]         the merges whose left token is i are those from firsts[i] to firsts[i + 1]
- *     character characters[…]           tokens of a single character, ascending; none for byte-level vocabularies
- *     int32  slots[…]                   hash table of tokens that are never merged, by their bytes; -1: free
- *     uint32 piece_starts[tokens + 1]   where the bytes that a token adds to a text begin in `pieces`
- *     special_token specials[…]         tokens that match whole, before any merging, ascending by their bytes
- *     int32  ends[…], banned[…]         tokens that end a turn; that are never generated
+ *     uint32 firsts[tokens + 1]         merges with left token i begin at firsts[i] and end at firsts[i + 1]
+ *     character characters[…]           tokens of single characters, ascending; none in byte-level vocabularies
+ *     int32  slots[…]                   hash table, by bytes, of tokens that no merge produces; -1: free
+ *     uint32 piece_starts[tokens + 1]   offset in `pieces` of the bytes that token i adds to a text
+ *     special_token specials[…]         tokens that are matched before any merging, ascending by bytes
+ *     int32  ends[…], banned[…]         tokens that end a turn; tokens that are never generated
  *     uint8  pieces[…], special_texts[…]
  *
- * The section has no checksum, since a start should not read all of it: every number is checked where it is used. */
+ * The section has no checksum, so that opening a model need not read all of it: numbers are checked where they are used. */
 #ifndef EDGE_VOCABULARY_H
 #define EDGE_VOCABULARY_H
 
@@ -31,18 +31,18 @@ typedef struct {
     const uint8_t *pieces, *special_texts;
 } vocabulary;
 
-bool vocabulary_find(const edge_model *model, vocabulary *in); /* false: the section is damaged */
-int32_t vocabulary_character(const vocabulary *in, uint32_t point); /* a token, or -1 */
-/* The rank of a merge, or NONE. */
+bool vocabulary_find(const edge_model *model, vocabulary *in); /* returns false if the section is damaged */
+int32_t vocabulary_character(const vocabulary *in, uint32_t point); /* returns a token, or -1 */
+/* Returns the rank of a merge, or NONE. */
 uint32_t vocabulary_merge(const vocabulary *in, int32_t left, int32_t right, uint32_t *merged);
-/* The bytes that a token adds to a text. */
+/* Returns the bytes that a token adds to a text, at most LONGEST_PIECE; valid as long as the model. */
 const uint8_t *vocabulary_piece(const vocabulary *in, int32_t token, size_t *length);
-/* A token with these bytes that is not merged of others, or -1. */
+/* Returns the token with these bytes that no merge produces, or -1. */
 int32_t vocabulary_whole(const vocabulary *in, const uint8_t *word, size_t count);
-/* The longest special token that the text begins with, or NULL. special: control tokens count. */
+/* Returns the longest special token at the beginning of the text, or NULL. special: include control tokens. */
 const special_token *vocabulary_special(const vocabulary *in, const uint8_t *text, size_t count, bool special);
 
-static inline int32_t known_token(const vocabulary *in, int64_t token) /* or -1 */
+static inline int32_t known_token(const vocabulary *in, int64_t token) /* -1: it is unknown */
 {
     return token >= 0 && token < in->config->tokens ? (int32_t)token : -1;
 }

@@ -1,4 +1,4 @@
-/* Windows, from version 8 on. A file is a handle, of which 32 bits count; paths are UTF-8. */
+/* Windows 8 and later. A file descriptor is a handle, whose lower 32 bits are significant; paths are UTF-8. */
 #ifdef _WIN32
 #define _WIN32_WINNT 0x0602
 #define WIN32_LEAN_AND_MEAN
@@ -38,20 +38,20 @@ void unmap_memory(void *memory, uint64_t size)
 void system_clear(void *first, uint64_t size)
 {
     if (VirtualFree(first, size, MEM_DECOMMIT))
-        while (!VirtualAlloc(first, size, MEM_COMMIT, PAGE_READWRITE)) /* others have just taken the system's last */
+        while (!VirtualAlloc(first, size, MEM_COMMIT, PAGE_READWRITE)) /* another process has just taken the last memory */
             Sleep(1);
 }
 
 void system_forget(void *first, uint64_t size)
 {
-    VirtualUnlock(first, size); /* of pages that are not locked, takes them out of the working set */
+    VirtualUnlock(first, size); /* removes pages that are not locked from the working set */
 }
 
 void private_bytes(uint64_t *anonymous, uint64_t *swapped)
 {
     PROCESS_MEMORY_COUNTERS counters;
     bool told = GetProcessMemoryInfo(GetCurrentProcess(), &counters, sizeof counters);
-    *anonymous = told ? counters.PagefileUsage : 0; /* its commit charge, resident or not */
+    *anonymous = told ? counters.PagefileUsage : 0; /* commit charge, resident or not */
     *swapped = 0;
 }
 
@@ -69,7 +69,7 @@ static int32_t fd_of(HANDLE handle) /* INVALID_HANDLE_VALUE is -1 */
 
 typedef struct { wchar_t text[LONGEST_PATH + 33]; } wide_path;
 
-/* False: it is too long, or no UTF-8. */
+/* Returns false if the path is too long or not UTF-8. */
 static bool widen(const char *path, wide_path *wide)
 {
     return MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide->text,
@@ -134,7 +134,7 @@ void *system_map(int32_t fd, uint64_t at, uint64_t size)
     if (!section)
         return NULL;
     void *base = MapViewOfFile(section, FILE_MAP_READ, (DWORD)(at >> 32), (DWORD)at, size);
-    CloseHandle(section); /* the view keeps it */
+    CloseHandle(section); /* the view keeps the section */
     return base;
 }
 
@@ -195,12 +195,12 @@ double cpu_seconds(void)
 
 double thread_seconds(void)
 {
-    return now_seconds(); /* GetThreadTimes counts in steps of 15 ms */
+    return now_seconds(); /* GetThreadTimes has steps of 15 ms */
 }
 
 void sleep_seconds(double seconds)
 {
-    if (!(seconds > 0)) /* nor NaN */
+    if (!(seconds > 0)) /* or NaN */
         return;
     double end = now_seconds() + (seconds < 1e9 ? seconds : 1e9), rest = seconds;
     for (; rest > 0; rest = end - now_seconds())
@@ -219,7 +219,7 @@ int64_t process_id(void)
     return GetCurrentProcessId();
 }
 
-/* Binds the calling thread to those of the CPUs that there are. Returns its CPUs before; 0: it stays where it is. */
+/* Binds the calling thread to the CPUs of the mask that exist. Returns its previous CPUs; 0: the binding is unchanged. */
 static DWORD_PTR bind_to(uint64_t cpu_mask)
 {
     DWORD_PTR own, all;
@@ -264,7 +264,7 @@ void unbind_thread(const cpu_binding *before)
 uint32_t fastest_cores(void)
 {
     static const size_t HEAD = offsetof(SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX, Processor);
-    uint64_t memory[4096]; /* a few words for each core */
+    uint64_t memory[4096]; /* each core needs a few words */
     DWORD size = sizeof memory, at = 0;
     DWORD_PTR own, all;
     uint32_t count = 0;

@@ -1,13 +1,13 @@
-/* Cuts text into words as the regular expressions of a pre-tokenizer do (edge/model/pre_tokenizers.py). At export,
- * edge/apps/words.py turned each into a table of states. A match is the one that a backtracking matcher finds: the
- * order of alternatives decides, not their lengths. Section WORDS:
+/* Cuts text into words, as the regular expressions of a pre-tokenizer (edge/model/pre_tokenizers.py). edge/apps/words.py has
+ * compiled each to an automaton. Matches are those of a backtracking matcher: the order of alternatives decides, not their
+ * lengths. Section WORDS:
  *
  *     words_config
- *     uint16 blocks[0x110000 / 128]      which block of classes a code point is in
- *     uint8  classes[block_count][128]   of the block's code points
- *     uint16 moves[…][class_count + 1]   of all expressions, one after the other: by state and the next character's
- *                                        class (the last: end of text): the next state (0: no longer match is
- *                                        possible), and WORDS_ENDS if a match ends before that character
+ *     uint16 blocks[0x110000 / 128]      number of the block of classes of a code point
+ *     uint8  classes[block_count][128]   classes of the block's code points
+ *     uint16 moves[…][class_count + 1]   for each expression, by state and class of the next character (the last class:
+ *                                        end of text): the next state, 0 if no longer match is possible; and
+ *                                        WORDS_ENDS if a match ends before that character
  */
 #include <string.h>
 
@@ -16,7 +16,7 @@
 
 enum { START = 1 };
 
-/* Finds the tables and checks every number in them: they are small. */
+/* Finds the tables, and checks every number, since they are small. */
 static bool find_tables(const edge_model *model, words *found)
 {
     const words_config *config = (const words_config *)model->sections[SECTION_WORDS];
@@ -68,7 +68,7 @@ static uint32_t class_of(const words *rules, const uint8_t *text, size_t count, 
     return rules->classes[(size_t)rules->blocks[point / WORDS_BLOCK] * WORDS_BLOCK + point % WORDS_BLOCK];
 }
 
-/* The length of the match that begins at text[0], or 0. */
+/* Returns the length of the match at text[0]; 0: none. */
 static size_t match(const words *rules, uint32_t split, const uint8_t *text, size_t count)
 {
     const uint16_t *moves = rules->moves[split];
@@ -88,7 +88,7 @@ static size_t match(const words *rules, uint32_t split, const uint8_t *text, siz
     return matched;
 }
 
-/* The first piece of a span: a match, or what lies before the next one. */
+/* Returns the length of the first piece: a match, or the text before the next match. */
 static size_t piece(const words *rules, uint32_t split, const uint8_t *text, size_t count)
 {
     size_t at = match(rules, split, text, count);
@@ -117,7 +117,7 @@ size_t words_next(word_cutter *cutter, const uint8_t **word)
         level--;
     if (!cutter->left[level])
         return 0;
-    for (; level < last; level++) { /* the rest of a level begins where the text of all below it does */
+    for (; level < last; level++) { /* left[level]: bytes that level has yet to cut; all begin at cutter->text */
         size_t count = piece(cutter->rules, level, cutter->text, cutter->left[level]);
         cutter->left[level] -= count;
         cutter->left[level + 1] = count;

@@ -1,13 +1,13 @@
-/* edge.h for the JVM and Android: the functions of Native.kt, registered when the library is loaded.
+/* edge.h for the JVM and Android: the native methods of Native.kt, registered when the library is loaded.
  *
- * Text crosses as arrays of UTF-8 bytes, never as JNI strings, whose modified UTF-8 has no emoji. Structs cross as
- * arrays of bytes, which EdgeOptions.kt lays out as C does. Handles are pointers in a long, which Native.kt's callers pass only
- * while they are open. A failed call throws EdgeException. */
+ * * Texts are passed as arrays of UTF-8 bytes, since JNI strings use modified UTF-8, which encodes emoji differently.
+ * Structs are passed as arrays of bytes in C's layout (EdgeOptions.kt). Handles are pointers in a long; Native.kt's callers
+ * use them only while they are open. A failed call throws EdgeException. */
 #include "constants.h"
 #include "edge.h"
 #include "jni.h"
 
-enum { MAX_NAME = 32, MAX_PATH = 1024 }; /* longer paths are no folder of kernels */
+enum { MAX_NAME = 32, MAX_PATH = 1024 }; /* bytes; longer paths are cut, and refused */
 
 static jclass exception_class; /* set once, in JNI_OnLoad */
 static jmethodID make_exception;
@@ -88,7 +88,7 @@ static jbyteArray read_text(JNIEnv *env, jclass class, jlong address)
 
 /* ---- options and readings --------------------------------------------------------------------------------------- */
 
-typedef struct { /* edge_options with room for its texts; too long ones are cut where the runtime still refuses them */
+typedef struct { /* edge_options with its texts; too long ones are cut, at a length that the runtime still refuses */
     edge_options options;
     char isa[MAX_NAME + 1], cache[MAX_PATH + 1], npu[MAX_PATH + 1], stop[MOST_STOPS + 1][LONGEST_STOP + 2];
     const char *stop_pointers[MOST_STOPS + 1];
@@ -242,7 +242,7 @@ static jlong save_state(JNIEnv *env, jclass class, jlong session, jint fd, jbyte
     return (jlong)stream.length;
 }
 
-/* The content of an array, if there is one. False: the JVM has thrown OutOfMemoryError. */
+/* Lends an array's content to a stream, if there is an array. Returns 0 if the JVM has thrown OutOfMemoryError. */
 static int lend_stream(JNIEnv *env, jbyteArray buffer, edge_stream *stream)
 {
     if (!buffer)
@@ -269,7 +269,7 @@ static void load_state(JNIEnv *env, jclass class, jlong session, jint fd, jbyteA
         take_back(env, buffer, &stream, edge_load(session_of(session), &stream, &error), &error);
 }
 
-/* Neither a file nor an array: no adapter. */
+/* Without file and array: removes the adapter. */
 static void set_adapter(JNIEnv *env, jclass class, jlong session, jint fd, jbyteArray buffer, jdouble scale)
 {
     (void)class;
@@ -298,7 +298,7 @@ static void read_usage(JNIEnv *env, jclass class, jlong session, jbyteArray byte
         (*env)->SetByteArrayRegion(env, bytes, 0, sizeof usage, (const jbyte *)&usage);
 }
 
-/* ids may be NULL, to count them. */
+/* ids: NULL only counts. */
 static jlong count_tokens(JNIEnv *env, jclass class, jlong session, jbyteArray text, jint special, jintArray ids)
 {
     (void)class;

@@ -1,13 +1,13 @@
-/* LoRA adapters in buffers of the device: of a file of edge/apps/adapter_file.py the part for GPUs, which has a byte
- * for each matrix that may have an adapter, 1 if it has, then the content of these buffers. Dispatches of matrices that have
- * none run as they do without any. */
+/* LoRA adapters in buffers of the device. The part for GPUs of an adapter's file (edge/apps/adapter_file.py) is a byte for
+ * each matrix that may have an adapter, 1 if it has one, and the content of these buffers. Other matrices run their plain
+ * dispatches. */
 #include <math.h>
 #include <string.h>
 
 #include "gpu.h"
 #include "rows.h"
 
-enum { PIECE = 16 << 10 }; /* bytes that travel at once */
+enum { PIECE = 16 << 10 }; /* bytes per write */
 
 static const gpu_adapted *matrices_of(const gpu *g)
 {
@@ -48,7 +48,7 @@ void choose_dispatches(gpu *g)
     }
 }
 
-/* Multiplies what of `size` bytes from `at` on is of B. False: a value is too large for its type. */
+/* Multiplies the values of B among the `size` bytes at `at`. Returns false if a value overflows its type. */
 static bool scale_piece(const gpu *g, const gpu_adapted *matrix, uint8_t *piece, uint64_t at, uint64_t size, float scale)
 {
     uint64_t first = matrix->at > at ? matrix->at : at, end = matrix->at + matrix->size;
@@ -67,7 +67,7 @@ static bool scale_piece(const gpu *g, const gpu_adapted *matrix, uint8_t *piece,
     return finite;
 }
 
-/* The buffer of matrix `first`, and of those behind it in there. */
+/* Reads the buffer of matrix `first`, which may hold further matrices. */
 static bool read_buffer(gpu *g, uint32_t first, adapter_source in, void *from, float scale, bool *finite)
 {
     const gpu_adapted *matrices = matrices_of(g);

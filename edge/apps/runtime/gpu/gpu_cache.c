@@ -1,5 +1,5 @@
-/* Files in the app's cache folder: what drivers have compiled, and which engine was faster. Each ends with SHA-256 of what
- * is before it, so that a damaged one counts as none. */
+/* Files in the app's cache folder: compiled kernels, failures to compile, and results of races. Each ends with the SHA-256
+ * of its content, so that damaged files are ignored. */
 #include <string.h>
 
 #include "gpu.h"
@@ -32,7 +32,7 @@ void hash_driver(hasher *h, const gpu *g)
 
 bool kept_kernels(const gpu *g, uint32_t language, const char *folder, const char *suffix, char *path)
 {
-    const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at); /* whose sources end the section, the first one first */
+    const gpu_kernel *kernels = gpu_table(g, g->config->kernels_at); /* their sources are the end of the section, in order */
     hasher h;
     uint8_t digest[32];
     hash_start(&h);
@@ -71,7 +71,7 @@ void kept_read(const char *path, kept_file *kept)
 void kept_write(const char *path, kept_file *made)
 {
     digest_of(made->data, made->at, made->data + made->at);
-    replace_file(path, made->data, made->at + 32); /* or else the next session makes it again */
+    replace_file(path, made->data, made->at + 32); /* if it fails, the next session makes it again */
 }
 
 void fail_as_before(gpu *g, const char *path)

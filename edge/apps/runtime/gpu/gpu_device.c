@@ -1,5 +1,5 @@
-/* A GPU through the first driver that has one: Metal on Apple's systems, on others OpenCL, or webgpu.h where the app brings
- * its library. */
+/* Opens a GPU by the first driver that has one: Metal on Apple's systems; elsewhere OpenCL, or WebGPU if the app brings its
+ * library. Also code that all drivers use. */
 #include <string.h>
 
 #include "gpu.h"
@@ -16,7 +16,7 @@ enum { DRIVERS_COUNT = sizeof DRIVERS / sizeof *DRIVERS, SLICE = 1 << 20 };
 _Static_assert((int)DRIVERS_COUNT <= (int)MOST_DRIVERS, "each has a state");
 static const double SENT_S = 0.02;
 
-/* Whether a line of a driver's text says something: wgpu-native writes headings before it. */
+/* Whether a line of a driver's message is more than one of wgpu-native's headings. */
 static bool says_something(const char *line, size_t length)
 {
     static const char *const headings[] = {"Validation Error", "Caused by:", "In wgpu"};
@@ -67,7 +67,7 @@ void load_weights(gpu *g, uint32_t number, const gpu_buffer *buffer)
     }
 }
 
-/* Takes a driver back to where it was before `open`. */
+/* Resets a driver to its state before `open`. */
 static void close_driver(gpu *g)
 {
     const gpu_config *c = g->config;
@@ -84,7 +84,7 @@ void gpu_layout_drivers(arena *from, gpu *g)
         g->states[i] = DRIVERS[i]->layout(from, g->config);
 }
 
-/* GPUs before devices that run on the CPU. Whose device could not be opened is not asked for another one. */
+/* Tries GPUs of all drivers, then devices that run on the CPU. A driver whose device failed to open is not tried again. */
 edge_status gpu_open(gpu *g, const edge_options *options, const volatile int32_t *cancelled, edge_error *error)
 {
     bool software = options->engine == EDGE_ENGINE_GPU, tried[DRIVERS_COUNT] = {false}, had_device = false;
@@ -129,7 +129,7 @@ void gpu_read(gpu *g, uint32_t buffer, uint64_t offset, void *data, uint64_t siz
         g->driver->read(g, buffer, offset, data, size);
 }
 
-/* Of the dispatches of a chunk, as many as take SENT_S are sent at once, since those cannot be taken back. */
+/* Submits the dispatches of a chunk in parts that take about SENT_S, since submitted work cannot be cancelled. */
 bool gpu_dispatch(gpu *g, enum gpu_passes which, uint32_t tokens)
 {
     const gpu_pass *own = (const gpu_pass *)gpu_table(g, g->config->passes_at) + which;

@@ -1,4 +1,4 @@
-/* Tokens in, logits out, by the programs of section GPU: the twin of pass.c, and a port of backends/tvm/gpu/engine.py. */
+/* The pass of a GPU, by the programs of section GPU: a port of backends/tvm/gpu/engine.py. */
 #include <math.h>
 #include <string.h>
 
@@ -41,8 +41,8 @@ static rows_device *rows_of(accelerator *a, bool ring, uint32_t count)
     return &g->arenas[ring].device;
 }
 
-/* One row for each position: the cosines of all pairs, then their sines. Of pairs that a kind of layers does not rotate, 1
- * and 0. */
+/* Fills a row for each position: cosines of all pairs, then their sines; 1 and 0 for pairs that these layers do not
+ * rotate. */
 static void fill_angles(gpu *g, const angles_config *angles, int64_t first, uint32_t count)
 {
     const double *radians = (const double *)(angles + 1);
@@ -56,7 +56,7 @@ static void fill_angles(gpu *g, const angles_config *angles, int64_t first, uint
         }
 }
 
-/* The row of the tables of angles where the next `count` positions begin. */
+/* Returns the row of the device's angles at which the next positions begin; writes new tables if they are not there. */
 static uint32_t angle_row(gpu *g, const pass_input *input)
 {
     const gpu_config *config = g->config;
@@ -73,7 +73,7 @@ static uint32_t angle_row(gpu *g, const pass_input *input)
     return (uint32_t)(first - g->first_angle);
 }
 
-/* Those that have changed: kv.c writes few of them. */
+/* Writes positions that have changed, which are few. */
 static void write_positions(gpu *g, const int32_t *positions)
 {
     uint32_t first = 0, last = g->config->positions;
@@ -86,7 +86,7 @@ static void write_positions(gpu *g, const int32_t *positions)
               (last - first) * sizeof *positions, false);
 }
 
-/* Vectors that tokens have for the layers, further apart than `table_reader` puts them. */
+/* Writes the per-layer inputs of tokens, with the device's stride. */
 static void write_inputs(gpu *g, const pass_input *input)
 {
     const edge_config *c = g->model->config;
@@ -102,7 +102,7 @@ static void fill(float *logits, uint32_t vocab, float value)
         logits[i] = value;
 }
 
-/* As run_greedy of backends/tvm/gpu/engine.py: each step writes the next one's token; -1 - token for NaN. */
+/* As run_greedy of backends/tvm/gpu/engine.py: each step writes the token of the next one, or -1 - token for NaN. */
 static void pick_tokens(gpu *g, picking *pick, float *logits)
 {
     for (uint32_t i = 0; i < pick->most; i++) {
@@ -116,7 +116,7 @@ static void pick_tokens(gpu *g, picking *pick, float *logits)
         fill(logits, g->config->vocab, NAN);
 }
 
-/* The largest logits; all others become -INFINITY. */
+/* Reads the largest logits; all others become -INFINITY. */
 static void read_top(gpu *g, float *logits)
 {
     uint32_t found[2 * MOST_TOP], vocab = g->model->config->vocab, count = vocab < MOST_TOP ? vocab : MOST_TOP;
@@ -125,14 +125,14 @@ static void read_top(gpu *g, float *logits)
     if (g->failure)
         return;
     fill(logits, vocab, -INFINITY);
-    for (uint32_t i = 0; i < count; i++) { /* a key, and an id: see kernels/pick.py */
+    for (uint32_t i = 0; i < count; i++) { /* key and id: see kernels/pick.py */
         uint32_t key = found[2 * i], token = found[2 * i + 1], word = key >> 31 ? key ^ 1u << 31 : ~key;
-        if (token < vocab) /* a driver may have compiled the kernel wrongly */
+        if (token < vocab) /* in case the driver compiled the kernel wrongly */
             memcpy(logits + token, &word, sizeof word);
     }
 }
 
-/* The buffers that are written without waiting stay as they are until the results have been read. */
+/* Arrays that are written without waiting stay unchanged until the results have been read. */
 static accelerator_answer run(accelerator *a, const pass_input *input, float *logits)
 {
     gpu *g = (gpu *)a;

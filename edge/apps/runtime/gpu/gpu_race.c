@@ -1,8 +1,9 @@
-/* CPU or GPU, for sessions that leave it open: both are timed, by the rule of edge/plan/engines.py and as
- * edge/run/starting/race.py does it, but for a second at most; not for sessions whose seconds or joules are counted. The
- * cache folder keeps what was measured, for a bundle on a version of the system and of the library of webgpu.h: then no
- * driver is loaded for a GPU that is slower. Where it was faster, its driver must still be the same. A failure in a
- * race is not kept. Never both at once: the memory is that of one session. */
+/* Chooses CPU or GPU for sessions with engine AUTO by timing both, as edge/run/starting/race.py and by the rule of
+ * edge/plan/engines.py, within about a second. Sessions with limits of time or energy are never timed.
+ *
+ * * The cache folder keeps the result for this bundle, system and library of webgpu.h, so that no driver is loaded for a
+ * slower GPU. If the GPU was faster, the result holds for the same driver only. Failures are not kept. The two sessions run
+ * one after the other, so that memory is that of one. */
 #include <math.h>
 #include <string.h>
 
@@ -14,13 +15,13 @@
 #include "session.h"
 #include "system.h"
 
-static const double LAP_S = 0.2; /* of a lap, about: there are four */
+static const double LAP_S = 0.2; /* about, for a lap; there are four */
 
 static const char FAILED_CPU[] = "the CPU failed when it was timed";
 static const char COUNTED[] = "nothing is timed in a session with a limit of time or energy";
 
 typedef struct { double prefill, decode; } pace; /* tokens per second */
-typedef struct { pace paces[2]; uint8_t driver[32]; } record; /* of the CPU, of the GPU; what has compiled for that one */
+typedef struct { pace paces[2]; uint8_t driver[32]; } record; /* of CPU and GPU; SHA-256 of the GPU's driver */
 
 static double request_seconds(pace p)
 {
@@ -28,7 +29,7 @@ static double request_seconds(pace p)
     return p.prefill > 0 && p.decode > 0 ? prompt / p.prefill + answer / p.decode : HUGE_VAL;
 }
 
-/* Adds the seconds of a pass. False: it failed, or its logits are no numbers. */
+/* Adds the seconds of a pass. Returns false if it failed or a logit is not finite. */
 static bool timed(edge_session *s, const int32_t *tokens, uint32_t count, double *seconds)
 {
     double began = now_seconds();
@@ -45,7 +46,7 @@ static uint32_t least(uint32_t one, uint32_t other)
     return one < other ? one : other;
 }
 
-/* A prompt and the first tokens behind it. Slow engines run fewer. */
+/* Times a prompt and the first tokens behind it; fewer of both on slow engines. */
 static bool lap(edge_session *s, pace *found)
 {
     int32_t tokens[RACE_PROMPT];
@@ -72,7 +73,7 @@ static bool lap(edge_session *s, pace *found)
     return true;
 }
 
-/* The best lap. False: the engine has failed. */
+/* Finds the best lap. Returns false if the engine failed. */
 static bool race(edge_session *s, pace *best)
 {
     double began = now_seconds();
@@ -88,8 +89,7 @@ static bool race(edge_session *s, pace *best)
     return true;
 }
 
-/* Of the file that keeps what was measured: for these sections of the bundle, instruction set, threads, system, and library
- * of webgpu.h. */
+/* Writes the path of the result's file, by the bundle, instruction set, threads, system, and library of webgpu.h. */
 static bool name_record(const edge_options *options, char *path)
 {
     hasher h;
@@ -144,7 +144,7 @@ static void tell(edge_session *s, const record *found)
     memcpy(s->why, said.message, sizeof s->why);
 }
 
-/* The CPU's session, and why there is none on a GPU: the part of a message that does not say what to do. */
+/* Begins a session on the CPU. why: the reason against the GPU; its part behind a colon, which advises, is cut. */
 static edge_status begin_on_cpu(edge_model *model, const edge_options *options, const char *why, edge_session **session,
                                 edge_error *error)
 {
@@ -154,7 +154,7 @@ static edge_status begin_on_cpu(edge_model *model, const edge_options *options, 
     return status;
 }
 
-/* Times the GPU, whose session has begun, then the CPU, and begins the session of the faster one. */
+/* Times the GPU, on the session that has begun, then the CPU; begins a session on the faster one. */
 static edge_status begin_timed(edge_model *model, const edge_options *options, const char *path, record *found,
                                edge_session **session, edge_error *error)
 {

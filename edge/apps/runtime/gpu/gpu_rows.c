@@ -1,14 +1,13 @@
-/* KV rows in the memory of a GPU. Outside of it they look like those of rows.c: a saved conversation goes on with either
- * engine.
+/* KV rows in the memory of a GPU. Saved rows are those of rows.c, so that a saved conversation continues on either engine.
  *
- * Rows travel by those behind the arena's own (`staged` of gpu_config), and a kernel moves them from there: one copy for
- * many. What is to be written or moved waits until something else comes. */
+ * * Rows are written to spare rows behind the arena's own (`staged` of gpu_config), from where a kernel moves them: one
+ * copy for many rows. Writes and moves are deferred until another operation needs them. */
 #include <string.h>
 
 #include "gpu.h"
 #include "rows.h"
 
-enum { UNIT = 16 }; /* bytes of a key that lie together */
+enum { UNIT = 16 }; /* contiguous bytes of a key */
 
 void arena_layout(arena *from, gpu_arena *rows, const edge_model *model, uint32_t number)
 {
@@ -71,13 +70,13 @@ void arena_flush(gpu_arena *rows)
     rows->moved = 0;
 }
 
-/* Where a unit of a key is in whole tiles. */
+/* Offset of a unit of a key. */
 static uint64_t unit_at(const gpu_arena *rows, uint32_t row, uint32_t unit)
 {
     return ((uint64_t)(row / TILE) * (rows->row_bytes / UNIT) + unit) * TILE * UNIT + row % TILE * UNIT;
 }
 
-/* The place, in values of this engine's key, of value `at` of one in rows.c, whose rotated pairs are neighbours. */
+/* Index in this engine's key of value `at` of a key of rows.c, where rotated pairs are neighbours. */
 static uint32_t place_of(const gpu_arena *rows, uint32_t at)
 {
     const gpu_config *config = rows->gpu->config;
@@ -90,7 +89,7 @@ static uint8_t *byte_of(const gpu_arena *rows, uint8_t *tiles, uint32_t row, uin
     return tiles + unit_at(rows, row, byte / UNIT) + byte % UNIT;
 }
 
-/* Of int4, two values are in a byte, the first in its low half. */
+/* Copies a value of int4: a byte has two, the first in its low half. */
 static void copy_half(uint8_t *to, uint32_t to_at, const uint8_t *from, uint32_t from_at)
 {
     uint32_t half = *from >> from_at % 2 * 4 & 15, shift = to_at % 2 * 4;
@@ -121,8 +120,8 @@ static void get_key(const gpu_arena *rows, uint8_t *tiles, uint32_t row, uint8_t
     }
 }
 
-/* The place, in halves of bytes, of value `at` of a row of int4 in rows.c, which has the first half of 32 values, or of the
- * last 16, in the low halves (backends/tvm/cpu/kernels/cache.py); here two neighbours are in a byte. */
+/* Index, in half-bytes, of value `at` of an int4 row of rows.c. There the low halves have the first half of each 32 values,
+ * or of the last 16 (backends/tvm/cpu/kernels/cache.py); here a byte has two neighbours. */
 static uint32_t half_of(const gpu_arena *rows, uint32_t at)
 {
     uint32_t width = at < rows->converter.head / 32 * 32 ? 16 : 8, rest = at % (2 * width);
@@ -167,7 +166,7 @@ void arena_normals(gpu_arena *rows)
     }
 }
 
-/* ---- what rows.c calls --------------------------------------------------------------------------------------------- */
+/* ---- calls of rows.c ----------------------------------------------------------------------------------------------- */
 
 static void move(rows_device *device, uint32_t source, uint32_t target)
 {
@@ -202,7 +201,7 @@ static void read_tile(gpu_arena *rows, uint32_t row, bool with_values)
     rows->tile = tile, rows->with_values = with_values;
 }
 
-/* In the order of rows.c: key, value, and their scales. */
+/* Writes key, value and their scales, as rows_save. */
 static void save(rows_device *device, uint32_t row, uint8_t *out)
 {
     gpu_arena *rows = (gpu_arena *)device;

@@ -1,4 +1,4 @@
-/* What the GPU pass takes from the system: libraries of drivers, and its version, of which drivers are a part. */
+/* Libraries of drivers, and the version of the system, of which drivers are a part. */
 #ifndef _WIN32
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #define _DARWIN_C_SOURCE
@@ -43,7 +43,7 @@ void *gpu_function(void *library, const char *name)
 bool hash_system(hasher *h)
 {
     RTL_OSVERSIONINFOW about = {.dwOSVersionInfoSize = sizeof about};
-    LONG(WINAPI *ask)(RTL_OSVERSIONINFOW *); /* GetVersionEx says what the program was made for */
+    LONG(WINAPI *ask)(RTL_OSVERSIONINFOW *); /* GetVersionEx returns the version that the program was made for */
     void *function = gpu_function(GetModuleHandleA("ntdll.dll"), "RtlGetVersion");
     memcpy(&ask, &function, sizeof ask);
     if (!ask || ask(&about))
@@ -56,8 +56,8 @@ bool hash_system(hasher *h)
 
 void *metal_library(void)
 {
-    /* On macOS only a process with CoreGraphics has a default device, says MTLCreateSystemDefaultDevice's documentation;
-     * command-line tools do not load it by themselves. */
+    /* On macOS MTLCreateSystemDefaultDevice needs CoreGraphics, as its documentation says, which command-line tools do
+     * not load by themselves. */
     dlopen("/System/Library/Frameworks/CoreGraphics.framework/CoreGraphics", RTLD_NOW | RTLD_LOCAL);
     return dlopen("/System/Library/Frameworks/Metal.framework/Metal", RTLD_NOW | RTLD_LOCAL);
 }
@@ -73,7 +73,7 @@ void *opencl_library(void)
     return library;
 }
 
-/* What the process shows already, or else a file. */
+/* A library that the process has loaded, or else a file. */
 bool webgpu_library(void **library)
 {
     static const char *const names[] = {"libwgpu_native.so", "libwebgpu_dawn.so"};

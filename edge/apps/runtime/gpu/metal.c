@@ -1,7 +1,7 @@
-/* A GPU through Metal, on iOS and macOS. The system compiles the sources, in a process of its own, and keeps what comes out
- * of it; that it fails to is kept in the app's cache folder.
+/* The driver of Metal, on iOS and macOS. The system compiles sources in a process of its own and caches the result; only a
+ * failure is kept in the app's cache folder.
  *
- * On Apple's own chips, memory is the GPU's and the process's at once, so that weights stay where the file is mapped. */
+ * On Apple's chips GPU and CPU share memory, so that weights stay in the mapped file. */
 #include <string.h>
 
 #include "gpu.h"
@@ -10,7 +10,7 @@
 
 #ifdef GPU_BY_METAL
 
-/* error: NULL where Metal gives none. */
+/* error: an NSError; NULL if Metal gives none. */
 static void failed(gpu *g, metal_id error)
 {
     const metal *m = g->own;
@@ -100,8 +100,8 @@ static void make_kernel(gpu *g, uint32_t number, metal_id options)
         send_release(m, library);
 }
 
-/* Fast math would assume that no number is infinite, which scores of attention are where a row is masked, and that none is
- * NaN, which the pass looks for. */
+/* Without fast math, which assumes that no value is infinite or NaN: scores of masked rows are infinite, and the pass looks
+ * for NaN. */
 static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
 {
     const metal *m = g->own;
@@ -117,7 +117,7 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
     send_release(m, options);
     if (!g->failure)
         return EDGE_OK;
-    if (keeps && !known && g->failure == REFUSED) /* others may pass */
+    if (keeps && !known && g->failure == REFUSED) /* other failures may be temporary */
         keep_failure(g, path);
     return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot compile the bundle's kernels (%s): set engine to cpu or auto",
                      g->name, g->failed_by);
@@ -125,8 +125,8 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
 
 /* ---- buffers ------------------------------------------------------------------------------------------------------- */
 
-/* The weights of the mapped file as one buffer, if they begin with a page, as those of whole files do: Metal wants whole
- * pages. NULL: they have to be copied. */
+/* Wraps the mapped weights in one buffer, without a copy. Metal needs whole pages; the weights of a file of its own begin
+ * with one. NULL: they have to be copied. */
 static metal_id map_weights(gpu *g)
 {
     const metal *m = g->own;
@@ -156,7 +156,7 @@ static edge_status make_buffers(gpu *g, edge_error *error)
     return EDGE_OK;
 }
 
-/* Where a buffer of the bundle begins in Metal's. */
+/* Offset of a buffer of the bundle in Metal's buffer. */
 static uint64_t start_of(const gpu *g, uint32_t buffer)
 {
     metal *m = g->own;
@@ -169,7 +169,7 @@ static edge_status open_device(gpu *g, const char *cache, bool software, edge_er
     metal *m = g->own;
     metal_id pool = m->objc_autoreleasePoolPush();
     edge_status status = find_device(g, error);
-    (void)software; /* Metal has GPUs only */
+    (void)software; /* Metal has only GPUs */
     if (!status)
         status = make_kernels(g, cache, error);
     if (!status)
@@ -180,7 +180,7 @@ static edge_status open_device(gpu *g, const char *cache, bool software, edge_er
 
 /* ---- work ---------------------------------------------------------------------------------------------------------- */
 
-/* The oldest command buffer that was sent has completed. */
+/* Waits for the oldest command buffer. */
 static void await_first(gpu *g)
 {
     metal *m = g->own;
@@ -204,7 +204,7 @@ static void wait_for_all(gpu *g)
 
 static void write_buffer(gpu *g, uint32_t buffer, uint64_t offset, const void *data, uint64_t size, bool wait)
 {
-    (void)wait; /* the GPU may still read what was there */
+    (void)wait; /* the GPU may still read the old content */
     wait_for_all(g);
     memcpy((uint8_t *)send_contents(g->own, g->buffers[buffer]) + offset, data, size);
 }
@@ -215,7 +215,7 @@ static void read_buffer(gpu *g, uint32_t buffer, uint64_t offset, void *data, ui
     memcpy(data, (const uint8_t *)send_contents(g->own, g->buffers[buffer]) + offset, size);
 }
 
-/* Scalars are in one struct behind the buffers, each in 8 bytes. */
+/* Scalars follow the buffers in one struct, 8 bytes each. */
 static void encode(gpu *g, metal_id encoder, const gpu_dispatch_config *each, uint32_t tokens)
 {
     const metal *m = g->own;

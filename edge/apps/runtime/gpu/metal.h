@@ -1,6 +1,6 @@
-/* The part of Metal that the pass needs, called from C through the Objective-C runtime: no header of the SDK, and no
- * compiler of Objective-C, is needed. Names, signatures and numbers are those of developer.apple.com/documentation/metal,
- * compared with Apple's own metal-cpp, which calls Metal in the same way. */
+/* The part of Metal that the driver uses, called from C through the Objective-C runtime, without headers of the SDK or a
+ * compiler of Objective-C. Names, signatures and numbers are from developer.apple.com/documentation/metal, and agree with
+ * Apple's metal-cpp, which calls Metal in the same way. */
 #ifndef EDGE_METAL_H
 #define EDGE_METAL_H
 
@@ -18,10 +18,10 @@ typedef struct { size_t width, height, depth; } metal_size; /* MTLSize: three NS
     X(metal_id, sel_registerName, (const char *)) \
     X(metal_id, objc_autoreleasePoolPush, (void)) \
     X(void, objc_autoreleasePoolPop, (metal_id)) \
-    X(void, objc_msgSend, (void)) /* called as what each method is: it takes no variable arguments on ARM */ \
+    X(void, objc_msgSend, (void)) /* cast to each method's type: on ARM it is not variadic */ \
     X(metal_id, MTLCreateSystemDefaultDevice, (void))
 
-/* Methods. Those that begin with `new` give an object that is released here, the others one of the autorelease pool.
+/* Methods. Those named `new…` return an object that the caller releases, the others one of the autorelease pool.
  * X(result, name, selector, parameters, arguments) */
 #define METAL_METHODS(X) \
     X(void, retain, "retain", (), ()) \
@@ -52,7 +52,7 @@ typedef struct { size_t width, height, depth; } metal_size; /* MTLSize: three NS
     X(void *, contents, "contents", (), ()) /* of MTLBuffer */ \
     /* MTLCommandQueue, MTLCommandBuffer, MTLComputeCommandEncoder */ \
     X(metal_id, command_buffer, "commandBuffer", (), ()) \
-    X(metal_id, encoder, "computeCommandEncoder", (), ()) /* runs its dispatches one after the other */ \
+    X(metal_id, encoder, "computeCommandEncoder", (), ()) /* its dispatches run one after the other */ \
     X(void, set_pipeline, "setComputePipelineState:", (, metal_id pipeline), (, pipeline)) \
     X(void, set_buffer, "setBuffer:offset:atIndex:", (, metal_id buffer, size_t offset, size_t index), \
       (, buffer, offset, index)) \
@@ -66,7 +66,7 @@ typedef struct { size_t width, height, depth; } metal_size; /* MTLSize: three NS
     X(size_t, status, "status", (), ()) \
     X(metal_id, error, "error", (), ())
 
-enum { MOST_SENT = 32 }; /* command buffers that wait at once: a queue has 64 by default, and blocks beyond */
+enum { MOST_SENT = 32 }; /* submitted command buffers: a queue has 64 by default, and blocks beyond */
 
 typedef struct {
 #define MEMBER(result, name, arguments) result(*name) arguments;

@@ -1,6 +1,5 @@
-/* A GPU through OpenCL. Sources are compiled by its driver, whose binaries are kept in the app's cache folder.
- *
- * The library is never unloaded: drivers have threads. */
+/* The driver of OpenCL. The device's driver compiles the sources; its binaries are kept in the app's cache folder. The
+ * library is never unloaded, since drivers have threads. */
 #include <string.h>
 
 #include "gpu.h"
@@ -11,7 +10,7 @@
 
 static const char OPTIONS[] = "-cl-std=CL1.2 -cl-mad-enable";
 enum { MOST_PLATFORMS = 8, MOST_DEVICES = 8 };
-static const uint64_t LARGEST_ALIGNMENT = 256; /* bytes; parts of buffers begin there */
+static const uint64_t LARGEST_ALIGNMENT = 256; /* bytes: offsets of parts of buffers are multiples */
 
 static bool failed(gpu *g, int32_t code)
 {
@@ -50,7 +49,7 @@ static bool load(gpu *g)
 static uint64_t number_of(const gpu *g, cl_handle device, uint32_t which)
 {
     opencl *cl = g->own;
-    uint64_t value = 0; /* of 4 or 8 bytes */
+    uint64_t value = 0; /* the device writes 4 or 8 bytes */
     return cl->clGetDeviceInfo(device, which, sizeof value, &value, NULL) == CL_SUCCESS ? value : 0;
 }
 
@@ -70,7 +69,7 @@ static const char *unfit(const gpu *g, cl_handle device)
     return NULL;
 }
 
-/* The first GPU that fits, or else, if `software`, another device, such as a driver's that runs on the CPU. */
+/* Finds the first GPU that can run the programs; if `software`, also another device, such as the CPU. */
 static edge_status find_device(gpu *g, bool software, edge_error *error)
 {
     opencl *cl = g->own;
@@ -102,7 +101,7 @@ static edge_status find_device(gpu *g, bool software, edge_error *error)
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* From a file of binaries: of each kernel the size, uint64, and the bytes. */
+/* Makes a program of the next binary of a file: uint64 size, then the bytes. */
 static cl_handle from_binary(gpu *g, kept_file *kept)
 {
     opencl *cl = g->own;
@@ -159,7 +158,7 @@ static void add_binary(gpu *g, cl_handle program, kept_file *made)
         made->at += sizeof length + size;
 }
 
-/* What the driver compiles is kept, and that it fails to: a file of the first size alone. */
+/* Binaries are kept, and a failure to compile as well: as a file with only the first size. */
 static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
 {
     opencl *cl = g->own;
@@ -175,9 +174,9 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
     for (uint32_t i = 0; i < g->config->kernels && !g->failure; i++) {
         cl_handle program = kept.size ? from_binary(g, &kept) : NULL;
         if (!program) {
-            if (keeps && !i) /* pages become resident as they are written */
+            if (keeps && !i) /* pages become resident when they are written */
                 made = (kept_file){map_memory(MOST_KEPT), MOST_KEPT, 0};
-            kept.size = 0; /* neither the others: the driver is another one */
+            kept.size = 0; /* the driver has changed: compile all others, too */
             program = from_source(g, kernels + i);
             if (program && made.data)
                 add_binary(g, program, &made);
@@ -206,8 +205,8 @@ static edge_status make_kernels(gpu *g, const char *cache, edge_error *error)
 
 /* ---- buffers ------------------------------------------------------------------------------------------------------- */
 
-/* Where the device shares the process's memory, weights stay in the mapped file, whose pages the system can drop. A driver
- * may copy them nevertheless, as others do here. False: it does not take them so. */
+/* If the device shares the process's memory, weights stay in the mapped file, whose pages the system can drop, unless the
+ * driver copies them. Returns false if the driver refuses. */
 static bool share_weights(gpu *g, const gpu_buffer *buffer, void **made)
 {
     opencl *cl = g->own;
@@ -223,13 +222,13 @@ static bool share_weights(gpu *g, const gpu_buffer *buffer, void **made)
                                            (void *)(uintptr_t)data, &code);
     if (code != CL_SUCCESS)
         return false;
-    /* drivers allocate, and copy, when a buffer is used */
+    /* drivers allocate and copy at the first use of a buffer */
     code = cl->clEnqueueReadBuffer(cl->queue, found, 1, 0, sizeof first, &first, 0, NULL, NULL);
     if (code != CL_SUCCESS) {
         cl->clReleaseMemObject(found);
         return false;
     }
-    forget_memory(data, buffer->size); /* of a copied file no page stays */
+    forget_memory(data, buffer->size); /* in case it was copied */
     *made = found;
     g->bytes += buffer->size;
     return true;
@@ -245,7 +244,7 @@ static void make_buffer(gpu *g, const gpu_buffer *buffer, void **made)
         return;
     *made = found;
     g->bytes += buffer->size;
-    /* drivers allocate when a buffer is used */
+    /* drivers allocate at the first use of a buffer */
     if (!failed(g, cl->clEnqueueFillBuffer(cl->queue, found, &zero, sizeof zero, 0, buffer->size, 0, NULL, NULL)))
         failed(g, cl->clFinish(cl->queue));
 }
@@ -255,7 +254,7 @@ static void make_part(gpu *g, uint32_t number, const gpu_part *part)
     opencl *cl = g->own;
     const gpu_buffer *buffers = gpu_table(g, g->config->buffers_at);
     if (part->size == buffers[part->buffer].size)
-        return; /* the buffer itself */
+        return; /* the part is the whole buffer */
     cl_region region = {part->offset, part->size};
     int32_t code;
     cl_handle made = cl->clCreateSubBuffer(g->buffers[part->buffer], 0, CL_BUFFER_CREATE_TYPE_REGION, &region, &code);

@@ -1,7 +1,7 @@
-/* A GPU through webgpu.h: Vulkan or Direct3D 12, by the library that the app brings, wgpu-native or Dawn. It is
- * linked or loaded by the app, or found by the names of its file, and never unloaded: drivers have threads.
+/* The driver of WebGPU (webgpu.h) on Vulkan or Direct3D 12, by the app's library, wgpu-native or Dawn. The app links or
+ * loads the library, or it is found by its file name. It is never unloaded, since drivers have threads.
  *
- * Errors arrive in callbacks, of which none may come after `close`, since the memory of the session then goes. */
+ * * Errors arrive in callbacks. None may come after `close`, when the session's memory is freed. */
 #include <string.h>
 
 #include "gpu.h"
@@ -11,12 +11,12 @@
 #ifndef GPU_BY_METAL
 
 enum {
-    ALIGNMENT = 256,      /* bytes, of a dispatch's numbers */
-    LEAST_MAPPED = 65536, /* bytes of the buffer that the process reads */
+    ALIGNMENT = 256,      /* bytes of a dispatch's numbers */
+    LEAST_MAPPED = 65536, /* bytes of the buffer for reading, at least */
     MOST_COPIED = 4 << 20
 };
-static const double PATIENCE_S = 300; /* that anything may take: drivers compile when a kernel runs first */
-static const double PAUSE_S = 5e-5, LONG_PAUSE_S = 1e-3; /* between two questions; longer ones as time goes by */
+static const double PATIENCE_S = 300; /* for any request: drivers compile when a kernel first runs */
+static const double PAUSE_S = 5e-5, LONG_PAUSE_S = 1e-3; /* between polls; they grow with the time waited */
 
 /* ---- the library and its device ---------------------------------------------------------------------------------- */
 
@@ -57,8 +57,8 @@ uint32_t webgpu_version(void)
     return version ? version() : 1;
 }
 
-/* Whether the structures of the library are those that we know. Of wgpu-native its version says it, of others a function
- * that came with them. */
+/* Checks that the library has the structures of webgpu_abi.h: wgpu-native by its version, others by a function that was
+ * added with them. */
 static edge_status check_version(const gpu *g, edge_error *error)
 {
     webgpu_state *state = g->own;
@@ -76,8 +76,8 @@ static edge_status check_version(const gpu *g, edge_error *error)
                      "or auto", (int64_t)version, (int64_t)WEBGPU_NATIVE);
 }
 
-/* Lets the library call back until the request is answered, which after a failure may be later, when `g` is closed. It is
- * never told to wait itself: it would wait for a device that hangs. */
+/* Processes events until the request is answered or has failed; the answer may then still come while the device is closed.
+ * The library itself never waits, since it would wait forever for a device that hangs. */
 static void await(gpu *g)
 {
     webgpu_state *state = g->own;
@@ -153,7 +153,7 @@ static const char *unfit(const gpu *g, const WGPULimits *limits)
     return NULL;
 }
 
-/* The beginning of a text, in `room` bytes. */
+/* Copies the beginning of a text; ends with \0. */
 static void copy_text(char *to, size_t room, WGPUStringView from)
 {
     size_t length = from.data ? from.length : 0;
@@ -163,7 +163,7 @@ static void copy_text(char *to, size_t room, WGPUStringView from)
         memcpy(to, from.data, length);
 }
 
-/* Whether it runs on the CPU. Keeps its name, and the driver's version. */
+/* Whether the adapter runs on the CPU. Sets name and version. */
 static bool is_software(gpu *g)
 {
     webgpu_state *state = g->own;
@@ -177,7 +177,7 @@ static bool is_software(gpu *g)
     return software;
 }
 
-/* The fastest adapter of the first system that has one which fits. OpenGL's are left out: the slowest way. */
+/* Finds the fastest adapter of the first system that has a fitting one. OpenGL, the slowest, is left out. */
 static edge_status find_adapter(gpu *g, bool software, WGPULimits *limits, edge_error *error)
 {
     webgpu_state *state = g->own;
@@ -236,7 +236,7 @@ static void make_device(gpu *g, const WGPULimits *limits)
 
 /* ---- buffers ------------------------------------------------------------------------------------------------------- */
 
-/* Zeros. NULL: g->failure. */
+/* Makes a buffer of zeros; NULL: see g->failure. */
 static WGPUBuffer make_buffer(gpu *g, uint64_t size, WGPUBufferUsage usage)
 {
     webgpu_state *state = g->own;
@@ -248,7 +248,7 @@ static WGPUBuffer make_buffer(gpu *g, uint64_t size, WGPUBufferUsage usage)
 
 static void wait_for_all(gpu *g);
 
-/* The library keeps copies of what is written until the device has it. */
+/* The library keeps copies of written data until the device has them. */
 static void write_to(gpu *g, WGPUBuffer buffer, uint64_t offset, const void *data, uint64_t size)
 {
     webgpu_state *state = g->own;
@@ -265,7 +265,7 @@ static void write_buffer(gpu *g, uint32_t buffer, uint64_t offset, const void *d
     write_to(g, g->buffers[buffer], offset, data, size);
 }
 
-/* What stays the same from run to run: buffers of each dispatch, and its numbers. */
+/* Binds buffers and numbers of a dispatch, which never change. */
 static void bind_dispatch(gpu *g, uint32_t number, const gpu_dispatch_config *each)
 {
     webgpu_state *state = g->own;
@@ -435,7 +435,7 @@ static void submit(gpu *g, WGPUCommandEncoder encoder)
     state->api.wgpuCommandBufferRelease(commands);
 }
 
-/* A part that fits into `mapped`. */
+/* Reads a part that fits into `mapped`. */
 static void read_part(gpu *g, WGPUBuffer buffer, uint64_t offset, void *data, uint64_t size)
 {
     webgpu_state *state = g->own;

@@ -1,4 +1,4 @@
-/* Kernels through webgpu.h. Drivers keep themselves what they compile; that one fails to is kept in the app's cache folder. */
+/* Compiles kernels by WebGPU. Drivers cache compiled code themselves; a failure is kept in the app's cache folder. */
 #include <string.h>
 
 #include "gpu.h"
@@ -67,7 +67,8 @@ edge_status webgpu_kernels(gpu *g, const char *cache, edge_error *error)
         make_kernel(g, i, kernels + i);
     if (!g->failure)
         return EDGE_OK;
-    /* Other failures may pass, and what tells no version may be another library tomorrow. */
+    /* Keep only validation errors of libraries that state a version: others may be temporary, or another library's
+     * tomorrow. */
     if (keeps && g->library > 1 && g->failure == (int32_t)WGPUErrorType_Validation)
         keep_failure(g, path);
     return edge_fail(error, EDGE_UNSUPPORTED, "%s cannot compile the bundle's kernels (%s): set engine to cpu or auto",

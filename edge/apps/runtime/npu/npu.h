@@ -1,7 +1,7 @@
-/* What the files of the NPU's pass know of each other:
+/* An NPU as an accelerator, which runs graphs of fixed sizes by ONNX Runtime:
  *
- *     ort.c         ONNX Runtime: its library, the provider, sessions on the graphs, and their inputs and outputs
- *     npu_pass.c    tokens in, logits out; KV rows, which the graphs read
+ *     npu_pass.c    the pass: tokens in, logits out; KV rows, which the graphs read
+ *     ort.c         ONNX Runtime: library, provider, sessions on the graphs, their inputs and outputs
  */
 #ifndef EDGE_NPU_H
 #define EDGE_NPU_H
@@ -12,36 +12,36 @@
 #include "ort.h"
 #include "rows.h"
 
-enum npu_size { NPU_CHUNK, NPU_STEP, NPU_SIZES }; /* of a graph: as the last number in its file's name */
+enum npu_size { NPU_CHUNK, NPU_STEP, NPU_SIZES }; /* the last number in a graph's file name */
 
-/* Keys and values [rows][head] of all layers, as a graph has them: the two that RoPE pairs are half a head apart. */
+/* Keys and values [rows][head] of all layers, as in the graphs: the values of a RoPE pair are half a head apart. */
 typedef struct {
-    rows_device device; /* the first member, by which rows.c knows it */
+    rows_device device; /* first, for rows.c */
     uint8_t *keys, *values;
-    uint32_t head, rotated, item; /* values; of them, those that RoPE pairs; bytes of one */
+    uint32_t head, rotated, item; /* values of a head; rotated values; bytes of a value */
 } npu_rows;
 
-typedef struct { /* an input or output that graphs may have, by its name in backends/onnx/graph/static.py */
+typedef struct { /* an input or output of graphs, by its name in backends/onnx/graph/static.py */
     char name[24];
     ort_handle values[NPU_SIZES];
-    bool output, written[NPU_SIZES]; /* by a graph */
+    bool output, written[NPU_SIZES]; /* by a graph of this size */
 } npu_tensor;
 
-typedef struct { /* a graph, and its inputs and outputs behind each other */
+typedef struct { /* a graph; its inputs, then its outputs */
     ort_handle session;
     size_t inputs, outputs;
     const char **names;
     ort_handle *values;
 } npu_graph;
 
-typedef struct { /* of a size of graphs, with the tokens at the end */
+typedef struct { /* arrays of graphs of one size. Tokens are at the end of each array, behind padding */
     uint32_t tokens;
     int64_t *ids, *positions;
     float *x, *temperatures;
     float **tables;      /* [kinds][2]: cosines and sines, [tokens][head / 2] */
-    float **masks;       /* of each window: [tokens][rows + tokens] */
-    uint8_t *rows;       /* new ones: [layers][keys, values][KV heads][tokens][head] */
-    npu_graph *graphs;   /* that of embeddings, then those of shards */
+    float **masks;       /* [windows]: each [tokens][rows + tokens] */
+    uint8_t *rows;       /* new rows: [layers][keys, values][KV heads][tokens][head] */
+    npu_graph *graphs;   /* [1 + shards]: of embeddings, then of the shards */
 } npu_arrays;
 
 typedef struct {
@@ -52,13 +52,13 @@ typedef struct {
     npu_arrays sizes[NPU_SIZES];
     npu_tensor *tensors;
     uint32_t tensor_count, windows;
-    uint32_t *window_layers; /* [windows]: the first layer of each */
-    uint64_t *starts;        /* [layers]: of their rows */
+    uint32_t *window_layers; /* [windows]: first layer with this window */
+    uint64_t *starts;        /* [layers]: first row */
     float *logits;
     uint64_t bytes;
     const volatile int32_t *cancelled;
-    int32_t failure;         /* the first OrtErrorCode; 0 */
-    char failed_by[160];     /* its message, in one line */
+    int32_t failure;         /* first OrtErrorCode; 0: none */
+    char failed_by[160];     /* its message, one line */
     char name[96];
     ort_api ort;
     ort_handle env, memory, allocator, embedding; /* embedding: the session */
@@ -75,6 +75,6 @@ static inline uint32_t npu_layer_rows(const npu *n, uint32_t layer)
 /* ort.c */
 edge_status npu_open(accelerator *a, const edge_options *options, const volatile int32_t *cancelled, edge_error *error);
 void npu_close(accelerator *a);
-bool npu_run(npu *n, const npu_graph *graph); /* false: `failure` is set */
+bool npu_run(npu *n, const npu_graph *graph); /* false: see `failure` */
 
 #endif

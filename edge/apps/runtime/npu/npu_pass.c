@@ -1,5 +1,6 @@
-/* Tokens in, logits out, by graphs of fixed sizes: a port of backends/onnx/npu/passes.py. The graphs read all rows; masks hide
- * those that are free, and tokens that fill up a chunk. New rows are outputs, which are copied behind the others. */
+/* The pass of an NPU, by graphs of fixed sizes: a port of backends/onnx/npu/passes.py. The graphs read all rows; masks hide
+ * free rows, and the padding before the tokens of a chunk. New rows are outputs of the graphs, and are copied behind the
+ * others. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +11,7 @@
 
 static const rows_work NPU_ROWS;
 
-/* Where the rows of layers begin, as kv.c has them: rings first. Returns the number of all rows. */
+/* Sets the first row of each layer, as kv.c does: rings first. Returns the number of all rows. */
 static uint64_t place_rows(npu *n)
 {
     const edge_config *c = n->model->config;
@@ -25,7 +26,7 @@ static uint64_t place_rows(npu *n)
     return at;
 }
 
-/* Whether no layer before this one has its window, of which "all positions" is one. */
+/* Whether this layer is the first with its window; no window counts as one. */
 static bool is_first(const edge_model *model, uint32_t layer)
 {
     uint32_t before = 0;
@@ -34,7 +35,7 @@ static bool is_first(const edge_model *model, uint32_t layer)
     return before == layer;
 }
 
-/* Writes the first layers of all windows, and returns their number. */
+/* Writes the first layer of each window; returns the number of windows. */
 static uint32_t find_windows(const edge_model *model, uint32_t *first)
 {
     uint32_t count = 0;
@@ -87,7 +88,7 @@ static accelerator *layout(arena *from, const edge_model *model)
     uint64_t before = from->used;
     made.config = (const npu_config *)model->sections[SECTION_NPU];
     made.windows = find_windows(model, NULL);
-    /* tokens, positions, x, y, temperatures, logits */
+    /* 6: tokens, positions, x, y, temperatures, logits */
     made.tensor_count = 6 + 2 * c->rope_kinds + made.windows + 4 * c->layers;
     made.rows = (npu_rows){{&NPU_ROWS}, NULL, NULL, c->head, 2 * find_angles(model, 0, false)->pairs, c->kv_dtype == KV_F16 ? 2 : 4};
     made.starts = take(from, sizeof *made.starts * c->layers);
@@ -109,7 +110,7 @@ static accelerator *layout(arena *from, const edge_model *model)
 
 static rows_device *rows_of(accelerator *a, bool ring, uint32_t count)
 {
-    (void)ring, (void)count; /* all layers have the same heads, so there is one arena */
+    (void)ring, (void)count; /* one arena: all layers have the same heads */
     return &((npu *)a)->rows.device;
 }
 
@@ -134,7 +135,7 @@ static void fill_tables(const npu *n, const npu_arrays *arrays, const pass_input
     }
 }
 
-/* 0 for rows and tokens that a token sees. Those that fill up a chunk see themselves. */
+/* Fills a mask: 0 where a token sees a row or token. Padding sees itself. */
 static void fill_mask(const npu *n, const npu_arrays *arrays, const pass_input *input, uint32_t layer, float *mask)
 {
     uint32_t tokens = arrays->tokens, rows = npu_layer_rows(n, layer), filled = tokens - input->count;
@@ -193,14 +194,15 @@ static accelerator_answer run(accelerator *a, const pass_input *input, float *lo
     return COMPLETED;
 }
 
-/* ---- rows, as rows.c has them ------------------------------------------------------------------------------------- */
+/* ---- calls of rows.c ---------------------------------------------------------------------------------------------- */
 
 static uint8_t *row_at(const npu_rows *rows, uint8_t *array, uint32_t row)
 {
     return array + (size_t)row * rows->head * rows->item;
 }
 
-/* The place of value `at` of a key in rows.c, whose rotated pairs are neighbours. The others fill up both halves. */
+/* Index of value `at` of a key of rows.c, where rotated pairs are neighbours. Values that are not rotated follow in both
+ * halves. */
 static uint32_t place_of(const npu_rows *rows, uint32_t at)
 {
     uint32_t half = rows->head / 2, pairs = rows->rotated / 2, other = at - rows->rotated;

@@ -1,7 +1,6 @@
-/* ONNX Runtime: the app's library, the provider, and sessions on the graphs of a folder.
- *
- * The library is never unloaded: it has threads. It checks names, types and shapes of what a session is given, so graphs
- * of another model end with an error. */
+/* ONNX Runtime: the app's library, the provider, and sessions on the graphs of a folder. The library is never unloaded,
+ * since it has threads. It checks names, types and shapes of all inputs, so that graphs of another model end with an
+ * error. */
 #include <dlfcn.h>
 #include <string.h>
 
@@ -12,7 +11,7 @@ enum { MOST_OPTIONS = 8 };
 
 /* ---- texts -------------------------------------------------------------------------------------------------------- */
 
-/* Appends what fits, with a number if it is not negative. */
+/* Appends a text and, unless it is negative, a number, as far as they fit. */
 static void append(char *to, size_t room, const char *text, int64_t number)
 {
     size_t at = strlen(to);
@@ -36,7 +35,7 @@ static bool join(const char *folder, const char *name, char path[LONGEST_PATH])
     return strlen(path) + 1 < LONGEST_PATH;
 }
 
-/* Whether a call was refused. Notes its code, and its message in one line; `said` may be NULL. */
+/* Whether a call failed. Keeps the first code and message; writes this message, one line, to `said` unless it is NULL. */
 static bool refused(npu *n, ort_handle status, char said[160])
 {
     if (!status)
@@ -47,7 +46,7 @@ static bool refused(npu *n, ort_handle status, char said[160])
         line[at] = (char)(message[at] == '\n' || message[at] == '\r' ? ' ' : message[at]);
     if (!n->failure) {
         memcpy(n->failed_by, line, sizeof line);
-        n->failure = n->ort.GetErrorCode(status); /* last: whoever sees it reads the message */
+        n->failure = n->ort.GetErrorCode(status); /* last: the message must be there when it is set */
     }
     if (said)
         memcpy(said, line, sizeof line);
@@ -87,7 +86,7 @@ static edge_status load_library(npu *n, const char *folder, edge_error *error)
     return EDGE_OK;
 }
 
-/* The plugin's device: an NPU, or else any. */
+/* Finds the plugin's NPU, or else any device of it. */
 static ort_handle find_device(npu *n, char said[160])
 {
     const ort_handle *devices;
@@ -112,7 +111,7 @@ static edge_status add_provider(npu *n, ort_handle options, const char *folder, 
     for (size_t i = 0; i < count; i++)
         names[i] = pairs[i].name, values[i] = pairs[i].value;
     ort_handle device = find_device(n, said);
-    if (!device) { /* no other session has registered the plugin, or does so at this moment: then ours is refused */
+    if (!device) { /* register the plugin; refused if another session does so at this moment */
         bool is_beside = join(folder, config->library, beside) && dlopen(beside, RTLD_NOW | RTLD_LOCAL);
         const char *library = is_beside ? beside : config->library;
         refused(n, n->ort.RegisterExecutionProviderLibrary(n->env, config->provider, library), said);
@@ -125,16 +124,16 @@ static edge_status add_provider(npu *n, ort_handle options, const char *folder, 
     return EDGE_OK;
 }
 
-/* plain: for ONNX Runtime's own provider. */
+/* plain: options of ONNX Runtime's own provider. */
 static edge_status make_options(npu *n, const edge_options *chosen, bool plain, ort_handle *options, edge_error *error)
 {
     uint32_t threads = chosen->threads ? chosen->threads : fastest_cores(), most = n->model->config->threads;
     bool failed = refused(n, n->ort.CreateSessionOptions(options), NULL)
-        || refused(n, n->ort.DisableMemPattern(*options), NULL) /* which would keep memory for each of two graphs */
+        || refused(n, n->ort.DisableMemPattern(*options), NULL) /* it would keep memory for each of two graphs */
         || refused(n, n->ort.SetSessionLogSeverityLevel(*options, ORT_FATAL), NULL)
         || refused(n, n->ort.SetIntraOpNumThreads(*options, (int32_t)(threads < most ? threads : most)), NULL)
         || refused(n, n->ort.SetInterOpNumThreads(*options, 1), NULL)
-        /* Where products of unsigned inputs and signed weights saturate (x86 without VNNI), slower ones that do not. */
+        /* On x86 without VNNI: slower products that do not saturate. */
         || refused(n, n->ort.AddSessionConfigEntry(*options, "session.x64quantprecision", "1"), NULL)
         || (!plain && refused(n, n->ort.AddSessionConfigEntry(*options, "session.disable_cpu_ep_fallback", "1"), NULL))
         || (!plain && refused(n, n->ort.AddSessionConfigEntry(*options, "ep.share_ep_contexts", "1"), NULL));
@@ -144,7 +143,7 @@ static edge_status make_options(npu *n, const edge_options *chosen, bool plain, 
     return plain ? EDGE_OK : add_provider(n, *options, chosen->npu, error);
 }
 
-/* ---- what graphs are given ---------------------------------------------------------------------------------------- */
+/* ---- inputs and outputs ------------------------------------------------------------------------------------------- */
 
 static npu_tensor *find_tensor(npu *n, const char *name)
 {
@@ -154,7 +153,7 @@ static npu_tensor *find_tensor(npu *n, const char *name)
     return NULL;
 }
 
-/* The tensor with this name, and with a number behind it, if that is not negative; a new one if there is none. */
+/* Returns the tensor of this name, with a number behind it unless that is negative; makes a new one if there is none. */
 static npu_tensor *name_tensor(npu *n, const char *name, int64_t number, bool output)
 {
     char whole[sizeof((npu_tensor *)0)->name] = {0};
@@ -165,7 +164,7 @@ static npu_tensor *name_tensor(npu *n, const char *name, int64_t number, bool ou
     return found;
 }
 
-typedef struct { int64_t sizes[4]; } shape; /* 0: no such dimension */
+typedef struct { int64_t sizes[4]; } shape; /* 0 ends it */
 
 static bool add(npu *n, npu_tensor *to, enum npu_size size, void *data, int32_t type, shape of)
 {
@@ -176,7 +175,7 @@ static bool add(npu *n, npu_tensor *to, enum npu_size size, void *data, int32_t 
                           NULL);
 }
 
-/* The name of the tables of a kind of RoPE, or of the mask of a window: the first has no number. */
+/* The tensor of a kind of RoPE or of a window: number 0 has a name without a dot. */
 static npu_tensor *numbered(npu *n, const char *name, const char *with_dot, uint32_t number)
 {
     return number ? name_tensor(n, with_dot, number, false) : name_tensor(n, name, -1, false);
@@ -216,7 +215,7 @@ static bool add_tensors(npu *n, enum npu_size size)
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------- */
 
-/* Finds what a session wants. Of its outputs, it may have others, which are left to it. */
+/* Binds the inputs or outputs of a session. Unknown outputs are left out. */
 static bool bind_side(npu *n, npu_graph *graph, enum npu_size size, bool outputs)
 {
     size_t count;
@@ -321,7 +320,7 @@ edge_status npu_open(accelerator *a, const edge_options *options, const volatile
     if (own)
         n->ort.ReleaseSessionOptions(own);
     if (!status)
-        n->failure = 0; /* of a plugin's first try */
+        n->failure = 0; /* a plugin may fail at first */
     return status;
 }
 

@@ -1,5 +1,5 @@
-/* The functions of ONNX Runtime's C API that the pass needs, from the app's libonnxruntime: headers of it are not needed to
- * build a bundle. OrtApi is a struct of pointers to functions that only grows, so a number is all that is known of each. */
+/* The functions of ONNX Runtime's C API that the pass calls, in the app's libonnxruntime. Bundles are built without its
+ * headers: OrtApi is a struct of function pointers that only grows, so that each function is known by its number. */
 #ifndef EDGE_ORT_H
 #define EDGE_ORT_H
 
@@ -8,7 +8,7 @@
 typedef struct ort_object *ort_handle; /* environments, options, sessions, values, statuses (NULL: success), … */
 
 enum {
-    ORT_API = 23, /* the version of ORT_FIRST: it has the operators of the graphs */
+    ORT_API = 23, /* API version of ORT_FIRST, the first with the operators of the graphs */
     ORT_FATAL = 4, ORT_ARENA = 1, ORT_DEFAULT_MEMORY = 0, ORT_NPU = 2,
     ORT_FLOAT = 1, ORT_INT64 = 7, ORT_FLOAT16 = 10
 };

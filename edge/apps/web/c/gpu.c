@@ -1,4 +1,4 @@
-/* Passes on the page's GPU, which JavaScript runs: see env.gpu in web.h. */
+/* The GPU of a page as an accelerator: JavaScript runs its passes, see env.gpu in web.h. */
 #include "bundle.h"
 
 __attribute__((import_module("env"), import_name("gpu"))) int32_t host_gpu(const uint32_t *job);

@@ -1,5 +1,5 @@
-/* Functions of the C library that zig's own runtime library lacks. With them a module needs no C library, which zig would
- * compile for half a minute. */
+/* Functions of the C library that zig's runtime library lacks. Without them zig would compile a C library, for half a
+ * minute. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -20,7 +20,7 @@ int strcmp(const char *one, const char *other)
     return (uint8_t)*one - (uint8_t)*other;
 }
 
-/* 1 + x rounds; the quotient takes the error back (W. Kahan). */
+/* The quotient corrects the rounding of 1 + x (W. Kahan). */
 double log1p(double x)
 {
     double sum = 1 + x;

@@ -1,9 +1,8 @@
-/* Memory, clocks and threads of a WebAssembly module, in place of those of runtime/system.h.
+/* runtime/system.h for a WebAssembly module.
  *
- * Memory only grows, up to the bound that the host gave it, so freed blocks are kept and used again. Threads are workers
- * of the host, which park in web_thread until start_worker has work for one of them. What map_file maps lies in memory
- * already; any file is a state that the host writes or reads.
- */
+ * * Memory only grows, up to the host's limit, so that freed blocks are kept for reuse. Threads are workers of the host,
+ * which wait in web_thread until start_worker gives them work. map_file finds model.edge in memory; every file descriptor
+ * stands for the state or adapter that the host reads or writes. */
 #include <string.h>
 
 #include "bundle.h"
@@ -20,16 +19,16 @@ __attribute__((import_module("env"), import_name("read"))) int32_t host_read(voi
 
 enum { ALIGNMENT = 64, PAGE = 65536 };
 typedef struct block { struct block *next; size_t size; } block;
-static block *unused;          /* freed blocks in the order of their addresses; no two of them touch */
-static uintptr_t end, written; /* of what is in use; of what has ever been, and may be no zeros */
-extern uint8_t __heap_base;    /* the linker's: what the module itself does not use begins here */
+static block *unused;          /* free blocks, by address; adjacent ones are joined */
+static uintptr_t end, written; /* end of allocated memory; high-water mark of dirty memory */
+extern uint8_t __heap_base;    /* set by the linker: end of the module's own data */
 
 static uint64_t memory_bytes(void)
 {
     return (uint64_t)__builtin_wasm_memory_size(0) * PAGE;
 }
 
-/* Makes sure that there is memory below `limit`. */
+/* Grows the memory to `limit` bytes. */
 static bool reach(uint64_t limit)
 {
     uint64_t have = memory_bytes();
@@ -100,7 +99,7 @@ void unmap_memory(void *memory, uint64_t used)
     }
     if ((uintptr_t)freed + freed->size != end)
         return;
-    end = (uintptr_t)freed; /* the last of all is no block */
+    end = (uintptr_t)freed; /* the last block becomes unallocated memory */
     for (link = &unused; *link != freed; link = &(*link)->next)
         ;
     *link = NULL;
@@ -118,7 +117,7 @@ void forget_memory(const void *memory, size_t size)
 
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
-/* source->offset is an address. */
+/* source->offset: an address. */
 edge_status map_file(const edge_source *source, mapping *file, edge_error *error)
 {
     memset(file, 0, sizeof *file);
@@ -126,7 +125,7 @@ edge_status map_file(const edge_source *source, mapping *file, edge_error *error
         || source->length > memory_bytes() - source->offset)
         return edge_fail(error, EDGE_BAD_FILE, "model.edge is not in the module's memory");
     const file_header *header = (const file_header *)(uintptr_t)source->offset;
-    bool resident = source->length >= sizeof *header && header->resident == source->length; /* all but a table */
+    bool resident = source->length >= sizeof *header && header->resident == source->length; /* all but a table of embeddings */
     *file = (mapping){.data = (const uint8_t *)header, .size = resident ? header->size : source->length};
     return EDGE_OK;
 }
@@ -145,7 +144,7 @@ bool file_is_whole(const mapping *file)
 
 void private_bytes(uint64_t *anonymous, uint64_t *swapped)
 {
-    *anonymous = *swapped = 0; /* pages have no process of their own */
+    *anonymous = *swapped = 0; /* a page has no process of its own */
 }
 
 int64_t process_id(void)
@@ -172,8 +171,8 @@ int64_t write_fd(int32_t fd, const void *from, uint64_t size)
 
 /* ---- waiting ------------------------------------------------------------------------------------------------------ */
 
-/* Returns when `word` is another, when it is woken, or after so many nanoseconds, if they are not less than 0. Never inline:
- * V8's baseline compiler (11.3, in Node 20) loses the values of the function's variables at this instruction. */
+/* Waits until `*word` differs from `value`, a wake, or the timeout; a negative timeout is none. Never inline: V8's baseline
+ * compiler (11.3, in Node 20) loses local variables at this instruction. */
 __attribute__((noinline)) static int32_t wait_on(int32_t *word, int32_t value, int64_t nanoseconds)
 {
     return __builtin_wasm_memory_atomic_wait32(word, value, nanoseconds);
@@ -196,7 +195,7 @@ void prepare_line(int32_t line[LINE])
 
 /* ---- clocks ------------------------------------------------------------------------------------------------------ */
 
-static double spent, since; /* seconds of all threads together; when the call began that runs */
+static double spent, since; /* CPU seconds of all threads; beginning of the present call */
 static bool running;
 
 double now_seconds(void)
@@ -204,7 +203,7 @@ double now_seconds(void)
     return host_now();
 }
 
-/* All threads work or spin while the first does. */
+/* All threads work or spin while the first thread works. */
 static double spent_since(void)
 {
     return running ? (host_now() - since) * (1 + working_threads()) : 0;
@@ -217,7 +216,7 @@ double cpu_seconds(void)
 
 double thread_seconds(void)
 {
-    return host_now(); /* pages are not told */
+    return host_now(); /* unknown to pages */
 }
 
 void count_cpu(bool begins)
@@ -229,7 +228,7 @@ void count_cpu(bool begins)
 
 void sleep_seconds(double seconds)
 {
-    if (!(seconds > 0)) /* nor NaN */
+    if (!(seconds > 0)) /* or NaN */
         return;
     double most = 1e9;
     int32_t never = 0;
@@ -249,7 +248,7 @@ uint64_t random_seed(void)
 
 enum { ABSENT, WAITING, WORKING, LEAVING };
 typedef struct { int32_t state; void *(*work)(void *); void *argument; } seat;
-static seat seats[WEB_MOST_THREADS]; /* of threads 1 … */
+static seat seats[WEB_MOST_THREADS]; /* by thread, from 1 on */
 
 static uint32_t count_seats(int32_t state)
 {
@@ -301,7 +300,7 @@ void dismiss_threads(void)
             set_state(seats + i, LEAVING);
 }
 
-/* False where no thread waits for work, so nothing ever waits for one that does not come. */
+/* Returns false if no thread waits for work, so that no call blocks for a missing thread. */
 bool start_worker(worker *thread, void *(*work)(void *), void *argument, uint64_t cpu_mask)
 {
     for (uint32_t i = 1; i < WEB_MOST_THREADS; i++) {
@@ -336,13 +335,13 @@ void unbind_thread(const cpu_binding *before)
 
 /* ---- the CPU ----------------------------------------------------------------------------------------------------- */
 
-/* Threads that the host has for this model. */
+/* Threads of the host for this model. */
 uint32_t fastest_cores(void)
 {
     return 1 + waiting_threads() + working_threads();
 }
 
-/* The host loads a module that it can run, which has one instruction set. */
+/* A module has one instruction set, and the host has loaded it. */
 bool runs_isa(const char *name)
 {
     return !strcmp(name, EDGE_PASSES[0].isa);

@@ -1,4 +1,4 @@
-/* The functions of web.h: those of edge.h as numbers, for the one model and the one session of a module. */
+/* web.h: the functions of edge.h with numbers as arguments, for one model and one session. */
 #include "web.h"
 
 #include <string.h>
@@ -158,7 +158,7 @@ int32_t web_rewind(uint32_t turns)
     return edge_rewind(session, turns, &failure);
 }
 
-enum { HOST = 0 }; /* what platform.c calls a file that the host writes or reads */
+enum { HOST = 0 }; /* any file descriptor stands for the host's stream */
 
 int64_t web_state(void)
 {
