@@ -44,7 +44,7 @@ class Speculate(IntEnum):
 ROLES_OF_TEXT = [each for each in Role if each != Role.IDS]  # ids have functions of their own
 ABOUT: dict[type[IntEnum], dict[int, str]] = {
     Status: {
-        Status.BAD_ARGUMENT: "A value that the function does not take, or a call out of order.",
+        Status.BAD_ARGUMENT: "An invalid value, or a call out of order.",
         Status.BAD_FILE: "model.edge or a saved state is unreadable, damaged, cut short, or of another version.",
         Status.UNSUPPORTED: "This CPU, model or policy cannot do that.",
         Status.BUSY: "Another thread or process uses the session, or sessions of the model are open.",
@@ -69,7 +69,7 @@ ABOUT: dict[type[IntEnum], dict[int, str]] = {
         Speculate.OFF: "Every token runs on its own.",
     },
     Trim: {
-        Trim.SOFT: "Pages that hold nothing. The next tokens take them again.",
+        Trim.SOFT: "Unused pages. The next tokens take them again.",
         Trim.HALF: "Half of the rows that can be spared, too.",
         Trim.ALL: "All of them.",
     },

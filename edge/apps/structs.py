@@ -89,8 +89,8 @@ OPTIONS = [
     *_sampling(),
     Field("max_tokens", "uint32", "Tokens to generate.", "no limit"),
     Field(
-        "speculate", "uint32", "Drafts of repeated text, of which those that the model would have generated stay: the "
-        "answer is the same. 0 where they pay, on the CPU; 1 off.",
+        "speculate", "uint32", "Verify drafts of repeated text; the answer is the same. 0: where that pays, on the "
+        "CPU; 1: never.",
     ),
     Field("ignore_eos", "flag", "Never end the turn; go on."),
     Field("stop", "texts", f"Texts before which an answer ends: {MOST_STOPS} of {LONGEST_STOP} bytes at most."),
@@ -99,17 +99,17 @@ OPTIONS = [
     _budget("power", "Watts on average, estimated without readings; held by pauses."),
     _budget("max_temp", "Degrees Celsius that the processor may have, by readings; held by pauses.", without=("web",)),
     _budget(
-        "headroom", "Thermal headroom that may be used up, by readings, as Android counts: 1 is where the system "
-        "throttles; held by pauses.", without=("web",),
+        "headroom", "Limit of thermal headroom, by readings, on Android's scale, where the system throttles at 1; "
+        "held by pauses.", without=("web",),
     ),
     Field(
-        "engine", "uint32", "What computes: 0 the faster of CPU and GPU, never timed under time or energy, 1 the CPU, "
+        "engine", "uint32", "The engine: 0 the faster of CPU and GPU, never timed under time or energy, 1 the CPU, "
         "2 the GPU, 3 the NPU; read when a session begins only.",
         without=("web",),
     ),
     Field(
-        "cache", "text", "A folder for what the GPU's driver compiles, and for which engine was faster; read when a "
-        "session begins only.", "every session compiles, and engine 0 is the CPU", without=("web",),
+        "cache", "text", "A folder for kernels that the GPU's driver has compiled, and for the faster engine; read "
+        "when a session begins only.", "every session compiles, and engine 0 is the CPU", without=("web",),
     ),
     Field(
         "npu", "text", "The bundle's folder npu, for engine 3; read when a session begins only.", "none",
@@ -118,33 +118,33 @@ OPTIONS = [
 ]  # fmt: skip
 READINGS = [
     Field(
-        "joules", "double", "Consumed since a fixed moment. Read them before a prompt, too: what is spent since is "
-        "estimated.", unset=-1,
+        "joules", "double", "Energy since a fixed moment. Read it before a prompt, too: later consumption is estimated "
+        "until the next reading.", unset=-1,
     ),
     Field("celsius", "double", "Temperature of the processor.", unset=-1),
-    Field("headroom", "double", "Android's thermal headroom: 1 is where the system throttles.", unset=-1),
+    Field("headroom", "double", "Android's thermal headroom: the system throttles at 1.", unset=-1),
     Field("available", "int64", "Bytes that this process may still take.", unset=-1),
 ]  # fmt: skip
 MODEL_INFO = [
     Field("abi", "uint32", "EDGE_ABI of the library.", without=("kotlin", "swift", "web")),
     Field("name", "text"),
     Field("license", "text"),
-    Field("policy", "text", "By which KV rows are evicted."),
+    Field("policy", "text", "The policy that evicts KV rows."),
     Field("kv_dtype", "text", "Type of KV rows."),
     Field("isa", "text", "The best instruction set of this CPU."),
-    Field("vocab", "uint32", "Tokens."),
+    Field("vocab", "uint32", "Tokens of the vocabulary."),
     Field("context", "uint32", "Positions that the model has learned."),
     Field("capacity", "uint32", "KV rows."),
     Field("threads", "uint32", "The most threads of a session.", without=("types",)),
-    Field("chat", "flag", "Whether there is a chat template."),
-    Field("weights", "uint64", "Bytes of weights; as the next two, planned for one session.", without=("types",)),
+    Field("chat", "flag", "Whether the model has a chat template."),
+    Field("weights", "uint64", "Bytes of weights; like the next two, planned for one session.", without=("types",)),
     Field("kv", "uint64", "Bytes of KV rows.", without=("types",)),
     Field("scratch", "uint64", "Bytes of scratch memory.", without=("types",)),
-    Field("lora_rank", "uint32", "Of the largest adapter that sessions have room for; 0: none."),
+    Field("lora_rank", "uint32", "Rank of the largest adapter for which sessions have room; 0: none."),
 ]
 USAGE = [
     Field("rows", "uint32", "Rows of the KV cache in use."),
-    Field("capacity", "uint32", "Rows that the cache has."),
+    Field("capacity", "uint32", "Rows of the KV cache."),
     Field("threads", "uint32"),
     Field("weights", "uint64", "Bytes of weights."),
     Field("kv", "uint64", "Bytes of KV rows."),
@@ -154,8 +154,7 @@ USAGE = [
     Field(
         "anonymous",
         "uint64",
-        "Resident bytes of the process, and all that is in it, that no file backs (RssAnon); 0 "
-        "where the system does not tell.",
+        "Resident anonymous bytes of the whole process (RssAnon); 0 where the system does not report them.",
         without=("web",),
     ),
     Field(
@@ -166,24 +165,22 @@ USAGE = [
     ),
     Field("tokens", "uint64", "Tokens that ran since the session began."),
     Field("evicted", "uint64", "Rows that the policy evicted."),
-    Field("drafted", "uint64", "Drafted tokens that were verified since the session began; then those that stayed."),
+    Field("drafted", "uint64", "Verified drafted tokens since the session began; next, the accepted ones."),
     Field("accepted", "uint64"),
-    Field("joules", "double", "Of the last answer and its prompt, as are the seconds."),
+    Field("joules", "double", "Joules and seconds of the last answer and its prompt."),
     Field("seconds", "double"),
     Field("measured", "flag", "Whether the app read the joules; otherwise they are estimated."),
-    Field("engine", "uint32", "What computes: 1 the CPU, 2 the GPU, 3 the NPU.", without=("web",)),
-    Field("engine_why", "text", "Why engine 0 has become that, as measured; empty: the app chose.", without=("web",)),
-    Field(
-        "gpu", "text", "Name of the GPU, or of what runs the NPU's graphs; empty: the CPU computes.", without=("web",)
-    ),
+    Field("engine", "uint32", "The engine: 1 the CPU, 2 the GPU, 3 the NPU.", without=("web",)),
+    Field("engine_why", "text", "Why engine 0 became this engine; empty: the app chose it.", without=("web",)),
+    Field("gpu", "text", "Name of the GPU or of the NPU's runtime; empty: the CPU computes.", without=("web",)),
     Field(
         "gpu_bytes",
         "uint64",
-        "Bytes of the GPU's buffers; of the process, where they share memory. Of an NPU: of rows, "
-        "inputs and outputs, in the process.",
+        "Bytes of the GPU's buffers, which are in the process where memory is shared. For an NPU: "
+        "bytes of rows, inputs and outputs in the process.",
         without=("web",),
     ),
-    Field("gain", "double", "How many times as fast drafts made the last answer, by its passes' times; 0: not known."),
+    Field("gain", "double", "Speed-up of the last answer by drafts, from the times of its passes; 0: not known."),
 ]
 STRUCTS = {"Options": OPTIONS, "Readings": READINGS, "ModelInfo": MODEL_INFO, "Usage": USAGE}
 

@@ -14,9 +14,8 @@
  * A model may be used by several threads; a session by one at a time, but for edge_cancel and edge_use. A forked child
  * can use the models that its parent has opened, and of its parent's sessions edge_end: other calls are EDGE_BUSY.
  * Nothing is allocated after edge_begin, nothing aborts, nothing is global. Every struct begins with its size in bytes,
- * which the caller sets: a library refuses those that are smaller than its own, but for edge_error's. Text is UTF-8;
- * bytes that are not become U+FFFD. Functions that return edge_status set *error, which may be NULL, if they return less
- * than 0.
+ * which the caller sets; the library refuses structs smaller than its own, except edge_error. Text is UTF-8; invalid bytes
+ * become U+FFFD. A function that returns an edge_status less than 0 sets *error, which may be NULL.
  */
 #ifndef EDGE_H
 #define EDGE_H
@@ -28,7 +27,7 @@
 extern "C" {
 #endif
 
-#define EDGE_ABI 1 /* grows with each release that programs have to be compiled again for, as when a struct grows */
+#define EDGE_ABI 1 /* grows with each release for which programs must be compiled again, as when a struct grows */
 
 #if defined(_WIN32)
 #define EDGE_API
@@ -43,7 +42,7 @@ typedef int32_t edge_status;
 enum {
     /* generated: Status */
     EDGE_OK = 0,
-    EDGE_BAD_ARGUMENT = -1, /* A value that the function does not take, or a call out of order. */
+    EDGE_BAD_ARGUMENT = -1, /* An invalid value, or a call out of order. */
     EDGE_BAD_FILE = -2, /* model.edge or a saved state is unreadable, damaged, cut short, or of another version. */
     EDGE_UNSUPPORTED = -3, /* This CPU, model or policy cannot do that. */
     EDGE_NO_MEMORY = -4,
@@ -59,7 +58,7 @@ typedef struct {
     char message[248]; /* one line that says what was wrong and what to do; ends with \0 */
 } edge_error;
 
-typedef struct { /* where model.edge is: a path, or an open file, such as an asset of an app */
+typedef struct { /* the place of model.edge: a path, or an open file, such as an asset of an app */
     uint32_t size;
     const char *path; /* NULL: fd */
     int32_t fd; /* here and in edge_stream, on Windows a handle */
@@ -72,18 +71,18 @@ typedef struct { /* strings belong to the model */
     uint32_t abi; /* EDGE_ABI of the library. */
     const char *name;
     const char *license;
-    const char *policy; /* By which KV rows are evicted. */
+    const char *policy; /* The policy that evicts KV rows. */
     const char *kv_dtype; /* Type of KV rows. */
     const char *isa; /* The best instruction set of this CPU. */
-    uint32_t vocab; /* Tokens. */
+    uint32_t vocab; /* Tokens of the vocabulary. */
     uint32_t context; /* Positions that the model has learned. */
     uint32_t capacity; /* KV rows. */
     uint32_t threads; /* The most threads of a session. */
-    uint32_t chat; /* Whether there is a chat template. */
-    uint64_t weights; /* Bytes of weights; as the next two, planned for one session. */
+    uint32_t chat; /* Whether the model has a chat template. */
+    uint64_t weights; /* Bytes of weights; like the next two, planned for one session. */
     uint64_t kv; /* Bytes of KV rows. */
     uint64_t scratch; /* Bytes of scratch memory. */
-    uint32_t lora_rank; /* Of the largest adapter that sessions have room for; 0: none. */
+    uint32_t lora_rank; /* Rank of the largest adapter for which sessions have room; 0: none. */
     /* end */
 } edge_model_info;
 
@@ -105,7 +104,7 @@ enum {
     /* end */
 };
 
-typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to the model and its bundle */
+typedef struct { /* the options of `edge run`; EDGE_OPTIONS leaves all to the model and its bundle */
     uint32_t size;
     /* generated: Options */
     uint32_t threads; /* CPU threads. 0: the cores of the fastest cluster, as far as the bundle has room for them. */
@@ -123,8 +122,7 @@ typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to th
     /* Subtracted from the logits of the last 64 tokens, as often as each was drawn; 0 is off. */
     double frequency_penalty;
     uint32_t max_tokens; /* Tokens to generate. 0: no limit. */
-    /* Drafts of repeated text, of which those that the model would have generated stay: the answer is the same. 0 where
-     * they pay, on the CPU; 1 off. */
+    /* Verify drafts of repeated text; the answer is the same. 0: where that pays, on the CPU; 1: never. */
     uint32_t speculate;
     uint32_t ignore_eos; /* Never end the turn; go on. */
     const char *const *stop; /* Texts before which an answer ends: 16 of 128 bytes at most. */
@@ -134,14 +132,14 @@ typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to th
     double energy;
     double power; /* Watts on average, estimated without readings; held by pauses. 0: no limit. */
     double max_temp; /* Degrees Celsius that the processor may have, by readings; held by pauses. 0: no limit. */
-    /* Thermal headroom that may be used up, by readings, as Android counts: 1 is where the system throttles; held by
-     * pauses. 0: no limit. */
+    /* Limit of thermal headroom, by readings, on Android's scale, where the system throttles at 1; held by pauses. 0:
+     * no limit. */
     double headroom;
-    /* What computes: 0 the faster of CPU and GPU, never timed under time or energy, 1 the CPU, 2 the GPU, 3 the NPU;
-     * read when a session begins only. */
+    /* The engine: 0 the faster of CPU and GPU, never timed under time or energy, 1 the CPU, 2 the GPU, 3 the NPU; read
+     * when a session begins only. */
     uint32_t engine;
-    /* A folder for what the GPU's driver compiles, and for which engine was faster; read when a session begins only.
-     * NULL: every session compiles, and engine 0 is the CPU. */
+    /* A folder for kernels that the GPU's driver has compiled, and for the faster engine; read when a session begins
+     * only. NULL: every session compiles, and engine 0 is the CPU. */
     const char *cache;
     const char *npu; /* The bundle's folder npu, for engine 3; read when a session begins only. NULL: none. */
     /* end */
@@ -150,13 +148,14 @@ typedef struct { /* as `edge run` has them; EDGE_OPTIONS leaves everything to th
 #define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, NULL}
 /* end */
 
-typedef struct { /* what the app measures; less than 0: not read */
+typedef struct { /* measurements of the app; less than 0: none */
     uint32_t size;
     /* generated: Readings */
-    /* Consumed since a fixed moment. Read them before a prompt, too: what is spent since is estimated. */
+    /* Energy since a fixed moment. Read it before a prompt, too: later consumption is estimated until the next reading.
+     * */
     double joules;
     double celsius; /* Temperature of the processor. */
-    double headroom; /* Android's thermal headroom: 1 is where the system throttles. */
+    double headroom; /* Android's thermal headroom: the system throttles at 1. */
     int64_t available; /* Bytes that this process may still take. */
     /* end */
 } edge_readings;
@@ -185,107 +184,106 @@ enum {
 
 typedef struct {
     uint32_t size;
-    int32_t token;      /* the one just generated; -1: none, this is the rest of a text */
+    int32_t token;      /* the generated token; -1: none, the piece is the rest of a text */
     edge_finish finish; /* EDGE_GOING, or why the answer has ended */
     uint32_t length;    /* of text in bytes; may be 0 */
-    char text[256];     /* whole characters, without \0 at the end; what does not fit comes next */
+    char text[256];     /* whole characters, without \0; the next piece continues a longer text */
 } edge_piece;
 
 typedef struct {
     uint32_t size;
     /* generated: Usage */
     uint32_t rows; /* Rows of the KV cache in use. */
-    uint32_t capacity; /* Rows that the cache has. */
+    uint32_t capacity; /* Rows of the KV cache. */
     uint32_t threads;
     uint64_t weights; /* Bytes of weights. */
     uint64_t kv; /* Bytes of KV rows. */
     uint64_t scratch; /* Bytes of scratch memory. */
     uint64_t lora; /* Bytes of room for adapters; 0 on a GPU, whose buffers have it. */
     uint64_t file; /* Bytes of model.edge that are mapped. */
-    /* Resident bytes of the process, and all that is in it, that no file backs (RssAnon); 0 where the system does not
-     * tell. */
+    /* Resident anonymous bytes of the whole process (RssAnon); 0 where the system does not report them. */
     uint64_t anonymous;
     uint64_t swapped; /* Bytes of the process in swap space (VmSwap). Google Play counts both together. */
     uint64_t tokens; /* Tokens that ran since the session began. */
     uint64_t evicted; /* Rows that the policy evicted. */
-    uint64_t drafted; /* Drafted tokens that were verified since the session began; then those that stayed. */
+    uint64_t drafted; /* Verified drafted tokens since the session began; next, the accepted ones. */
     uint64_t accepted;
-    double joules; /* Of the last answer and its prompt, as are the seconds. */
+    double joules; /* Joules and seconds of the last answer and its prompt. */
     double seconds;
     uint32_t measured; /* Whether the app read the joules; otherwise they are estimated. */
-    uint32_t engine; /* What computes: 1 the CPU, 2 the GPU, 3 the NPU. */
-    const char *engine_why; /* Why engine 0 has become that, as measured; empty: the app chose. */
-    const char *gpu; /* Name of the GPU, or of what runs the NPU's graphs; empty: the CPU computes. */
-    /* Bytes of the GPU's buffers; of the process, where they share memory. Of an NPU: of rows, inputs and outputs, in
-     * the process. */
+    uint32_t engine; /* The engine: 1 the CPU, 2 the GPU, 3 the NPU. */
+    const char *engine_why; /* Why engine 0 became this engine; empty: the app chose it. */
+    const char *gpu; /* Name of the GPU or of the NPU's runtime; empty: the CPU computes. */
+    /* Bytes of the GPU's buffers, which are in the process where memory is shared. For an NPU: bytes of rows, inputs
+     * and outputs in the process. */
     uint64_t gpu_bytes;
-    double gain; /* How many times as fast drafts made the last answer, by its passes' times; 0: not known. */
+    double gain; /* Speed-up of the last answer by drafts, from the times of its passes; 0: not known. */
     /* end */
 } edge_usage;
 
-typedef struct { /* where a saved state goes or comes from: a buffer or an open file */
+typedef struct { /* the place of a saved state: a buffer or an open file */
     uint32_t size;
     int32_t fd; /* -1: buffer */
     void *buffer;
     uint64_t capacity; /* of the buffer */
-    uint64_t length;   /* set by edge_save: bytes that the state has, also when the buffer is too small or NULL */
+    uint64_t length;   /* set by edge_save: bytes of the state, even if the buffer is too small or NULL */
 } edge_stream;
 
 typedef int32_t edge_trim_level;
 enum {
     /* generated: Trim */
-    EDGE_TRIM_SOFT = 0, /* Pages that hold nothing. The next tokens take them again. */
+    EDGE_TRIM_SOFT = 0, /* Unused pages. The next tokens take them again. */
     EDGE_TRIM_HALF = 1, /* Half of the rows that can be spared, too. */
     EDGE_TRIM_ALL = 2, /* All of them. */
     /* end */
 };
 
-/* Maps model.edge and checks it. Weights are read from the file while it is open, so replace it by renaming another one
- * over it, never in place. Once it was cut short, calls are EDGE_BAD_FILE from the next pass on; in the middle of a pass,
- * the system ends the process (SIGBUS), as for any mapped file. */
+/* Maps and checks model.edge. Weights are read from the file while it is open: replace it by renaming a new file over it, never
+ * in place. If it is cut short, calls return EDGE_BAD_FILE from the next pass on; in the middle of a pass, the system ends the
+ * process (SIGBUS), as for any mapped file. */
 EDGE_API edge_status edge_open(const edge_source *source, edge_model **model, edge_error *error);
-/* EDGE_BUSY while sessions of it are open. NULL is fine. */
+/* EDGE_BUSY while sessions of the model are open. model: may be NULL. */
 EDGE_API edge_status edge_close(edge_model *model, edge_error *error);
 EDGE_API edge_status edge_info(const edge_model *model, edge_model_info *info, edge_error *error);
 
-/* Allocates all that a session will need. options: NULL for EDGE_OPTIONS. */
+/* Begins a session and allocates all of its memory. options: NULL for EDGE_OPTIONS. */
 EDGE_API edge_status edge_begin(edge_model *model, const edge_options *options, edge_session **session, edge_error *error);
-/* NULL is fine. No other call may be running. */
+/* Frees a session. No other call of it may be running. session: may be NULL. */
 EDGE_API void edge_end(edge_session *session);
-/* Other options, from the next answer on. */
+/* Sets the options of the next and later answers. */
 EDGE_API edge_status edge_set(edge_session *session, const edge_options *options, edge_error *error);
-/* What sensors say, between two calls of edge_next. */
+/* Passes readings of sensors to the session, between two calls of edge_next. */
 EDGE_API edge_status edge_read(edge_session *session, const edge_readings *readings, edge_error *error);
-/* Adds text to the conversation. Most of the work is done by the next edge_next. A text longer than the cache is run
- * meanwhile, chunk by chunk; if a budget or edge_cancel ends that, edge_next says so, and the rest of the text is lost.
- * An answer that was not read to its end, ends. count: bytes, or ids. */
+/* Adds a text to the conversation; the next edge_next does most of the work. A text longer than the cache runs at once, chunk by
+ * chunk; if a budget or edge_cancel ends that, edge_next reports it, and the rest of the text is lost. Ends an answer that was
+ * not read to its end. count: bytes, or ids. */
 EDGE_API edge_status edge_append(edge_session *session, edge_role role, const void *text, size_t count, edge_error *error);
-/* Blocks until the next piece of the answer, of one token at most. Another call after the end of an answer is
+/* Blocks until the next piece of the answer, which has at most one token. After the end of an answer it returns
  * EDGE_BAD_ARGUMENT. */
 EDGE_API edge_status edge_next(edge_session *session, edge_piece *piece, edge_error *error);
-/* From any thread: the answer ends before its next token, also while its prompt runs. Between answers nothing happens. */
+/* Ends the answer before its next token, or its prompt, from any thread. Between answers it does nothing. */
 EDGE_API void edge_cancel(edge_session *session);
-/* Forgets the last turns, each a question with its answer; UINT32_MAX: all, with the system's text. EDGE_UNSUPPORTED
- * where they cannot be taken back: after evictions. Then rewind all and append the conversation again. With sliding
- * windows or a recurrent state, some of the tokens that stay may run again, with the next prompt. When all turns go, the
- * KV rows of the system's text stay where they can. */
+/* Forgets the last turns, each a question with its answer; UINT32_MAX: all, with the system prompt. EDGE_UNSUPPORTED if that is
+ * impossible, after evictions: then rewind all turns and append the conversation again. With sliding windows or a recurrent
+ * state, some of the remaining tokens may run again with the next prompt. If all turns are forgotten, the KV rows of the system
+ * prompt stay where possible. */
 EDGE_API edge_status edge_rewind(edge_session *session, uint32_t turns, edge_error *error);
 /* The conversation with its KV rows, for edge_load in a session of the same bundle. */
 EDGE_API edge_status edge_save(edge_session *session, edge_stream *stream, edge_error *error);
 EDGE_API edge_status edge_load(edge_session *session, const edge_stream *stream, edge_error *error);
-/* A LoRA adapter by `edge export-adapter`, from now on, in place of the one before; NULL: none. scale: of its change, 1 for
- * all of it. It is read into memory that the session has for it. Forgets the whole conversation, whose rows are those of
- * another adapter. If the file is refused, there is none. EDGE_UNSUPPORTED if the bundle has no room for it. */
+/* Sets a LoRA adapter, made by `edge export-adapter`, in place of the previous one; NULL: none. scale: factor of its change,
+ * usually 1. The session has memory for the adapter. Forgets the whole conversation, whose rows belong to the previous adapter.
+ * If the file is refused, the session has no adapter. EDGE_UNSUPPORTED if the bundle has no room for it. */
 EDGE_API edge_status edge_set_adapter(edge_session *session, const edge_stream *adapter, double scale,
                                       edge_error *error);
-/* Memory is short: gives back what can be spared; rows, which HALF and ALL take, for good. From any thread: a call that goes
- * on in another one does it before its next pass, or at its end. */
+/* Returns memory to the system; rows, with HALF and ALL, are lost for good. From any thread: a call that is running in another
+ * thread does it before its next pass, or at its end. */
 EDGE_API edge_status edge_trim(edge_session *session, edge_trim_level level, edge_error *error);
-/* Between tokens, from any thread; EDGE_BUSY while another one computes. Disturbs no answer. */
+/* Between tokens, from any thread; EDGE_BUSY while another thread computes. Does not affect an answer. */
 EDGE_API edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error);
 
-/* Token ids of a text. special: recognize control tokens. Returns their number, of which at most `capacity` were written,
- * or an edge_status. */
+/* Encodes a text. special: recognize control tokens. Returns the number of ids, of which at most `capacity` are written, or an
+ * edge_status. */
 EDGE_API int64_t edge_tokenize(edge_session *session, const char *text, size_t length, uint32_t special, int32_t *ids,
                                size_t capacity, edge_error *error);
 

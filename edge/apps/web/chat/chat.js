@@ -6,7 +6,7 @@ import { answerItem, callsForm, drawAnswer, questionItem, resultItem } from "./t
 const NEAR = 40; // px from the end, within which the view follows an answer
 
 /**
- * What a back end yields: pieces of the answer, and at last how it ended and what it cost.
+ * A part that a back end yields: pieces of the answer; at last the reason of its end and its cost.
  * @typedef {import("./turns.js").Turn} Turn
  * @typedef {{text?: string, thought?: string, call?: {index: number, id?: string, name?: string, arguments?: string},
  *   note?: string, figures?: string}} Part
@@ -31,9 +31,9 @@ export class Chat {
   #answersCalls;
 
   /**
-   * live: what screen readers are told, whole answers. answer: the back end, given turns that end with a question.
-   * changed: called before and after each answer, once `turns` has changed. answersCalls: whether people answer calls
-   * of tools.
+   * live: the element for screen readers, which gets whole answers. answer: the back end; its turns end with a question.
+   * changed: called before and after each answer, when `turns` has changed. answersCalls: whether people answer calls of
+   * tools.
    * @param {{list: HTMLElement, live: HTMLElement, form: HTMLFormElement,
    *   answer: (turns: Turn[], signal: AbortSignal) => AsyncIterable<Part>, changed: () => unknown,
    *   answersCalls?: boolean}} parts
@@ -51,7 +51,7 @@ export class Chat {
     return this.#answering !== null;
   }
 
-  /** Replace the conversation but for questions that wait; `stop` comes before. @param {Turn[]} turns */
+  /** Replace the conversation but for waiting questions; call `stop` before. @param {Turn[]} turns */
   show(turns) {
     for (const turn of this.#shown.keys()) if (!this.#waiting.includes(turn)) this.#remove(turn);
     for (const note of this.#list.querySelectorAll(":scope > .note")) note.remove();
@@ -63,7 +63,7 @@ export class Chat {
 
   /** @param {string} text */
   ask(text) {
-    this.#list.querySelector(":scope > .theirs > form")?.remove(); // calls that get no result
+    this.#list.querySelector(":scope > .theirs > form")?.remove(); // calls without a result
     const turn = /** @type {Turn} */ ({ role: "user", content: text });
     const [item] = this.#add(turn);
     item.classList.add("waiting");
@@ -73,7 +73,7 @@ export class Chat {
     return this.run();
   }
 
-  /** Answer the questions that wait, once the back end is ready. */
+  /** Answer the waiting questions, when the back end is ready. */
   async run() {
     while (this.ready && !this.busy && this.#waiting.length) {
       const turn = /** @type {Turn} */ (this.#waiting.shift());
@@ -83,7 +83,7 @@ export class Chat {
     }
   }
 
-  /** End the answer that runs, and forget the questions that wait. */
+  /** End the present answer, and forget the waiting questions. */
   async stop() {
     for (const turn of this.#waiting.splice(0)) this.#remove(turn);
     this.#answering?.abort();
@@ -124,7 +124,7 @@ export class Chat {
     await this.run();
   }
 
-  /** Forget a turn and all after it; false if that has happened already. @param {Turn} turn */
+  /** Forget a turn and all after it; false if it is already forgotten. @param {Turn} turn */
   async #cut(turn) {
     await this.stop();
     const at = this.turns.indexOf(turn);
@@ -158,7 +158,7 @@ export class Chat {
       await this.#changed();
       for await (const part of this.#answer(asked, abort.signal)) {
         take(turn, part);
-        drawn ||= requestAnimationFrame(draw); // several parts at once
+        drawn ||= requestAnimationFrame(draw); // one redraw for several parts
       }
       this.turns.push(turn);
     } catch (error) {
@@ -173,7 +173,7 @@ export class Chat {
     }
   }
 
-  /** What came before an error stays, if anything did. @param {Turn} turn @param {string} why */
+  /** Ends an answer with an error; the parts before it stay. @param {Turn} turn @param {string} why */
   #fail(turn, why) {
     if (turn.content || turn.thoughts || turn.calls) {
       turn.note = why;
@@ -197,7 +197,7 @@ export class Chat {
     this.#offerCalls();
   }
 
-  /** A form for the results of calls, if the conversation ends with some. */
+  /** Shows a form for the results of calls, if the conversation ends with calls. */
   #offerCalls() {
     const turn = this.turns[this.turns.length - 1];
     const calls = turn?.calls;
@@ -225,7 +225,7 @@ export class Chat {
     return elements;
   }
 
-  /** Questions that wait stay behind. @param {HTMLElement} item */
+  /** Inserts an item before the waiting questions. @param {HTMLElement} item */
   #append(item) {
     this.#list.insertBefore(item, this.#list.querySelector(":scope > .waiting"));
   }
@@ -268,13 +268,13 @@ function take(turn, { text, thought, call, note, figures }) {
   known.arguments += call.arguments ?? "";
 }
 
-/** An error's message as a sentence begins. @param {any} error */
+/** An error's message, with a capital letter. @param {any} error */
 export function saidOf(error) {
   const said = String(error?.message ?? error);
   return /^https?:/.test(said) ? said : said.charAt(0).toUpperCase() + said.slice(1);
 }
 
-/** Of less than a joule two digits, so that a short answer never costs 0.0. @param {number} joules */
+/** Two digits below one joule, so that a short answer never costs 0.0. @param {number} joules */
 export function joulesText(joules) {
   return joules < 1 ? String(Number(joules.toPrecision(2))) : joules.toFixed(joules < 100 ? 1 : 0);
 }

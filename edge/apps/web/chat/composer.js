@@ -1,4 +1,4 @@
-/** Where a message is written: Enter sends it, Shift+Enter begins a line, Escape stops the answer. */
+/** The form in which messages are written: Enter sends, Shift+Enter begins a line, Escape stops the answer. */
 import { icon } from "./dom.js";
 
 /**

@@ -1,5 +1,5 @@
 /** Elements, icons and buttons. */
-const COPIED = 1500; // ms that a button says so
+const COPIED = 1500; // ms for which a button says that it has copied
 const SVG = "http://www.w3.org/2000/svg";
 const ICONS = {
   copy: "M9 9h10v12H9zM15 9V3H5v12h4",

@@ -1,6 +1,6 @@
 /**
- * Markdown as DOM nodes. Text of a model reaches the page in text nodes only, and an address if it is http, https or
- * mailto, so markup and scripts in it stay text. Images become links: the page fetches nothing.
+ * Markdown as DOM nodes. The model's text becomes text nodes only, and addresses only of http, https and mailto, so that markup
+ * and scripts stay text. Images become links: the page fetches nothing.
  */
 import { copyButton, element } from "./dom.js";
 
@@ -19,7 +19,7 @@ const BREAK = /<br\s*\/?>/iy;
 /** @type {WeakMap<Element, string[]>} the source of each child */
 const shown = new WeakMap();
 
-/** Show text, and leave the blocks that are there already as they are. @param {Element} target @param {string} text */
+/** Show text; unchanged blocks keep their nodes. @param {Element} target @param {string} text */
 export function render(target, text) {
   const sources = split(text);
   const before = shown.get(target) ?? [];
@@ -57,7 +57,7 @@ function kindOf(lines, at) {
   return "text";
 }
 
-/** Where the block ends that begins at a line. @param {string[]} lines @param {number} at */
+/** The end of the block that begins at a line. @param {string[]} lines @param {number} at */
 function endOf(lines, at) {
   const kind = kindOf(lines, at);
   let end = at + 1;
@@ -73,7 +73,7 @@ function endOf(lines, at) {
   return end;
 }
 
-/** Whether a line belongs to the list that began before.
+/** Whether a line belongs to the list that began earlier.
  * @param {string[]} lines @param {number} first @param {number} at @returns {boolean} */
 function inList(lines, first, at) {
   const line = lines[at];
@@ -184,7 +184,7 @@ function inline(text, depth = 0) {
   return [...nodes, plain].filter((each) => each !== "");
 }
 
-/** A node that begins here, and where its source ends. @param {string} text @param {number} at @param {Set<string>} open
+/** The node that begins here, and the end of its source. @param {string} text @param {number} at @param {Set<string>} open
  * @param {number} depth @returns {[Node | string, number] | null} */
 function span(text, at, open, depth) {
   const first = text[at];

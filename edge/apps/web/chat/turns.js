@@ -4,8 +4,8 @@ import { copyButton, element, iconButton } from "./dom.js";
 import { render } from "./markdown.js";
 
 /**
- * A turn, as chat completions have messages, and what the page adds.
- * failed: why a question has no answer; the model is not shown it again. note: how an answer ended. figures: its cost.
+ * A turn: a message of chat completions, with fields of the page.
+ * failed: why a question has no answer; the model does not see it again. note: how an answer ended. figures: its cost.
  * @typedef {{index?: number, id?: string, name: string, arguments: string}} Call
  * @typedef {{role: "user" | "assistant" | "tool", content: string, thoughts?: string, calls?: Call[], call?: string,
  *   failed?: string, note?: string, figures?: string}} Turn
@@ -56,7 +56,7 @@ export function answerItem(turn, on) {
   return element("li", { className: "theirs" }, [said, actions]);
 }
 
-/** Bring an answer's item up to date. @param {HTMLElement} item @param {Turn} turn @param {boolean} [busy] */
+/** Update an answer's item. @param {HTMLElement} item @param {Turn} turn @param {boolean} [busy] */
 export function drawAnswer(item, turn, busy = false) {
   item.ariaBusy = String(busy);
   const said = /** @type {HTMLElement} */ (item.querySelector(":scope > .said"));
@@ -92,7 +92,7 @@ export function resultItem(text) {
   return element("li", { className: "result" }, [element("details", {}, [element("summary", { textContent: "Result" }), body])]);
 }
 
-/** The details of a kind, which are made before an element where they are missing.
+/** The details of a kind; made before an element if they are missing.
  * @param {HTMLElement} item @param {string} kind @param {number} index @param {HTMLElement} before */
 function folded(item, kind, index, before) {
   const found = /** @type {HTMLElement | undefined} */ (item.querySelectorAll(`:scope > .${kind}`)[index]);

@@ -1,25 +1,25 @@
 /**
  * The passes of a model on the page's GPU (WebGPU), by programs that `edge export --gpu` wrote: gpu.bin.
  *
- * The rows of the KV cache lie in the module's memory, and the device has a copy of them: before a pass it gets the tiles
- * that the module has changed, and after it the module gets the rows that were appended. So the module can run any pass
- * itself, such as the one in which a device is lost, and it evicts, rotates and saves rows as it does without a GPU.
+ * The KV rows are in the module's memory, and the device has a copy. Before a pass the device gets the tiles that the module
+ * has changed; after it the module gets the new rows. So the module can run any pass itself, such as one in which the device
+ * is lost, and it evicts, rotates and saves rows as without a GPU.
  */
 
 import { STATE, TOP } from "./programs.js";
 import { Race } from "./race.js";
 import { Arena, placeOf, TILE } from "./rows.js";
 
-const ALIGNMENT = 256; // bytes, of uniforms
-const WORK = 2048; // dispatches of a submit times their tokens: drivers reset a GPU that is busy for seconds
-const PATIENCE = 30000; // ms that a pass may take …
-const FIRST = 300000; // … and the first ones, which drivers compile
-const GRACE = 200; // ms after an error, in which a device may turn out to be lost
-const LEFT = -1; // instead of a pass: the module runs all, and may draft
+const ALIGNMENT = 256; // bytes, of offsets of uniforms
+const WORK = 2048; // dispatches times tokens of a submission: drivers reset a GPU that is busy for seconds
+const PATIENCE = 30000; // ms for a pass …
+const FIRST = 300000; // … and for the first ones, in which drivers compile
+const GRACE = 200; // ms after an error, until a loss of the device is reported
+const LEFT = -1; // answer of env.gpu: the module runs all passes from now on, and may draft
 
 /** Bits of WebGPU's usages, a stage, and a mode of mapping. */
 const [MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, COMPUTE, READ] = [1, 4, 8, 64, 128, 4, 1];
-const LIMITS = { maxStorageBufferBindingSize: 2 ** 27, maxBufferSize: 2 ** 28 }; // that every device has
+const LIMITS = { maxStorageBufferBindingSize: 2 ** 27, maxBufferSize: 2 ** 28 }; // guaranteed by every device
 
 /** @typedef {{name: string, pipeline: any, layout: any}} Kernel */
 /** @typedef {import("./rows.js").Part} Part */
@@ -32,20 +32,20 @@ export function whyNone() {
   return "gpu" in navigator ? null : "this browser has no WebGPU";
 }
 
-/** A device with kernels and buffers. Before `open` has ended, and after `fail`, it refuses passes. */
+/** A device with kernels and buffers. It refuses passes until `open` has ended, and after `fail`. */
 export class Gpu {
-  /** How many ran here, and how many the module ran itself. */
+  /** Passes by the GPU and by the module. */
   passes = { gpu: 0, cpu: 0 };
-  /** Why it refuses passes; null: it does not. @type {string | null} */
+  /** Why it refuses passes; null: it runs them. @type {string | null} */
   why = "the GPU is being prepared";
-  /** What a race has found; null: none was run. @type {string | null} */
+  /** The result of a race; null: there was none. @type {string | null} */
   raced = null;
   #failed = false;
   /** @type {any} */
   #device = null;
   /** @type {any[]} by their numbers */
   #buffers = [];
-  /** @type {any} what the page reads of them */
+  /** @type {any} the buffer for reading */
   #mapped = null;
   /** @type {Arena[]} */
   #arenas = [];
@@ -62,7 +62,7 @@ export class Gpu {
   #verdicts;
   #adapter = "";
 
-  /** @param {any} programs see readPrograms @param {import("./race.js").Verdicts | null} verdicts of races: a GPU that is slower is left; null: it is not raced */
+  /** @param {any} programs see readPrograms @param {import("./race.js").Verdicts | null} verdicts of earlier races; null: no race */
   constructor(programs, verdicts) {
     this.programs = programs;
     this.#verdicts = verdicts;
@@ -71,7 +71,7 @@ export class Gpu {
   }
 
   /**
-   * Throws an Error with one line where this device cannot do it.
+   * Throws an Error of one line if the device cannot run the programs.
    *
    * @param {boolean} software whether an adapter that runs on the CPU will do
    * @param {(target: {length: number, set: (bytes: Uint8Array, at: number) => void}) => Promise<any>} load the weights
@@ -80,10 +80,10 @@ export class Gpu {
     try {
       await this.#open(software);
       const compiled = this.#compile();
-      compiled.catch(() => {}); // it is awaited when the weights are there
+      compiled.catch(() => {}); // it is awaited after the weights
       await load({ length: Infinity, set: (bytes, at) => this.#put(bytes, at) });
       this.#record(await compiled);
-      for (const pass of ["STEP", "CHUNK", "LAST"]) this.#submit(pass, 1); // of no token, as the tables are zero
+      for (const pass of ["STEP", "CHUNK", "LAST"]) this.#submit(pass, 1); // without tokens, since the tables are zero
       await this.#wait(this.#device.queue.onSubmittedWorkDone(), FIRST);
       for (const what of ["the browser refuses a program", "the GPU has too little memory"]) {
         const error = await this.#device.popErrorScope();
@@ -96,7 +96,7 @@ export class Gpu {
     if (this.why) throw new Error(this.why);
   }
 
-  /** Leave the GPU for good. @param {string} why */
+  /** Stops using the GPU for good. @param {string} why */
   fail(why) {
     if (this.#failed) return;
     this.#failed = true;
@@ -177,7 +177,7 @@ export class Gpu {
     }));
   }
 
-  /** Makes everything that stays the same from run to run. @param {Kernel[]} kernels */
+  /** Records the dispatches of each pass, which never change. @param {Kernel[]} kernels */
   #record(kernels) {
     const { passes, parts: places } = this.programs;
     for (const [pass, dispatches] of Object.entries(/** @type {Record<string, any[]>} */ (passes))) {
@@ -199,8 +199,8 @@ export class Gpu {
   }
 
   /**
-   * One pass, or as many steps as it chooses tokens, as web.h says of env.gpu. Nothing of the module's memory has changed if
-   * it is refused.
+   * Runs one pass, or one step for each token that it chooses: env.gpu of web.h. A refused pass leaves the module's memory
+   * unchanged.
    *
    * @param {WebAssembly.Memory} memory
    * @param {number} job
@@ -275,7 +275,7 @@ export class Gpu {
     this.#write(tables, 0, start);
     for (let kind = 0; kind < kinds && pairs; kind++) {
       const all = new Float32Array(memory.buffer, angles + 4 * kind * stride, 2 * head * rows);
-      const own = new Float32Array(2 * pairs * rows); // cosines, then sines, of each pair once
+      const own = new Float32Array(2 * pairs * rows); // cosines, then sines, of each pair
       for (let row = 0; row < rows; row++) {
         for (let pair = 0; pair < pairs; pair++) {
           own[2 * row * pairs + pair] = all[2 * row * head + 2 * pair];
@@ -289,7 +289,7 @@ export class Gpu {
     this.#write(programs.tokens, 0, words(memory, tokens, count).slice());
   }
 
-  /** Those that are others than before, for windows. @param {Int32Array} now */
+  /** Sends positions that have changed, for sliding windows. @param {Int32Array} now */
   #sendPositions(now) {
     let [first, end] = [0, now.length];
     while (first < end && now[first] === this.#sent[first]) first++;
@@ -299,7 +299,7 @@ export class Gpu {
     this.#write(this.programs.tables, 4 * (this.programs.positions_at + first), this.#sent.subarray(first, end));
   }
 
-  /** Those of the reflections of keys. @param {WebAssembly.Memory} memory @param {number} normals */
+  /** Sends the normals of the reflections of keys. @param {WebAssembly.Memory} memory @param {number} normals */
   #sendNormals(memory, normals) {
     const { tables, normals: first, largest_head: stride } = this.programs;
     for (const arena of this.#arenas) {
@@ -323,12 +323,12 @@ export class Gpu {
     }
   }
 
-  /** Throws if the device is lost meanwhile, or does not answer. @param {Promise<any>} work @param {number} patience ms */
+  /** Waits for `work`; throws if the device is lost or does not answer in time. @param {Promise<any>} work @param {number} patience ms */
   async #wait(work, patience) {
     let timer = 0;
     try {
       await new Promise((done, failed) => {
-        this.#abandon = failed; // no race with a promise that stays: it would remember all its rivals
+        this.#abandon = failed; // no Promise.race with a lasting promise, which would keep all others alive
         timer = setTimeout(() => failed(new Error(`the GPU did not answer for ${patience / 1000} s`)), patience);
         work.then(done, (error) => setTimeout(() => failed(error), GRACE));
       });
@@ -339,7 +339,7 @@ export class Gpu {
   }
 
   /**
-   * Bytes of a buffer, and rows behind them.
+   * Reads bytes of a buffer, and rows.
    *
    * @param {number[]} what a buffer, an offset, bytes
    * @param {Part[]} parts
@@ -360,7 +360,7 @@ export class Gpu {
         encoder.copyBufferToBuffer(this.#buffers[buffer], from, read, at, size);
         at += size;
       }
-      queue.submit([encoder.finish()]); // before the next part's pairs are written
+      queue.submit([encoder.finish()]); // before the pairs of the next part are written
       encoder = this.#device.createCommandEncoder();
     }
     queue.submit([encoder.finish()]);
@@ -371,7 +371,7 @@ export class Gpu {
 
 const NAN = "the GPU computed no number (NaN)";
 
-/** Those that the device has chosen. @param {Int32Array} found @param {Int32Array} into */
+/** Copies the tokens that the device has chosen. @param {Int32Array} found @param {Int32Array} into */
 function takeTokens(found, into) {
   if (found.some((token) => token < 0)) throw new Error(NAN);
   into.set(found);

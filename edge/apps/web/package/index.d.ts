@@ -1,25 +1,25 @@
 /** A language model in a web page, on the device, within a memory bound. */
 
 export interface Progress {
-  /** download: bytes come from the network; load: they go from this device's storage into memory; ready: the end. */
+  /** download: bytes from the network; load: bytes from this device's storage; ready: the end. */
   step: "download" | "load" | "ready";
   loaded: number;
   total: number;
 }
 
 export interface OpenOptions {
-  /** The most that the engine's memory may become: bytes, or a text such as "256MiB". A site that may need more, by its
-   * manifest, is refused, and a GPU is used only if its buffers fit besides. Default: as exported. */
+  /** A bound on the engine's memory: bytes, or a text such as "256MiB". A site whose manifest states more is refused, and a
+   * GPU is used only if its buffers fit, too. Default: as exported. */
   memory?: number | string;
   /** Default: as many as the bundle has memory for and the device has cores; 1 where the page is not isolated. */
   threads?: number;
-  /** On a site with programs for a GPU (`edge export --gpu`). auto: the module answers until a GPU is ready, which is used
-   * where it is faster; gpu: one is waited for, and without one `open` fails with unsupported. Default: auto. */
+  /** On a site with programs for a GPU (`edge export --gpu`). auto: the module answers until a GPU is ready, which then runs
+   * if it is faster; gpu: `open` waits for a GPU, and without one fails with unsupported. Default: auto. */
   engine?: "auto" | "cpu" | "gpu";
   /** One of the manifest's instruction sets, for tests; default: the best that this browser has. */
   isa?: string;
   onProgress?: (progress: Progress) => void;
-  /** Aborts the download. What has come stays in storage. */
+  /** Aborts the download. Downloaded pieces stay in storage. */
   signal?: AbortSignal;
 }
 
@@ -43,8 +43,7 @@ export interface SamplingOptions {
   frequencyPenalty?: number;
   /** Tokens to generate. Default: no limit. */
   maxTokens?: number;
-  /** Drafts of repeated text, of which those that the model would have generated stay: the answer is the same. 0 where
-   * they pay, on the CPU; 1 off. */
+  /** Verify drafts of repeated text; the answer is the same. 0: where that pays, on the CPU; 1: never. */
   speculate?: number;
   /** Never end the turn; go on. */
   ignoreEos?: boolean;
@@ -69,21 +68,21 @@ export interface Info {
   // generated: ModelInfo
   name: string;
   license: string;
-  /** By which KV rows are evicted. */
+  /** The policy that evicts KV rows. */
   policy: string;
   /** Type of KV rows. */
   kvDtype: string;
   /** The best instruction set of this CPU. */
   isa: string;
-  /** Tokens. */
+  /** Tokens of the vocabulary. */
   vocab: number;
   /** Positions that the model has learned. */
   context: number;
   /** KV rows. */
   capacity: number;
-  /** Whether there is a chat template. */
+  /** Whether the model has a chat template. */
   chat: boolean;
-  /** Of the largest adapter that sessions have room for; 0: none. */
+  /** Rank of the largest adapter for which sessions have room; 0: none. */
   loraRank: number;
   // end
   threads: number;
@@ -91,7 +90,7 @@ export interface Info {
   stored: boolean;
   /** Whether the page may use threads: it is cross-origin isolated. */
   isolated: boolean;
-  /** Bytes: of the plan; of the engine's memory now; bound: the most that it can become. */
+  /** Bytes: of the plan; of the engine's memory now; bound: its maximum. */
   bytes: { weights: number; kv: number; scratch: number; now: number; bound: number };
 }
 
@@ -112,14 +111,14 @@ export interface Report {
   memory: { bytes: number; bound: number };
   rows: number;
   evicted: number;
-  /** Drafted tokens that were verified, and those of them that the model would have generated. */
+  /** Verified drafted tokens, and the accepted ones among them. */
   drafted: number;
   accepted: number;
-  /** How many times as fast they made the answer, by the times of its passes; null: not known. */
+  /** Speed-up of the answer by drafts, from the times of its passes; null: not known. */
   gain: number | null;
-  /** Which ran the answer's passes; both: one after the other. */
+  /** The engine of the answer's passes; both: one after the other. */
   engine: "cpu" | "gpu" | "both";
-  /** Why the CPU runs passes, on a site with programs for a GPU, or what a race measured; null: neither, or by choice. */
+  /** Why the CPU runs passes although the site has programs for a GPU, or the result of a race; null: neither, or by choice. */
   engineReason: string | null;
 }
 
@@ -132,7 +131,7 @@ export class EdgeError extends Error {
 export class Session {
   private constructor();
   readonly info: Info;
-  /** Of the last answer, or of the one that runs; null before the first. */
+  /** Of the present or last answer; null before the first. */
   readonly report: Report | null;
   /** The answer, piece by piece. Leaving the loop early cancels it, as `signal` does; then the loop ends as usual. */
   stream(text: string | Int32Array, options?: StreamOptions): AsyncIterableIterator<string>;
@@ -142,10 +141,10 @@ export class Session {
   system(text: string): Promise<void>;
   /** An answer of an earlier conversation. */
   past(question: string, answer: string): Promise<void>;
-  /** Forget the last turns; without a number, all. After evictions none can be taken back. */
+  /** Forget the last turns; without a number, all. After evictions only all can be forgotten. */
   rewind(turns?: number): Promise<void>;
   /** The conversation with its KV rows, for `load` with the same bundle. The states of successive turns begin with the
-   * same bytes, but for a header, so who saves each needs to write only the pieces that changed. */
+   * same bytes, but for a header, so a page that saves each needs to write only the pieces that changed. */
   save(): Promise<Uint8Array>;
   load(state: Uint8Array): Promise<void>;
   /** A LoRA adapter that `edge export-adapter` has made, from now on: its address, or its bytes; null: none. The whole

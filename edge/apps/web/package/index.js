@@ -14,7 +14,7 @@ export { EdgeError };
 
 const UNITS = { "": 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30 };
 
-/** A worker, of which every call has one answer, and may have events before it. */
+/** A worker. Each call has one answer, and may have events before it. */
 class Remote {
   #worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   /** @type {Map<number, {resolve: (value: any) => void, reject: (error: Error) => void, tell: (event: any) => void}>} */
@@ -178,7 +178,7 @@ export class Session {
     this.#remote.call("cancel").catch(() => {});
   }
 
-  /** Options with numbers, of which those of the session's own come first. @param {any} options */
+  /** Options as numbers; the session's own are the defaults. @param {any} options */
   #named(options) {
     return { threads: this.info.threads, ...options };
   }

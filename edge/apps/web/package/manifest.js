@@ -1,8 +1,8 @@
-/** manifest.json: the one file that says what all others must be. */
+/** manifest.json, which has the hashes of all other files. */
 import { EdgeError } from "./module.js";
 
 /**
- * The manifest of a site, checked: `web.sha256` is the hash of its text without that hash.
+ * The manifest of a site, checked: `web.sha256` is the SHA-256 of its text without this hash.
  *
  * @param {string} folder its address, which ends with /
  * @param {AbortSignal} [signal]
@@ -38,7 +38,7 @@ export async function fetchFile(folder, manifest, name, signal) {
   for (const cache of /** @type {RequestCache[]} */ (["default", "reload"])) {
     const bytes = await fetchBytes(address, signal, cache);
     if ((await digest(bytes)) === manifest.files[name]?.sha256) return bytes;
-  } // an older copy of the browser's is fetched again
+  } // a stale copy in the browser's cache is fetched again
   throw new EdgeError("bad-file", `${address} is damaged: upload the site again`);
 }
 

@@ -1,11 +1,11 @@
 /**
- * A WebAssembly module of edge: its exports (web.h) as methods. Nothing of a browser's page, so that Node can use it.
+ * A WebAssembly module of edge, with its exports (web.h) as methods. It uses no API of pages, so that Node can load it.
  */
 
 /** @typedef {(memory: WebAssembly.Memory, address: number, size: number) => number} Transfer */
 /** @typedef {(memory: WebAssembly.Memory, job: number) => Promise<number>} Pass on a GPU: env.gpu of web.h */
 
-const { promising, Suspending } = /** @type {any} */ (WebAssembly); // where functions of a module may wait for promises
+const { promising, Suspending } = /** @type {any} */ (WebAssembly); // JavaScript promise integration
 
 /** Statuses of edge.h, as codes of EdgeError. */
 const CODES = {
@@ -34,7 +34,7 @@ const FAILED = -7;
 
 /** @typedef {[name: string, type: string, at: number, otherwise?: number][]} Fields of a struct: `at` is in bytes */
 
-/** edge_options, with what stands for fields that are missing. @type {Fields} */
+/** edge_options, with defaults of missing fields. @type {Fields} */
 const OPTIONS = [
   // generated: Options
   ["threads", "Uint32", 4, 0], ["temperature", "Float64", 24, -1], ["topK", "Int32", 32, -1],
@@ -80,10 +80,10 @@ export class EdgeError extends Error {
 }
 
 /**
- * The instruction set that this engine runs best, of those that a site has modules for.
+ * The fastest instruction set on this engine, of those for which a site has modules.
  *
- * A relaxed dot product may take its second operand as signed or not, and may saturate: which of these it does tells how
- * the browser computes it. One that computes small numbers wrongly (Node 20) is not used.
+ * A relaxed dot product may take its second operand as signed or unsigned, and may saturate, which tells how the browser
+ * computes it. Engines that compute small numbers wrongly (Node 20) get another instruction set.
  *
  * @param {string[]} isas
  * @returns {string}
@@ -98,21 +98,21 @@ export function chooseIsa(isas) {
   return found;
 }
 
-/** "wide": dot products in 32 bits are instructions of this CPU; "narrow": of 16 bits; "": there are none. */
+/** "wide": the CPU has instructions for dot products in 32 bits; "narrow": in 16 bits; "": none. */
 function probe() {
   if (!WebAssembly.validate(RELAXED)) return "";
   const dot = /** @type {(a: number, b: number) => number} */ (
     new WebAssembly.Instance(new WebAssembly.Module(RELAXED)).exports.dot
   );
   for (const [a, b] of [[0x817f03fe, 0x7f017f0a], [0x80ff7f01, 0x00107f7f]]) {
-    let expected = a | 0; // what it adds to
+    let expected = a | 0; // the accumulator
     for (let at = 0; at < 32; at += 8) expected += ((a << (24 - at)) >> 24) * ((b >>> at) & 255);
     if (dot(a, b) !== (expected | 0)) return "narrow";
   }
-  return dot(0x7f7f7f7f, -1) === 0x7f7f7f7f + 2 * 32767 ? "narrow" : "wide"; // saturated: a multiplication in 16 bits
+  return dot(0x7f7f7f7f, -1) === 0x7f7f7f7f + 2 * 32767 ? "narrow" : "wide"; // saturated: products are added in 16 bits
 }
 
-/** A function `dot(a, b)`: Σ of the 4 products of bytes, plus a; and a module with an instruction of SIMD. */
+/** A module with one SIMD instruction, as a function `dot(a, b)`: a plus the sum of 4 products of bytes. */
 const HEAD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 7, 1, 96, 2, 127, 127, 1, 127, 3, 2, 1, 0, 7, 7, 1, 3, 100, 111, 116, 0, 0];
 const SPLATS = [32, 0, 253, 17, 32, 1, 253, 17];
 const RELAXED = body([...SPLATS, 32, 0, 253, 17, 253, 147, 2, 253, 27, 0, 11]);
@@ -139,7 +139,7 @@ export async function instantiate(module, memory, host) {
     write: (/** @type {number} */ from, /** @type {number} */ size) => host?.write(memory, from >>> 0, size >>> 0) ?? -1,
     read: (/** @type {number} */ to, /** @type {number} */ size) => host?.read(memory, to >>> 0, size >>> 0) ?? 0,
     row: (/** @type {number} */ at, /** @type {number} */ to, /** @type {number} */ size) => {
-      const bytes = new Uint8Array(size >>> 0); // since not every file reads into shared memory
+      const bytes = new Uint8Array(size >>> 0); // since not every file can be read into shared memory
       const count = host?.row(bytes, at) ?? 0;
       new Uint8Array(memory.buffer).set(bytes, to >>> 0);
       return count;
@@ -150,7 +150,7 @@ export async function instantiate(module, memory, host) {
   return /** @type {any} */ (instance.exports);
 }
 
-/** The bytes of a saved conversation, on their way out of a module or into it. */
+/** The bytes of a saved conversation while a module writes or reads them. */
 class State {
   at = 0;
 
@@ -227,7 +227,7 @@ export class Engine {
     return this.exports.web_threads();
   }
 
-  /** What reads the part of model.edge that is not in memory; how many bytes. @param {(to: Uint8Array, at: number) => number} row */
+  /** Sets the function that reads the part of model.edge that is not in memory; it returns bytes. @param {(to: Uint8Array, at: number) => number} row */
   reads(row) {
     this.#row = row;
   }
@@ -408,7 +408,7 @@ export class Engine {
     return status;
   }
 
-  /** Up to a \0. Decoders take no shared memory, so it is copied. @param {number} address */
+  /** The text up to a \0, copied since decoders refuse shared memory. @param {number} address */
   #text(address) {
     const all = new Uint8Array(this.memory.buffer);
     const from = address >>> 0;
@@ -416,7 +416,7 @@ export class Engine {
   }
 }
 
-/** The number, or the largest, which the runtime refuses or takes for none. @param {number} value @param {number} least @param {number} largest */
+/** The number if it is in range, otherwise the largest, which the runtime refuses or takes as none. @param {number} value @param {number} least @param {number} largest */
 function whole(value, least, largest) {
   if (least < 0 && value < 0) return least;
   return value >= least && value <= largest ? value : largest;

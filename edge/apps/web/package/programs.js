@@ -63,7 +63,7 @@ const WGSL = 1; // among the languages of sources
 const NONE = 0xffffffff; // instead of the number of a buffer
 
 /**
- * The header, with its tables as arrays, dispatches by the name of their pass, and null for buffers that there are not.
+ * The header, with tables as arrays, dispatches by the name of their pass, and null for missing buffers.
  *
  * @param {Uint8Array} bytes
  * @returns {any}

@@ -1,13 +1,13 @@
-/** The module against the page's GPU: which one generates tokens sooner, and what earlier visits have found. */
+/** Races between the module and the page's GPU, and the results of earlier visits. */
 import { digest } from "./manifest.js";
 import { keepNote, readNote, storageName } from "./store.js";
 
-const RACED = 8; // tokens that each engine generates before the slower one is left
+const RACED = 8; // tokens of each engine in a race
 
-/** Which engine was faster, in words, and whether the GPU is left. @typedef {{raced: string, lost: boolean}} Verdict */
+/** The faster engine, in words, and whether the GPU lost. @typedef {{raced: string, lost: boolean}} Verdict */
 /** @typedef {{recall: (adapter: string) => Promise<Verdict | null>, keep: (adapter: string, verdict: Verdict) => Promise<void>}} Verdicts */
 
-/** Which engine generates tokens sooner: some are left to the module first, then some to the GPU. */
+/** Times some tokens of the module, then some of the GPU. */
 export class Race {
   /** Milliseconds from one step to the next. @type {{cpu: number[], gpu: number[]}} */
   #times = { cpu: [], gpu: [] };
@@ -20,7 +20,7 @@ export class Race {
     if (this.#before) this.#before.tokens = tokens;
   }
 
-  /** Before a pass. cpu: the module is to run it. lost: the GPU is left. raced: which engine is faster. @param {number} count tokens @param {boolean} ready */
+  /** Called before a pass. cpu: the module runs it. lost: the GPU has lost. raced: the result, in words. @param {number} count tokens @param {boolean} ready */
   turn(count, ready) {
     if (this.#over) return {};
     const now = performance.now();
@@ -38,7 +38,7 @@ export class Race {
 }
 
 /**
- * What races have found, in storage: for these programs, a browser, its threads, and an adapter.
+ * Verdicts in storage, by programs, browser, threads and adapter.
  *
  * @param {string} url @param {any} manifest @param {number | undefined} threads
  * @returns {Verdicts}

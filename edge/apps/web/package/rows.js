@@ -1,12 +1,12 @@
-/** KV rows as the device has them and as the module has them: the one's form of the other's. */
+/** Converts KV rows between the device's layout and the module's. */
 
 export const TILE = 16; // rows
 
 /** @typedef {{rows: number, keys: number, values: number, keyScales: number, valueScales: number, changed: number}} Place */
-/** Rows that are read together. at: where keys, values and scales of them begin in the buffer that is read. */
+/** Rows that are read together. at: offsets of their keys, values and scales in the buffer for reading. */
 /** @typedef {{arena: Arena, rows: Int32Array, pairs: Int32Array, at: number[]}} Part */
 
-/** KV rows of some layers' heads on the device, and in the module's memory, where keys have another order. */
+/** An arena of KV rows on the device and in the module's memory, which orders the values of keys differently. */
 export class Arena {
   /** @param {any} form see readPrograms @param {number} staged rows that are read at once: they lie behind those of the arena */
   constructor(form, staged) {
@@ -19,7 +19,7 @@ export class Arena {
     this.values = /** @type {any} */ ({ 1: Uint8Array, 2: Uint16Array, 4: Uint32Array })[this.size];
     /** Bytes of a row: key, value, scales. */
     this.bytes = 2 * bytes + (form.scaled ? 8 : 0);
-    /** Of each value of a tile of keys as the device has it, its place in the module's; -1: it is padding. */
+    /** For each value of a tile of keys on the device, its index in the module's tile; -1: padding. */
     this.order = new Int32Array(TILE * this.stored).fill(-1);
     for (let row = 0; row < TILE; row++) {
       for (let value = 0; value < head; value++) {
@@ -35,20 +35,20 @@ export class Arena {
     return (16 / this.size) * this.per;
   }
 
-  /** The place of a key's value in the module's keys. @param {number} value */
+  /** The index of a key's value in the module's keys. @param {number} value */
   there(value) {
     const half = this.form.interleaved / 2;
     return value < half ? 2 * value : value < 2 * half ? 2 * (value - half) + 1 : value;
   }
 
-  /** The place of a value in the first row of a tile of the device. @param {number} value */
+  /** The index of a value in the first row of a tile on the device. @param {number} value */
   #own(value) {
     return Math.floor(value / this.unit) * TILE * this.unit + (value % this.unit);
   }
 
   /**
-   * The place, in halves of bytes, of a value of 4 bits in the module's row, which has the first half of 32 values, or of the
-   * last 16, in the low halves; the device has two neighbours in a byte. @param {number} value
+   * The index, in half-bytes, of a 4-bit value in the module's row. There the low halves have the first half of each 32 values,
+   * or of the last 16; on the device a byte has two neighbours. @param {number} value
    */
   #half(value) {
     const width = value < this.form.head - (this.form.head % 32) ? 16 : 8;
@@ -68,8 +68,8 @@ export class Arena {
   }
 
   /**
-   * The word that each row has on the device. Of 4 bits, the module has two halves, the scale and the least value, in tiles of
-   * 16 scales and 16 least values.
+   * The scale word of each row on the device. For 4 bits, the module has two halves, scale and minimum, in tiles of 16 scales
+   * and 16 minima.
    *
    * @param {ArrayBuffer | SharedArrayBuffer} buffer @param {number} address @param {number} rows
    */
@@ -98,7 +98,7 @@ export class Arena {
   }
 
   /**
-   * Of tiles from number `first` up to `end` as the module has them: a buffer, an offset, and what it gets there.
+   * Writes of the tiles from `first` up to `end`: for each a buffer, an offset, and the data.
    *
    * @param {WebAssembly.Memory} memory
    * @param {Place} place
@@ -154,7 +154,7 @@ export class Arena {
     return parts;
   }
 
-  /** Where staged rows are: a buffer, an offset, and bytes. @param {number} count @returns {[number, number, number][]} */
+  /** Places of staged rows: for each a buffer, an offset, and bytes. @param {number} count @returns {[number, number, number][]} */
   staged(count) {
     const { rows, bytes, buffers } = this.form;
     const tiles = Math.ceil(count / TILE) * TILE;
@@ -165,7 +165,7 @@ export class Arena {
     });
   }
 
-  /** Gives rows that were read to the module. @param {WebAssembly.Memory} memory @param {Place} place @param {Part} part @param {ArrayBuffer} found */
+  /** Writes rows that were read into the module's memory. @param {WebAssembly.Memory} memory @param {Place} place @param {Part} part @param {ArrayBuffer} found */
   store({ buffer }, place, { rows, at }, found) {
     const { head, bytes, scaled } = this.form;
     const own = (head / this.per) * this.size;

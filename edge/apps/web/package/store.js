@@ -1,26 +1,26 @@
 /**
  * A bundle's model in this device's storage (the origin private file system), fetched piece by piece.
  *
- * A piece has its SHA-256 in the manifest. It is checked when it comes from the network and when it comes from storage, so
- * an interrupted download goes on where it stopped, and a damaged piece is fetched again. One tab downloads, others wait.
- * For workers, since only these have synchronous handles.
+ * The manifest has the SHA-256 of each piece, which is checked after download and after reading from storage. So an interrupted
+ * download continues, and a damaged piece is fetched again. One tab downloads while others wait. For workers only, since
+ * others have no synchronous handles.
  */
 import { digest } from "./manifest.js";
 import { EdgeError } from "./module.js";
 
 const FOLDER = "edge";
-const TRIES = 5; // of a piece, or without any progress
+const TRIES = 5; // for a piece, or without progress
 const WAIT = 250; // ms before the second try; doubled each time
 
 /**
  * @typedef {{url: string, name: string, bytes: number, resident: number, piece: number, pieces: string[]}} Source
- * url: of model.edge. name: under which it is stored. pieces: SHA-256 of its pieces of `piece` bytes. resident: bytes that
- * the engine has in memory; it reads the others from storage.
+ * url: of model.edge. name: in storage. pieces: SHA-256 of pieces of `piece` bytes. resident: bytes that the engine keeps in
+ * memory; it reads the others from storage.
  * @typedef {{length: number, set: (bytes: Uint8Array, at: number) => void}} Target
  */
 
 /**
- * A model's name in storage, which all sites of a host share: its address's, and its own.
+ * A model's name in storage, which all sites of a host share: by its address and its own name.
  *
  * @param {string} url
  * @param {string} sha256
@@ -63,7 +63,7 @@ export async function loadModel(source, target, tell, signal) {
 /** @typedef {Awaited<ReturnType<typeof openFile>>} Stored */
 
 /**
- * The file in storage, or nothing where there is none: an old browser, a private window, no space.
+ * The file in storage; null without storage: in an old browser, a private window, or without space.
  *
  * @param {{name: string}} source
  * @param {{reads?: boolean}} [use] reads: other tabs may read it, too, but none writes
@@ -93,7 +93,7 @@ async function openFile(source, { reads = false } = {}) {
       try {
         if (handle && handle.write(from, { at }) !== from.length) throw new Error("no space");
       } catch {
-        this.close(); // the model stays in memory alone
+        this.close(); // the model stays only in memory
         handle = null;
       }
     },
@@ -105,7 +105,7 @@ async function openFile(source, { reads = false } = {}) {
       try {
         handle.flush();
       } catch {
-        // it is open for reading
+        // another tab has it open for reading
       }
       handle.close();
     },
@@ -113,7 +113,7 @@ async function openFile(source, { reads = false } = {}) {
 }
 
 /**
- * Reads the pieces that are stored. Returns the numbers of those that are missing or damaged.
+ * Reads the stored pieces. Returns the numbers of missing or damaged ones.
  *
  * @param {Source} source
  * @param {Target} target
@@ -123,7 +123,7 @@ async function openFile(source, { reads = false } = {}) {
  */
 async function loadStored(source, target, file, tell, signal) {
   const missing = [];
-  const buffer = new Uint8Array(source.piece); // for all pieces: a browser may be late to free what each would leave
+  const buffer = new Uint8Array(source.piece); // one for all pieces: browsers may free buffers late
   let loaded = 0;
   for (let number = 0; number < source.pieces.length; number++) {
     signal.throwIfAborted();
@@ -169,7 +169,7 @@ async function download(source, target, file, missing, tell, signal) {
         left.shift();
         loaded += bytes.length;
         tell("download", loaded);
-        tries = 0; // it goes on
+        tries = 0; // there is progress
         failure = null;
       }
     } catch (error) {
@@ -182,7 +182,7 @@ async function download(source, target, file, missing, tell, signal) {
 }
 
 /**
- * Whole pieces from number `first` on, up to `last`, as they come. Each is valid until the next one.
+ * Yields whole pieces from number `first` up to `last`. Each is valid until the next.
  *
  * @param {Source} source
  * @param {number} first
@@ -199,7 +199,7 @@ async function* fetchPieces(source, first, last, signal, tell) {
     const code = response.status === 404 ? "missing" : "network";
     throw new EdgeError(code, `${source.url} cannot be fetched: the server says ${response.status}`);
   }
-  let skip = response.status === 206 ? 0 : from; // servers without ranges send everything
+  let skip = response.status === 206 ? 0 : from; // servers without ranges send the whole file
   let number = first;
   const buffer = new Uint8Array(source.piece);
   let filled = 0;
@@ -240,7 +240,7 @@ export async function readNote(name) {
   }
 }
 
-/** Keeps a short text, and no others of its site. @param {string} name @param {string} text */
+/** Stores a short text in place of all others of its site. @param {string} name @param {string} text */
 export async function keepNote(name, text) {
   const file = await openFile({ name });
   file.truncate();
@@ -268,11 +268,11 @@ export async function forget(name, { others = false } = {}) {
       if (others ? each !== name && each.startsWith(`${site}-`) : each === name) await folder.removeEntry(each);
     }
   } catch {
-    // there is none, or another tab uses it
+    // no file, or another tab uses it
   }
 }
 
-/** As much as belongs into `target`. @param {Target} target @param {Uint8Array} bytes @param {number} at */
+/** Writes the bytes that belong into `target`. @param {Target} target @param {Uint8Array} bytes @param {number} at */
 function put(target, bytes, at) {
   if (at < target.length) target.set(bytes.subarray(0, target.length - at), at);
 }

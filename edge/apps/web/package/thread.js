@@ -1,4 +1,4 @@
-/** A thread of the engine: an instance of its own, on a stack of its own, in the memory that all threads share. */
+/** A thread of the engine: an instance with a stack of its own, in the memory that all threads share. */
 import { instantiate } from "./module.js";
 
 addEventListener("message", async ({ data: { module, memory, number, stack } }) => {

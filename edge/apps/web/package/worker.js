@@ -12,7 +12,7 @@ import { forget, loadModel, storageName } from "./store.js";
 
 const PAGE = 65536;
 const THREADS_WAIT = 5000; // ms
-const USED_EVERY = 250; // ms between two looks at the engine's memory
+const USED_EVERY = 250; // ms between two reports of the engine's memory
 
 /** @type {Engine} */
 let engine;
@@ -22,8 +22,8 @@ let bound = 0;
 /** @type {Gpu | null} */
 let gpu = null;
 /** @type {string | null} */
-let withoutGpu = null; // why there is none, of a site that has programs for one
-let cancelled = false; // by a message; threads have a flag in memory besides
+let withoutGpu = null; // why the site's programs for a GPU are not used; null: they are, or there are none
+let cancelled = false; // by a message; threads see a flag in memory
 /** @type {AbortController} */
 let opening;
 
@@ -144,8 +144,8 @@ addEventListener("message", async ({ data: { id, call, values } }) => {
 });
 
 /**
- * Chooses whether `gpu` will run passes; returns a function that prepares it once the module is ready. It does not fail
- * unless `options.engine` insists on a GPU: without one, the module runs all passes.
+ * Chooses whether `gpu` will run passes; returns a function that prepares it when the module is ready. Without a GPU the module
+ * runs all passes; only with `options.engine` "gpu" that is an error.
  *
  * @param {string} url @param {any} manifest @param {any} options @param {AbortSignal} signal
  * @returns {Promise<(tell: (step: string, loaded: number, total: number) => void) => Promise<void>>}
@@ -176,7 +176,7 @@ async function chooseGpu(url, manifest, { engine: wanted = "auto", memory, threa
   };
 }
 
-/** Which engine ran an answer. @param {{gpu?: number, cpu?: number}} before its passes */
+/** The engine that ran an answer. @param {{gpu?: number, cpu?: number}} before its passes */
 function ranOn(before) {
   if (!gpu) return { engine: "cpu", engineReason: withoutGpu };
   const [ours, others] = [gpu.passes.gpu - (before.gpu ?? 0), gpu.passes.cpu - (before.cpu ?? 0)];
@@ -203,7 +203,7 @@ async function compile(url, manifest, name, signal) {
   }
 }
 
-/** Starts all threads but this one; returns how many there are. @param {number} count */
+/** Starts all threads but this one; returns their number. @param {number} count */
 async function startThreads(count) {
   for (let number = 1; number < count; number++) {
     const worker = new Worker(new URL("./thread.js", import.meta.url), { type: "module" });
@@ -220,7 +220,7 @@ const channel = new MessageChannel();
 const waiting = [];
 channel.port1.onmessage = () => waiting.shift()?.();
 
-/** Resolves when messages that have come by now were handled: sooner than a timer. */
+/** Resolves when all present messages have been handled, sooner than a timer. */
 function turn() {
   return new Promise((/** @type {(value?: any) => void} */ done) => {
     waiting.push(done);

@@ -1,11 +1,11 @@
 /**
- * The conversation that survives a reload, in IndexedDB: what was said, and the KV rows.
+ * The conversation that survives a reload, in IndexedDB: turns and KV rows.
  *
- * The session's state is kept in pieces. Most of them are as they were before the last turn, and only the others are written.
+ * The session's state is stored in pieces. Most are unchanged since the last turn, and only the others are written.
  */
 const PIECE = 1 << 18; // bytes
 const STORE = "chats";
-const LAST = "last"; // the record, with the hashes of the pieces; these lie under [LAST, 0], …
+const LAST = "last"; // key of the record, with hashes of the pieces, whose keys are [LAST, 0], …
 
 /**
  * @typedef {{turns: import("./chat/chat.js").Turn[], system?: string, report?: any, pieces?: string[]}} Chat
@@ -50,7 +50,7 @@ export function forgetChat() {
   });
 }
 
-/** Pieces from this one on. */
+/** The range of all pieces from this one on. */
 function every(first = 0) {
   return IDBKeyRange.bound([LAST, first], [LAST, Infinity]);
 }
@@ -72,7 +72,7 @@ async function digest(bytes) {
   return String.fromCharCode(...hash);
 }
 
-/** One transaction: all of it happens, or nothing. @param {IDBTransactionMode} mode @param {(store: IDBObjectStore) => void} work */
+/** One transaction, all or nothing. @param {IDBTransactionMode} mode @param {(store: IDBObjectStore) => void} work */
 function change(mode, work) {
   return new Promise((/** @type {(value?: any) => void} */ resolve, reject) => {
     const opened = indexedDB.open(`edge ${location.pathname}`, 1);

@@ -7,7 +7,7 @@ const find = (/** @type {string} */ id) => /** @type {any} */ (document.getEleme
 const [status, progress, anew, about, panel] = ["status", "progress", "new", "about", "panel"].map(find);
 const MOST_TOKENS = 1000; // of an answer
 const READY_WAIT = 3000; // ms, for the service worker
-const WORDS = 0.75; // of a token, in English
+const WORDS = 0.75; // per token, in English
 
 /** @type {import("./edge/index.js").Session | null} */
 let session = null;
@@ -37,7 +37,7 @@ async function* answer(turns, signal) {
   else if (finish !== "eos") yield { note: finish === "length" ? `Stopped after ${MOST_TOKENS} tokens` : `Stopped: ${finish}` };
 }
 
-/** Give the session the turns that it lacks, and take back those that it should not have.
+/** Append the turns that the session lacks, and rewind those that it should not have.
  * @param {import("./edge/index.js").Session} session @param {import("./chat/chat.js").Turn[]} turns */
 async function align(session, turns) {
   let same = 0;
@@ -46,7 +46,7 @@ async function align(session, turns) {
   if (held.length > same) {
     const taken = await session.rewind((held.length - same) / 2).then(() => true, () => false);
     if (!taken) {
-      await begin(session); // rows were evicted: the turns before are run again
+      await begin(session); // rows were evicted: run all turns again
       same = 0;
     }
   }
@@ -77,7 +77,7 @@ async function begin(session) {
   if (system) await session.system(system);
 }
 
-// ---- what it costs ----------------------------------------------------------------------------------------------
+// ---- its cost ---------------------------------------------------------------------------------------------------
 
 /** @param {any} report */
 function meter(report) {
@@ -94,7 +94,7 @@ function mib(bytes) {
   return Math.round(bytes / 2 ** 20);
 }
 
-// ---- what stays -------------------------------------------------------------------------------------------------
+// ---- storage ----------------------------------------------------------------------------------------------------
 
 /** @param {import("./edge/index.js").Session} session */
 async function remember(session) {
@@ -109,7 +109,7 @@ async function restore(session, last) {
     held = last.turns.filter((/** @type {any} */ { failed }) => !failed);
     meter(last.report);
   } catch {
-    await begin(session); // the state is of another version of this site: the next answer runs the turns again
+    await begin(session); // the state is of another version of this site: the next answer runs all turns
   }
 }
 
@@ -147,7 +147,7 @@ panel.addEventListener("close", async () => {
   try {
     await startAnew();
   } catch (error) {
-    system = before; // the model's template has no place for them, or they are too long
+    system = before; // the template takes no instructions, or they are too long
     if (session) await begin(session);
     chat.note(saidOf(error), true);
   }
@@ -155,14 +155,14 @@ panel.addEventListener("close", async () => {
 
 // ---- the beginning ----------------------------------------------------------------------------------------------
 
-/** The service worker keeps the page for visits offline, and sets the headers that a server may not set. */
+/** The service worker stores the page for visits offline, and sets headers that the server may lack. */
 async function register() {
   const workers = navigator.serviceWorker;
   const late = new Promise((done) => setTimeout(done, READY_WAIT));
   const claimed = new Promise((done) => workers?.addEventListener("controllerchange", done, { once: true }));
   const registration = await workers?.register("sw.js").catch(() => null);
   if (!registration) return;
-  // At the first visit it is there before the engine is fetched, which it keeps for visits without a network.
+  // On the first visit it must be ready before the engine is fetched, so that it can store the engine, too.
   if (!workers.controller && !registration.active) await Promise.race([claimed, late]);
   if (crossOriginIsolated || !workers.controller || sessionStorage.getItem("reloaded")) return;
   sessionStorage.setItem("reloaded", "1");

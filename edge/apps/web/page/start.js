@@ -1,6 +1,6 @@
 /**
- * Compares scripts with their hashes before they run: half a file, or another one, may also do something. Until this
- * script runs, the page says that it did not start. index.html is not compared, because some hosts add to it.
+ * Checks the hashes of scripts before they run, since a truncated or foreign file may run, too. Until this script runs, the
+ * page says that it did not start. index.html is not checked, because some hosts change it.
  */
 const status = /** @type {any} */ (document.getElementById("status"));
 status.textContent = "Starting";

@@ -1,7 +1,7 @@
 /**
- * The page without a network, and with the headers that threads need, where the server does not set them.
+ * Serves the page offline, and with the headers that threads need, in case the server does not set them.
  *
- * Files come from the network while there is one, else as they last came. The model is not among them: the package keeps it.
+ * Files come from the network if possible, otherwise from the last visit. The package itself stores the model.
  */
 const CACHE = "edge";
 const HEADERS = {
@@ -18,7 +18,7 @@ addEventListener("fetch", (event) => {
   if (ours && request.method === "GET" && !request.headers.has("Range")) event.respondWith(answer(request));
 });
 
-/** Every file of the site but the model and the modules, of which the browser has use for one. */
+/** All files of the site but the model and the modules, of which the browser needs one. */
 async function keepAll() {
   const manifest = await (await fetch("manifest.json", { cache: "no-cache" })).json();
   const names = Object.keys(manifest.files).filter((name) => /\.(html|js|css|svg|webmanifest)$/.test(name));
@@ -35,7 +35,7 @@ async function answer(request) {
     response = await cache.match(request, { ignoreSearch: true });
     if (!response) throw error;
   }
-  if (!response.status) return response; // of a redirect, say: it cannot be changed
+  if (!response.status) return response; // such as a redirect, whose headers cannot be changed
   const headers = new Headers(response.headers);
   for (const [name, value] of Object.entries(HEADERS)) headers.set(name, value);
   return new Response(response.body, { status: response.status, statusText: response.statusText, headers });

@@ -1,4 +1,4 @@
-/* Memory bandwidth, and products of float32 and of bytes in registers, by several threads at once. */
+/* Measures memory bandwidth, and products of float32 and of bytes in registers, on several threads. */
 #define _GNU_SOURCE
 #include "ceilings.h"
 
@@ -18,13 +18,13 @@
 #include <arm_neon.h>
 #endif
 
-bool runs_isa(const char *name); /* of the runtime */
+bool runs_isa(const char *name); /* defined in the runtime */
 
 enum { MOST_THREADS = 256, CHAINS = 10, BATCH = 100000 };
-static const uint64_t BUFFER = 256u << 20; /* bytes that are read, more than most caches have */
+static const uint64_t BUFFER = 256u << 20; /* bytes to read, more than most caches hold */
 
 typedef uint64_t words __attribute__((vector_size(16), aligned(16)));
-typedef double (*job)(uint64_t first, uint64_t length); /* returns the bytes or operations that it did */
+typedef double (*job)(uint64_t first, uint64_t length); /* returns bytes read or operations done */
 
 static words *buffer;
 static volatile uint64_t sink;
@@ -83,10 +83,10 @@ static double read_part(uint64_t first, uint64_t length)
     return (double)(length / 4 * 4) * sizeof *at;
 }
 
-/* Bytes per second, from memory. */
+/* Bytes per second that threads read from memory. */
 static double read_bandwidth(uint32_t threads, double seconds)
 {
-    uint64_t most = memory_bytes() / 8, size = most < BUFFER ? most : BUFFER; /* of small machines, a part */
+    uint64_t most = memory_bytes() / 8, size = most < BUFFER ? most : BUFFER; /* small machines: an eighth of memory */
     size = size / sizeof *buffer * sizeof *buffer;
     if (posix_memalign((void **)&buffer, 4096, size))
         return 0;
@@ -165,7 +165,7 @@ static double float_rate(uint32_t threads, double seconds)
     return rate_of(float_job(), threads, seconds, threads);
 }
 
-/* Likewise on bytes, with sums of 32 bits; 0: no instruction. */
+/* The same on bytes, with sums of 32 bits; 0: no instruction. */
 static double byte_rate(uint32_t threads, double seconds)
 {
     job work = byte_job();
@@ -178,7 +178,7 @@ static void print_rates(double read, double floats, double bytes)
     printf(bytes > 0 ? "%.6g" : "null", bytes);
 }
 
-/* By threads that stay on the cores of a kind. */
+/* Prints the rates of threads on the cores of one kind. */
 static void print_kind(const core_kind *kind, double seconds)
 {
     cpu_set_t before;
@@ -189,7 +189,7 @@ static void print_kind(const core_kind *kind, double seconds)
         print_rates(read_bandwidth(kind->cores, seconds), float_rate(kind->cores, seconds),
                     byte_rate(kind->cores, seconds));
     else
-        printf("\"read\": null, \"f32\": null, \"int8\": null"); /* the kernel has taken these cores away */
+        printf("\"read\": null, \"f32\": null, \"int8\": null"); /* the kernel has taken these cores offline */
     printf("}");
     if (bound)
         sched_setaffinity(0, sizeof before, &before);

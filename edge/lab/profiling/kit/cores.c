@@ -11,7 +11,7 @@
 static const char *const HYBRID[] = {"core", "atom", "lowpower"};
 enum { HYBRIDS = sizeof HYBRID / sizeof *HYBRID };
 
-/* CPUs in a list such as 0-3,8. */
+/* Parses a list of CPUs such as 0-3,8. */
 static cpu_set_t parse_list(const char *text)
 {
     cpu_set_t cpus;
@@ -35,7 +35,7 @@ static double known(double number)
     return number > 0 ? number : 0;
 }
 
-/* Off ARM, clocks differ between cores that are alike. */
+/* On x86, clocks differ between equal cores. */
 static core_kind describe(int cpu, const cpu_set_t hybrids[HYBRIDS])
 {
     core_kind kind = {.hybrid = ""};
@@ -62,7 +62,7 @@ static int rank(const core_kind *kind)
     return i;
 }
 
-/* Less than 0: one is faster than other; 0 where they are alike. */
+/* Less than 0: `one` is faster than `other`; 0: equal. */
 static int compare(const core_kind *one, const core_kind *other)
 {
     if (one->capacity != other->capacity)
@@ -72,7 +72,7 @@ static int compare(const core_kind *one, const core_kind *other)
     return rank(one) != rank(other) ? rank(one) - rank(other) : strcmp(one->midr, other->midr);
 }
 
-/* The first of the CPUs that share a core, by which fastest_cores of the runtime knows it, too. */
+/* The first CPU of a core, which identifies the core, as in fastest_cores of the runtime. */
 static int core_of(int cpu)
 {
     char text[256];

@@ -59,7 +59,7 @@ static bool is_one_of(const char *text, const char *const *known)
 
 static void add_rails(const char *path, const char *entry)
 {
-    static const char *const inputs[] = {"VDD_IN", "VIN_SYS_5V0", "POM_5V_IN", NULL}; /* that feed all others */
+    static const char *const inputs[] = {"VDD_IN", "VIN_SYS_5V0", "POM_5V_IN", NULL}; /* input rails, which feed all others */
     char text[32];
     (void)entry;
     if (!read_text(text, sizeof text, "%s/name", path) || strcmp(text, "ina3221"))
@@ -98,12 +98,12 @@ static void add_monitor(const char *path, const char *entry)
 static double monitor_watts(void)
 {
     double micro = read_number("%s/power1_input", parts[0].path);
-    return count != 1 || micro == UNREADABLE ? -1 : micro * 1e-6; /* of several, it is unknown which feeds the others */
+    return count != 1 || micro == UNREADABLE ? -1 : micro * 1e-6; /* of several rails, the input is unknown */
 }
 
 /* ---- the Raspberry Pi 5's power controller ------------------------------------------------------------------------ */
 
-/* Lines such as `3V3_SYS_A current(1)=0.05A` and `3V3_SYS_V volt(9)=3.31V`: of rails that have both, the products. */
+/* Lines such as `3V3_SYS_A current(1)=0.05A` and `3V3_SYS_V volt(9)=3.31V`: for rails with both, the products. */
 static double pmic_watts(void)
 {
     static struct { char name[64]; double values[2]; bool known[2]; } rails[MOST_RAILS];
@@ -143,11 +143,11 @@ static double pmic_watts(void)
 static void add_package(const char *path, const char *entry)
 {
     const char *colon = strchr(entry, ':');
-    if (!strncmp(entry, "intel-rapl:", 11) && !strchr(colon + 1, ':')) /* those below are parts of it */
+    if (!strncmp(entry, "intel-rapl:", 11) && !strchr(colon + 1, ':')) /* entries below a package are parts of it */
         add(path, "", read_number("%s/max_energy_range_uj", path));
 }
 
-/* Joules since the call before; -1: a counter cannot be read. They start again at 0 behind their range. */
+/* Joules since the previous call; -1: a counter cannot be read. Counters wrap around at their range. */
 static double counted(void)
 {
     double sum = 0;
@@ -169,10 +169,10 @@ static void add_battery(const char *path, const char *entry)
     (void)entry;
     read_text(scope, sizeof scope, "%s/scope", path);
     if (read_text(type, sizeof type, "%s/type", path) && !strcmp(type, "Battery") && strcmp(scope, "Device"))
-        add(path, "", 0); /* and not a mouse's */
+        add(path, "", 0); /* not the battery of a mouse */
 }
 
-/* -1 while one charges, or is full: then they do not tell what the device draws. */
+/* Watts; -1 while a battery charges or is full, when its current is not the device's. */
 static double battery_watts(void)
 {
     static const char *const plugged[] = {"Charging", "Full", "Not charging", NULL};
@@ -182,7 +182,7 @@ static double battery_watts(void)
         if (read_text(status, sizeof status, "%s/status", parts[i].path) && is_one_of(status, plugged))
             return -1;
         double micro = read_number("%s/power_now", parts[i].path), volts = read_number("%s/voltage_now", parts[i].path);
-        double amperes = read_number("%s/current_now", parts[i].path); /* less than 0 on some */
+        double amperes = read_number("%s/current_now", parts[i].path); /* negative on some devices */
         if (micro == UNREADABLE && (volts == UNREADABLE || amperes == UNREADABLE))
             return -1;
         if (micro == UNREADABLE)
@@ -194,7 +194,7 @@ static double battery_watts(void)
 
 /* ---- joules ------------------------------------------------------------------------------------------------------- */
 
-/* Whether there are parts of a sensor of watts that can be read now. */
+/* Whether a sensor of watts has parts that can be read now. */
 static bool found(const char *called, double (*read)(void))
 {
     if ((count || read == pmic_watts) && (watts = read()) >= 0)
@@ -223,7 +223,7 @@ static void find_sensor(void)
     }
     count = 0;
     for_each(SUPPLIES, add_battery);
-    if (count) /* it may be unplugged later */
+    if (count) /* the charger may be unplugged later */
         name = "battery", read_watts = battery_watts, watts = battery_watts();
 }
 

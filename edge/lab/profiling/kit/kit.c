@@ -22,24 +22,24 @@
 #include "output.h"
 
 enum { WARM_UP = 32, WARM_UP_ANSWER = 4, LEAST_TOKENS = 4, LEAST_WINDOWS = 5, THREADS_PROMPT = 128, TRIMS = 5 };
-static const double MARGIN = 1.3; /* longer contexts are slower than those measured so far */
-static const double READING_SHARE = 0.005; /* of time, that reading joules may take, as in edge itself */
+static const double MARGIN = 1.3; /* longer contexts are slower than measured ones */
+static const double READING_SHARE = 0.005; /* of time, for reading joules, as in edge itself */
 static const double WINDOW_S = 60, THREADS_S = 2, TRIM_S = CURVE_S / 2, LOAD_S = 1;
 
-double paused_seconds(const edge_session *session); /* of the runtime: in this answer and its prompt */
+double paused_seconds(const edge_session *session); /* defined in the runtime */
 
 static edge_model *model;
 static edge_session *session;
 static edge_model_info info = {.size = sizeof info};
 static edge_error error = {.size = sizeof error};
-static edge_finish finish; /* of the last piece */
+static edge_finish finish; /* of the last answer */
 static int32_t tokens[KIT_ROWS];
-static double *seconds; /* of tokens */
+static double *seconds; /* of each token */
 static uint32_t timed, room;
 static double prompt_s; /* seconds per token of a prompt */
-static double paused;      /* seconds, to hold WATTS */
-static bool held;          /* to WATTS: the long run is, what comes before it shows what the machine does without */
-static energy_reading held_since, reading; /* the last that the governor was told, at */
+static double paused;      /* seconds of pauses that held WATTS */
+static bool held;          /* whether WATTS is held: only in the long run */
+static energy_reading held_since, reading; /* when the run began; the last one passed to the governor */
 static double read_at;
 
 static void check(edge_status status)
@@ -66,7 +66,7 @@ static edge_options options_of(uint32_t threads)
     options.threads = threads;
     options.temperature = 0;
     options.ignore_eos = 1;
-    options.speculate = 1; /* off: several tokens at once would hide what one costs */
+    options.speculate = 1; /* off: passes over several tokens would hide the cost of one */
     return options;
 }
 
@@ -83,7 +83,7 @@ static edge_usage usage(void)
     return use;
 }
 
-/* Holds the session to WATTS from its next answer on, by the sensor, else by the runtime's estimate. */
+/* Holds the session to WATTS from its next answer on, by the sensor or else by the runtime's estimate. */
 static void hold_power(uint32_t threads)
 {
     edge_options options = options_of(threads);
@@ -93,7 +93,7 @@ static void hold_power(uint32_t threads)
     held = true;
 }
 
-/* Tells the governor the joules, unless the sensor missed some. Readings take READING_SHARE of the time at most. */
+/* Passes joules to the governor, unless the sensor missed some. Readings take at most READING_SHARE of the time. */
 static void tell_joules(void)
 {
     static double next;
@@ -114,7 +114,7 @@ static void step(edge_piece *piece)
     finish = piece->finish;
 }
 
-/* Runs a prompt, and draws the first token of its answer. Returns the seconds that both take. */
+/* Runs a prompt, and draws the first token of its answer. Returns the seconds of both. */
 static double run_prompt(const int32_t *ids, uint32_t count)
 {
     edge_piece piece = {.size = sizeof piece};
@@ -141,7 +141,7 @@ static uint32_t run_answer(uint32_t most, double limit)
         double took = now() - started, pause = paused_seconds(session) - before;
         paused += pause;
         took -= pause;
-        if (pause > HOPELESS_S) { /* which the governor judges by its estimate, since nothing reads within a pause */
+        if (pause > HOPELESS_S) { /* the governor judges it by its estimate, since pauses have no readings */
             energy_reading here = energy_read(now());
             if (energy_between(&reading, &here) >= WATTS * (now() - read_at))
                 finish = EDGE_POWER;
@@ -190,7 +190,7 @@ static void measure_load(const char *path)
     printf("\"isa\": \"%s\", \"threads\": %u, \"capacity\": %u,\n", info.isa, usage().threads, info.capacity);
 }
 
-/* Less than 0: not all were measured. */
+/* Less than 0: some joules were not measured. */
 static double add_joules(double sum, double more)
 {
     return sum < 0 || more < 0 ? -1 : sum + more;
@@ -241,7 +241,7 @@ static void measure_speeds(void)
     print_joules("answer_joules", spent[1]);
     printf("\"prompt_cpu_s\": %.9g, \"answer_cpu_s\": %.9g,\n", worked[0], worked[1]);
     print_spread("ttft", first, count);
-    prompt_s = first[count / 2] / PROMPT; /* they are sorted now */
+    prompt_s = first[count / 2] / PROMPT; /* print_spread has sorted them */
     printf(",\n");
     print_spread("token", seconds, timed);
     printf(",\n");
@@ -271,7 +271,7 @@ static void measure_curve(void)
         timed = 0;
         uint32_t most = ANSWER;
         if (i + 1 < count && contexts[i + 1] && contexts[i + 1] - contexts[i] <= most)
-            most = contexts[i + 1] - contexts[i] - 1; /* the next context comes behind this answer */
+            most = contexts[i + 1] - contexts[i] - 1; /* the next context follows this answer */
         run_answer(most > 1 ? most : 1, CURVE_S / count / 2);
         printf("%s\n  {\"context\": %u, \"prefill\": %.9g, ", comma, contexts[i], per_token);
         print_spread("decode", seconds, timed);
@@ -332,13 +332,13 @@ static void measure_sustained(uint32_t threads)
         climate_begin();
         timed = 0, paused = 0;
         while (finish != EDGE_POWER && (!timed || now() - began < start + length)) {
-            if (now() - told > 1) { /* which also finds out that a connection was lost */
+            if (now() - told > 1) { /* also detects a lost connection */
                 char what[64];
                 snprintf(what, sizeof what, "sustained, %.0f of %g s", now() - began, SUSTAINED_S);
                 say(what, (now() - began) / SUSTAINED_S);
                 told = now();
             }
-            if (left < 2) { /* another answer to the same prompt, which is not counted */
+            if (left < 2) { /* begin another answer; its prompt is not counted */
                 energy_reading pause = energy_read(now());
                 double stopped = now(), worked = cpu_now();
                 joules = add_joules(joules, energy_between(&from, &pause));
@@ -374,7 +374,7 @@ static void measure_sustained(uint32_t threads)
     printf("], \"hopeless\": %s},\n", finish == EDGE_POWER ? "true" : "false");
 }
 
-/* What an app waits for in onTrimMemory: new sessions fill their cache, and give it back. */
+/* Times edge_trim, for which apps wait in onTrimMemory: new sessions fill their cache and return it. */
 static void measure_trim(uint32_t threads)
 {
     static double soft[TRIMS], all[TRIMS];

@@ -21,7 +21,7 @@ enum { MOST_SAMPLES = 600, MOST_MARKS = 64, TEXT = 16384 };
 typedef struct { double at, rss, anonymous, file, swap, rows; } memory_sample;
 typedef struct { double at, celsius, hertz, allowed, watts; } climate_sample;
 
-uint32_t fastest_cores(void); /* of the runtime */
+uint32_t fastest_cores(void); /* defined in the runtime */
 
 static struct { double at; char what[64]; } marks[MOST_MARKS];
 static memory_sample memory[MOST_SAMPLES + 1];
@@ -53,7 +53,7 @@ double cpu_now(void)
 
 /* ---- text ----------------------------------------------------------------------------------------------------------- */
 
-/* The number behind a word at the beginning of a line; 0 if there is none. */
+/* Returns the number behind a word at the beginning of a line; 0: there is none. */
 static double number_behind(const char *text, const char *word)
 {
     size_t length = strlen(word);
@@ -104,7 +104,7 @@ static void print_caches(void)
     printf("},\n");
 }
 
-/* One of Android's properties, by its own program; empty elsewhere. */
+/* Reads a property of Android by getprop; empty on other systems. */
 static void read_property(char *text, size_t size, const char *name)
 {
     char command[128];
@@ -175,7 +175,7 @@ static void find_passive_trip(int number)
     }
 }
 
-/* The processor's, else the first that can be read. */
+/* The temperature of the processor, or else the first that can be read. */
 static void find_zone(void)
 {
     for (int i = 0; i < 128; i++) {
@@ -206,7 +206,7 @@ static void find_zone(void)
     }
 }
 
-static double hertz_now(void) /* the highest of those that are online; numbers of others are missing on some machines */
+static double hertz_now(void) /* the highest clock of online CPUs; some machines lack the numbers of others */
 {
     double most = 0;
     DIR *folder = open_folder(CPUS);

@@ -1,17 +1,17 @@
-/* What the kernel says of this machine and of this process. */
+/* This machine and this process, as the kernel describes them. */
 #ifndef MACHINE_H
 #define MACHINE_H
 
 #include <stdint.h>
 
-double now(void);            /* seconds of a clock that only runs forward */
-double cpu_now(void);        /* core-seconds of this process */
-uint64_t memory_bytes(void); /* of the machine */
-void describe_machine(void); /* fields of the result */
+double now(void);            /* seconds of a monotonic clock */
+double cpu_now(void);        /* CPU seconds of this process */
+uint64_t memory_bytes(void); /* memory of the machine */
+void describe_machine(void); /* prints fields of the result */
 
 /* Samples memory, temperature, clock and energy on a thread of its own, until print_samples; it calls `each_second`, too. */
 void start_sampling(void (*each_second)(void));
-void mark(const char *what);      /* what the run does from now on */
+void mark(const char *what);      /* names the next stage of the run */
 void sampled_rows(uint32_t rows); /* KV rows in use */
 void print_samples(void);
 
@@ -21,6 +21,6 @@ double climate_hertz(void);   /* the mean since climate_begin; 0: unknown */
 
 typedef struct { double busy, own, at; } others_since;
 others_since others_begin(void);
-double others_share(const others_since *before); /* of all cores' time that other programs took since */
+double others_share(const others_since *before); /* share of all cores' time that other programs took since then */
 
 #endif

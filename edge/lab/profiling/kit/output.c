@@ -1,4 +1,4 @@
-/* What the kit says: progress to standard error, figures to standard output. */
+/* Output of the kit: progress to standard error, figures to standard output. */
 #include "output.h"
 
 #include <pthread.h>
@@ -8,7 +8,7 @@
 #include "machine.h"
 
 static const double HEARTBEAT_S = 2;
-static double whole = 1, stage_start, stage_share; /* seconds; parts that are done, and that this stage is */
+static double whole = 1, stage_start, stage_share; /* seconds of all stages; share done before this stage; share of this stage */
 
 void fail(const char *what)
 {
@@ -33,7 +33,7 @@ static pthread_mutex_t telling = PTHREAD_MUTEX_INITIALIZER;
 static char said[96];
 static double told_at;
 
-/* Where no reader is left, SIGPIPE ends the program: so it does not go on when a connection was lost. */
+/* If the reader is gone, as after a lost connection, SIGPIPE ends the program. */
 static void tell(void)
 {
     if (fputs(said, stderr) < 0)
@@ -49,7 +49,7 @@ void say(const char *what, double done)
     pthread_mutex_unlock(&telling);
 }
 
-/* The same again while one step takes long, such as a prompt on a slow machine. */
+/* Repeats the last line while one step takes long, such as a prompt on a slow machine. */
 void say_again(void)
 {
     pthread_mutex_lock(&telling);

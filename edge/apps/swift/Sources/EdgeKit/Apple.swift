@@ -4,7 +4,7 @@ import os
 import UIKit
 #endif
 
-/// What the system says about heat and memory, for a session's budgets. Apple gives apps no reading of energy.
+/// Heat and memory as the system reports them, for a session's budgets. Apple offers apps no reading of energy.
 public enum AppleSensors {
     @Sendable public static func read() -> Readings {
         var readings = Readings()
@@ -15,7 +15,7 @@ public enum AppleSensors {
         return readings
     }
 
-    /// On Android's scale, where 1 is where the system throttles, which Apple's does in the state `serious`.
+    /// Thermal headroom on Android's scale: at 1 the system throttles, on Apple's devices in the state `serious`.
     static func headroom(_ state: ProcessInfo.ThermalState) -> Double? {
         switch state {
         case .nominal: return 0
@@ -29,8 +29,8 @@ public enum AppleSensors {
 
 #if os(iOS)
 extension EdgeSession {
-    /// Gives half of what can be spared back on each memory warning, between two tokens if an answer is generated;
-    /// until the session ends, or the result goes to `NotificationCenter.default.removeObserver`.
+    /// Returns half of the spare memory on each memory warning, between two tokens of an answer, until the session ends
+    /// or the result is passed to `NotificationCenter.default.removeObserver`.
     @MainActor @discardableResult
     public func trimOnMemoryWarnings() -> NSObjectProtocol {
         NotificationCenter.default.addObserver(

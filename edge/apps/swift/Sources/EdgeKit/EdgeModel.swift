@@ -6,7 +6,7 @@ import Foundation
 ///     let session = try EdgeModel().session()
 ///     for try await text in session.answer("Why is the sky blue?") { print(text, terminator: "") }
 ///
-/// It is unmapped with the last of its sessions.
+/// It is unmapped when its last session ends.
 public final class EdgeModel: @unchecked Sendable {
     let handle: OpaquePointer
     public let info: ModelInfo

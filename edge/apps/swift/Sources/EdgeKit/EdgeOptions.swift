@@ -32,7 +32,7 @@ public struct EdgeOptions: Sendable {
     }
 }
 
-/// Who speaks.
+/// The role of a text.
 public enum Role: Int32, Sendable {
     // generated: Role
 }
@@ -49,12 +49,12 @@ public struct Piece: Sendable {
     public let finish: Finish
 }
 
-/// How much memory a trim gives back: pages that hold nothing, half of the rows that can be spared, all.
+/// The memory that a trim returns: unused pages; half of the rows that can be spared, too; all of them.
 public enum Trim: Int32, Sendable {
     // generated: Trim
 }
 
-/// What the app measures; nil: not known.
+/// Measurements of the app; nil: unknown.
 public struct Readings: Sendable {
     // generated: Readings
 
@@ -68,7 +68,7 @@ public struct Readings: Sendable {
     }
 }
 
-/// What a model and its plan are.
+/// A model and its plan.
 public struct ModelInfo: Sendable {
     // generated: ModelInfo
 
@@ -77,7 +77,7 @@ public struct ModelInfo: Sendable {
     }
 }
 
-/// What a session has used.
+/// The resources that a session uses.
 public struct Usage: Sendable {
     // generated: Usage
 

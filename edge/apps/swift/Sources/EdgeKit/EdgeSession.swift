@@ -33,15 +33,15 @@ public final class EdgeSession: @unchecked Sendable {
     /// Why the last answer ended; nil before the first, while one is generated, and after an error.
     public var finish: Finish? { queue.sync { ended } }
 
-    /// Adds to the conversation; most of the work is done by the answer that follows.
+    /// Adds a text to the conversation; the next answer does most of the work.
     public func append(_ role: Role, _ text: String) throws {
         try queue.sync { try appendNow(role, text) }
     }
 
     /// The answer to a prompt as text, in whole characters.
     ///
-    /// It is generated as it is read. If the task that reads it is cancelled, the answer ends before its next token; if
-    /// another question comes before its end, with that. `finish` says why an answer has ended.
+    /// It is generated while it is read. It ends before its next token if the reading task is cancelled, and when another
+    /// question is asked. `finish` is the reason of its end.
     public func answer(_ prompt: String) -> AsyncThrowingStream<String, Error> {
         let question = Question()
         return AsyncThrowingStream(unfolding: {
@@ -107,8 +107,8 @@ public final class EdgeSession: @unchecked Sendable {
         }
     }
 
-    /// A LoRA adapter that `edge export-adapter` has made, from now on; nil: none. `scale`: of its change. Forgets the
-    /// whole conversation. Throws `.badFile` for adapters of other models, `.unsupported` if the bundle has no room for
+    /// Sets a LoRA adapter made by `edge export-adapter`; nil: none. `scale`: factor of its change. Forgets the whole
+    /// conversation. Throws `.badFile` for adapters of other models, `.unsupported` if the bundle has no room for
     /// adapters (`info.loraRank`).
     public func setAdapter(_ adapter: Data?, scale: Double = 1) throws {
         try queue.sync {
@@ -127,7 +127,7 @@ public final class EdgeSession: @unchecked Sendable {
         }
     }
 
-    /// Memory is short: gives back what can be spared, for good, also between two tokens of an answer.
+    /// Returns memory to the system, also between two tokens of an answer; its rows are lost for good.
     public func trim(_ level: Trim) throws {
         try EdgeError.check { edge_trim(handle, level.rawValue, &$0) }
     }
@@ -184,13 +184,13 @@ public final class EdgeSession: @unchecked Sendable {
             try appendNow(.user, prompt)
             question.number = answers
         }
-        guard question.number == answers, ended == nil else { return nil } // ended, or followed by another question
-        if question.cancelled.isSet { cancel() } // perhaps before it was asked
+        guard question.number == answers, ended == nil else { return nil } // it ended, or another question followed
+        if question.cancelled.isSet { cancel() } // cancelled before it was asked
         return try nextPiece()
     }
 
     private func appendNow(_ role: Role, _ text: String) throws {
-        answers += 1 // ends an answer that is still read
+        answers += 1 // ends an answer that is still being read
         ended = nil
         let bytes = Array(text.utf8)
         try EdgeError.check { edge_append(handle, role.rawValue, bytes, bytes.count, &$0) }
@@ -205,14 +205,14 @@ public final class EdgeSession: @unchecked Sendable {
         var piece = edge_piece()
         piece.size = UInt32(MemoryLayout<edge_piece>.size)
         try EdgeError.check { edge_next(handle, &piece, &$0) }
-        let finish = Finish(rawValue: piece.finish) ?? .interrupted // a reason that a later runtime may add
+        let finish = Finish(rawValue: piece.finish) ?? .interrupted // unknown: a reason of a later runtime
         ended = finish == .going ? nil : finish
         let text = withUnsafeBytes(of: piece.text) { String(decoding: $0.prefix(Int(piece.length)), as: UTF8.self) }
         return Piece(text: text, token: piece.token, finish: finish)
     }
 }
 
-/// Which answer a stream reads. The number belongs to the session's queue: nil until the question was appended.
+/// The answer that a stream reads. The queue sets its number when the question is appended; nil before.
 private final class Question: @unchecked Sendable {
     var number: Int?
     let cancelled = Flag()

@@ -1,4 +1,4 @@
-/** A thread of its own that reads memory, or multiplies, for some seconds. */
+/** A worker that reads memory or multiplies for some seconds. */
 const PAGE = 65536;
 
 /** @type {any} */
@@ -6,7 +6,7 @@ let exports;
 let memory = 0;
 let bytes = 0;
 
-/** @type {Record<string, () => number>} Each returns what it did: bytes, or operations. */
+/** @type {Record<string, () => number>} Each returns bytes or operations. */
 const WORK = { read: () => exports.read(memory, bytes, 0), floats: () => exports.floats(0.5, 0) };
 
 addEventListener("message", ({ data: { module, pages, work, seconds } }) => {

@@ -1,4 +1,4 @@
-/* What one thread of a page does at most: each function returns how many bytes or operations it did. */
+/* Ceilings of one thread of a page. Each function returns the bytes or operations done. */
 #include <stdint.h>
 #include <wasm_simd128.h>
 
@@ -6,7 +6,7 @@
 
 enum { CHAINS = 10, BATCH = 100000 };
 
-/* Room for so many pages of memory, behind what the module has. Returns its address, or 0. */
+/* Grows the memory by this number of pages. Returns their address, or 0. */
 PUBLIC(take) uintptr_t take(uint32_t pages)
 {
     uintptr_t before = __builtin_wasm_memory_grow(0, pages);
@@ -24,7 +24,7 @@ PUBLIC(read) double read(const v128_t *from, uint32_t bytes, int32_t *sink)
     return (double)(end - from) * sizeof *from;
 }
 
-/* Products and sums in registers, in enough chains to hide the latency of one. factor: unknown to the compiler. */
+/* Multiplies and adds in registers, in enough chains to hide latency. factor: unknown to the compiler. */
 PUBLIC(floats) double floats(float factor, float *sink)
 {
     v128_t chains[CHAINS], half = wasm_f32x4_splat(factor), one = wasm_f32x4_splat(1), sum = one;

@@ -1,6 +1,6 @@
 /**
  * Measures the model of this folder in this browser, and offers the result for download: the document that kit.c prints
- * on other machines, for `edge profile --read`. What a page cannot know is null, or 0.
+ * on other machines, for `edge profile --read`. Values unknown to a page are null or 0.
  */
 import { Edge } from "./edge/index.js";
 
@@ -24,7 +24,7 @@ let kit;
 /** @type {any} */
 let session;
 let threads = 0;
-let rows = 0; // in use
+let rows = 0; // KV rows in use
 let peak = 0; // bytes of the engine's memory
 /** @type {Int32Array} */
 let ids;
@@ -74,7 +74,7 @@ async function run(prompt, most, limit = Infinity) {
   let seen = { tokens: 1, seconds: 0 };
   const note = () => {
     const report = session.report;
-    // Tokens without a text of their own come with the next one's, and a page that is not isolated has a coarse clock.
+    // A token without text comes with the next one, and pages that are not isolated have a coarse clock.
     const count = report.tokens - seen.tokens;
     const each = (report.seconds - seen.seconds) / count;
     if (count > 0 && each > 0) {
@@ -110,7 +110,7 @@ async function speeds() {
   const prompting = first.reduce((sum, each) => sum + each, 0);
   return {
     prompts: first.length, tokens: times.length, answering_s: answering, others: null,
-    // A page sees neither joules nor its share of the processor: the estimate takes all threads as busy.
+    // A page reads neither joules nor CPU time: the estimate assumes that all threads are busy.
     prompt_joules: 0, answer_joules: 0, prompt_cpu_s: prompting * threads, answer_cpu_s: answering * threads,
     ttft: spread(first), token: spread(times),
   };
@@ -169,7 +169,7 @@ async function sustained() {
     let spent = 0;
     while (!kept.length || seconds() - started < start + length) {
       say(`sustained, ${Math.round(seconds() - started)} of ${whole} s`, 0.7 + (0.25 * (seconds() - started)) / whole);
-      await session.rewind(); // an answer to the same prompt, which is not counted
+      await session.rewind(); // begin another answer; its prompt is not counted
       const { times } = await run(ids.slice(0, kit.prompt), most, start + length - (seconds() - started));
       kept.push(...times);
       spent += times.reduce((sum, each) => sum + each, 0);
@@ -203,7 +203,7 @@ async function ceilings() {
   return { ceilings: found };
 }
 
-/** What a browser tells of its device. */
+/** The device, as the browser describes it. */
 async function machine() {
   const { userAgentData: agent, deviceMemory, userAgent, hardwareConcurrency } = /** @type {any} */ (navigator);
   const told = (await agent?.getHighEntropyValues?.(["model", "platformVersion"]).catch(() => null)) ?? {};

@@ -1,4 +1,4 @@
-/** What Android adds: models in assets, sensors, and the system's requests for memory. */
+/** For Android: models in assets, sensors, and the system's requests for memory. */
 package edge.runtime
 
 import android.app.ActivityManager
@@ -14,11 +14,11 @@ import java.io.Closeable
 import java.io.File
 import java.io.IOException
 
-private const val HEADROOM_EVERY_NANOS = 1_000_000_000L // Android answers NaN if it is asked more often
+private const val HEADROOM_EVERY_NANOS = 1_000_000_000L // called more often, Android returns NaN
 private const val HEADROOM_AHEAD_SECONDS = 10
 
 /**
- * Opens a model among the app's assets.
+ * Opens a model in the app's assets.
  *
  * Assets cannot be mapped where they are: the installer aligns them to 4 bytes, model.edge needs 64. So the first call
  * after an installation or update copies the file, which takes a second or two. Call it off the main thread. Throws
@@ -34,7 +34,7 @@ private fun installed(context: Context, name: String): File {
     val file = File(folder, "$updated-$name")
     if (file.exists()) return file
     folder.mkdirs()
-    folder.listFiles()?.forEach { if (it.name.endsWith("-$name")) it.delete() } // of older versions of the app
+    folder.listFiles()?.forEach { if (it.name.endsWith("-$name")) it.delete() } // copies of older versions of the app
     val part = File(folder, "$name.part")
     try {
         context.assets.open(name).use { from ->
@@ -61,7 +61,7 @@ fun EdgeSession.trimInBackground(context: Context): Closeable {
             try {
                 trim(trimOf(level))
             } catch (_: EdgeException) {
-                // the session has failed, as its next call says
+                // the session has failed; its next call reports it
             }
         }
 
@@ -75,7 +75,7 @@ fun EdgeSession.trimInBackground(context: Context): Closeable {
     return Closeable { application.unregisterComponentCallbacks(callbacks) }
 }
 
-/** Rows are given back for good, so routine levels take none. */
+/** Rows are lost for good, so that routine levels take none. */
 @Suppress("DEPRECATION") // not sent from Android 14 on
 private fun trimOf(level: Int): Trim = when (level) {
     ComponentCallbacks2.TRIM_MEMORY_RUNNING_LOW, ComponentCallbacks2.TRIM_MEMORY_MODERATE -> Trim.HALF

@@ -4,15 +4,15 @@ import kotlin.math.abs
 
 private const val LONGEST_GAP_NANOS = 5_000_000_000L
 
-/** Adds up the energy that a battery gives, from readings of its current and voltage. */
+/** Adds up the energy drawn from a battery, from readings of its current and voltage. */
 internal class BatteryMeter {
     private var joules = 0.0
     private var lastNanos = 0L
     private var lastWatts: Double? = null
 
     /**
-     * Joules since the first reading; null if this reading says nothing about consumption: while the battery charges,
-     * and if the values are implausible for a phone at work. Some phones report milliamperes where Android asks for
+     * Joules since the first reading; null if this reading does not show consumption: the battery charges, or the values
+     * are implausible for a working phone. Some phones report milliamperes where Android asks for
      * microamperes, others always 0, and vendors disagree on the sign. Time between readings more than 5 s apart is
      * left out.
      */

@@ -34,7 +34,7 @@ class EdgeModel private constructor(private var handle: Long) : Closeable {
 
     internal fun forget(session: EdgeSession) = synchronized(sessions) { sessions -= session }
 
-    /** Closes its sessions, too: running answers are cancelled and waited for. */
+    /** Closes its sessions, too: cancels running answers and waits for their end. */
     override fun close() {
         val open = synchronized(sessions) { sessions.toList() }
         open.forEach { it.close() }

@@ -25,7 +25,7 @@ data class EdgeOptions(
     internal fun stopBytes() = Array(stop.size) { stop[it].encodeToByteArray() }
 }
 
-/** Who speaks. */
+/** The role of a text. */
 enum class Role {
     // generated: Role
 }
@@ -36,19 +36,19 @@ enum class Finish {
     ;
 
     internal companion object {
-        fun of(code: Int) = entries.getOrElse(code) { INTERRUPTED } // a reason that a later runtime may add
+        fun of(code: Int) = entries.getOrElse(code) { INTERRUPTED } // unknown: a reason of a later runtime
     }
 }
 
 /** A part of an answer: whole characters, perhaps none. [token] is -1 for the rest of a text. */
 data class Piece(val text: String, val token: Int, val finish: Finish)
 
-/** How much memory [EdgeSession.trim] gives back: pages that hold nothing, half of the rows that can be spared, all. */
+/** The memory that [EdgeSession.trim] returns: unused pages; half of the rows that can be spared, too; all of them. */
 enum class Trim {
     // generated: Trim
 }
 
-/** What the app measures; null: not known. */
+/** Measurements of the app; null: unknown. */
 data class Readings(
     // generated: Readings
 ) {
@@ -61,19 +61,19 @@ fun interface Sensors {
     fun read(): Readings
 }
 
-/** What a model and its plan are. */
+/** A model and its plan. */
 data class ModelInfo(
     // generated: ModelInfo
 ) {
     // generated: ModelInfoRead
 }
 
-/** What a session has used. */
+/** The resources that a session uses. */
 data class Usage(
     // generated: Usage
 ) {
     // generated: UsageRead
 }
 
-/** A struct of edge.h as C lays it out, which begins with its size. */
+/** A struct of edge.h in C's layout, which begins with its size. */
 internal fun struct(size: Int): ByteBuffer = ByteBuffer.allocate(size).order(ByteOrder.nativeOrder()).putInt(0, size)

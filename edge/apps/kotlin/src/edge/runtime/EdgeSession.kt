@@ -37,7 +37,7 @@ class EdgeSession internal constructor(
     @Volatile var finish: Finish? = null
         private set
 
-    /** Adds to the conversation; most of the work is done by the answer that follows. */
+    /** Adds a text to the conversation; the next answer does most of the work. */
     fun append(role: Role, text: String) = change { Native.append(it, role.ordinal, text.encodeToByteArray()) }
 
     fun append(ids: IntArray) = change { Native.appendIds(it, ids) }
@@ -45,14 +45,14 @@ class EdgeSession internal constructor(
     /**
      * The answer to [prompt] as text, in whole characters.
      *
-     * A cold flow: each collector asks once more. If its collector is cancelled, or takes no more, the answer ends
-     * before its next token. After [cancel] and [close] the flow completes; [finish] then is [Finish.INTERRUPTED].
+     * A cold flow: each collector asks again. If the collector is cancelled or stops collecting, the answer ends before
+     * its next token. After [cancel] and [close] the flow completes; [finish] then is [Finish.INTERRUPTED].
      */
     fun answer(prompt: String): Flow<String> =
         pieces { Native.append(it, Role.USER.ordinal, prompt.encodeToByteArray()) }
             .map { it.text }.filter { it.isNotEmpty() }
 
-    /** The answer to what was appended, with token ids and the reason of its end. */
+    /** The answer to the appended texts, with token ids and the reason of its end. */
     fun answer(): Flow<Piece> = pieces { }
 
     private fun pieces(append: (Long) -> Unit): Flow<Piece> = channelFlow {
@@ -98,7 +98,7 @@ class EdgeSession internal constructor(
         )
     }
 
-    /** Ends an answer that is not collected to its end, so that the session can go on. */
+    /** Ends an answer that is not collected to its end, so that the session can continue. */
     private fun drain() {
         val text = ByteArray(PIECE_BYTES)
         try {
@@ -106,7 +106,7 @@ class EdgeSession internal constructor(
             while (finish == null) finish = next(text).finish.takeIf { it != Finish.GOING }
         } catch (closed: ClosedException) {
             finish = Finish.INTERRUPTED
-        } catch (failed: EdgeException) { // the answer had ended by this error, which is being thrown
+        } catch (failed: EdgeException) { // this error ended the answer, and is being thrown
         }
     }
 
@@ -146,20 +146,20 @@ class EdgeSession internal constructor(
     fun load(fd: Int) = change { Native.load(it, fd, null) }
 
     /**
-     * A LoRA adapter that `edge export-adapter` has made, from now on; null: none. [scale]: of its change. Forgets the whole
+     * Sets a LoRA adapter made by `edge export-adapter`; null: none. [scale]: factor of its change. Forgets the whole
      * conversation. Throws EdgeException with [Status.BAD_FILE] for adapters of other models, [Status.UNSUPPORTED] if the
      * bundle has no room for adapters ([ModelInfo.loraRank]).
      */
     @JvmOverloads
     fun setAdapter(adapter: ByteArray?, scale: Double = 1.0) = change { Native.setAdapter(it, -1, adapter, scale) }
 
-    /** From a file, up to its end, such as an asset's descriptor. */
+    /** Reads it from a file up to its end, such as an asset's descriptor. */
     @JvmOverloads
     fun setAdapter(fd: Int, scale: Double = 1.0) = change { Native.setAdapter(it, fd, null, scale) }
 
     /**
-     * Memory is short: gives back what can be spared; KV rows, which [Trim.HALF] and [Trim.ALL] take, for good. While an
-     * answer is generated, that happens before its next token, and this does not wait for it. After [close] nothing happens.
+     * Returns memory to the system; KV rows, with [Trim.HALF] and [Trim.ALL], are lost for good. While an answer is
+     * generated, that happens before its next token, without waiting for it. After [close] this does nothing.
      */
     fun trim(level: Trim) = synchronized(lifetime) {
         if (handle != 0L) Native.trim(handle, level.ordinal)
@@ -181,7 +181,7 @@ class EdgeSession internal constructor(
         }
     }
 
-    /** Frees the memory. A running answer is cancelled and waited for. */
+    /** Frees the memory. Cancels a running answer and waits for its end. */
     override fun close() {
         closing = true
         cancel()

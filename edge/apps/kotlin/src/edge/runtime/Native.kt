@@ -9,7 +9,7 @@ internal object Native {
     /** [path] ends with a zero byte; if it is null, [fd] is an open file. */
     @JvmStatic external fun open(path: ByteArray?, fd: Int, offset: Long, length: Long): Long
     @JvmStatic external fun close(model: Long)
-    /** Structs are bytes, as C lays them out. */
+    /** Structs are bytes in C's layout. */
     @JvmStatic external fun info(model: Long, info: ByteArray)
     /** A text of edge_model_info, by its address. */
     @JvmStatic external fun text(address: Long): ByteArray
@@ -28,10 +28,10 @@ internal object Native {
     /** From any thread. */
     @JvmStatic external fun cancel(session: Long)
     @JvmStatic external fun rewind(session: Long, turns: Int)
-    /** Bytes of the state. Without [buffer] they go to [fd], or are only counted if that is -1. */
+    /** Returns the bytes of the state, which go to [buffer] or else to [fd]; -1: only counts. */
     @JvmStatic external fun save(session: Long, fd: Int, buffer: ByteArray?): Long
     @JvmStatic external fun load(session: Long, fd: Int, buffer: ByteArray?)
-    /** Without [adapter] it comes from [fd], or there is none if that is -1. */
+    /** Reads [adapter], or else [fd]; -1: removes the adapter. */
     @JvmStatic external fun setAdapter(session: Long, fd: Int, adapter: ByteArray?, scale: Double)
     @JvmStatic external fun trim(session: Long, level: Int)
     @JvmStatic external fun use(session: Long, usage: ByteArray)
