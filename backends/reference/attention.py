@@ -27,9 +27,9 @@ def paid(engine: Context, core: Attention, at: At, x: FloatArray) -> tuple[Float
     if core.rows_of is None:
         made = heads_of(engine, core, at, x, "attn_v")
         kv.keys[at.layer][:, at.rows] = rotation.rotate(heads_of(engine, core, at, x, "attn_k"), at.layer, at.positions)
-        kv.values(at.layer)[:, at.rows] = rms(made, engine.spec.norm_eps) if core.unit_values else made
+        kv.values[at.layer][:, at.rows] = rms(made, engine.spec.norm_eps) if core.unit_values else made
     source = at.layer if core.rows_of is None else core.rows_of
-    keys, values = kv.keys[source][:, : at.rows.stop], kv.values(source)[:, : at.rows.stop]
+    keys, values = kv.keys[source][:, : at.rows.stop], kv.values[source][:, : at.rows.stop]
 
     # Each KV head serves a group of query heads: [KV heads, group, n, rows].
     queries = rotation.rotate(queries, at.layer, at.positions) * np.float32(core.scale)

@@ -72,7 +72,7 @@ class ReferenceEngine:
         places, _ = self.kv.reserve(rows.shape[3])
         for layer, (keys, values) in enumerate(zip(*rows, strict=True)):
             self.kv.keys[layer][:, places] = self.kv.rope.ordered(keys, layer)
-            self.kv.values(layer)[:, places] = values
+            self.kv.values[layer][:, places] = values
 
     @UNWARNED
     def hidden(self, tokens: IntArray) -> FloatArray:

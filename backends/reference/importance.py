@@ -97,7 +97,7 @@ def _fit_layer(
     """The weights and bias of each KV head. most: attention of one query to each row, [KV heads, group, rows]."""
     rows, rotation = positions.size, engine.kv.rope.rotation
     keys = rotation.rotate_cached(engine.kv.keys[layer][:, :rows], -positions, layer)
-    values = engine.kv.values(layer)[:, :rows]
+    values = engine.kv.values[layer][:, :rows]
     output = engine.weights[f"blk.{layer}.attn_output"]
     output = output.reshape(len(output), core.kv_heads, -1, core.row.value).transpose(1, 2, 3, 0)
     written = np.linalg.norm(values[:, None] @ output, axis=-1)  # [KV heads, group, rows]

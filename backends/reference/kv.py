@@ -29,7 +29,7 @@ class ReferenceKV:
         self._rows = [row or RowShape(0, 0, 0) for row in network.rows]
         rows = config.capacity
         self.keys = [np.zeros((row.heads, rows, row.key), np.float32) for row in self._rows]
-        self._own_values = [np.zeros((row.heads, rows, row.stored_value), np.float32) for row in self._rows]
+        self.values = self._values([np.zeros((row.heads, rows, row.stored_value), np.float32) for row in self._rows])
         self.fixed_state = FixedState(network.fixed_values)
         self.has_tail, self.fixed = bool(self.fixed_state), self.fixed_state.nbytes
         self.capacity = config.capacity
@@ -46,12 +46,13 @@ class ReferenceKV:
 
     @property
     def _arrays(self) -> list[FloatArray]:
-        return [*self.keys, *self._own_values]
+        """Keys, and values with memory of their own."""
+        return [*self.keys, *(own for own, row in zip(self.values, self._rows, strict=True) if not row.shared)]
 
-    def values(self, layer: int) -> FloatArray:
-        """A layer's values, a view, float32 [KV heads, capacity, size]."""
-        row = self._rows[layer]
-        return self.keys[layer][..., : row.value] if row.shared else self._own_values[layer]
+    def _values(self, own: list[FloatArray]) -> list[FloatArray]:
+        """These arrays, but views of keys where they are shared."""
+        layers = zip(own, self.keys, self._rows, strict=True)
+        return [keys[..., : row.value] if row.shared else values for values, keys, row in layers]
 
     @property
     def key(self) -> str:
@@ -142,9 +143,8 @@ class ReferenceKV:
     def shrink(self, capacity: int) -> None:
         check_capacity(capacity, self)
         self.capacity = min(self.capacity, capacity)
-        self.keys, self._own_values = (
-            [each[:, : self.capacity].copy() for each in arrays] for arrays in (self.keys, self._own_values)
-        )
+        self.keys, values = ([each[:, : self.capacity].copy() for each in a] for a in (self.keys, self.values))
+        self.values = self._values(values)
 
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         last = check_range(first, last, self._length)

@@ -301,7 +301,7 @@ def new_rows(twin: HeadKV[NativeStore[HostRows]], count: int, rng: np.random.Gen
         for index, head in enumerate(store.heads):
             at = store.regions.starts[index] + store.lengths[index] + np.arange(count)
             sizes = 10.0 ** rng.integers(-6, 6, (count, 1))  # some are too large for float16
-            keys = (rng.standard_normal((count, store.head)) * sizes).astype(np.float32)
+            keys = (rng.standard_normal((count, store.row.key)) * sizes).astype(np.float32)
             codes, scales = encode(rows.dtype, reflect(keys, rows.normals[head]))
             rows.scatter("keys", at, pack_keys(rows.dtype, codes))
             rows.scatter("key_scales", at, scales)
