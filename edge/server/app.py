@@ -1,4 +1,4 @@
-"""The server's application: its routes, from request bodies to responses."""
+"""The server's application: its routes, from request bodies to responses. protocols/table.py has those that answer."""
 
 from __future__ import annotations
 
@@ -28,33 +28,20 @@ from edge.server.http import (
     check_type,
     count_values,
     decode,
-    event,
     parse_body,
     read_body,
     refuse,
     until_gone,
 )
-from edge.server.hub import Answering, Hub, Work
+from edge.server.hub import Hub
 from edge.server.ledger import Claim
 from edge.server.models.costs import of_body
-from edge.server.prompts import count_tokens, score
-from edge.server.protocols import (
-    anthropic,
-    chat,
-    completions,
-    embeddings,
-    native,
-    ollama,
-    ollama_models,
-    openapi,
-    responses,
-)
+from edge.server.prompts import count_tokens
+from edge.server.protocols import anthropic, native, ollama, ollama_models, openapi
 from edge.server.protocols.anthropic import MessagesBody
-from edge.server.protocols.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from edge.server.protocols.embeddings import EmbeddingsBody
-from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody
-from edge.server.protocols.ollama_models import ApiEmbedBody, ApiEmbeddingsBody, ApiShowBody
-from edge.server.protocols.responses import ResponsesBody
+from edge.server.protocols.bodies import DetokenizeBody, TokenizeBody
+from edge.server.protocols.ollama_models import ApiShowBody
+from edge.server.protocols.table import ENDPOINTS, Endpoint
 from edge.server.protocols.unread import check_fields, ignored_header
 from edge.server.refusal import RefusedError, protocol_of, refusal_of
 
@@ -75,20 +62,10 @@ def make_app(hub: Hub) -> ASGIApp:
         Route("/v1/models", server.about(server.models)),
         Route("/models", server.about(server.models)),
         Route("/v1/models/{name:path}", server.about(server.model)),
-        Route("/v1/chat/completions", server.converse, methods=["POST"]),
-        Route("/chat/completions", server.converse, methods=["POST"]),
-        Route("/v1/completions", server.complete, methods=["POST"]),
-        Route("/v1/responses", server.respond, methods=["POST"]),
-        Route("/v1/embeddings", server.embed, methods=["POST"]),
-        Route("/embeddings", server.embed, methods=["POST"]),
-        Route("/v1/messages", server.message, methods=["POST"]),
+        *(Route(path, server.answer(each), methods=["POST"]) for each in ENDPOINTS for path in each.paths),
         Route("/v1/messages/count_tokens", server.count, methods=["POST"]),
-        Route("/api/chat", server.of_ollama(ApiChatBody), methods=["POST"]),
-        Route("/api/generate", server.of_ollama(ApiGenerateBody), methods=["POST"]),
         Route("/api/show", server.show, methods=["POST"]),
         Route("/api/pull", server.pull, methods=["POST"]),
-        Route("/api/embed", server.embed_for_ollama(ApiEmbedBody), methods=["POST"]),
-        Route("/api/embeddings", server.embed_for_ollama(ApiEmbeddingsBody), methods=["POST"]),
         *(Route(path, server.unchanged, methods=[method]) for path, (method, _) in ollama_models.UNCHANGED.items()),
         Route("/api/tags", server.about(lambda request: Json(ollama_models.tags(hub)))),
         Route("/api/ps", server.about(lambda request: Json(ollama_models.running(hub)))),
@@ -158,62 +135,20 @@ class Endpoints:
         async with self._session(request.query_params.get("model")) as session:
             return Json(native.tokenizer_info(session))
 
-    async def converse(self, request: Request) -> Response:
-        """POST /v1/chat/completions"""
-        async with self._body(request) as data:
-            body = self._parse(request, ChatBody, data)
-            asked = chat.translate(body, request.headers, request.scope.get("tenant", ""))
-            name = self._name(body.model)
+    def answer(self, endpoint: Endpoint) -> Handler:
+        """The handler of a row of the table."""
 
-            def make(answering: Answering) -> chat.Writer:
-                tokenizer = answering.lease.session.model.tokenizer
-                return chat.Writer(
-                    name, tokenizer, choices=body.n or 1, usage=body.wants_usage, logprobs=bool(body.logprobs)
-                )
+        async def handle(request: Request) -> Response:
+            async with self._body(request, lenient=endpoint.lenient) as data:
+                body: Any = self._parse(request, endpoint.body, data)
+                requests = endpoint.translate(body, request.headers, request.scope.get("tenant", ""))
+                entry, _ = self._hub.pool.find(body.model)
+                name = body.model or entry.name
+                if not requests and endpoint.empty is not None:
+                    return Json(await endpoint.empty(self._hub, name, body))
+                return await self._answer(request, endpoint, name, body, requests)
 
-            return await self._answer(request, body, asked, make, streams=bool(body.stream))
-
-    async def complete(self, request: Request) -> Response:
-        """POST /v1/completions"""
-        async with self._body(request) as data:
-            body = self._parse(request, CompletionBody, data)
-            asked = completions.translate(body, request.headers, request.scope.get("tenant", ""))
-            name = self._name(body.model)
-
-            def make(answering: Answering) -> completions.Writer:
-                return completions.Writer(name, body, answering.lease.session.model.tokenizer)
-
-            work = score if completions.scores(body) else None
-            return await self._answer(request, body, asked, make, streams=bool(body.stream), work=work)
-
-    async def respond(self, request: Request) -> Response:
-        """POST /v1/responses"""
-        async with self._body(request) as data:
-            body = self._parse(request, ResponsesBody, data)
-            asked = responses.translate(body, request.headers, request.scope.get("tenant", ""))
-            writer = responses.Writer(self._name(body.model), body)
-            return await self._answer(request, body, asked, lambda answering: writer, streams=bool(body.stream))
-
-    async def embed(self, request: Request) -> Response:
-        """POST /v1/embeddings"""
-        async with self._body(request) as data:
-            body = self._parse(request, EmbeddingsBody, data)
-            asked = embeddings.translate(body, request.scope.get("tenant", ""))
-            writer = embeddings.Writer(self._name(body.model), body)
-            return await self._answer(
-                request, body, asked, lambda answering: writer, streams=False, work=embeddings.embed
-            )
-
-    async def message(self, request: Request) -> Response:
-        """POST /v1/messages"""
-        async with self._body(request) as data:
-            body = self._parse(request, MessagesBody, data)
-            asked = anthropic.translate(body, request.headers, request.scope.get("tenant", ""))
-            name = self._name(body.model)
-            return await self._answer(
-                request, body, asked, lambda answering: anthropic.Writer(name, answering.flow),
-                streams=bool(body.stream), quiet=event({"type": "ping"}, "ping"),
-            )  # fmt: skip
+        return handle
 
     async def count(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens"""
@@ -223,23 +158,6 @@ class Endpoints:
             async with self._session(body.model) as session:
                 count = await asyncio.to_thread(count_tokens, session.model, asked)
                 return Json({"input_tokens": count})
-
-    def of_ollama(self, kind: type[ApiChatBody] | type[ApiGenerateBody]) -> Handler:
-        """A handler of /api/chat or /api/generate."""
-
-        async def handle(request: Request) -> Response:
-            async with self._body(request, lenient=True) as data:
-                body = self._parse(request, kind, data)
-                if not body.text:
-                    return await self._load(body, chats=kind is ApiChatBody)
-                asked = ollama.translate(body, request.headers, request.scope.get("tenant", ""))
-                writer = ollama.Writer(self._name(body.model), chats=kind is ApiChatBody)
-                return await self._answer(
-                    request, body, asked, lambda answering: writer, streams=body.stream is not False,
-                    media_type="application/x-ndjson", quiet=b"",
-                )  # fmt: skip
-
-        return handle
 
     async def show(self, request: Request) -> Response:
         """POST /api/show"""
@@ -258,41 +176,10 @@ class Endpoints:
         """Endpoints that would change the server's models."""
         raise ollama_models.unchanged(request.url.path)
 
-    def embed_for_ollama(self, kind: type[ApiEmbedBody] | type[ApiEmbeddingsBody]) -> Handler:
-        """A handler of /api/embed or /api/embeddings."""
-
-        async def handle(request: Request) -> Response:
-            async with self._body(request, lenient=True) as data:
-                body = self._parse(request, kind, data)
-                asked = ollama_models.to_embed(body, request.scope.get("tenant", ""))
-                writer = ollama_models.EmbeddingWriter(self._name(body.model), body)
-                if not asked:
-                    return Json(writer.whole([]))
-                return await self._answer(
-                    request, body, asked, lambda answering: writer, streams=False, work=writer.work
-                )
-
-        return handle
-
-    async def _load(self, body: ApiChatBody | ApiGenerateBody, *, chats: bool) -> Response:
-        """Load or unload the model of a request without a text."""
-        writer = ollama.Writer(self._name(body.model), chats=chats)
-        if body.unloads:
-            await self._hub.pool.unload(body.model)
-        else:
-            async with self._session(body.model):
-                pass
-        return Json(writer.without_text(unloaded=body.unloads))
-
     def _parse(self, request: Request, kind: type[T], data: Any) -> T:
         """The checked fields of a body. Raises RefusedError, also for fields that are not supported."""
         request.state.ignored = check_fields(kind, data)
         return parse_body(kind, data)
-
-    def _name(self, model: str | None) -> str:
-        """The model's name as requested; by default, the first model's. Raises RefusedError for an unknown model."""
-        entry, _ = self._hub.pool.find(model)
-        return model or entry.name
 
     @asynccontextmanager
     async def _session(self, model: str | None) -> AsyncIterator[Session]:
@@ -320,24 +207,16 @@ class Endpoints:
             claim.release()
 
     async def _answer(
-        self,
-        request: Request,
-        body: Any,
-        asked: Sequence[Generating],
-        make: Callable[[Answering], Any],
-        *,
-        streams: bool,
-        work: Work | None = None,
-        media_type: str = "text/event-stream",
-        quiet: bytes = b": waiting\n\n",
-    ) -> Response:
-        """Generate, and send the events as they come or as one response. make: creates the protocol's writer."""
+        self, request: Request, endpoint: Endpoint, name: str, body: Any, requests: Sequence[Generating]
+    ) -> Response:  # fmt: skip
+        """Generate, and send the events as they come or as one response."""
         ignored = ignored_header([*request.state.ignored, *getattr(body, "left_out", ())])
-        answering = await until_gone(request.receive, self._hub.ask(body.model, asked, request.state.claim, work=work))
+        asked = self._hub.ask(body.model, requests, request.state.claim, work=endpoint.work(body))
+        answering = await until_gone(request.receive, asked)
         try:
-            writer = make(answering)
+            writer = endpoint.writer(name, body, answering)
             events = answering.events()
-            if not streams:
+            if not endpoint.streams(body):
                 found = await until_gone(request.receive, _all(events))
                 answering.close()
                 return Json(writer.whole(found), headers=ignored)
@@ -346,7 +225,7 @@ class Endpoints:
         except BaseException:
             answering.close()
             raise
-        return Stream(_stream(writer, events), media_type, quiet, answering.close, ignored)
+        return Stream(_stream(writer, events), endpoint.media_type, endpoint.quiet, answering.close, ignored)
 
 
 async def _stream(writer: Any, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:

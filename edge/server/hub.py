@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
+from edge.model.tokenizer import TokenizerLike
 from edge.options import AUTO, Options
 from edge.run.arguments import check_limit
 from edge.run.report import RunReport
@@ -130,6 +131,10 @@ class Answering:
         self._closed = False
         self._claimed = 0  # events of the answers that have memory
         self._alternatives: int | None = None
+
+    @property
+    def tokenizer(self) -> TokenizerLike:
+        return self.lease.session.model.tokenizer
 
     def expect(self, requests: Sequence[Request]) -> None:
         """Claim the memory of the answers. Raises RefusedError."""

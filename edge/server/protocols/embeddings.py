@@ -36,7 +36,7 @@ class EmbeddingsBody:
     dimensions: int | None = said("Not supported, unless it is the model's.")
 
 
-def translate(body: EmbeddingsBody, tenant: str) -> list[Request]:
+def translate(body: EmbeddingsBody, headers: Any, tenant: str) -> list[Request]:
     """A request for each text. Raises RefusedError."""
     given: Any = body.input
     if isinstance(given, str) or (given and isinstance(given[0], int)):

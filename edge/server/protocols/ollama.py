@@ -13,6 +13,7 @@ from edge.records import dataclass
 from edge.run.request import Chat, Request
 from edge.server.events import Ended, Event, Piece
 from edge.server.http import dumps, parse_body
+from edge.server.hub import Hub
 from edge.server.prompts import chat_of, text_of
 from edge.server.protocols.answers import Answer, follow, gather, timings_of, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, Hints, grammar_of, limits_of
@@ -81,7 +82,9 @@ class ApiGenerateBody(Shared):
 
 
 def translate(body: ApiChatBody | ApiGenerateBody, headers: Any, tenant: str) -> list[Request]:
-    """The request. Raises RefusedError."""
+    """The request; none without a text. Raises RefusedError."""
+    if not body.text:
+        return []
     options = body.options or {}
     limit = options.get("num_predict")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
@@ -141,6 +144,15 @@ def _call(call: Any) -> dict[str, Any]:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     called = {"name": function.get("name"), "arguments": text}
     return {"id": call.get("id"), "type": "function", "function": called}
+
+
+async def load(hub: Hub, name: str, body: ApiChatBody | ApiGenerateBody) -> dict[str, Any]:
+    """The response to a request without a text, which loads or unloads the model."""
+    if body.unloads:
+        await hub.pool.unload(body.model)
+    else:
+        hub.pool.release(await hub.lease(body.model))
+    return Writer(name, chats=isinstance(body, ApiChatBody)).without_text(unloaded=body.unloads)
 
 
 class Writer:

@@ -15,7 +15,7 @@ from edge.model.thinking import find_family
 from edge.records import dataclass
 from edge.run.request import Request
 from edge.server.events import Embedded, Event
-from edge.server.hub import Hub
+from edge.server.hub import Hub, Work
 from edge.server.models.pool import Entry
 from edge.server.protocols import embeddings
 from edge.server.protocols.fields import said
@@ -105,7 +105,7 @@ def unchanged(path: str) -> RefusedError:
     return RefusedError(400, _UNCHANGED.format(what=UNCHANGED[path][1]), code="unsupported")
 
 
-def to_embed(body: ApiEmbedBody | ApiEmbeddingsBody, tenant: str) -> list[Request]:
+def translate(body: ApiEmbedBody | ApiEmbeddingsBody, headers: Any, tenant: str) -> list[Request]:
     """A request for each text, none if there is no text. Raises RefusedError."""
     given = body.prompt if isinstance(body, ApiEmbeddingsBody) else body.input
     texts = ([given] if given else []) if isinstance(given, str) else given
@@ -114,12 +114,21 @@ def to_embed(body: ApiEmbedBody | ApiEmbeddingsBody, tenant: str) -> list[Reques
     return embeddings.requests_of(texts, tenant)
 
 
+def embeds(body: ApiEmbedBody | ApiEmbeddingsBody) -> Work:
+    """The work of one text."""
+    return partial(embeddings.embed, truncate=getattr(body, "truncate", None) is not False)
+
+
+async def no_embeddings(hub: Hub, name: str, body: ApiEmbedBody | ApiEmbeddingsBody) -> dict[str, Any]:
+    """The response to a request without a text."""
+    return EmbeddingWriter(name, body).whole([])
+
+
 class EmbeddingWriter:
     """Writes the response to /api/embed or /api/embeddings."""
 
     def __init__(self, model: str, body: ApiEmbedBody | ApiEmbeddingsBody) -> None:
         self._model, self._body, self._began = model, body, time.perf_counter_ns()
-        self.work = partial(embeddings.embed, truncate=getattr(body, "truncate", None) is not False)
 
     def whole(self, events: list[Event]) -> dict[str, Any]:
         """The response. Raises RefusedError if the request wants other dimensions than the model's."""

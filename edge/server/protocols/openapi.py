@@ -10,27 +10,17 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from edge.flags import flags_of
 from edge.sampling import SamplingParams
 from edge.server.protocols.anthropic import MessagesBody
-from edge.server.protocols.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from edge.server.protocols.embeddings import EmbeddingsBody
+from edge.server.protocols.bodies import DetokenizeBody, TokenizeBody
 from edge.server.protocols.fields import Range
-from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody
-from edge.server.protocols.ollama_models import ApiEmbedBody, ApiEmbeddingsBody, ApiShowBody
-from edge.server.protocols.responses import ResponsesBody
+from edge.server.protocols.ollama_models import ApiShowBody
+from edge.server.protocols.table import ENDPOINTS
 from edge.storage.versions import edge_version
 
 BODIES: dict[str, type] = {
-    "/v1/chat/completions": ChatBody,
-    "/v1/completions": CompletionBody,
-    "/v1/embeddings": EmbeddingsBody,
-    "/v1/responses": ResponsesBody,
-    "/v1/messages": MessagesBody,
+    **{each.paths[0]: each.body for each in ENDPOINTS},
     "/v1/messages/count_tokens": MessagesBody,
-    "/api/chat": ApiChatBody,
-    "/api/generate": ApiGenerateBody,
     "/api/show": ApiShowBody,
     "/api/pull": ApiShowBody,
-    "/api/embed": ApiEmbedBody,
-    "/api/embeddings": ApiEmbeddingsBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
