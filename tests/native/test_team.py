@@ -270,6 +270,20 @@ def test_neighbours_that_come_and_go(expected: str) -> None:
     assert child.result() == expected
 
 
+def test_neighbours_that_start_in_mid_prompt() -> None:
+    model, found = open_model(GOLDEN / "llama-gqa-tied.gguf"), []
+    text = np.arange(3, 515, dtype=np.int32) % model.spec.vocab
+    with closing(cast(Any, CPU.load(model.file, model.spec, EngineConfig(600, 64, "f16", 2)))) as engine:
+        for count in (0, 3):
+            engine.kv.truncate(0)
+            engine.forward(text[:256])
+            with loops(count):
+                found.append([np.array(engine.forward(part)) for part in (text[256:], *text[:80, None])])
+        assert sum(engine.team) >= 2 * (8 + 80)
+    for ours, expected in zip(*found, strict=True):
+        assert (ours == expected).all()
+
+
 @needs_linux
 def test_process_that_is_stopped_and_continued(expected: str) -> None:
     child = Child()
