@@ -19,7 +19,7 @@ import pytest
 from runtime_library import PLATFORM, build, load_runtime
 
 from edge.backends.tvm.targets import TARGETS, _cpu_flags
-from edge.devices.host import usable_cores
+from edge.devices.host import _granted_cores, usable_cores
 from edge.devices.profiles import find_profile, profile_names
 from edge.options import Options
 from edge.plan.device import limits_of
@@ -213,17 +213,18 @@ def arm_cores(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int]:
         pytest.skip("no qemu-aarch64-static")
     folder = tmp_path_factory.mktemp("cores")
     (folder / "cores.c").write_text(CORES)
-    flags = ["-static", '-DCPUS="cpu"', "-Wl,--wrap=sched_getaffinity"]
+    cpus = folder / "sys/devices/system/cpu"
+    flags = ["-static", '-DROOT="."', "-Wl,--wrap=sched_getaffinity"]
     program = build([*PARTS, folder / "cores.c"], flags, compiler="aarch64-linux-gnu-gcc")
 
     def count(clocks: Sequence[int | None], capacities: Sequence[int | None] = (), siblings: str = "") -> int:
         for cpu, clock in enumerate(clocks):
-            shutil.rmtree(folder / f"cpu{cpu}", ignore_errors=True)
+            shutil.rmtree(cpus / f"cpu{cpu}", ignore_errors=True)
             capacity = capacities[cpu] if capacities else None
             files = (("cpufreq/cpuinfo_max_freq", clock), ("topology/thread_siblings_list", siblings))
             for name, text in (*files, ("cpu_capacity", capacity)):
                 if text:
-                    path = folder / f"cpu{cpu}" / name
+                    path = cpus / f"cpu{cpu}" / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_text(f"{text}\n")
         return int(said_by(["qemu-aarch64-static", "-E", f"COUNT={len(clocks)}", str(program)], folder))
@@ -239,6 +240,35 @@ def test_fast_cores_of_arm_are_those_that_finish_equal_shares_first(arm_cores: C
     assert arm_cores([None, None], siblings="0-1") == 1
     assert arm_cores([1_800_000, 3_100_000], [900, 1024]) == 2  # the kernel knows better than the clocks
     assert arm_cores([1_800_000, 3_100_000], [1024, 1024]) == 1  # a kernel that was not told
+
+
+CGROUPS = [  # of this process, files below /sys/fs/cgroup, cores
+    ("", {}, 4),
+    ("0::/\n", {"cpu.max": "150000 100000"}, 2),
+    ("0::/\n", {"cpu.max": "max 100000"}, 4),
+    ("0::/a/b\n", {"cpu.max": "max 100000", "a/cpu.max": "50000 100000", "a/b/cpu.max": "300000 100000"}, 1),
+    ("0::/a\n", {"a/cpu.max": "300000 100000", "b/cpu.max": "100000 100000"}, 3),
+    ("1:cpu,cpuacct:/a\n0::/\n", {"cpu/a/cpu.cfs_quota_us": "150000", "cpu/a/cpu.cfs_period_us": "100000"}, 2),
+    ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 4),
+    ("2:cpuacct:/\n1:cpu:/\n0::/\n", {"unified/cpu.max": "200000 100000", "cpuacct/cpu.cfs_quota_us": "1"}, 2),
+]
+
+
+def test_quota_of_cgroups_limits_threads(tmp_path: Path) -> None:
+    """The same as in Python."""
+    (tmp_path / "cores.c").write_text(CORES)
+    program = build([*PARTS, tmp_path / "cores.c"], ['-DROOT="."', "-Wl,--wrap=sched_getaffinity"])
+    for number, (groups, files, cores) in enumerate(CGROUPS):
+        root = tmp_path / str(number)
+        for name, text in {
+            "proc/self/cgroup": groups,
+            **{f"sys/fs/cgroup/{name}": files[name] for name in files},
+        }.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        found = subprocess.run([program], cwd=root, env={"COUNT": "4"}, capture_output=True, text=True, check=True)
+        assert int(found.stdout) == cores, (groups, files)
+        assert min(4, *_granted_cores(root), 4) == cores, (groups, files)
 
 
 @pytest.mark.parametrize("name", profile_names()[1:])

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "system.h"
@@ -13,7 +14,7 @@
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
-enum { SYSTEM_READ = 0, SYSTEM_WRITE = 1, SYSTEM_FUTEX = 202, SYSTEM_RANDOM = 318 };
+enum { SYSTEM_READ = 0, SYSTEM_WRITE = 1, SYSTEM_THREAD = 186, SYSTEM_FUTEX = 202, SYSTEM_SIGNAL = 234, SYSTEM_RANDOM = 318 };
 
 /* Returns what the kernel returns: -errno if it fails. */
 static int64_t system_call(int64_t number, int64_t a, int64_t b, int64_t c, int64_t d)
@@ -25,7 +26,7 @@ static int64_t system_call(int64_t number, int64_t a, int64_t b, int64_t c, int6
     return result;
 }
 #elif defined(__aarch64__)
-enum { SYSTEM_READ = 63, SYSTEM_WRITE = 64, SYSTEM_FUTEX = 98, SYSTEM_RANDOM = 278 };
+enum { SYSTEM_READ = 63, SYSTEM_WRITE = 64, SYSTEM_FUTEX = 98, SYSTEM_SIGNAL = 131, SYSTEM_THREAD = 178, SYSTEM_RANDOM = 278 };
 
 static int64_t system_call(int64_t number, int64_t a, int64_t b, int64_t c, int64_t d)
 {
@@ -93,15 +94,27 @@ static uint64_t kilobytes_behind(const char *name, const char *text, size_t size
     return 0;
 }
 
+#ifndef ROOT /* tests have another */
+#define ROOT ""
+#endif
+
+/* Reads the beginning of a file as a string, empty without a file. Returns its length. */
+static size_t read_text(const char *path, char *text, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int64_t length = fd < 0 ? -1 : system_read(fd, text, size - 1);
+    if (fd >= 0)
+        close(fd);
+    text[length > 0 ? length : 0] = 0;
+    return length > 0 ? (size_t)length : 0;
+}
+
 void private_bytes(uint64_t *anonymous, uint64_t *swapped)
 {
     char text[4096];
-    int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
-    int64_t size = fd < 0 ? -1 : system_read(fd, text, sizeof text);
-    if (fd >= 0)
-        close(fd);
-    *anonymous = kilobytes_behind("\nRssAnon:", text, size > 0 ? (size_t)size : 0);
-    *swapped = kilobytes_behind("\nVmSwap:", text, size > 0 ? (size_t)size : 0);
+    size_t size = read_text("/proc/self/status", text, sizeof text);
+    *anonymous = kilobytes_behind("\nRssAnon:", text, size);
+    *swapped = kilobytes_behind("\nVmSwap:", text, size);
 }
 
 /* ---- CPUs -------------------------------------------------------------------------------------------------------- */
@@ -123,31 +136,93 @@ void unbind_thread(const cpu_binding *before)
     sched_setaffinity(0, sizeof *before, (const cpu_set_t *)before);
 }
 
-#ifndef CPUS /* tests set another folder */
-#define CPUS "/sys/devices/system/cpu/cpu"
-#endif
 enum { MOST_CPUS = 1024 };
 typedef struct { uint64_t bits[MOST_CPUS / 64]; } cpu_bits;
+
+/* Returns the number at *text, or `otherwise`. *text then points behind it and a blank. */
+static uint32_t next_number(const char **text, uint32_t otherwise)
+{
+    const char *digit = *text;
+    uint32_t number = 0;
+    for (; *digit >= '0' && *digit <= '9' && number < 100000000; digit++)
+        number = number * 10 + (uint32_t)(*digit - '0');
+    otherwise = digit == *text ? otherwise : number;
+    *text = digit + (*digit == ' ');
+    return otherwise;
+}
+
+/* Returns the first number in a file, or `otherwise`. */
+static uint32_t file_number(const char *path, uint32_t otherwise)
+{
+    char text[16];
+    const char *at = text;
+    read_text(path, text, sizeof text);
+    return next_number(&at, otherwise);
+}
 
 /* Returns the first number in a file about a CPU, or `otherwise`. */
 static uint32_t cpu_number(uint32_t cpu, const char *file, uint32_t otherwise)
 {
-    char path[256] = CPUS, text[16] = "";
+    char path[256] = ROOT "/sys/devices/system/cpu/cpu";
     size_t at = strlen(path);
     for (uint32_t digit = cpu < 10 ? 1 : cpu < 100 ? 10 : cpu < 1000 ? 100 : 1000; digit; digit /= 10)
         path[at++] = (char)('0' + cpu / digit % 10);
     memcpy(path + at, file, strlen(file) + 1);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return otherwise;
-    int64_t length = system_read(fd, text, sizeof text - 1);
-    close(fd);
-    if (length < 1 || text[0] < '0' || text[0] > '9')
-        return otherwise;
-    uint32_t number = 0;
-    for (const char *digit = text; *digit >= '0' && *digit <= '9' && number < 100000000; digit++)
-        number = number * 10 + (uint32_t)(*digit - '0');
-    return number;
+    return file_number(path, otherwise);
+}
+
+/* Returns the cores whose time a cgroup grants, rounded up, at most `most`. folder: a path of this length, with room behind
+ * it. */
+static uint32_t granted_by(char *folder, size_t length, uint32_t most)
+{
+    char text[32];
+    const char *at = text;
+    strcpy(folder + length, "/cpu.max"); /* of version 2 */
+    uint32_t quota = 0, period = 0;
+    if (read_text(folder, text, sizeof text)) {
+        quota = next_number(&at, 0); /* none: "max" */
+        period = next_number(&at, 0);
+    } else {
+        strcpy(folder + length, "/cpu.cfs_quota_us");
+        quota = file_number(folder, 0); /* none: -1 */
+        strcpy(folder + length, "/cpu.cfs_period_us");
+        period = file_number(folder, 0);
+    }
+    uint32_t cores = quota && period ? (quota - 1) / period + 1 : most;
+    return cores < most ? cores : most;
+}
+
+/* Returns the least cores that a cgroup of this process grants, at most `most`: `_granted_cores` of devices/host.py. */
+static uint32_t granted_cores(uint32_t most)
+{
+    char text[4096], folder[4096 + 128];
+    size_t left = read_text(ROOT "/proc/self/cgroup", text, sizeof text);
+    for (char *line = text, *end; left && (end = strchr(line, '\n')); line = end + 1) { /* NUMBER:CONTROLLERS:PATH */
+        *end = 0;
+        char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!path || path[1] != '/')
+            continue;
+        *path++ = 0;
+        bool second = !controllers[1], first = false;
+        for (const char *name = controllers + 1; *name; name += strspn(name, ",")) {
+            size_t length = strcspn(name, ",");
+            first |= length == 3 && !memcmp(name, "cpu", 3);
+            name += length;
+        }
+        if (!second && !first)
+            continue;
+        strcpy(folder, ROOT "/sys/fs/cgroup");
+        size_t base = strlen(folder);
+        if (first || !access(ROOT "/sys/fs/cgroup/unified", F_OK)) {
+            strcpy(folder + base, first ? "/cpu" : "/unified");
+            base = strlen(folder);
+        }
+        strcpy(folder + base, path);
+        for (size_t at = strlen(folder); at >= base; at--) /* the group and those around it */
+            if (at == base || folder[at] == '/' || !folder[at])
+                most = granted_by(folder, at, most);
+    }
+    return most;
 }
 
 /* Number of the fastest cores that finish equal shares of work first: devices/cores.py explains the rule. Speed 0:
@@ -196,23 +271,41 @@ uint32_t fastest_cores(void)
         alike &= capacities[count] == capacities[0];
         count++;
     }
-    return count ? worth_using(alike ? clocks : capacities, count) : 1;
+    return count ? granted_cores(worth_using(alike ? clocks : capacities, count)) : 1;
 }
 
 /* ---- sleeping and waking ----------------------------------------------------------------------------------------- */
 
 #ifndef EDGE_WAIT_ON_ADDRESS /* tests run apple.c's code on Linux with it */
 
-enum { FUTEX_WAIT_PRIVATE_ = 128, FUTEX_WAKE_PRIVATE_ = 129 };
+enum { FUTEX_WAIT_PRIVATE_ = 128, FUTEX_WAKE_PRIVATE_ = 129, FOREVER = 1 << 30 };
+enum { OWNER = 2, ENDED = 3 }; /* words of a line */
 
 void prepare_line(int32_t line[LINE])
 {
     (void)line;
 }
 
+void own_line(int32_t line[LINE])
+{
+    line[OWNER] = (int32_t)system_call(SYSTEM_THREAD, 0, 0, 0, 0);
+}
+
+bool owner_ended(const int32_t line[LINE])
+{
+    return line[ENDED];
+}
+
 int32_t edge_doze(int32_t *word, int32_t value)
 {
-    return (int32_t)system_call(SYSTEM_FUTEX, (int64_t)word, FUTEX_WAIT_PRIVATE_, value, 0);
+    const struct timespec second = {1, 0};
+    int32_t owner = word[OWNER];
+    system_call(SYSTEM_FUTEX, (int64_t)word, FUTEX_WAIT_PRIVATE_, value, (int64_t)(owner ? &second : NULL));
+    if (owner && __atomic_load_n(word, __ATOMIC_SEQ_CST) == value
+        && system_call(SYSTEM_SIGNAL, getpid(), owner, 0, 0)
+        && __atomic_compare_exchange_n(word, &value, value + FOREVER, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        word[ENDED] = 1;
+    return 0;
 }
 
 int32_t edge_wake(int32_t *word)
