@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -658,6 +659,40 @@ def test_a_forked_child_begins_sessions_of_its_own() -> None:
         f"the session belongs to process {process}, and a forked child has none of its threads: begin one in the child"
     }
     assert (len(said), same, still_same) == (5, True, True)
+
+
+DYING = """
+import ctypes, json, os, sys
+from pathlib import Path
+from ctypes_bundle import open_bundle
+from edge.errors import EngineError
+libc, tasks = ctypes.CDLL(None), lambda: {int(each.name) for each in Path("/proc/self/task").iterdir()}
+libc.signal(60, libc.syscall)  # SIGRTMIN + 26: the handler is called with 60, the number of the system call exit
+with open_bundle(sys.argv[1]) as bundle:
+    before, said = tasks(), []
+    with bundle.session(threads=2, temperature=0, max_tokens=4, ignore_eos=1) as session:
+        session.answer("Hi")
+        (thread,) = tasks() - before
+        libc.syscall(234, os.getpid(), thread, 60)  # tgkill
+        while thread in tasks():
+            pass
+        for _ in range(2):
+            try:
+                while True:  # until both threads take part in a pass
+                    session.answer("Hi")
+            except EngineError as error:
+                said.append(str(error))
+    with bundle.session(threads=2, temperature=0, max_tokens=4, ignore_eos=1) as session:
+        session.answer("Hi")
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="needs Linux on x86-64")
+def test_a_thread_that_the_system_has_ended() -> None:
+    child = run_child(DYING, bundle_of(MODEL, **STREAMING))
+    assert child.status == 0, child.errors
+    assert child.output == ["the system has ended a thread of the session: end it, and begin another"] * 2
 
 
 CUT = """

@@ -172,6 +172,7 @@ static void run_compiled(pass *p, int64_t number)
 static void *work(void *argument)
 {
     const member *own = argument;
+    own_line(own->pass->lines + own->number * LINE);
     run_compiled(own->pass, own->number);
 #ifdef __wasm__ /* where it returns after every job */
     while (__atomic_load_n(&own->pass->job->kind, __ATOMIC_RELAXED) != JOB_QUIT)
@@ -236,6 +237,14 @@ uint32_t pass_threads(const pass *p)
     return p->threads;
 }
 
+bool pass_lost_thread(const pass *p)
+{
+    for (uint32_t i = 1; i < p->threads; i++)
+        if (owner_ended(p->lines + i * LINE))
+            return true;
+    return false;
+}
+
 /* ---- a pass ------------------------------------------------------------------------------------------------------ */
 
 /* One table, [positions, 2, head]: the cosines of all dimensions, then -sin and +sin of each pair. Pairs that the model
@@ -291,7 +300,7 @@ bool pass_reaches(const pass *p, uint32_t count)
 static bool can_run(const pass *p, const int32_t *tokens, uint32_t count)
 {
     const edge_config *c = p->model->config;
-    if (!p->threads || !count || count > c->chunk || count > kv_free(p->rows)
+    if (!p->threads || pass_lost_thread(p) || !count || count > c->chunk || count > kv_free(p->rows)
         || !pass_reaches(p, count) || !file_is_whole(&p->model->file))
         return false;
     for (uint32_t i = 0; i < count; i++)
@@ -353,6 +362,8 @@ float *pass_verify(pass *p, const int32_t *tokens, uint32_t count)
     job->wanted = count;
     job->drafts = DRAFTS_VERIFIED;
     run_job(p);
+    if (pass_lost_thread(p))
+        return NULL;
     kv_appended(p->rows, count);
     p->unsettled = count;
     return p->logits;
@@ -483,6 +494,8 @@ float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observe
         if (!p->design)
             return NULL;
         run_on_cpu(p, count, observed < count ? observed : count, pick);
+        if (pass_lost_thread(p))
+            return NULL;
     }
     kv_appended(p->rows, pick && pick->count ? pick->count : count);
     return p->logits;

@@ -16,11 +16,13 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
 edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);
 void pass_stop(pass *p);
 uint32_t pass_threads(const pass *p);
+bool pass_lost_thread(const pass *p); /* true: the system has ended one, and every later pass is refused */
 
 /* Runs tokens and appends their rows (kv_announce, kv_prepare, kv_appended). observed: number of last tokens whose
  * attention is observed. Returns the logits [vocab] after the last token, valid until the next call; the caller may change
  * them. Returns NULL, and changes nothing, if tokens exceed a chunk or the free rows, an id is not in the vocabulary, a
- * position is beyond those that the model has learned, the file was cut short, or an accelerator failed or was cancelled.
+ * position is beyond those that the model has learned, the file was cut short, a thread was lost, or an accelerator failed or
+ * was cancelled.
  *
  * * pick: NULL if all logits are needed. Otherwise, after a single token, an accelerator may choose up to pick->most
  * further tokens (at most pass_picks, kv_free and kv_at_once). It then appends the rows of all chosen tokens but the last,

@@ -46,6 +46,13 @@ edge_status check_accelerator(const edge_session *s, edge_error *error)
     return edge_fail(error, EDGE_FAILED, "%s has failed (%s): end the session, and begin another", a->kind->called, why);
 }
 
+edge_status check_threads(const edge_session *s, edge_error *error)
+{
+    if (!pass_lost_thread(s->pass))
+        return EDGE_OK;
+    return edge_fail(error, EDGE_FAILED, "the system has ended a thread of the session: end it, and begin another");
+}
+
 /* Values of `busy`. */
 enum { FREE, LOOKED_AT, IN_USE };
 
@@ -57,6 +64,8 @@ static edge_status check_session(const edge_session *s, edge_error *error)
         return edge_fail(error, EDGE_BUSY, "the session belongs to process %d, and a forked child has none of its "
                          "threads: begin one in the child", s->process);
     edge_status status = model_is_whole(s->model, error);
+    if (!status)
+        status = check_threads(s, error);
     return status ? status : check_accelerator(s, error);
 }
 

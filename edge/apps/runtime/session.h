@@ -101,6 +101,7 @@ struct edge_session {
 edge_status enter(edge_session *s, edge_error *error);
 edge_status enter_answer(edge_session *s, edge_error *error); /* as enter, but keeps drafts */
 edge_status leave(edge_session *s, edge_status status);
+edge_status check_threads(const edge_session *s, edge_error *error); /* fails if the system has ended one */
 edge_status check_accelerator(const edge_session *s, edge_error *error); /* fails if the accelerator has failed */
 edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error);
 /* The rest of edge_begin, when the engine is chosen. */

@@ -46,6 +46,10 @@ void unbind_thread(const cpu_binding *before);
 /* Called by compiled passes: sleep while *word == value (may return early), and wake all threads that sleep there. The word
  * is the first of a line, which was zero and then prepared. */
 void prepare_line(int32_t line[LINE]);
+/* The calling thread counts in this line. If the system ends the thread, which Linux alone does without ending the process,
+ * those who wait for it go on within two seconds. */
+void own_line(int32_t line[LINE]);
+bool owner_ended(const int32_t line[LINE]);
 int32_t edge_doze(int32_t *word, int32_t value);
 int32_t edge_wake(int32_t *word);
 int64_t edge_now(void); /* nanoseconds of now_seconds, for compiled passes: in pass.c, as the next */

@@ -289,7 +289,8 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
             choose(s);
         if (s->failed) {
             end_answer(s);
-            if ((status = model_is_whole(s->model, error)) || (status = check_accelerator(s, error)))
+            if ((status = model_is_whole(s->model, error)) || (status = check_threads(s, error))
+                || (status = check_accelerator(s, error)))
                 return status;
             return edge_fail(error, EDGE_FAILED, "the model computed no number (NaN): its file may be damaged");
         }
