@@ -235,6 +235,7 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
 {
     const edge_config *config = model->config;
     s->tokenizer = tokenizer_layout(from, model);
+    s->vocabulary = s->tokenizer ? tokenizer_vocabulary(s->tokenizer) : NULL;
     s->sampler = sampler_layout(from, config->vocab);
     s->stops = stops_layout(from);
     s->next_stops = stops_layout(from);

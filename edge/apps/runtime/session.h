@@ -14,6 +14,7 @@
 #include "stops.h"
 #include "tokenizer.h"
 #include "utf8.h"
+#include "vocabulary.h"
 
 enum {
     MOST_MARKS = 64,                                   /* turns that edge_rewind can take back */
@@ -44,6 +45,7 @@ struct edge_session {
     int64_t process; /* the process that began it and has its threads */
 
     tokenizer *tokenizer;
+    const vocabulary *vocabulary; /* the tokenizer's */
     sampler *sampler;
     stops *stops, *next_stops; /* of this answer; of the next one if new_stops is set */
     bool new_stops;

@@ -320,33 +320,7 @@ tokenizer *tokenizer_layout(arena *from, const edge_model *model)
     return t;
 }
 
-const char *tokenizer_piece(const tokenizer *t, int32_t token, size_t *length)
+const vocabulary *tokenizer_vocabulary(const tokenizer *t)
 {
-    *length = 0;
-    return known_token(&t->in, token) < 0 ? "" : (const char *)vocabulary_piece(&t->in, token, length);
-}
-
-bool tokenizer_ends(const tokenizer *t, int32_t token)
-{
-    for (uint32_t i = 0; i < t->in.config->ends; i++)
-        if (t->in.ends[i] == token)
-            return true;
-    return false;
-}
-
-uint32_t tokenizer_banned(const tokenizer *t, const int32_t **ids)
-{
-    *ids = t->in.banned;
-    return t->in.config->banned;
-}
-
-uint32_t tokenizer_end_ids(const tokenizer *t, const int32_t **ids)
-{
-    *ids = t->in.ends;
-    return t->in.config->ends;
-}
-
-int32_t tokenizer_bos(const tokenizer *t)
-{
-    return t->in.config->bos;
+    return &t->in;
 }

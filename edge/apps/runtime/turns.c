@@ -14,6 +14,7 @@
 #include "system.h"
 #include "tokenizer.h"
 #include "utf8.h"
+#include "vocabulary.h"
 
 /* ---- text to tokens that wait ----------------------------------------------------------------------------------- */
 
@@ -142,7 +143,7 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
     edge_status status = before_text(s, role, error);
     if (status)
         return status;
-    appending to = {s, role == EDGE_RAW && s->turn == TURN_NEW ? tokenizer_bos(s->tokenizer) : -1};
+    appending to = {s, role == EDGE_RAW && s->turn == TURN_NEW ? s->vocabulary->config->bos : -1};
     if (role == EDGE_IDS)
         status = append_ids(s, text, count, error);
     else
@@ -205,9 +206,8 @@ static void start_sampler(edge_session *s)
     sampling params = {SAMPLING_OPTIONS(CHOSEN, GIVEN) .seed = own->seeded ? own->seed : random_seed()};
 #undef CHOSEN
 #undef GIVEN
-    const int32_t *banned, *ends;
-    uint32_t banned_count = tokenizer_banned(s->tokenizer, &banned), end_count = tokenizer_end_ids(s->tokenizer, &ends);
-    sampler_start(s->sampler, &params, banned, banned_count, ends, own->ignore_eos ? end_count : 0);
+    const vocabulary *in = s->vocabulary;
+    sampler_start(s->sampler, &params, in->banned, in->config->banned, in->ends, own->ignore_eos ? in->config->ends : 0);
 }
 
 /* Runs the prompt. */
@@ -229,7 +229,7 @@ static void start_answer(edge_session *s)
 static void show(edge_session *s, int32_t token, bool *met)
 {
     size_t length;
-    const char *bytes = tokenizer_piece(s->tokenizer, token, &length);
+    const char *bytes = (const char *)vocabulary_piece(s->vocabulary, token, &length);
     length = utf8_feed(&s->joiner, bytes, length, s->fed);
     s->text_end = (uint32_t)stops_feed(s->stops, s->fed, length, s->text, met);
 }
@@ -242,7 +242,7 @@ static void choose(edge_session *s)
     s->failed = token < 0;
     if (s->failed)
         return;
-    if (tokenizer_ends(s->tokenizer, token)) {
+    if (vocabulary_ends(s->vocabulary, token)) {
         s->finish = EDGE_EOS;
         return;
     }

@@ -71,10 +71,19 @@ uint32_t vocabulary_merge(const vocabulary *in, int32_t left, int32_t right, uin
 
 const uint8_t *vocabulary_piece(const vocabulary *in, int32_t token, size_t *length)
 {
-    uint32_t start = in->piece_starts[token], end = in->piece_starts[token + 1];
+    bool known = known_token(in, token) >= 0;
+    uint32_t start = known ? in->piece_starts[token] : 0, end = known ? in->piece_starts[token + 1] : 0;
     bool possible = start <= end && end <= in->config->piece_bytes && end - start <= LONGEST_PIECE;
     *length = possible ? end - start : 0;
     return in->pieces + (possible ? start : 0);
+}
+
+bool vocabulary_ends(const vocabulary *in, int32_t token)
+{
+    for (uint32_t i = 0; i < in->config->ends; i++)
+        if (in->ends[i] == token)
+            return true;
+    return false;
 }
 
 int32_t vocabulary_whole(const vocabulary *in, const uint8_t *word, size_t count)

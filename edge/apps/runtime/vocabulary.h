@@ -35,12 +35,14 @@ bool vocabulary_find(const edge_model *model, vocabulary *in); /* returns false 
 int32_t vocabulary_character(const vocabulary *in, uint32_t point); /* returns a token, or -1 */
 /* Returns the rank of a merge, or NONE. */
 uint32_t vocabulary_merge(const vocabulary *in, int32_t left, int32_t right, uint32_t *merged);
-/* Returns the bytes that a token adds to a text, at most LONGEST_PIECE; valid as long as the model. */
+/* Returns the bytes that a token adds to a text, valid as long as the model. *length: at most LONGEST_PIECE, may be 0. */
 const uint8_t *vocabulary_piece(const vocabulary *in, int32_t token, size_t *length);
 /* Returns the token with these bytes that no merge produces, or -1. */
 int32_t vocabulary_whole(const vocabulary *in, const uint8_t *word, size_t count);
 /* Returns the longest special token at the beginning of the text, or NULL. special: include control tokens. */
 const special_token *vocabulary_special(const vocabulary *in, const uint8_t *text, size_t count, bool special);
+
+bool vocabulary_ends(const vocabulary *in, int32_t token); /* whether the token ends a turn */
 
 static inline int32_t known_token(const vocabulary *in, int64_t token) /* -1: it is unknown */
 {

@@ -167,10 +167,10 @@ static void use(edge_model *model)
         for (int i = 0; i < 4; i++) {
             size_t length = 0;
             int32_t token = (int32_t)draw(model->config->vocab);
-            const char *piece = tokenizer_piece(t, token, &length);
+            const uint8_t *piece = vocabulary_piece(tokenizer_vocabulary(t), token, &length);
             for (size_t at = 0; piece && at < length; at++)
-                state += (uint8_t)piece[at] & 1;
-            state += tokenizer_ends(t, token);
+                state += piece[at] & 1;
+            state += vocabulary_ends(tokenizer_vocabulary(t), token);
         }
     }
 }

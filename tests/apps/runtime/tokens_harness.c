@@ -64,7 +64,7 @@ int64_t tokens_decode(opened *o, const int32_t *ids, int64_t count, char *out)
     size_t used = 0;
     for (int64_t i = 0; i < count; i++) {
         size_t length;
-        const char *piece = tokenizer_piece(o->tokens, ids[i], &length);
+        const char *piece = (const char *)vocabulary_piece(tokenizer_vocabulary(o->tokens), ids[i], &length);
         used += utf8_feed(&joiner, piece, length, out + used);
     }
     if (joiner.count)
@@ -72,17 +72,18 @@ int64_t tokens_decode(opened *o, const int32_t *ids, int64_t count, char *out)
     return (int64_t)used;
 }
 
-/* What the tokenizer says of a model: BOS or -1, then the counts of tokens that end a turn and are banned, then these. */
+/* Writes BOS or -1, then the tokens that end a turn and the banned ones, each list after its count. */
 int64_t tokens_about(opened *o, int32_t *out)
 {
-    const int32_t *ids;
+    const vocabulary *in = tokenizer_vocabulary(o->tokens);
+    const int32_t *ids[] = {in->ends, in->banned};
+    const uint32_t counts[] = {in->config->ends, in->config->banned};
     int64_t used = 0;
-    out[used++] = tokenizer_bos(o->tokens);
-    for (int banned = 0; banned < 2; banned++) {
-        uint32_t count = banned ? tokenizer_banned(o->tokens, &ids) : tokenizer_end_ids(o->tokens, &ids);
-        out[used++] = (int32_t)count;
-        for (uint32_t i = 0; i < count; i++)
-            out[used++] = ids[i];
+    out[used++] = in->config->bos;
+    for (int each = 0; each < 2; each++) {
+        out[used++] = (int32_t)counts[each];
+        for (uint32_t i = 0; i < counts[each]; i++)
+            out[used++] = ids[each][i];
     }
     return used;
 }
