@@ -31,6 +31,7 @@ class Keywords(TypedDict, total=False):
     prompt_cache: Any
     prompt_cache_size: str | int
     chat_template: str | Path | None
+    prefix: str | Path | None
     backend: str
     provider: str | None
     gpu_layers: int | None

@@ -24,6 +24,7 @@ from edge.records import dataclass
 
 if TYPE_CHECKING:
     from edge.model.draft import DraftFile
+    from edge.model.prefix import PrefixFile
 
 AUTO = "auto"
 
@@ -118,6 +119,11 @@ class Options:
         help="Write chats by the Jinja template in this file, not by the model's own.",
     )  # fmt: skip
 
+    prefix: Path | None = option(
+        None, "--prefix", group=PROMPT, typed=Path, parse=Path, metavar="FILE|DIR", written="str | Path | None",
+        help="Soft prompt before every prompt: a folder that PEFT saved after prompt, P- or prefix tuning.",
+    )  # fmt: skip
+
     backend: str = option(AUTO, "--backend", group=ENGINE, help="Engine: auto, cpu, llamacpp, onnx, gpu or reference.")
     provider: str | None = option(
         None, "--provider", group=ENGINE,
@@ -205,6 +211,20 @@ class Options:
             return None
         check_path("--draft", self.draft, "a path or a name")
         return open_draft(self.draft)
+
+    @cached_property
+    def prefix_file(self) -> PrefixFile | None:
+        """The header of the prefix. Raises InputError, ModelFormatError, UnsupportedError."""
+        if self.prefix is None:
+            return None
+        from edge.model.prefix import read_prefix
+
+        return read_prefix(self.prefix)
+
+    @property
+    def prefix_rows(self) -> int:
+        """The rows that the prefix takes. Raises what `prefix_file` raises."""
+        return self.prefix_file.size if self.prefix_file else 0
 
     @cached_property
     def lora_size(self) -> LoraSize:

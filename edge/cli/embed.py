@@ -29,7 +29,9 @@ def embed(
     ] = False,
     raw: Annotated[bool, o.flag("--unscaled", group=PROMPT, help="Do not scale vectors to length 1.")] = False,
     *,
-    options: Annotated[Options, o.without("time", "keep", "prompt_cache", "prompt_cache_size", "chat_template")],
+    options: Annotated[
+        Options, o.without("time", "keep", "prompt_cache", "prompt_cache_size", "chat_template", "prefix")
+    ],
     quiet: o.Quiet = False,
 ) -> None:
     """Print a vector for each text, as JSON, a line each: by an encoder, or of a decoder's last hidden states.

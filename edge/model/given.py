@@ -39,14 +39,10 @@ class GivenRows:
         self._rows.update(zip(ids.tolist(), rows, strict=True))
         return ids
 
-    def update(self, other: GivenRows) -> None:
-        """Add the rows of another table of the same model."""
-        self._rows.update(other._rows)
-
-    def copy(self) -> GivenRows:
-        """A table of the same rows, which grows apart."""
+    def joined(self, other: GivenRows | None) -> GivenRows:
+        """A table with the rows of this one and of another of the same model."""
         found = GivenRows(self._vocab, self._hidden)
-        found.update(self)
+        found._rows = self._rows | (other._rows if other else {})
         return found
 
     def check(self, tokens: IntArray) -> None:

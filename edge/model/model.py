@@ -6,11 +6,12 @@ import gc
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, groupby, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -26,9 +27,10 @@ from edge.model.spec import ModelSpec, check_generates
 from edge.model.thinking import Think
 from edge.model.tokenizer import Tokenizer, TokenizerLike
 from edge.sampling import SamplingParams, choose_sampling
-from edge.types import IntArray
+from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
+    from edge.model.prefix import Prefix, PrefixFile
     from edge.tools.formats import ToolFormat
 
 _DEFAULT = Think()
@@ -48,8 +50,10 @@ def make_tokenizer(file: GGUFFile) -> TokenizerLike:
 class Model:
     """An opened model file, not loaded: its architecture, tokenizer and chat template, checked.
 
-    tokenize: creates its tokenizer.
+    tokenize: creates its tokenizer. prefix: stands before every prompt (`Session` puts it there).
     """
+
+    prefix: Prefix | None = None
 
     def __init__(self, file: GGUFFile, tokenize: Callable[[GGUFFile], TokenizerLike] = make_tokenizer) -> None:
         self.file, self.path = file, file.folder or file.path
@@ -76,6 +80,19 @@ class Model:
             return self
         return Model(replace(self.file, metadata={**self.file.metadata, _TEMPLATE: source}), lambda _: tokenizer)
 
+    def with_prefix(self, file: PrefixFile | None) -> Model:
+        """This model with a prefix before every prompt; None: as it is. Raises the errors of `PrefixFile.open`."""
+        if file is None:
+            return self
+        found = copy(self)
+        found.prefix = file.open(self.spec)
+        return found
+
+    @property
+    def prefix_rows(self) -> int:
+        """The number of rows of the prefix."""
+        return self.prefix.ids.size if self.prefix else 0
+
     @property
     def name(self) -> str:
         """The display name: the file's name, or the model's where the file's name is a hash, as in the cache folder."""
@@ -100,14 +117,33 @@ class Model:
         segments = self.template.first_turn(_some(text), system, think)
         return Prompt(self._with_bos(self._encode_segments(segments)), self.template.begins_thinking(think))
 
+    def prompt_of(self, *parts: str | IntArray | FloatArray) -> Prompt:
+        """Create a prompt of parts, in their order, without the chat template: texts, in which control tokens are
+        recognized, token ids, int [n], and rows in place of embeddings, float32 [n, hidden]. Raises InputError."""
+        from edge.model.given import GivenRows
+
+        check_generates(self.spec)
+        given, blocks = None, list[IntArray]()
+        for number, part in enumerate(parts):
+            if isinstance(part, str):
+                blocks += self.tokenizer.encode_blocks(_some(part), special=True, start=number == 0)
+            elif isinstance(part, np.ndarray) and part.dtype.kind in "iu" and part.ndim == 1:
+                blocks.append(part.astype(np.int32))
+            elif isinstance(part, np.ndarray):
+                given = given or GivenRows(self.spec.vocab, self.spec.hidden)
+                blocks.append(given.add(cast(FloatArray, part)))
+            else:
+                raise InputError(f"a part of a prompt must be text, token ids or rows, not {part!r:.60}")
+        return Prompt(self._with_bos(iter(blocks)), given=given)
+
     def system_rows(self, system: str | None = None, think: Think = _DEFAULT) -> int:
-        """The number of tokens before the text of a conversation's first turn: the system prompt (by default the
-        template's own) and the opening of the turn. 0 without a template."""
+        """The number of tokens before the text of a conversation's first turn: the prefix, the system prompt (by
+        default the template's own) and the opening of the turn. 0 without a template."""
         if self.template is None:
             return 0
         user = "user"
         opening = takewhile(lambda segment: segment.text is not user, self.template.first_turn(user, system, think))
-        return Prompt(self._with_bos(self._encode_segments(list(opening)))).first(None).size
+        return self.prefix_rows + Prompt(self._with_bos(self._encode_segments(list(opening)))).first(None).size
 
     def sampling(self, **chosen: Any) -> SamplingParams:
         """Sampling parameters: the chosen fields. For a field that is None, the model file's recommendation."""

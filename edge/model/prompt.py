@@ -13,6 +13,7 @@ import numpy as np
 from edge.types import IntArray
 
 if TYPE_CHECKING:
+    from edge.model.given import GivenRows
     from edge.tools.use import ToolUse
 
 
@@ -22,8 +23,8 @@ class Prompt:
     taken: number of tokens that have been run. waiting: number of tokens that were read but not run. ended: all blocks
     have been read. thinks: whether the answer begins with thoughts; None for prompts without a chat template, in which
     marks of thoughts mean nothing. tools: those that the answer may call. whole: this is a whole conversation, so a
-    session keeps its cached rows of the same beginning. Reading a block may raise the errors of its source, such as
-    InputError for an unreadable file.
+    session keeps its cached rows of the same beginning. given: the rows of ids beyond the vocabulary. Reading a block
+    may raise the errors of its source, such as InputError for an unreadable file.
     """
 
     def __init__(
@@ -34,11 +35,25 @@ class Prompt:
         *,
         ends: Sequence[int] = (),
         whole: bool = False,
+        given: GivenRows | None = None,
     ) -> None:
-        self.thinks, self.tools, self.ends, self.whole = thinks, tools, ends, whole
+        self.given = given
+        self.thinks, self.tools, self.whole = thinks, tools, whole
+        self._ends, self._before = ends, 0
         self._blocks: Iterator[IntArray] = iter(blocks)
         self._read: deque[IntArray] = deque()
         self.taken, self.waiting, self.ended = 0, 0, False
+
+    @property
+    def ends(self) -> list[int]:
+        """The numbers of tokens up to the ends of a conversation's messages, as far as they have been read."""
+        return [self._before + end for end in self._ends]
+
+    def begin_with(self, tokens: IntArray) -> None:
+        """Put tokens before the others, none of which has been run; does nothing if that was done."""
+        if not self._before:
+            self._read.appendleft(tokens)
+            self._before, self.waiting = tokens.size, self.waiting + tokens.size
 
     @property
     def known(self) -> int:

@@ -39,6 +39,11 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
     if options.lora and not has.lora:
         others = " or ".join(engines_with("lora"))
         raise UnsupportedError(f"the {backend.NAME} engine runs no LoRA adapters: use --backend={others}")
+    if options.prefix_file:
+        if not has.given:
+            others = " or ".join(engines_with("given"))
+            raise UnsupportedError(f"the {backend.NAME} engine takes no --prefix: use --backend={others}")
+        options.prefix_file.check_model(spec)
     check_count("--sequences", options.sequences, 1, _MOST_SEQUENCES)
     if options.sequences > 1 and (spec.encoder or not has.sequences):
         what = "an encoder" if spec.encoder else f"the {backend.NAME} engine"
@@ -162,12 +167,13 @@ def _check_sinks(run: Resolved) -> None:
     needed = least_rows(sinks)
     if sinks <= DEFAULT_SINKS:
         return  # blame the cache's size instead
-    flag = "--keep" if sinks == run.options.keep else "--sinks"
+    flag, prefix = "--keep" if sinks == run.options.keep else "--sinks", run.options.prefix_rows
+    what, lower = (f"--prefix of {prefix} rows", "") if prefix else (f"{flag} {sinks}", f" or lower {flag}")
     if needed > context:
         most = sinks - (needed - context + 1) // 2
-        raise InputError(f"{flag} {sinks} is too many for the {context} positions of the model: at most {most}")
+        raise InputError(f"{what} is too many for the {context} positions of the model: at most {most}")
     if rows is not None and rows < needed:
-        raise InputError(f"{flag} {sinks} needs at least {needed} KV rows: raise --max-kv-size {rows} or lower {flag}")
+        raise InputError(f"{what} needs at least {needed} KV rows: raise --max-kv-size {rows}{lower}")
 
 
 def _keeps_newest(run: Resolved) -> bool:

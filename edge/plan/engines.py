@@ -159,7 +159,7 @@ def engine_of(options: Options) -> str:
 
 def may_use_gpu(file: GGUFFile, options: Options) -> bool:
     """Whether `auto` may choose a GPU: there may be one, and no option requires another engine. Loads no driver."""
-    others = (options.lora, options.provider, options.gpu_layers, file.folder)
+    others = (options.lora, options.prefix, options.provider, options.gpu_layers, file.folder)
     if options.backend != AUTO or is_off() or any(each is not None for each in others) or not _has_room(options):
         return False
     return bool(os.environ.get(VARIABLE) or seen_gpus())

@@ -232,6 +232,7 @@ class _Before:
             copied = max(block, need.fixed_kv) // config.sequences
             scratch += prompts + _BLOCK_COPIES * copied
         scratch += ranking_bytes(run.spec, run.policy.needs)
+        scratch += run.options.prefix_file.nbytes if run.options.prefix_file else 0
         weights = config.resident or need.weights
         # Token ids of prompts that are read before they are run.
         scratch += 4 * (config.capacity + config.chunk) * config.sequences

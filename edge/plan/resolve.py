@@ -32,6 +32,9 @@ def resolve(
     Raises InputError for impossible options, UnsupportedError for options that the engine lacks.
     """
     found = []
+    if prefix := options.prefix_rows:
+        known = {name: getattr(options, name) for name in ("expected_tokens", "expected_prompt")}
+        options = replace(options, **{name: each and each + prefix for name, each in known.items()})
     fixed = backend.fixed_sizes(spec, options.provider, elsewhere=elsewhere)
     rows, chunk, kv_dtype = options.max_kv_size, options.prefill_step_size, options.kv_dtype
     if fixed:

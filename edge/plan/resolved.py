@@ -47,12 +47,13 @@ class Resolved:
     @cached_property
     def policy(self) -> Policy:
         """Raises InputError for an unknown one."""
-        return make_policy(self.kv_policy, self.options.sinks, self.options.keep or 0)
+        prefix = self.options.prefix_rows
+        return make_policy(self.kv_policy, self.options.sinks + prefix, (self.options.keep or 0) + prefix)
 
     @property
     def pinned(self) -> int:
         """The rows that are never evicted; for a policy that evicts none, those that its cache must have room for."""
-        return pinned_rows(self.policy) if self.policy.evicts else self.options.sinks
+        return pinned_rows(self.policy) if self.policy.evicts else self.options.sinks + self.options.prefix_rows
 
     @property
     def drafts(self) -> int:

@@ -139,7 +139,7 @@ class Conversation:
         self._choose(think)
         if self.replays:
             past = self._encoded()
-            before = Mark(rows=past.size)
+            before = Mark(rows=session.model.prefix_rows + past.size)
             follow_up = session.model.follow_up(text, think)
             prompt = Prompt([past, follow_up.first(None)], follow_up.thinks)
         elif not fresh:

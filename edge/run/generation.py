@@ -78,6 +78,8 @@ class Generation:
     ) -> Generation:  # fmt: skip
         """Raises InputError, MissingExtraError, and the errors of `Request.encode` and `Matcher`."""
         prompt, keep, tokenizer = request.encode(model), request.keep_text, model.tokenizer
+        if model.prefix and not request.follow_up:
+            prompt.begin_with(model.prefix.ids)
         use = prompt.tools
         marks: dict[str, int] = {}
         calls = None

@@ -95,7 +95,8 @@ class Loaded:
             measure_card(self._meter, card)
         self.engine, self.plan, self.draft = engine, plan, layer or self.draft
         cache = self._options.prompt_cache
-        self.sequence = TokenSequence(engine, plan, lora, cache, self._meter, self.draft, self.learned)
+        prefix = self.model.prefix
+        self.sequence = TokenSequence(engine, plan, lora, cache, self._meter, self.draft, self.learned, prefix)
         self.reclaimer = Reclaimer([self.sequence])
 
     def _open_mtp(self, engine: Engine, config: EngineConfig) -> MTPLayer:

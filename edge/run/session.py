@@ -342,6 +342,8 @@ class Session:
         self.steps.check_idle()
         if self._closed:
             raise InputError("this session is closed: load the model again")
+        if self.model.prefix:
+            raise InputError("embeddings are made without a prefix: leave --prefix out")
         found = check_prompt(text)
         tokens = found if isinstance(found, np.ndarray) else self.model.encode_text(found, embedded=True)
         end = self.model.text_end

@@ -83,7 +83,7 @@ def prepare(request: Request, job: Job, session: Session) -> Request:
     prompt.read()  # sets `ended`: all blocks have been read
     _check_ids(job.tokens, model)
     job.flow.prompt_tokens = job.tokens.size
-    room = session.engine.kv.capacity
+    room = session.engine.kv.capacity - model.prefix_rows
     if job.tokens.size >= room and not (session.may_evict and request.evict):
         raise TooLongError(job.tokens.size, room - 1)
     longest = room if session.may_evict else room - job.tokens.size

@@ -40,7 +40,9 @@ def bench(
     repetitions: Annotated[int, o.flag("-r", "--repetitions", min=1, max=1000, help="Runs of each test.")] = 5,
     output: Annotated[Format, o.flag("-o", "--output", help="Output format.")] = Format.md,
     *,
-    options: Annotated[Options, o.only("memory", "kv_dtype", "prefill_step_size", "backend", "lora", "threads")],
+    options: Annotated[
+        Options, o.only("memory", "kv_dtype", "prefill_step_size", "backend", "lora", "threads", "prefix")
+    ],
     energy: Annotated[
         bool,
         o.flag("--energy", help="Joules per token, too, labelled measured or estimated."),
@@ -57,7 +59,7 @@ def bench(
 
     tests = make_tests(parse_numbers("-p", prompt), parse_numbers("-n", generate), parse_numbers("-d", depth))
     opened = open_model(model)
-    longest = max(test.rows for test in tests)
+    longest = max(test.rows for test in tests) + options.prefix_rows
     if longest > opened.spec.context:
         raise InputError(
             f"these tests need {longest} positions, the model knows {opened.spec.context}: lower -d, -p or -n"

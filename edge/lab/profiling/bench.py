@@ -96,8 +96,8 @@ def run_bench(
     """Run the tests on a session with policy full, yielding each row as measured. meter: the session's own, for joules
     per token.
 
-    The context of a depth is filled once, and the cache truncated to it after every repetition. One warm-up run before
-    the first test is not counted.
+    The context of a depth is filled once, behind the model's prefix, and the cache truncated to it after every
+    repetition. One warm-up run before the first test is not counted.
     """
     rng = np.random.default_rng(0)
     longest = max(test.rows for test in tests)
@@ -105,8 +105,9 @@ def run_bench(
     session.reset()
     session.forward(tokens[:2], upcoming=1)
     session.reset()
+    prefix = session.model.prefix.ids if session.model.prefix else tokens[:0]
     for test in tests:
-        _fill(session, tokens[: test.depth])
+        _fill(session, np.concatenate([prefix, tokens[: test.depth]]))
         mark, speeds, joules, team = session.mark(hold=True), [], 0.0, session.team
         for repetition in range(repetitions):
             if on_step:

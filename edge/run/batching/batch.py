@@ -267,7 +267,7 @@ class Batch:
     def _new_sequence(self, engine: Engine, lora: Lora | None) -> TokenSequence:
         loaded = self._loaded
         cache, draft, learned = self._options.prompt_cache, loaded.draft, loaded.learned
-        return TokenSequence(engine, loaded.plan, lora, cache, self._ledger, draft, learned)
+        return TokenSequence(engine, loaded.plan, lora, cache, self._ledger, draft, learned, loaded.model.prefix)
 
     def _open_lora(self, files: Loras) -> Lora | None:
         """Open adapters, or return those opened before."""

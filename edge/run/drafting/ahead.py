@@ -30,8 +30,10 @@ class Ahead:
     speculation: chooses drafts and judges them; None: there are no drafts.
     """
 
-    def __init__(self, drafts: int, model: DraftModel | MTPLayer | None) -> None:
-        """drafts: most drafted tokens verified in a pass; 0: none. model: drafts where no text is copied."""
+    def __init__(self, drafts: int, model: DraftModel | MTPLayer | None, vocab: int) -> None:
+        """drafts: most drafted tokens verified in a pass; 0: none. model: drafts where no text is copied. vocab: ids
+        from here on are no tokens of a text."""
+        self._vocab = vocab
         self.speculation = Speculation(drafts, model) if drafts else None
         self.clear()
 
@@ -55,12 +57,12 @@ class Ahead:
     def restart(self, text: IntArray) -> None:
         """Begin a text with these tokens, int32 [n]."""
         if self.speculation:
-            self.speculation.restart(text)
+            self.speculation.restart(text[text < self._vocab])
 
     def note(self, tokens: IntArray) -> None:
         """Continue the text with these tokens, int32 [n]."""
         if self.speculation:
-            self.speculation.note(tokens)
+            self.speculation.note(tokens[tokens < self._vocab])
 
     def drop(self, count: int) -> None:
         """Drop the last `count` tokens of the text, which will be noted again."""

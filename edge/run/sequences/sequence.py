@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from edge.backends.base import Engine, HiddenEngine, ObservedEngine, PickingEngine, TopEngine, VerifyingEngine
+from edge.backends.base import (
+    Engine,
+    GivenEngine,
+    HiddenEngine,
+    ObservedEngine,
+    PickingEngine,
+    TopEngine,
+    VerifyingEngine,
+)
 from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import KVState, RewindError, end_of
 from edge.errors import InputError
@@ -31,6 +39,7 @@ from edge.run.sequences.snapshots import Mark, Outline, Snapshots
 from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
+    from edge.model.prefix import Prefix
     from edge.prompt_cache.cache import PromptCache
     from edge.run.drafting.mtp_layer import MTPLayer
 
@@ -41,16 +50,18 @@ class TokenSequence:
 
     def __init__(
         self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter,
-        draft: DraftModel | MTPLayer | None = None, learned: RowImportance | None = None,
+        draft: DraftModel | MTPLayer | None = None, learned: RowImportance | None = None, prefix: Prefix | None = None,
     ) -> None:  # fmt: skip
         """lora: the adapters that the engine runs. meter: counts the bytes that passes read. draft: drafts tokens.
-        learned: the fitted importance of rows, for policies that need it."""
+        learned: the fitted importance of rows, for policies that need it. prefix: the beginning of prompts, by its
+        ids."""
+        self.prefix = prefix
         self.engine, self.plan, self.lora, self.prompt_cache = engine, plan, lora, prompt_cache
         self._cost = Cost.of_model(engine.spec)  # of recomputing rows that the prompt cache evicts
         self.policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
         self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
-        self.ahead = Ahead(plan.config.drafts, draft)
+        self.ahead = Ahead(plan.config.drafts, draft, engine.spec.vocab)
         self._meter, self._learned = meter, learned
         self._mtp = cast("MTPLayer", draft) if plan.config.mtp else None
         # Whether tokens that run together have the results of separate passes.
@@ -59,6 +70,7 @@ class TokenSequence:
         self._forget()
 
     def _forget(self) -> None:
+        self.given = self.prefix.given if self.prefix else None  # rows of ids beyond the vocabulary
         self.prompt = Prompt(())  # the last prompt, perhaps run in part; a follow-up first runs the rest of it
         self.pending = list[int]()  # tokens of the answer that have not been run
         self.ahead.clear()
@@ -174,11 +186,13 @@ class TokenSequence:
     def begin(self, prompt: Prompt, outline: Outline, *, follow_up: bool) -> Prompt:
         """Return the prompt to run; a follow-up begins with the conversation's tokens that have not been run."""
         if follow_up:
-            prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks)
+            prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks, given=prompt.given)
             self.ahead.drop(len(self.pending))  # noted again as part of the prompt
         else:
             self.ahead.restart(np.array(self.fed, np.int32))
         self.prompt, self.pending, self._prompts_end, self._outline = prompt, [], None, outline
+        if prompt.given:
+            self.given = prompt.given.joined(self.given)
         self.ran = 1
         self.ahead.begin()
         return prompt
@@ -363,10 +377,32 @@ class TokenSequence:
 
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """As `Session.forward`."""
+        tokens = self._behind_saved(tokens)
+        if not tokens.size:
+            return np.zeros(0, np.float32)
         self._observe(tokens.size, upcoming)
-        logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
+        if self._has_given(tokens):
+            running = cast(GivenEngine, self.engine)
+            logits = running.forward_all(tokens, self.given) if every else running.forward(tokens, self.given)
+        else:
+            logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
         self._count(tokens)
         return logits
+
+    def _has_given(self, tokens: IntArray) -> bool:
+        return self.given is not None and int(tokens.max()) >= self.engine.spec.vocab
+
+    def _behind_saved(self, tokens: IntArray) -> IntArray:
+        """Append the prefix's keys and values where the tokens are its ids. Returns the tokens after them."""
+        prefix, first = self.prefix, self.engine.kv.length
+        if prefix is None or first >= prefix.saved:
+            return tokens
+        count = min(tokens.size, prefix.saved - first)
+        if (tokens[:count] != prefix.ids[first : first + count]).any():
+            return tokens
+        cast(GivenEngine, self.engine).append_rows(prefix.rows[:, :, :, first : first + count])
+        self.fed.frombytes(tokens[:count].astype(np.int32, copy=False).tobytes())
+        return tokens[count:]
 
     def hidden(self, engine: HiddenEngine, tokens: IntArray) -> FloatArray:
         """`HiddenEngine.hidden`, by this sequence's engine."""
@@ -387,7 +423,9 @@ class TokenSequence:
         weights = self.engine.spec.weight_bytes + (self.lora.size.nbytes if self.lora else 0)
         rows = kv.length - (passes - 1) / 2  # on average
         self._meter.add_bytes(passes * (weights / sharing + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
-        if self._mtp:
+        if self._mtp and self._has_given(tokens):
+            self._mtp.clear()
+        elif self._mtp:
             self._mtp.ran(tokens)
         if not self.evicted:
             self.fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())

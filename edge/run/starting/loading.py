@@ -84,6 +84,7 @@ def open_session(
         backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=still_to_come)
         if grammar is not None:
             check_grammar(grammar, opened)
+        opened = opened.with_prefix(options.prefix_file)
         session = Session(opened, backend, plan, options, on_load, meter)
     session.prepared = made
     session.observers.append(partial(remember_run, session.spec))
