@@ -23,6 +23,7 @@ from edge.model.given import GivenRows, content_ids, interleaved
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.records import dataclass
+from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray, IntArray
 
 _CONFIG, _WEIGHTS, _TENSOR = "adapter_config.json", "adapter_model.safetensors", "prompt_embeddings"
@@ -48,6 +49,15 @@ class PrefixFile:
     def size(self) -> int:
         """The number of its rows."""
         return self.tensor.shape[0]
+
+    @property
+    def name(self) -> str:
+        return self.tensor.path.resolve().parent.name
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the file of tensors."""
+        return fingerprint(self.tensor.path).sha256
 
     @property
     def nbytes(self) -> int:
@@ -82,10 +92,10 @@ class PrefixFile:
             rows = table.reshape(self.size, spec.layers, 2, row.heads, row.key).transpose(2, 1, 3, 0, 4).copy()
             if spec.architecture in INTERLEAVED:
                 rows[0] = interleaved(rows[0], row.key)
-            return Prefix(content_ids(table, spec.vocab), given, rows)
+            return Prefix(self, content_ids(table, spec.vocab), given, rows)
         if spec.architecture in _SCALES_INPUTS:
             table = table * np.float32(find_network(spec).embedding_scale)
-        return Prefix(given.add(table), given, np.zeros((2, 0, 0, 0, 0), np.float32))
+        return Prefix(self, given.add(table), given, np.zeros((2, 0, 0, 0, 0), np.float32))
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,7 @@ class Prefix:
     for a prefix of rows.
     """
 
+    file: PrefixFile
     ids: IntArray
     given: GivenRows
     rows: FloatArray

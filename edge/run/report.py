@@ -167,6 +167,15 @@ class AdapterUse:
 
 
 @dataclass(frozen=True)
+class PrefixUse:
+    """The soft prompt before the prompt. name: of its folder. rows: in the KV cache. sha256: of its file of tensors."""
+
+    name: str
+    rows: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class KVUse:
     """The KV cache at the end of the run. rows: in use. evicted: rows so far."""
 
@@ -297,6 +306,7 @@ class RunReport:
     thoughts: Thoughts | None = None
     seed: int | None = None
     lora: tuple[AdapterUse, ...] = ()
+    prefix: PrefixUse | None = None
     drafted: Drafted | None = None  # where drafts may be verified
     team: Team | None = None  # of engines whose threads give way
     tool_calls: tuple[ToolCall, ...] = ()

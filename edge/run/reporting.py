@@ -14,7 +14,7 @@ from edge.options import Options
 from edge.run.budgets.meters import Watch
 from edge.run.generation import Generation
 from edge.run.loaded import Loaded
-from edge.run.report import AdapterUse, ExpertUse, Heat, KVUse, Memory, RunReport, team_since
+from edge.run.report import AdapterUse, ExpertUse, Heat, KVUse, Memory, PrefixUse, RunReport, team_since
 from edge.run.sequences.sequence import TokenSequence
 from edge.storage.versions import own_versions
 
@@ -25,7 +25,7 @@ def report_of(
     run: Generation, loaded: Loaded, sequence: TokenSequence, options: Options, zone: Zone | None, watch: Watch
 ) -> RunReport:
     """Make the report at the end of a generation. zone: the thermometer that `watch` read."""
-    plan, lora, kv = loaded.plan, sequence.lora, sequence.engine.kv
+    plan, lora, prefix, kv = loaded.plan, sequence.lora, sequence.prefix, sequence.engine.kv
     versions = {**own_versions(), **loaded.backend.versions()}  # first: it takes a MiB, which the report must include
     adapters = zip(lora.adapters, lora.scales, strict=True) if lora else ()
     return RunReport(
@@ -44,6 +44,7 @@ def report_of(
         thoughts=run.thinking.report(),
         seed=run.seed,
         lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
+        prefix=PrefixUse(prefix.file.name, prefix.ids.size, prefix.file.sha256) if prefix else None,
         team=team_since(run.team, loaded.team()),
         drafted=sequence.ahead.speculation.report() if sequence.ahead.speculation else None,
         tool_calls=run.calls.found if run.calls else (),

@@ -44,6 +44,7 @@ REPORT_KEYS = {
     "actions": None,
     "thoughts": None,
     "lora": None,
+    "prefix": None,
     "team": {"passes"},
     "plan": None,
     "versions": None,

@@ -45,7 +45,7 @@ def logits(model: Model, folder: Path, backend: str) -> FloatArray:
 def test_prefix_equals_peft(models: dict[str, Model], kind: str) -> None:
     with np.load(OUT / "logits.npz") as expected:
         found = logits(models[KINDS[kind][0]], OUT / kind, "reference")
-        np.testing.assert_allclose(found, expected[kind], atol=2e-3)
+        np.testing.assert_allclose(found, expected[kind], atol=2e-4)
 
 
 def test_interleaved_architectures_are_those_of_the_converter() -> None:
@@ -56,4 +56,4 @@ def test_interleaved_architectures_are_those_of_the_converter() -> None:
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_prefix_on_cpu_equals_peft(models: dict[str, Model], kind: str) -> None:
     with np.load(OUT / "logits.npz") as expected:
-        np.testing.assert_allclose(logits(models["llama"], OUT / kind, "cpu"), expected[kind], atol=2e-3)
+        np.testing.assert_allclose(logits(models["llama"], OUT / kind, "cpu"), expected[kind], atol=2e-4)

@@ -55,6 +55,7 @@ def report_lines(report: RunReport) -> list[str]:
         *([str(report.team)] if report.team and not report.team.whole else []),
         *([_drafted(report.drafted)] if report.drafted and report.drafted.tokens else []),
         *([f"LoRA {', '.join(map(_adapter, report.lora))}"] if report.lora else []),
+        *([f"prefix {report.prefix.name}: {report.prefix.rows} rows"] if report.prefix else []),
         _energy_line(report),
         *([_prepared(report)] if _prepared(report) else []),
         *([_thoughts_line(report.thoughts, energy.certainty)] if report.thoughts else []),
