@@ -36,10 +36,8 @@ def main() -> None:
         return AutoModelForCausalLM.from_pretrained(GOLDEN / "folders" / folder, dtype=torch.float32)
 
     configs = {
-        "PROMPT_TUNING": PromptTuningConfig,
-        "P_TUNING": PromptEncoderConfig,
-        "PREFIX_TUNING": PrefixTuningConfig,
-    }
+        "PROMPT_TUNING": PromptTuningConfig, "P_TUNING": PromptEncoderConfig, "PREFIX_TUNING": PrefixTuningConfig,
+    }  # fmt: skip
     torch.set_grad_enabled(False)
     shutil.rmtree(OUT, ignore_errors=True)
     found = {}

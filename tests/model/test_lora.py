@@ -41,13 +41,10 @@ TOKENS = np.random.default_rng(5).integers(3, 250, 40).astype(np.int32)
 
 # One model that the native engine compiles for, one whose matrices are fused, one with norms behind its products.
 NATIVE = [
-    pytest.param("llama-gqa-tied", 3),
-    pytest.param("phi3", 16),
-    pytest.param("gemma3", 8, marks=pytest.mark.exhaustive),
-    pytest.param("gpt2", 20, marks=pytest.mark.exhaustive),
-    pytest.param("qwen2", 3, marks=pytest.mark.exhaustive),
-    pytest.param("granite", 16, marks=pytest.mark.exhaustive),
-]
+    pytest.param("llama-gqa-tied", 3), pytest.param("phi3", 16, marks=pytest.mark.exhaustive),
+    pytest.param("gemma3", 8, marks=pytest.mark.exhaustive), pytest.param("gpt2", 20, marks=pytest.mark.exhaustive),
+    pytest.param("qwen2", 3, marks=pytest.mark.exhaustive), pytest.param("granite", 16, marks=pytest.mark.exhaustive),
+]  # fmt: skip
 ALL = [pytest.param(*each.values) for each in NATIVE]
 ON_GPU = [  # norms behind products, experts with a shared one, a state, biases, vectors for each layer
     pytest.param(SOME_GPU, "llama-gqa-tied", 3),
@@ -62,11 +59,10 @@ ON_GPU = [  # norms behind products, experts with a shared one, a state, biases,
 ]  # fmt: skip
 HYBRIDS = [  # whose rows llama.cpp does not evict, and others for the native engine alone
     pytest.param("qwen35moe", 3),  # the router and the shared expert
-    pytest.param("gemma4", 3, marks=pytest.mark.exhaustive),  # layers whose matrices differ
-    pytest.param("qwen35", 3),
-    pytest.param("falcon-h1", 3),
-    pytest.param("lfm2", 20, marks=pytest.mark.exhaustive),
-]
+    *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (
+        ("gemma4", 3), ("qwen35", 3), ("falcon-h1", 3), ("lfm2", 20),
+    )),
+]  # fmt: skip
 
 
 def golden(name: str) -> Model:
@@ -125,7 +121,7 @@ def assert_merged(ours: FloatArray, expected: FloatArray, backend: str, name: st
 
 @pytest.mark.parametrize("backend", ["reference", "llamacpp"])
 @pytest.mark.parametrize(("name", "rank"), ALL)
-def test_logits_are_those_of_merged_weights(
+def test_logits_match_merged_weights(
     backend: str, name: str, rank: int, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     model, path = golden(name), tmp_path / "a.gguf"
@@ -136,9 +132,7 @@ def test_logits_are_those_of_merged_weights(
     assert_merged(answers(engine), expected, backend, name)
 
 
-def test_queries_and_their_gate_have_own_rows_of_an_adapter(
-    tmp_path: Path, engines: Callable[[Engine], Engine]
-) -> None:
+def test_queries_and_gate_have_own_adapter_rows(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     """Qwen3.5 has both head by head in one tensor."""
     model, path = golden("qwen35"), tmp_path / "a.gguf"
     lora = lora_of(model, f"{write_adapter(path, model, 3, only=('attn_q.',))}:0.7")
@@ -149,7 +143,7 @@ def test_queries_and_their_gate_have_own_rows_of_an_adapter(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "rank"), [*NATIVE, *HYBRIDS])
-def test_native_logits_are_those_of_merged_weights(
+def test_native_logits_match_merged_weights(
     name: str, rank: int, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     require_native()
@@ -163,7 +157,7 @@ def test_native_logits_are_those_of_merged_weights(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "name", "rank"), ON_GPU)
-def test_logits_on_a_gpu_are_those_of_merged_weights(
+def test_logits_on_gpu_match_merged_weights(
     place: str, name: str, rank: int, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     require_native()
@@ -184,8 +178,10 @@ def test_adapters_in_float16_beside_rows_of_float16(tmp_path: Path, engines: Cal
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", pytest.param(f"gpu@{SOME_GPU}", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize(("name", "convolution"), [("qwen35", "ssm_conv1d"), ("lfm2", "shortconv.conv.")])
-def test_adapters_of_convolutions_are_refused(
+@pytest.mark.parametrize(("name", "convolution"), [
+    ("qwen35moe", "ssm_conv1d"), pytest.param("lfm2", "shortconv.conv.", marks=pytest.mark.exhaustive),
+])  # fmt: skip
+def test_convolution_adapters_are_refused(
     backend: str, name: str, convolution: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     """And the engine goes on without one, or with that before."""
@@ -238,8 +234,9 @@ def test_several_adapters_add_up(backend: str, tmp_path: Path, engines: Callable
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", ["Q4_0", "F16", "qwen35"])
+@pytest.mark.parametrize(
+    "kind", ["Q4_0", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("F16", "qwen35"))]
+)
 def test_quantized_activations_serve_adapters(kind: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     """With weights of integers, A is read in 8 bits; what is lost is that of activations in 8 bits."""
     require_native()
@@ -256,32 +253,17 @@ def test_quantized_activations_serve_adapters(kind: str, tmp_path: Path, engines
     assert np.corrcoef(ours.ravel(), expected.ravel())[0, 1] > 0.99
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
-def test_every_type_that_converters_write_is_read(
-    kind: str, tmp_path: Path, engines: Callable[[Engine], Engine]
-) -> None:
+def test_every_type_of_adapters_is_read(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     model = golden("llama-gqa-tied")
-    path = write_adapter(tmp_path / "a.gguf", model, 32, kind=kind)
-    assert {info.type for info in read_adapter(path).file.tensors.values()} == {kind}
-    found = [answers(engines(load(model, each, lora=lora_of(model, path)))) for each in ("reference", "llamacpp")]
-    expected = answers(merged(model, (path, 1.0)))
-    np.testing.assert_allclose(found[0], expected, rtol=0, atol=5e-4)
-    assert np.corrcoef(found[1].ravel(), expected.ravel())[0, 1] > 0.999  # it rounds x to A's type
-
-
-@pytest.mark.slow
-def test_a_real_model_answers_as_llama_cpp_does(
-    smollm2: Model, tmp_path: Path, engines: Callable[[Engine], Engine]
-) -> None:
-    require_native()
-    lora = lora_of(smollm2, write_adapter(tmp_path / "a.gguf", smollm2, 16, kind="F16"))
-    tokens = smollm2.encode_prompt("Why is the sky blue? Because", raw=True)
-    loaded = [engines(load(smollm2, name, "f16", lora, THREADS)) for name in ("cpu", "llamacpp")]
-    plain = engines(load(smollm2, "cpu", "f16", threads=THREADS)).forward_all(tokens)
-    ours, theirs = (engine.forward_all(tokens).copy() for engine in loaded)
-    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.99
-    assert (ours - theirs).std() < 0.3 * (ours - plain).std()  # the adapter matters more than how engines round
-    assert (ours.argmax(axis=1) == theirs.argmax(axis=1)).mean() >= 0.8
+    for kind in ("F16", "BF16", "Q8_0"):
+        path = write_adapter(tmp_path / f"{kind}.gguf", model, 32, kind=kind)
+        assert {info.type for info in read_adapter(path).file.tensors.values()} == {kind}
+        expected = answers(merged(model, (path, 1.0)))
+        ours, theirs = (
+            answers(engines(load(model, each, lora=lora_of(model, path)))) for each in ("reference", "llamacpp")
+        )
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=5e-4)
+        assert np.corrcoef(theirs.ravel(), expected.ravel())[0, 1] > 0.999  # it rounds x to A's type
 
 
 # What a file may claim
@@ -297,24 +279,15 @@ def test_what_people_write() -> None:
             parse_lora(text)
 
 
-def drop_b(tensors: dict[str, AnyArray]) -> None:
-    del tensors["blk.0.attn_q.weight.lora_b"]
+QUERIES = "blk.0.attn_q.weight.lora_"
 
 
-def other_rank(tensors: dict[str, AnyArray]) -> None:
-    tensors["blk.0.attn_q.weight.lora_a"] = tensors["blk.0.attn_q.weight.lora_a"][:2]
-
-
-def too_narrow(tensors: dict[str, AnyArray]) -> None:
-    tensors["blk.0.attn_q.weight.lora_a"] = tensors["blk.0.attn_q.weight.lora_a"][:, :32].copy()
+def change(suffix: str, edit: Callable[[AnyArray], AnyArray]) -> Callable[[dict[str, AnyArray]], None]:
+    return lambda tensors: tensors.update({QUERIES + suffix: edit(tensors[QUERIES + suffix])})
 
 
 def put(name: str) -> Callable[[dict[str, AnyArray]], None]:
     return lambda tensors: tensors.update({name: np.ones((3, 8), np.float32)})
-
-
-def three_dimensions(tensors: dict[str, AnyArray]) -> None:
-    tensors["blk.0.attn_q.weight.lora_a"] = np.ones((2, 3, 64), np.float32)
 
 
 def value(number: float) -> Callable[[dict[str, AnyArray]], None]:
@@ -325,14 +298,14 @@ def value(number: float) -> Callable[[dict[str, AnyArray]], None]:
 
 
 BAD: list[tuple[dict[str, Any], type[EdgeError], str]] = [
-    ({"edit": drop_b}, ModelFormatError, "only one of"),
-    ({"edit": other_rank}, ModelFormatError, "ranks 2 and 3"),
-    ({"edit": too_narrow}, InputError, "another model"),
+    ({"edit": lambda tensors: tensors.pop(f"{QUERIES}b")}, ModelFormatError, "only one of"),
+    ({"edit": change("a", lambda a: a[:2])}, ModelFormatError, "ranks 2 and 3"),
+    ({"edit": change("a", lambda a: a[:, :32].copy())}, InputError, "another model"),
     ({"edit": dict.clear}, ModelFormatError, "without tensors"),
     ({"edit": put("blk.7.attn_q.weight.lora_c")}, UnsupportedError, "no part of a LoRA pair"),
     ({"edit": put("blk.0.attn_norm.weight")}, UnsupportedError, "no part of a LoRA pair"),
     ({"edit": put("token_embd.weight.lora_a")}, UnsupportedError, "matrices in layers only"),
-    ({"edit": three_dimensions}, UnsupportedError, "3 dimensions"),
+    ({"edit": change("a", lambda a: np.ones((2, 3, 64), np.float32))}, UnsupportedError, "3 dimensions"),
     ({"only": ("blk.1",), "edit": lambda t: t.update({k.replace("1", "9", 1): t.pop(k) for k in list(t)})},
      InputError, "does not have"),
     ({"edit": value(np.nan)}, ModelFormatError, "not finite"),
@@ -408,11 +381,11 @@ def adapters(tmp_path: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
-        ("reference", {}), ("llamacpp", {}), pytest.param("cpu", {"kv_dtype": "f32"}, marks=pytest.mark.slow),
+        ("llamacpp", {}), pytest.param("cpu", {"kv_dtype": "f32"}, marks=pytest.mark.slow),
         pytest.param("gpu", {"kv_dtype": "f32"}, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
     ],
 )  # fmt: skip
-def test_a_session_changes_its_adapter(
+def test_session_changes_its_adapter(
     backend: str, options: dict[str, Any], open_session: Open, adapters: list[Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -429,7 +402,6 @@ def test_a_session_changes_its_adapter(
         session.set_lora(lora)
         assert session.generate("Hello", **SHORT) == fresh[lora]
         report = session.report
-        assert report is not None
         assert [(each.name, each.rank, each.scale) for each in report.lora] == (
             [] if lora is None else [(lora.stem, int(lora.stem), 1.0)]
         )
@@ -438,7 +410,7 @@ def test_a_session_changes_its_adapter(
     assert session.generate("Hello", **SHORT) == open_session(lora=f"{large}:0.5", **options).generate("Hello", **SHORT)
 
 
-def test_what_cannot_be_leaves_the_adapter_as_it_was(open_session: Open, adapters: list[Path], tmp_path: Path) -> None:
+def test_what_cannot_be_leaves_adapter_as_it_was(open_session: Open, adapters: list[Path], tmp_path: Path) -> None:
     session = open_session(lora=adapters[0])
     answer, lora = session.generate("Hello", **SHORT), session.lora
     broken = write_adapter(tmp_path / "nan.gguf", golden("llama-gqa-tied"), 3, edit=value(np.nan))
@@ -457,7 +429,7 @@ def test_what_cannot_be_leaves_the_adapter_as_it_was(open_session: Open, adapter
     stream.close()
 
 
-def test_a_follow_up_needs_the_rows_of_its_adapter(open_session: Open, adapters: list[Path]) -> None:
+def test_follow_up_needs_rows_of_its_adapter(open_session: Open, adapters: list[Path]) -> None:
     session = open_session(lora=adapters[0])
     session.generate("Hello", **SHORT)
     session.set_lora(adapters[1])
@@ -467,7 +439,7 @@ def test_a_follow_up_needs_the_rows_of_its_adapter(open_session: Open, adapters:
     session.generate("And then?", follow_up=True, **SHORT)
 
 
-def test_a_conversation_is_run_again_under_another_adapter(
+def test_conversation_is_run_again_under_another_adapter(
     open_session: Open, adapters: list[Path], tmp_path: Path
 ) -> None:
     session = open_session(lora=adapters[0])
@@ -482,20 +454,14 @@ def test_a_conversation_is_run_again_under_another_adapter(
     assert [*talk.say("And then?", **SHORT)] == [*other.say("And then?", **SHORT)]
 
 
-@pytest.mark.parametrize("backend", ["reference", "llamacpp", pytest.param("cpu", marks=pytest.mark.slow)])
-def test_a_prompt_cache_keeps_adapters_apart(
-    backend: str, open_session: Open, adapters: list[Path], tmp_path: Path
-) -> None:
-    if backend == "cpu":
-        require_native()
-    options = {"backend": backend, "kv_dtype": "f32", "prompt_cache": PromptCache(tmp_path / "cache")}
+def test_prompt_cache_keeps_adapters_apart(open_session: Open, adapters: list[Path], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"kv_dtype": "f32", "prompt_cache": PromptCache(tmp_path / "cache")}
     prompt = np.resize(TOKENS, 200)
     session = open_session(lora=adapters[1], **options)
     seen: list[tuple[int, str]] = []
     for lora in (None, adapters[0], adapters[1], f"{adapters[1]}:0.5", adapters[0], None, f"{adapters[1]}:0.5"):
         session.set_lora(lora)
         text = session.generate(prompt, **SHORT)
-        assert session.report is not None
         seen.append((session.report.tokens.reused, text))
     first, again = seen[:4], seen[4:]
     assert [reused for reused, _ in first] == [0] * 4
@@ -504,12 +470,11 @@ def test_a_prompt_cache_keeps_adapters_apart(
     assert [text for _, text in again] == [first[1][1], first[0][1], first[3][1]]
     elsewhere = open_session(lora=adapters[0], **options)
     assert elsewhere.generate(prompt, **SHORT) == first[1][1]
-    assert elsewhere.report is not None
     assert elsewhere.report.tokens.reused > 0
 
 
 @pytest.mark.parametrize("backend", ["reference", "llamacpp", "cpu"])
-def test_a_plan_counts_adapters(backend: str, adapters: list[Path]) -> None:
+def test_plan_counts_adapters(backend: str, adapters: list[Path]) -> None:
     if backend == "cpu":
         require_native()
     model, options = golden("llama-gqa-tied"), edge.Options(max_kv_size=300)
@@ -523,7 +488,7 @@ def test_a_plan_counts_adapters(backend: str, adapters: list[Path]) -> None:
         assert plan.bytes.lora >= held * read_adapter(path).nbytes
 
 
-def test_a_budget_holds_for_another_adapter(open_session: Open, tmp_path: Path) -> None:
+def test_budget_holds_for_another_adapter(open_session: Open, tmp_path: Path) -> None:
     session = open_session()
     session._loaded.plan = replace(session.plan, limit=session.plan.bytes.total + session.plan.bytes.reserve)
     with pytest.raises(BudgetError, match="load it with the model"):
@@ -532,7 +497,7 @@ def test_a_budget_holds_for_another_adapter(open_session: Open, tmp_path: Path) 
     assert session.generate("Hello", **SHORT)
 
 
-def test_a_conversation_lost_to_a_failed_change_is_not_continued(
+def test_conversation_lost_to_failed_change_is_not_continued(
     open_session: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = open_session()
@@ -559,7 +524,7 @@ def test_engines_without_adapters_say_so(adapters: list[Path]) -> None:
         edge.load(golden("llama-gqa-tied"), backend="onnx", lora=adapters[0])
 
 
-def test_the_command_line(adapters: list[Path], tmp_path: Path) -> None:
+def test_command_line(adapters: list[Path], tmp_path: Path) -> None:
     model, common = str(GOLDEN / "llama-gqa-tied.gguf"), ["--backend", "reference", "--max-kv-size", "300"]
     answer = ["-p", "Hello", "-n", "4", "--ignore-eos", "--json"]
     done = run_edge("run", model, "--lora", f"{adapters[1]}:0.5", *answer, *common)
@@ -581,10 +546,8 @@ def test_the_command_line(adapters: list[Path], tmp_path: Path) -> None:
 # Merged for good
 
 
-@pytest.mark.parametrize(("name", "rank"), [("phi3", 4), ("llama-gqa-tied", 3)])
-def test_merged_files_compute_the_same(
-    name: str, rank: int, tmp_path: Path, engines: Callable[[Engine], Engine]
-) -> None:
+@pytest.mark.parametrize(("name", "rank"), [("phi3", 4)])
+def test_merged_files_compute_same(name: str, rank: int, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     model, made = golden(name), tmp_path / "merged.gguf"
     path = write_adapter(tmp_path / "a.gguf", model, rank)
     lora = parse_lora(f"{path}:0.7")
@@ -600,7 +563,7 @@ def test_merged_files_compute_the_same(
     assert np.corrcoef(ours.ravel(), answers(engine).ravel())[0, 1] > 0.999
 
 
-def test_merging_makes_floats_of_what_changes(tmp_path: Path) -> None:
+def test_merging_makes_floats_of_changed_matrices(tmp_path: Path) -> None:
     small = open_model(write_small(tmp_path / "small.gguf", Small(layers=2, types="Q4_0")))
     path = write_adapter(tmp_path / "a.gguf", small, 4, only=("attn_q",))
     convert(small.path, tmp_path / "merged.gguf", Conversion("gguf", lora=parse_lora(path)))

@@ -71,13 +71,10 @@ CALLED: Messages = [
 ]
 WITH_TEXT: Messages = [user("Rain?"), calling(call("time", '{"zone": "CET"}'), content="Let me look."), result(" 12 ")]
 PARALLEL: Messages = [
-    user("Both?"),
-    calling(call("get_weather", '{"city": "Rome"}', "aaaaaaaaa"), call("time", "{}", "bbbbbbbbb")),
-    result("sunny", "aaaaaaaaa"),
-    result("noon", "bbbbbbbbb"),
-    {"role": "assistant", "content": "Sunny noon."},
+    user("Both?"), calling(call("get_weather", '{"city": "Rome"}', "aaaaaaaaa"), call("time", "{}", "bbbbbbbbb")),
+    result("sunny", "aaaaaaaaa"), result("noon", "bbbbbbbbb"), {"role": "assistant", "content": "Sunny noon."},
     user("Thanks"),
-]
+]  # fmt: skip
 # Templates whose limits are repaired, which are shown below.
 REPAIRED = {(SMOLLM3, "called"), (SMOLLM3, "text"), (SMOLLM3, "parallel"), (LLAMA32, "parallel"), (GPT_OSS, "parallel")}
 
@@ -110,7 +107,7 @@ def with_responses(messages: Messages) -> Messages:
 
 
 @pytest.mark.parametrize("think", [None, "on", "off"])
-def test_thoughts_are_replayed_where_the_template_keeps_them(think: str | None) -> None:
+def test_thoughts_are_replayed_where_template_keeps_them(think: str | None) -> None:
     messages = [user("Rain?"), calling(call("time", "{}"), reasoning_content="I should\n\nlook.\n"), result("12")]
     switch = {} if think is None else {"enable_thinking": think == "on"}
     written = oracle(QWEN3, messages, TOOLS, **switch)
@@ -131,7 +128,7 @@ def test_contents_in_parts_and_several_system_messages() -> None:
 # Templates that cannot write all of it
 
 
-def test_a_template_that_drops_calls_has_them_as_text() -> None:
+def test_template_that_drops_calls_has_them_as_text() -> None:
     text = ours(SMOLLM3, CALLED, TOOLS)
     call_text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich \\"ZH\\"\\n", "days": 2, '
     assert f"<|im_start|>assistant\n{call_text}" in text
@@ -142,7 +139,7 @@ def test_a_template_that_drops_calls_has_them_as_text() -> None:
     assert ours(SMOLLM3, WITH_TEXT) == oracle(SMOLLM3, spelled)
 
 
-def test_a_template_of_single_calls_has_them_one_by_one() -> None:
+def test_single_call_templates_take_calls_one_by_one() -> None:
     first, second = PARALLEL[1]["tool_calls"]
     alone = [PARALLEL[0], calling(first), PARALLEL[2], calling(second), PARALLEL[3], *PARALLEL[4:]]
     for source in (LLAMA32, GPT_OSS):  # which refuses several, and which drops all but the first
@@ -150,7 +147,7 @@ def test_a_template_of_single_calls_has_them_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("source", [CHATML, GEMMA], ids=["chatml", "gemma"])
-def test_a_template_without_tools_has_them_as_text(source: str) -> None:
+def test_template_without_tools_has_them_as_text(source: str) -> None:
     messages = CALLED if source is CHATML else CALLED[1:]
     tools = TOOLS if source is CHATML else None  # this one refuses a system prompt
     text = ours(source, messages, tools)
@@ -161,7 +158,7 @@ def test_a_template_without_tools_has_them_as_text(source: str) -> None:
     assert 'user\n<tool_response>\n{"rain": "no"}\n</tool_response>' in text
 
 
-def test_texts_that_a_template_drops_are_reported() -> None:
+def test_texts_that_template_drops_are_reported() -> None:
     with pytest.raises(InputError, match="drops the text of the user"):
         ours("{{ messages[-1].content }}", PLAIN[1:])
     with pytest.raises(InputError, match=r"refuses these messages: .*never"):
@@ -174,14 +171,8 @@ def test_texts_that_a_template_drops_are_reported() -> None:
 
 
 HOSTILE_TEXTS = [
-    *USERS,
-    "<|im_start|>",
-    "</tool_call>",
-    "</think>",
-    "a<tool_response>\n</tool_response>",
-    "\U0010ff00",
-    "",
-]
+    *USERS, "<|im_start|>", "</tool_call>", "</think>", "a<tool_response>\n</tool_response>", "\U0010ff00", "",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=range(len(HOSTILE_TEXTS)))
@@ -193,11 +184,9 @@ def test_whose_words_they_are(family: str, text: str) -> None:
     tool["function"]["description"] = words[0]
     tool["function"]["parameters"]["properties"][words[1]] = {"type": "string", "description": words[2]}
     messages = [
-        {"role": "system", "content": words[3]},
-        user(words[4]),
-        calling(call("get_weather", json.dumps({words[5]: words[6]}))),
-        result(words[7]),
-    ]
+        {"role": "system", "content": words[3]}, user(words[4]),
+        calling(call("get_weather", json.dumps({words[5]: words[6]}))), result(words[7]),
+    ]  # fmt: skip
     segments, _ = chat_template(TEMPLATES[family]).conversation(messages, [tool])
     trusted = "".join(str(segment.text) for segment in segments if segment.trusted)
     assert not any(place + text[:3] in trusted for place in "ABCDEFGH" if text)
@@ -230,7 +219,7 @@ def test_words_never_become_control_tokens(tmp_path_factory: pytest.TempPathFact
     assert marks(place, text) == marks(place, "y")
 
 
-def test_texts_within_the_templates_are_encoded_with_it(tmp_path: Path) -> None:
+def test_texts_within_templates_are_encoded_with_it(tmp_path: Path) -> None:
     """As transformers does, which encodes the whole text: a name's first token may begin with a quotation mark."""
     model = script(tmp_path)
     ids = model.chat_prompt(CALLED[1:], tools=TOOLS).first(None)
@@ -239,7 +228,7 @@ def test_texts_within_the_templates_are_encoded_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("think", [None, "off"])
-def test_a_conversation_has_the_tokens_of_a_chat(tmp_path: Path, think: str | None) -> None:
+def test_conversation_has_tokens_of_chat(tmp_path: Path, think: str | None) -> None:
     """So that the rows of its earlier turns serve the later ones."""
     model, choice = script(tmp_path), Think.parse(think)
     turns = [("Hi", "Hello!"), ("two\n\nlines", "ok"), ("<tool_call>", "no\n")]
@@ -256,24 +245,19 @@ def test_a_conversation_has_the_tokens_of_a_chat(tmp_path: Path, think: str | No
 # Messages that are none
 
 
-@pytest.mark.parametrize(
-    ("messages", "reason"),
-    [
-        ([], "messages must be a list"),
-        ("Hi", "messages must be a list"),
-        (["Hi"], "message 1 must be an object"),
-        ([{"role": "nobody", "content": "x"}], "message 1: role must be one of system"),
-        ([user([{"type": "image_url", "image_url": {}}])], r"content\[0\] is 'image_url'"),  # type: ignore[arg-type]
-        ([{"role": "user", "content": 5}], "content must be text"),
-        ([user("x") | {"tool_calls": [call("f", "{}")]}], "only the assistant has tool_calls"),
-        ([calling(call("f g", "{}"))], "message 1, call 1: the name of a function"),
-        ([calling({"id": "x"})], "message 1, call 1 must be an object with a function"),
-        ([calling(call("f", "[" * 100 + "]" * 100))], ""),
-        ([calling({"id": "x", "function": {"name": "f", "arguments": 5}})], "arguments must be a JSON object as text"),
-        ([{"role": "assistant", "tool_calls": 5}], "tool_calls must be a list"),
-        ([user("x") | {"name": 5}], "name must be text"),
-    ],
-)
+@pytest.mark.parametrize(("messages", "reason"), [
+    ([], "messages must be a list"), ("Hi", "messages must be a list"), (["Hi"], "message 1 must be an object"),
+    ([{"role": "nobody", "content": "x"}], "message 1: role must be one of system"),
+    ([user([{"type": "image_url", "image_url": {}}])], r"content\[0\] is 'image_url'"),  # type: ignore[arg-type]
+    ([{"role": "user", "content": 5}], "content must be text"),
+    ([user("x") | {"tool_calls": [call("f", "{}")]}], "only the assistant has tool_calls"),
+    ([calling(call("f g", "{}"))], "message 1, call 1: the name of a function"),
+    ([calling({"id": "x"})], "message 1, call 1 must be an object with a function"),
+    ([calling(call("f", "[" * 100 + "]" * 100))], ""),
+    ([calling({"id": "x", "function": {"name": "f", "arguments": 5}})], "arguments must be a JSON object as text"),
+    ([{"role": "assistant", "tool_calls": 5}], "tool_calls must be a list"),
+    ([user("x") | {"name": 5}], "name must be text"),
+])  # fmt: skip
 def test_messages_that_are_refused(messages: Any, reason: str) -> None:
     if not reason:
         assert ours(QWEN3, [user("x"), *messages])  # arguments that a model wrote are passed on
@@ -283,18 +267,14 @@ def test_messages_that_are_refused(messages: Any, reason: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("tools", "reason"),
-    [
-        ({}, "tools must be a list"),
-        (["f"], "tool 1 must be an object"),
-        ([{"type": "retrieval"}], "tool 1 is of type 'retrieval'"),
-        ([{"type": "function", "function": {"name": "a b"}}], "tool 1: the name of a function"),
-        ([{"name": "f", "parameters": []}], "parameters must be a JSON schema"),
-        ([{"name": "f", "description": 5}], "description must be text"),
-        ([{"name": "f", "parameters": {"x": {1, 2}}}], "is no JSON"),
-    ],
-)
+@pytest.mark.parametrize(("tools", "reason"), [
+    ({}, "tools must be a list"), (["f"], "tool 1 must be an object"),
+    ([{"type": "retrieval"}], "tool 1 is of type 'retrieval'"),
+    ([{"type": "function", "function": {"name": "a b"}}], "tool 1: the name of a function"),
+    ([{"name": "f", "parameters": []}], "parameters must be a JSON schema"),
+    ([{"name": "f", "description": 5}], "description must be text"),
+    ([{"name": "f", "parameters": {"x": {1, 2}}}], "is no JSON"),
+])  # fmt: skip
 def test_tools_that_are_refused(tools: Any, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         ours(QWEN3, PLAIN, tools)
@@ -322,27 +302,25 @@ def test_hostile_templates_are_contained(name: str) -> None:
     assert time.monotonic() - started < 60
 
 
-def test_a_template_that_repeats_a_text_is_stopped() -> None:
+def test_template_that_repeats_text_is_stopped() -> None:
     with pytest.raises(InputError, match="repeats the conversation too often"):
         ours("{% for i in range(10000) %}{{ messages[0].content }}{% endfor %}", [user("x" * 1_000_000)])
 
 
-def test_a_child_that_is_gone_is_replaced() -> None:
+def test_child_that_is_gone_is_replaced() -> None:
     template = ChatTemplate(CHATML)
     text = joined(template.conversation(PLAIN)[0])
     child = template._renderer._child
-    assert child is not None
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     assert joined(template.conversation(PLAIN)[0]) == text
     child = template._renderer._child
-    assert child is not None
     del template
     gc.collect()
     assert child.returncode is not None  # it ends with the template
 
 
-def test_a_fork_has_a_child_of_its_own() -> None:
+def test_fork_has_child_of_its_own() -> None:
     template = ChatTemplate(CHATML)
     text = joined(template.conversation(PLAIN)[0])
     reader, writer = os.pipe()

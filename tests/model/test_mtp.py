@@ -63,7 +63,7 @@ def with_mtp(path: Path, name: str, layers: int = 1, hidden: int = 16) -> Path:
         pytest.param("qwen35moe", 2, f"gpu@{SOME_GPU}", marks=pytest.mark.exhaustive),
     ],
 )  # fmt: skip
-def test_logits_are_those_of_the_model_without_them(
+def test_logits_match_model_without_them(
     name: str, layers: int, backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     plain, other = open_model(GOLDEN / f"{name}.gguf"), open_model(with_mtp(tmp_path / "m.gguf", name, layers))
@@ -139,7 +139,7 @@ def test_inspect_shows_them(tmp_path: Path) -> None:
     assert (found["spec"]["layers"], found["mtp_layers"], found["mtp_bytes"]) == (2, 2, 2 * 16_832)
 
 
-def test_the_number_of_layers_may_be_a_list(tmp_path: Path) -> None:
+def test_number_of_layers_may_be_list(tmp_path: Path) -> None:
     """Of equal values, as other figures may be."""
     file = GGUF.read(with_mtp(tmp_path / "m.gguf", "qwen35"))
     file.metadata["qwen35.block_count"] = (ARRAY, (U32, [3, 3, 3]))
@@ -147,7 +147,7 @@ def test_the_number_of_layers_may_be_a_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 7])
-def test_a_model_has_layers_of_its_own(count: int, tmp_path: Path) -> None:
+def test_model_has_layers_of_its_own(count: int, tmp_path: Path) -> None:
     file = GGUF.read(with_mtp(tmp_path / "m.gguf", "qwen35"))
     file.metadata["qwen35.nextn_predict_layers"] = (U32, count)
     with pytest.raises(ModelFormatError, match=f"nextn_predict_layers is {count} of 3 layers"):

@@ -70,7 +70,7 @@ def logits(model: Model, adapter: Path | None = None) -> FloatArray:
     ("name", "config"),
     [("llama", {}), ("llama", {"use_rslora": True}), ("qwen2", {}), ("phi3", {}), ("gemma3_text", {}), ("gpt2", {})],
 )
-def test_an_adapter_computes_what_merged_checkpoints_do(name: str, config: dict[str, Any], tmp_path: Path) -> None:
+def test_adapter_computes_what_merged_checkpoints_do(name: str, config: dict[str, Any], tmp_path: Path) -> None:
     merged = write_peft(tmp_path / "peft", FOLDERS / name, **config)
     folder = copy_folder(name, tmp_path / "merged")
     for old in folder.glob("model*.safetensors*"):
@@ -104,31 +104,26 @@ def test_kinds_of_adapters_give_peft_s_logits(kind: str, tmp_path: Path) -> None
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
 
 
-def test_a_changed_base_must_be_unquantized(tmp_path: Path) -> None:
+def test_changed_base_must_be_unquantized(tmp_path: Path) -> None:
     convert(FOLDERS / "llama", tmp_path / "q.gguf", Conversion("gguf", settings=Settings(type="Q8_0", method="rtn")))
     base = open_model(tmp_path / "q.gguf")
     said = complaint(lambda: convert_adapter(PEFT / "pissa", base, tmp_path / "a.gguf"))
     assert "name it unquantized" in said
 
 
-def test_a_folder_is_no_adapter_yet() -> None:
+def test_folder_is_no_adapter_yet() -> None:
     assert f"edge convert {PEFT / 'dora'} adapter.gguf" in complaint(lambda: read_adapter(PEFT / "dora"))
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
-        ({"init_lora_weights": "corda"}, "merge it with PEFT's merge_and_unload"),
-        ({"alpha_pattern": {"(": 2}}, "is no pattern"),
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
-        ({"r": 0}, "r is 0"),
-        ({"lora_alpha": "x"}, "lora_alpha is 'x'"),
-    ],
-)
-def test_what_is_more_than_pairs_of_matrices_is_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("config", "said"), [
+    ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
+    ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
+    ({"init_lora_weights": "corda"}, "merge it with PEFT's merge_and_unload"),
+    ({"alpha_pattern": {"(": 2}}, "is no pattern"), ({"peft_type": "IA3"}, "peft_type is 'IA3'"), ({"r": 0}, "r is 0"),
+    ({"lora_alpha": "x"}, "lora_alpha is 'x'"),
+])  # fmt: skip
+def test_unsupported_peft_parts_are_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
     write_peft(tmp_path / "peft", FOLDERS / "llama", **config)
     convert_folder(FOLDERS / "llama", tmp_path / "base.gguf")
     base = open_model(tmp_path / "base.gguf")

@@ -32,7 +32,7 @@ def blocks_of(sizes: list[int]) -> list[IntArray]:
 
 
 @given(BLOCKS, st.lists(st.integers(1, 60)))
-def test_tokens_come_in_order_whatever_the_blocks(sizes: list[int], wanted: list[int]) -> None:
+def test_tokens_come_in_order_whatever_blocks(sizes: list[int], wanted: list[int]) -> None:
     prompt, run = Prompt(blocks_of(sizes)), 0
     for count in wanted:
         while prompt.waiting < count and prompt.read():
@@ -70,7 +70,7 @@ def endless_text(read: list[int] | None = None) -> Iterator[str]:
         yield "the quick brown fox jumps over the lazy dog " * 20
 
 
-def test_a_text_without_end_is_read_no_further_than_it_is_run(session: Session) -> None:
+def test_endless_text_is_read_as_it_runs(session: Session) -> None:
     read: list[int] = []
     ran: list[int] = []
 
@@ -81,7 +81,6 @@ def test_a_text_without_end_is_read_no_further_than_it_is_run(session: Session) 
             session.terminate()
 
     assert session.generate(endless_text(read), raw=True, on_prefill=stop) == ""
-    assert session.report is not None
     tokens = session.report.tokens
     assert (session.report.stop_reason, tokens.ran, tokens.generated) == ("terminated", ran[-1], 0)
     assert tokens.unread
@@ -90,7 +89,7 @@ def test_a_text_without_end_is_read_no_further_than_it_is_run(session: Session) 
     assert len(read) < 60
 
 
-def test_text_in_parts_gives_the_tokens_of_the_whole(session: Session) -> None:
+def test_text_in_parts_gives_tokens_of_whole(session: Session) -> None:
     text = "".join(part for part, _ in zip(endless_text(), range(12), strict=False))
     parts = [text[start : start + 77] for start in range(0, len(text), 77)]
     whole = session.generate(text, raw=True, max_tokens=5, ignore_eos=True)
@@ -100,7 +99,7 @@ def test_text_in_parts_gives_the_tokens_of_the_whole(session: Session) -> None:
 
 
 @pytest.mark.parametrize("ended", ["interrupt", "terminate", "time"])
-def test_a_follow_up_first_runs_what_is_left_of_a_prompt(session: Session, ended: str) -> None:
+def test_follow_up_first_runs_rest_of_prompt(session: Session, ended: str) -> None:
     tokens = open_golden(MODEL).tokens[:40]
     model_tokens: list[int] = []
     forward = session.engine.forward
@@ -126,14 +125,13 @@ def test_a_follow_up_first_runs_what_is_left_of_a_prompt(session: Session, ended
     assert model_tokens == [*tokens.tolist(), 7]
 
 
-def test_an_interrupt_while_a_prompt_is_first_read_ends_it(session: Session) -> None:
+def test_interrupt_while_prompt_is_first_read_ends_it(session: Session) -> None:
     def blocks() -> Iterator[IntArray]:
         session.interrupt()
         while True:
             yield np.ones(5000, np.int32)
 
     assert session.generate(Prompt(blocks()), max_tokens=2) == ""
-    assert session.report is not None
     assert (session.report.stop_reason, session.report.tokens.ran) == ("interrupted", 0)
     session.generate(np.ones(5, np.int32), max_tokens=2, ignore_eos=True)
     assert session.report.stop_reason == "length"  # the next generation knows nothing of it
@@ -151,35 +149,37 @@ def text():
         yield "the quick brown fox jumps over the lazy dog " * 25
 def tokens():
     return np.ones(4_000_000, np.int32)
-prompt = text() if sys.argv[2] == "text" else tokens()
-session.generate("warm up " * 200, raw=True, max_tokens=4)
-before = memory_use().peak
 def stop(done, known):
     if done >= 4000:
         session.terminate()
-session.generate(prompt, raw=True, on_prefill=stop)
-session.reset()
-print(json.dumps([memory_use().peak - before, session.report.tokens.ran]))
+session.generate("warm up " * 200, raw=True, max_tokens=4)
+found = []
+for prompt in (text(), tokens()):
+    before = memory_use().peak
+    session.generate(prompt, raw=True, on_prefill=stop)
+    session.reset()
+    held = 16_000_000 if found else 0  # the caller's array
+    found.append([memory_use().peak - before - held, session.report.tokens.ran])
+    session.terminated = False
+print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("what", ["text", "tokens"])
-def test_a_prompt_of_22_mb_takes_no_more_memory_than_a_short_one(what: str) -> None:
+def test_long_prompts_take_no_memory() -> None:
     """Tokens that a caller passes in are the caller's; no copy of the rest is made when the run ends."""
-    child = run_child(_LONG_PROMPT, GOLDEN / f"{MODEL}.gguf", what)
-    grown, ran = child.output
-    assert ran >= 4000
-    assert grown < 3 << 20
+    for grown, ran in run_child(_LONG_PROMPT, GOLDEN / f"{MODEL}.gguf").output:
+        assert ran >= 4000
+        assert grown < 3 << 20
 
 
-# One generation at a time
-
-
-def test_a_second_stream_is_refused_while_one_is_open(session: Session) -> None:
+def test_second_stream_is_refused_while_one_is_open(session: Session) -> None:
     tokens = open_golden(MODEL).tokens[:8]
     whole = session.generate(tokens, max_tokens=6, ignore_eos=True)
     first = session.stream(tokens, max_tokens=6, ignore_eos=True)
+    made_before = session.stream(tokens, max_tokens=2)
     text = next(first)
+    with pytest.raises(BusyError):
+        next(made_before)
     with pytest.raises(BusyError, match="one generation at a time: finish or close that stream first, or load another"):
         session.stream(tokens)
     for refused in (session.reset, lambda: session.generate(tokens)):
@@ -190,14 +190,6 @@ def test_a_second_stream_is_refused_while_one_is_open(session: Session) -> None:
     next(left_open)
     left_open.close()
     assert session.generate(tokens, max_tokens=6, ignore_eos=True) == whole
-
-
-def test_streams_that_were_made_before_another_began_are_refused_when_they_begin(session: Session) -> None:
-    tokens = open_golden(MODEL).tokens[:8]
-    one, two = session.stream(tokens, max_tokens=2), session.stream(tokens, max_tokens=2)
-    next(one)
-    with pytest.raises(BusyError):
-        next(two)
 
 
 def test_threads_never_mix_their_texts(session: Session) -> None:
@@ -224,7 +216,7 @@ def test_threads_never_mix_their_texts(session: Session) -> None:
     assert alone in answers
 
 
-def test_a_callback_cannot_begin_a_generation_or_close_the_session(session: Session) -> None:
+def test_callback_cannot_begin_generation_or_close_session(session: Session) -> None:
     tokens, refused = open_golden(MODEL).tokens[:8], []
 
     def meddle(*_: int) -> None:
@@ -237,20 +229,19 @@ def test_a_callback_cannot_begin_a_generation_or_close_the_session(session: Sess
     assert len(refused) == 3
 
 
-def test_closing_a_session_ends_its_open_stream() -> None:
+def test_closing_session_ends_its_open_stream() -> None:
     session = load(open_golden(MODEL).model, backend="reference", max_kv_size=64)
     with session:
         pieces = session.stream(open_golden(MODEL).tokens[:8], max_tokens=50, ignore_eos=True)
         next(pieces)
     assert list(pieces) == []
-    assert session.report is not None
     assert session.report.stop_reason == "interrupted"
     with pytest.raises(InputError, match="this session is closed"):
         session.generate("x")
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_a_forked_child_is_told_to_load_the_model_itself(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["cpu"])
+def test_forked_child_is_told_to_load_model_itself(backend: str, tmp_path: Path) -> None:
     model = open_golden(MODEL).model
     options = {"backend": backend, "max_kv_size": 64, "threads": 1}
     with load(model, **options) as session:  # type: ignore[arg-type]
@@ -273,7 +264,7 @@ def test_a_forked_child_is_told_to_load_the_model_itself(backend: str, tmp_path:
         assert session.generate("x", raw=True, max_tokens=4, ignore_eos=True) == answer
 
 
-def test_a_long_text_has_longropes_long_factors_however_it_is_read() -> None:
+def test_longrope_uses_long_factors_for_long_text() -> None:
     """Policies that leave gaps go beyond the original context (256) with fewer rows: it is decided at the beginning."""
     model = open_model(GOLDEN / "phi3-longrope.gguf")
     tokens = np.random.default_rng(1).integers(3, 200, 300).astype(np.int32)

@@ -45,7 +45,7 @@ def asked(*given: str, file: Path | None = None) -> str:
     return "".join(read_prompt(given, file))
 
 
-def test_a_terminal_without_a_prompt_is_told_of_chat(connect: Connect) -> None:
+def test_terminal_without_prompt_is_told_of_chat(connect: Connect) -> None:
     leader, terminal = os.openpty()
     connect(terminal)
     with pytest.raises(InputError, match=r"^no prompt: .*; edge chat holds a conversation$"):
@@ -53,18 +53,12 @@ def test_a_terminal_without_a_prompt_is_told_of_chat(connect: Connect) -> None:
     os.close(leader)
 
 
-@pytest.mark.parametrize(
-    ("text", "whole"),
-    [
-        ("A red apple.", "A red apple.\n\nWhat is it?"),
-        ("A red apple.\n", "A red apple.\n\nWhat is it?"),
-        ("Red\napple.\n\n", "Red\napple.\n\nWhat is it?"),
-        ("{\n}", "{\n}\n\nWhat is it?"),
-        ("\n", "\n\nWhat is it?"),
-        ("", "What is it?"),
-    ],
-)
-def test_what_is_piped_in_goes_before_the_prompt(text: str, whole: str, tmp_path: Path, connect: Connect) -> None:
+@pytest.mark.parametrize(("text", "whole"), [
+    ("A red apple.", "A red apple.\n\nWhat is it?"), ("A red apple.\n", "A red apple.\n\nWhat is it?"),
+    ("Red\napple.\n\n", "Red\napple.\n\nWhat is it?"), ("{\n}", "{\n}\n\nWhat is it?"), ("\n", "\n\nWhat is it?"),
+    ("", "What is it?"),
+])  # fmt: skip
+def test_what_is_piped_in_goes_before_prompt(text: str, whole: str, tmp_path: Path, connect: Connect) -> None:
     writer = pipe(connect)
     os.write(writer, text.encode())
     os.close(writer)
@@ -74,7 +68,7 @@ def test_what_is_piped_in_goes_before_the_prompt(text: str, whole: str, tmp_path
     assert asked(ASKED) == whole
 
 
-def test_a_silent_pipe_is_not_waited_for(connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_pipe_is_not_waited_for(connect: Connect, capsys: pytest.CaptureFixture[str]) -> None:
     writer = pipe(connect)
     assert asked(ASKED) == ASKED
     assert "nothing came on stdin" in capsys.readouterr().err
@@ -85,7 +79,7 @@ def test_a_silent_pipe_is_not_waited_for(connect: Connect, capsys: pytest.Captur
         assert asked(ASKED) == ASKED
 
 
-def test_a_dash_waits_for_stdin(connect: Connect) -> None:
+def test_dash_waits_for_stdin(connect: Connect) -> None:
     writer = pipe(connect)
 
     def write() -> None:
@@ -98,7 +92,7 @@ def test_a_dash_waits_for_stdin(connect: Connect) -> None:
     late.join()
 
 
-def test_nothing_to_read_is_no_complaint_beside_a_prompt(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_to_read_is_no_complaint_beside_prompt(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(os.open(os.devnull, os.O_RDONLY))
     assert asked(ASKED) == ASKED
     with pytest.raises(InputError, match=r"^stdin is empty"):
@@ -110,7 +104,7 @@ def test_nothing_to_read_is_no_complaint_beside_a_prompt(connect: Connect, monke
             asked(*given)
 
 
-def test_a_file_is_read_and_stdin_is_not(tmp_path: Path, connect: Connect) -> None:
+def test_file_is_read_and_stdin_is_not(tmp_path: Path, connect: Connect) -> None:
     writer = pipe(connect)
     os.write(writer, b"piped")
     (tmp_path / "letter.txt").write_text("Dear all", encoding="utf-8")
@@ -122,6 +116,6 @@ def test_a_file_is_read_and_stdin_is_not(tmp_path: Path, connect: Connect) -> No
 @pytest.mark.parametrize(
     ("given", "file", "says"), [((ASKED, "Why?"), None, "the prompt once"), (("-",), Path("letter.txt"), "not both")]
 )
-def test_a_prompt_is_given_once(given: tuple[str, ...], file: Path | None, says: str) -> None:
+def test_prompt_is_given_once(given: tuple[str, ...], file: Path | None, says: str) -> None:
     with pytest.raises(InputError, match=says):
         asked(*given, file=file)

@@ -77,28 +77,27 @@ def ids(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
 # The ids
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: ascii(case["text"][:20]))
-def test_golden_ids(case: dict[str, Any]) -> None:
-    assert ids(smollm2(), case["text"]) == case["plain"]
-    assert ids(smollm2(), case["text"], special=True) == case["special"]
-    assert ids(spm(), case["text"]) == case["spm"]
-
-
-@pytest.mark.parametrize("text", TEXTS, ids=lambda text: ascii(text[:20]))
-def test_decoding_gives_the_text_back(text: str) -> None:
-    assert smollm2().decode(smollm2().encode(text)) == text
-    if text:  # SentencePiece puts a space before a text, and takes its own sign for a space
-        assert spm().decode(spm().encode(text)) == " " + text.replace("\u2581", " ")
-        assert spm().decode(spm().encode(text, start=False)) == text.replace("\u2581", " ")
+def test_golden_ids_and_back() -> None:
+    for case in CASES:
+        text = case["text"]
+        assert ids(smollm2(), text) == case["plain"]
+        assert ids(smollm2(), text, special=True) == case["special"]
+        assert ids(spm(), text) == case["spm"]
+        assert smollm2().decode(case["plain"]) == text
+        if text:  # SentencePiece puts a space before a text, and takes its own sign for a space
+            assert spm().decode(case["spm"]) == " " + text.replace("\u2581", " ")
+            assert spm().decode(spm().encode(text, start=False)) == text.replace("\u2581", " ")
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(TORTURE)
-def test_decoding_gives_any_text_back(text: str) -> None:
-    text = known_to_smollm2(text)
+@given(text=TORTURE, special=st.booleans())
+def test_ids_match_llama_cpp(llama_cpp_smollm2: LlamaCpp, llama_cpp_spm: LlamaCpp, text: str, special: bool) -> None:
+    text = known_to_smollm2(text).replace("\0", "")  # where C strings end
+    assert ids(smollm2(), text, special=special) == llama_cpp_smollm2(text, special)
+    assert ids(spm(), text, special=special) == llama_cpp_spm(text, special)
     assert smollm2().decode(smollm2().encode(text)) == text
-    assert smollm2()._control.isdisjoint(ids(smollm2(), text))
-    assert spm()._control.isdisjoint(ids(spm(), text))
+    for tokenizer in (smollm2(), spm()):
+        assert tokenizer._control.isdisjoint(ids(tokenizer, text))
 
 
 class LlamaCpp:
@@ -142,16 +141,6 @@ def llama_cpp_spm() -> Iterator[LlamaCpp]:
     tokenize = LlamaCpp(SPM)
     yield tokenize
     tokenize.close()
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(text=TORTURE, special=st.booleans())
-def test_ids_are_those_of_llama_cpp(
-    llama_cpp_smollm2: LlamaCpp, llama_cpp_spm: LlamaCpp, text: str, special: bool
-) -> None:
-    text = known_to_smollm2(text).replace("\0", "")  # where C strings end
-    assert ids(smollm2(), text, special=special) == llama_cpp_smollm2(text, special)
-    assert ids(spm(), text, special=special) == llama_cpp_spm(text, special)
 
 
 @pytest.mark.parametrize("text", ["</s>", "<s>", "one</s> two", "<|im_end|></s><unk>"])
@@ -201,9 +190,9 @@ def test_long_text_in_blocks(
 
 
 @pytest.mark.parametrize(
-    "text", ["a" * 300_000, "\u4f60\u597d" * 100_000, "\n" * 200_000, "word " * 50_000, "1 2 " * 60_000]
+    "text", ["a" * 90_000, "\u4f60\u597d" * 40_000, "\n" * 80_000, "word " * 20_000, "1 2 " * 30_000]
 )
-def test_long_text_without_a_place_to_cut(text: str) -> None:
+def test_long_text_without_place_to_cut(text: str) -> None:
     assert smollm2().decode(smollm2().encode(text)) == text
 
 
@@ -237,12 +226,12 @@ print(size, memory_use().peak - before)
 """
 
 
-def test_memory_for_a_long_prompt() -> None:
+def test_memory_for_long_prompt() -> None:
     child = subprocess.run(
-        [sys.executable, "-c", ENCODE_IN_A_CHILD, "8"], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", ENCODE_IN_A_CHILD, "4"], capture_output=True, text=True, check=True, timeout=120
     )
     tokens, peak = map(int, child.stdout.split())
-    assert tokens > 800_000
+    assert tokens > 400_000
     assert peak < 12 * tokens  # four bytes each, twice while the array grows; the text itself is not kept
 
 
@@ -250,25 +239,19 @@ def test_memory_for_a_long_prompt() -> None:
 
 
 def test_pieces() -> None:
-    tokenizer = smollm2()
+    tokenizer, text = smollm2(), "na\u00efve \U0001f600"
     assert tokenizer.piece(1) == tokenizer.piece(2) == b""  # control tokens show nothing
     assert tokenizer.text(1) == "<|im_start|>"
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos) == (1, 2, False)
     assert {tokenizer.text(token) for token in tokenizer.end_ids} == {"<|im_end|>", "<|endoftext|>", "<reponame>"}
-    assert (
-        b"".join(tokenizer.piece(token) for token in ids(tokenizer, "na\u00efve \U0001f600"))
-        == "na\u00efve \U0001f600".encode()
-    )
+    assert b"".join(tokenizer.piece(token) for token in ids(tokenizer, text)) == text.encode()
+    assert tokenizer.decode(ids(tokenizer, "\U0001f600")[:1]) == "\ufffd"
     for token in (-1, tokenizer.size):
         with pytest.raises((IndexError, OverflowError)):
             tokenizer.text(token)
-
-
-def test_pieces_of_sentencepiece() -> None:
-    tokenizer = spm()
-    assert [tokenizer.piece(token) for token in (0, 1, 2)] == [b""] * 3
-    assert sorted(tokenizer.piece(token) for token in range(3, 259)) == sorted(bytes([byte]) for byte in range(256))
-    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos) == (1, 2, True)
+    assert [spm().piece(token) for token in (0, 1, 2)] == [b""] * 3
+    assert sorted(spm().piece(token) for token in range(3, 259)) == sorted(bytes([byte]) for byte in range(256))
+    assert (spm().bos_id, spm().eos_id, spm().add_bos) == (1, 2, True)
 
 
 def test_stream_decoder_waits_for_whole_characters() -> None:
@@ -282,10 +265,6 @@ def test_stream_decoder_waits_for_whole_characters() -> None:
     assert shown.count("") > 5  # these emoji take several tokens each
     assert decoder.decode(b"\xf0\x9f") == ""
     assert decoder.decode(b"", final=True) == "\ufffd"
-
-
-def test_bytes_that_are_no_text_are_replaced() -> None:
-    assert smollm2().decode(ids(smollm2(), "\U0001f600")[:1]) == "\ufffd"
 
 
 # Vocabularies
@@ -313,7 +292,7 @@ def with_tokens(
     return file
 
 
-def test_user_defined_tokens_match_in_any_text_but_marks_do_not(tmp_path: Path) -> None:
+def test_user_defined_tokens_match_but_marks_do_not(tmp_path: Path) -> None:
     marks = ["<|user|>", "<end_of_turn>", "[INST]", "<|im_x|>"]
     tokenizer = opened(with_tokens(dict(enumerate(["[X]", *marks], 267)), kind=USER_DEFINED), tmp_path / "m.gguf")
     assert ids(tokenizer, "a[X]b")[1] == 267
@@ -325,40 +304,33 @@ def test_user_defined_tokens_match_in_any_text_but_marks_do_not(tmp_path: Path) 
     assert (tokenizer.piece(267), tokenizer.piece(269), tokenizer.piece(270)) == (b"[X]", b"", b"[INST]")
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "ends"),
-    [("<|eot_id|>", NORMAL, True), ("<|end|>", USER_DEFINED, True), ("<|other|>", CONTROL, False),
-     ("</s>", CONTROL, True), ("</s>", USER_DEFINED, True), ("</s>", NORMAL, False)],
-)  # fmt: skip
-def test_tokens_that_end_a_turn_by_their_name(tmp_path: Path, text: str, kind: int, ends: bool) -> None:
-    tokenizer = opened(with_tokens({271: text}, kind=kind), tmp_path / "m.gguf")
-    assert (271 in tokenizer.end_ids) == ends
-    assert 271 not in ids(tokenizer, text) or kind == NORMAL
-
-
-def test_tokens_that_end_a_turn_by_their_id(tmp_path: Path) -> None:
+def test_tokens_that_end_turn(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    for text, kind, ends in (
+        ("<|eot_id|>", NORMAL, True), ("<|end|>", USER_DEFINED, True), ("<|other|>", CONTROL, False),
+        ("</s>", CONTROL, True), ("</s>", USER_DEFINED, True), ("</s>", NORMAL, False),
+    ):  # fmt: skip
+        tokenizer = opened(with_tokens({271: text}, kind=kind), path)
+        assert (271 in tokenizer.end_ids) == ends
+        assert 271 not in ids(tokenizer, text) or kind == NORMAL
     file = GGUF.read()
     file.metadata["tokenizer.ggml.eot_token_id"] = (U32, 100)
     file.metadata["tokenizer.ggml.eom_token_id"] = (U32, 0xFFFFFFFF)  # none
-    assert opened(file, tmp_path / "m.gguf").end_ids == {0, 2, 100}
+    assert opened(file, path).end_ids == {0, 2, 100}
 
 
-@pytest.mark.parametrize(
-    ("pre", "stated", "adds"),
-    [("smollm", None, False), ("llama-bpe", None, True), ("llama-bpe", False, False), ("gpt-2", True, True)],
-)
-def test_whether_prompts_start_with_bos(tmp_path: Path, pre: str, stated: bool | None, adds: bool) -> None:
-    file = GGUF.read()
-    file.metadata["tokenizer.ggml.pre"] = (STRING, pre)
-    del file.metadata["tokenizer.ggml.add_bos_token"]
-    if stated is not None:
-        file.metadata["tokenizer.ggml.add_bos_token"] = (BOOL, stated)
-    assert opened(file, tmp_path / "m.gguf").add_bos == adds
-    del file.metadata["tokenizer.ggml.bos_token_id"]
-    assert not opened(file, tmp_path / "m.gguf").add_bos
+def test_prompts_that_start_with_bos(tmp_path: Path) -> None:
+    for pre, stated, adds in (
+        ("smollm", None, False), ("llama-bpe", None, True), ("llama-bpe", False, False), ("gpt-2", True, True)
+    ):  # fmt: skip
+        file = changed("add_bos_token", None if stated is None else (BOOL, stated))
+        file.metadata["tokenizer.ggml.pre"] = (STRING, pre)
+        assert opened(file, tmp_path / "m.gguf").add_bos == adds
+        del file.metadata["tokenizer.ggml.bos_token_id"]
+        assert not opened(file, tmp_path / "m.gguf").add_bos
 
 
-def test_text_is_never_merged_into_a_control_token(tmp_path: Path) -> None:
+def test_text_is_never_merged_into_control_token(tmp_path: Path) -> None:
     """Its halves are tokens, and llama.cpp would put them together: the best score of all is a control token's 0."""
     file = with_tokens({700: "</", 701: "s>"}, SPM)
     tokenizer = opened(file, tmp_path / "m.gguf")
@@ -376,28 +348,17 @@ def test_text_is_never_merged_into_a_control_token(tmp_path: Path) -> None:
     assert ids(tokenizer, "it", special=True) == [271]
 
 
-def test_control_tokens_of_phi3_swallow_the_space_after_them(tmp_path: Path) -> None:
-    file = with_tokens({271: "<|user|>"}, kind=CONTROL)
-    text = "<|user|>\n hi<|endoftext|> x"
-    assert (
-        opened(file, tmp_path / "m.gguf").decode(ids(opened(file, tmp_path / "m.gguf"), text, special=True))
-        == "\n hi x"
-    )
-    file.metadata["general.name"] = (STRING, "Phi 3 is Phi-3-mini")
-    assert (
-        opened(file, tmp_path / "m.gguf").decode(ids(opened(file, tmp_path / "m.gguf"), text, special=True)) == "hi x"
-    )
-
-
-def test_empty_tokens_have_names_of_their_own(tmp_path: Path) -> None:
-    tokenizer = opened(with_tokens({270: "", 271: "\0x"}), tmp_path / "m.gguf")
+def test_empty_suppressed_and_swallowing_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    tokenizer = opened(with_tokens({270: "", 271: "\0x"}), path)
     assert (tokenizer.text(270), tokenizer.text(271)) == ("[EMPTY_270]", "[EMPTY_271]")
-
-
-def test_suppressed_tokens(tmp_path: Path) -> None:
-    assert opened(GGUF.read(), tmp_path / "m.gguf").suppressed == frozenset()
-    file = changed("suppress_tokens", (ARRAY, (I32, [5, 7, -1, 272, 7])))
-    assert opened(file, tmp_path / "m.gguf").suppressed == {5, 7}
+    assert opened(GGUF.read(), path).suppressed == frozenset()
+    assert opened(changed("suppress_tokens", (ARRAY, (I32, [5, 7, -1, 272, 7]))), path).suppressed == {5, 7}
+    file = with_tokens({271: "<|user|>"}, kind=CONTROL)
+    for name, decoded in (("x", "\n hi x"), ("Phi 3 is Phi-3-mini", "hi x")):  # which swallow the space after them
+        file.metadata["general.name"] = (STRING, name)
+        tokenizer = opened(file, path)
+        assert tokenizer.decode(ids(tokenizer, "<|user|>\n hi<|endoftext|> x", special=True)) == decoded
 
 
 def changed(key: str, value: Value | None, base: Path = GOLDEN / "llama-gqa-tied.gguf") -> GGUF:
@@ -445,7 +406,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[], GGUF], str]] = {
     [("llama-gqa-tied", 260, 271), ("llama-gqa-tied", 3, 74), ("spm", 269, 601), ("encoders/bert", 366, 479),
      ("llama-gqa-tied", 1, 2)],
 )  # fmt: skip
-def test_tokens_with_the_same_text(tmp_path: Path, base: str, first: int, second: int) -> None:
+def test_tokens_with_same_text(tmp_path: Path, base: str, first: int, second: int) -> None:
     """Encoding finds the first, merges as before; both decode. (The second replaces another one, or the other way.)"""
     path = GOLDEN / f"{base}.gguf"
     before = make_tokenizer(read_gguf(path))
@@ -460,35 +421,25 @@ def test_tokens_with_the_same_text(tmp_path: Path, base: str, first: int, second
     assert first in expected
 
 
-@pytest.mark.parametrize(("make", "message"), DAMAGED.values(), ids=DAMAGED)
-def test_damage_is_refused(tmp_path: Path, make: Callable[[], GGUF], message: str) -> None:
-    assert message in refusal(make(), tmp_path / "m.gguf", ModelFormatError)
+@pytest.mark.parametrize(("refused", "error"), [(DAMAGED, ModelFormatError), (UNSUPPORTED, UnsupportedError)])
+def test_refused_vocabularies(
+    tmp_path: Path, refused: dict[str, tuple[Callable[[], GGUF], str]], error: type[EdgeError]
+) -> None:
+    path = tmp_path / "m.gguf"
+    for make, expected in refused.values():
+        with pytest.raises(error) as caught:
+            opened(make(), path)
+        message = str(caught.value)
+        assert expected in message
+        assert message.startswith(f"{path}: ")
+        assert message.isprintable()
+        assert len(message) < len(str(path)) + 400
 
 
-@pytest.mark.parametrize(("make", "message"), UNSUPPORTED.values(), ids=UNSUPPORTED)
-def test_what_edge_does_not_read(tmp_path: Path, make: Callable[[], GGUF], message: str) -> None:
-    assert message in refusal(make(), tmp_path / "m.gguf", UnsupportedError)
-
-
-def refusal(file: GGUF, path: Path, error: type[EdgeError]) -> str:
-    with pytest.raises(error) as caught:
-        opened(file, path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ")
-    assert message.isprintable()
-    assert len(message) < len(str(path)) + 400
-    return message
-
-
-@pytest.mark.parametrize(
-    ("text", "better"),
-    [
-        ("añ€😀", "añ€😀"),
-        ("a\udcffb", "a�b"),
+def test_lone_surrogates_are_replaced() -> None:
+    for text, better in (
+        ("añ€😀", "añ€😀"), ("a\udcffb", "a�b"), ("\ud83d\ude00 \ud800", "😀 �"),
         ("\udcc3\udca9", "é"),  # what Python makes of an argument in a locale without UTF-8
-        ("\ud83d\ude00 \ud800", "😀 �"),
-    ],
-)
-def test_text_without_lone_surrogates(text: str, better: str) -> None:
-    assert well_formed(text) == better
-    assert smollm2().encode(text).tolist() == smollm2().encode(better).tolist()
+    ):  # fmt: skip
+        assert well_formed(text) == better
+        assert smollm2().encode(text).tolist() == smollm2().encode(better).tolist()

@@ -28,7 +28,7 @@ def library_form(kind: str) -> Library:
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(text=TORTURE)
-def test_ids_are_those_of_the_library(kind: str, text: str) -> None:
+def test_ids_match_library(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]()
     for special in tokenizer.special_tokens():  # of which the library's object does not know
         text = text.replace(special, "")
@@ -45,7 +45,7 @@ def file_of(folder: Path, tokens: list[str], **lists: tuple[int, list[object]]) 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1 << 32))
-def test_random_vocabularies_merge_as_in_the_library(
+def test_random_vocabularies_merge_as_in_library(
     kind: str, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     draw = random.Random(seed)
@@ -101,7 +101,7 @@ print(json.dumps([memory_use().rss - before, memory_use().peak - before, vocabul
 """
 
 
-def test_a_large_vocabulary_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_vocabulary_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most three times the bytes of its fields, with the file of its tables mapped whole."""
     tokens = ["<unk>", *(f"word{index}" for index in range(150_000)), *"wordabcdef0123456789"[4:]]
     file = file_of(tmp_path, tokens, scores=(F32, [float(-index) for index in range(len(tokens))]))
@@ -114,7 +114,7 @@ def test_a_large_vocabulary_takes_little_memory(tmp_path: Path, monkeypatch: pyt
     assert made[1] < 20 * size  # once; as Python's objects they took 60 times their size
 
 
-def test_without_a_cache_folder_the_tables_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cache_folder_tables_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "file"))
     vocabulary = open_vocabulary(file_of(tmp_path, ["a", "b", "ab"], merges=(STRING, ["a b"])), "gpt2")

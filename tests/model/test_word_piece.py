@@ -18,7 +18,7 @@ CASES = json.loads((ENCODERS / "tokenizer.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-cased"])
-def test_ids_are_those_of_the_library(name: str) -> None:
+def test_ids_match_library(name: str) -> None:
     model = open_model(ENCODERS / f"{name}.gguf")
     for case in CASES:
         if case["text"]:  # nothing is embedded
