@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import unicodedata
 from collections.abc import Callable
@@ -70,20 +69,10 @@ def test_around_all_formats_and_back_nothing_is_lost(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--type", "q4_0"),
-        ("--type", "iq4_nl", "--method", "hqq"),
-        ("--type", "q4_1", "--group-size", "96"),
-        ("--type", "q4_0", "--calibration"),
-        ("--target-size", "150KiB", "--method", "rtn", "--calibration"),
-        ("--type", "q8_0", "--method", "importance", "--calibration"),
-        ("--type", "iq4_nl", "--method", "best"),
-        ("--target-size", "150KiB"),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("arguments", [
+    ("--type", "iq4_nl", "--method", "hqq"), ("--type", "q4_1", "--group-size", "96"),
+    ("--type", "q4_0", "--calibration"), ("--target-size", "150KiB"),
+], ids=" ".join)  # fmt: skip
 def test_quantized_files_run_everywhere(tmp_path: Path, text: Path, arguments: tuple[str, ...]) -> None:
     pytest.importorskip("llama_cpp")
     target = tmp_path / "small.gguf"
@@ -97,9 +86,7 @@ def test_quantized_files_run_everywhere(tmp_path: Path, text: Path, arguments: t
 
 
 @pytest.mark.parametrize("stated", [(), ("--embedding-type", "q8_0")], ids=["chosen", "stated"])
-def test_a_size_is_met_with_the_embedding_unless_its_type_is_stated(
-    tmp_path: Path, text: Path, stated: tuple[str, ...]
-) -> None:
+def test_size_is_met_unless_embedding_type_is_stated(tmp_path: Path, text: Path, stated: tuple[str, ...]) -> None:
     target = tmp_path / "small.gguf"
     given = ["--calibration", str(text), "--calibration-tokens", "512", "--target-size", "140KiB", *stated]
     done = edge("convert", str(SOURCE), str(target), "--method", "importance", *given)
@@ -111,7 +98,7 @@ def test_a_size_is_met_with_the_embedding_unless_its_type_is_stated(
     assert not stated or types["token_embd.weight"] == "Q8_0"
 
 
-def test_a_gguf_is_quantized_to_a_size_as_it_is_converted(tmp_path: Path, text: Path) -> None:
+def test_quantize_and_convert_meet_size_alike(tmp_path: Path, text: Path) -> None:
     given = ["--target-size", "140KiB", "--calibration", str(text), "--calibration-tokens", "512"]
     first, second = tmp_path / "quantized.gguf", tmp_path / "converted.gguf"
     done = edge("quantize", str(SOURCE), str(first), *given)
@@ -131,29 +118,20 @@ def test_a_gguf_is_quantized_to_a_size_as_it_is_converted(tmp_path: Path, text: 
     assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (("--target-size", "20KiB"), "or more"),
-        (("q4_0", "--target-size", "140KiB"), "leave the TYPE q4_0 out"),
-        (("--target-size", "140KiB", "--pure"), "leave --pure out"),
-        (("--target-size", "140KiB", "--dry-run"), "leave --dry-run out"),
-        (("--target-size", "much"), "--target-size"),
-        ((), "state a TYPE"),
-    ],
-    ids=" ".join,
-)
-def test_sizes_that_cannot_be_met_are_refused_before_anything_is_measured(
-    tmp_path: Path, arguments: tuple[str, ...], line: str
-) -> None:
-    done = edge("quantize", str(SOURCE), str(tmp_path / "small.gguf"), *arguments)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert line in done.stderr
-    assert not list(tmp_path.iterdir())
+def test_refused_sizes_measure_nothing(tmp_path: Path) -> None:
+    for arguments, line in (
+        (("--target-size", "20KiB"), "or more"), (("--target-size", "140KiB", "--pure"), "leave --pure out"),
+        (("q4_0", "--target-size", "140KiB"), "leave the TYPE q4_0 out"), ((), "state a TYPE"),
+        (("--target-size", "140KiB", "--dry-run"), "leave --dry-run out"), (("--target-size", "much"), "--target-size"),
+    ):  # fmt: skip
+        done = edge("quantize", str(SOURCE), str(tmp_path / "small.gguf"), *arguments)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert line in done.stderr
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq"])
-def test_quantized_checkpoints_stay_in_four_bits_unless_more_is_wanted(tmp_path: Path, name: str) -> None:
+def test_quantized_checkpoints_stay_in_four_bits(tmp_path: Path, name: str) -> None:
     folder = GOLDEN / "folders" / name
     convert(folder, tmp_path / "kept.gguf", Conversion("gguf"))
     convert(folder, tmp_path / "again.gguf", Conversion("gguf", settings=Settings("Q8_0", "rtn")))
@@ -164,7 +142,7 @@ def test_quantized_checkpoints_stay_in_four_bits_unless_more_is_wanted(tmp_path:
     assert again == "Q8_0"
 
 
-def test_no_text_that_anything_learns_from_is_one_that_it_is_judged_by() -> None:
+def test_calibration_and_evaluation_texts_are_disjoint() -> None:
     def phrases(text: str) -> set[tuple[str, ...]]:
         words = text.split()
         return {tuple(words[at : at + 4]) for at in range(len(words) - 3)}
@@ -188,7 +166,7 @@ def test_pruning_says_what_it_took(tmp_path: Path, text: Path) -> None:
 
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("from_folder", [False, True])
-def test_a_dry_run_writes_nothing_and_knows_the_size(tmp_path: Path, to: str, from_folder: bool) -> None:
+def test_dry_run_writes_nothing_and_knows_size(tmp_path: Path, to: str, from_folder: bool) -> None:
     source = SOURCE
     if from_folder:
         source = tmp_path / "folder"
@@ -204,44 +182,7 @@ def test_a_dry_run_writes_nothing_and_knows_the_size(tmp_path: Path, to: str, fr
         assert set(files) == set(report.files)
 
 
-def test_a_dry_run_of_pruning_knows_the_shapes(tmp_path: Path, text: Path) -> None:
-    wanted = Conversion("gguf", pruning=Pruning(1, 0.5))
-    files, *_ = preview(SOURCE, tmp_path / "t.gguf", wanted)
-    tokens = lambda tokenizer: np.resize(tokenizer.encode(TEXT), 2048)  # noqa: E731
-    assert convert(SOURCE, tmp_path / "t.gguf", wanted, tokens=tokens).files == files
-
-
-# What goes wrong
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("none.gguf", "t.gguf"), "no such model file"),
-        (("{empty}", "t.gguf"), "has no config.json"),
-        (("{source}", "t.gguf", "--to", "mlx"), "choose gguf, onnx, coreml, hf"),
-        (("{source}", "{source}"), "is the model to convert"),
-        (("{source}", "{there}", "--to", "gguf"), "is there already: --force"),
-        (("{source}", "{empty}", "--to", "gguf"), "is a folder"),
-        (("{source}", "{full}", "--to", "onnx"), "holds other files"),
-        (("{source}", "{full}", "--to", "hf"), "holds other files"),
-        (("{source}", "t.gguf", "--type", "q9"), "matrices cannot be Q9"),
-        (("{source}", "t.gguf", "--type", "q4_0", "--method", "magic"), "there is no method magic"),
-        (("{source}", "t.gguf", "--method", "awq"), "state the --type"),
-        (("{source}", "t.gguf", "--method", "nf4"), "use --to onnx"),
-        (("{source}", "t", "--method", "nf4", "--type", "q4_0"), "leave --type q4_0 out"),
-        (("{source}", "t.gguf", "--prune-layers", "1"), "state one with --calibration"),
-        (("{source}", "t.gguf", "--repair", "3"), "state --prune-layers"),
-        (("{source}", "t.gguf", "--calibration", "{there}"), "of no use here"),
-        (("{source}", "t.gguf", "--type", "q4_0", "--calibration", "no.txt"), "no.txt: no such file"),
-        (("{source}", "t.gguf", "--type", "q4_0", "--group-size", "33"), "multiple of 32"),
-        (("{source}", "t.gguf", "--prune-layers", "1", "--calibration", "{short}"), "128 tokens"),
-        (("{source}", "t.gguf", "--type", "q4_0", "--calibration", "{nothing}"), "is empty"),
-        (("{damaged}", "t.gguf", "--type", "q4_0"), "truncated"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("empty", "full", "there", "short", "nothing", "damaged", "source")}
     for name in ("empty", "full"):
         places[name].mkdir()
@@ -252,15 +193,32 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, arguments: tup
     places["damaged"].write_bytes(SOURCE.read_bytes()[:-5000])
     shutil.copy(SOURCE, places["source"])
     before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
-    given = [each.format(**places) if each != "t.gguf" and each != "t" else str(tmp_path / each) for each in arguments]
-    done = edge("convert", *given)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+    for line, said in (
+        ("none.gguf t.gguf", "no such model file"), ("{empty} t.gguf", "has no config.json"),
+        ("{source} t.gguf --to mlx", "choose gguf, onnx, coreml, hf"), ("{source} {source}", "is the model to convert"),
+        ("{source} {there} --to gguf", "is there already: --force"), ("{source} {empty} --to gguf", "is a folder"),
+        ("{source} {full} --to onnx", "holds other files"), ("{source} t.gguf --type q9", "matrices cannot be Q9"),
+        ("{source} t.gguf --type q4_0 --method magic", "there is no method magic"),
+        ("{source} t.gguf --method awq", "state the --type"), ("{source} t.gguf --method nf4", "use --to onnx"),
+        ("{source} t --method nf4 --type q4_0", "leave --type q4_0 out"),
+        ("{source} t.gguf --prune-layers 1", "state one with --calibration"),
+        ("{source} t.gguf --repair 3", "state --prune-layers"),
+        ("{source} t.gguf --calibration {there}", "of no use here"),
+        ("{source} t.gguf --type q4_0 --calibration no.txt", "no.txt: no such file"),
+        ("{source} t.gguf --type q4_0 --group-size 33", "multiple of 32"),
+        ("{source} t.gguf --prune-layers 1 --calibration {short}", "128 tokens"),
+        ("{source} t.gguf --type q4_0 --calibration {nothing}", "is empty"),
+        ("{damaged} t.gguf --type q4_0", "truncated"),
+    ):  # fmt: skip
+        given = [str(tmp_path / each) if each in ("t", "t.gguf") else each.format(**places) for each in line.split()]
+        done = edge("convert", *given)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
 
 
-def test_an_onnx_folder_is_no_source(tmp_path: Path) -> None:
+def test_onnx_folder_is_no_source(tmp_path: Path) -> None:
     convert(SOURCE, tmp_path / "onnx", Conversion("onnx"))
     with pytest.raises(InputError, match="in ONNX already"):
         convert(tmp_path / "onnx", tmp_path / "t.gguf", Conversion("gguf"))
@@ -283,7 +241,7 @@ def interrupt(name: str) -> Callable[[float], None]:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_interrupted_nothing_is_left_and_the_old_stays(tmp_path: Path, to: str) -> None:
+def test_interrupted_nothing_is_left_and_old_stays(tmp_path: Path, to: str) -> None:
     target = tmp_path / ("t.gguf" if to == "gguf" else "t")
     with pytest.raises(KeyboardInterrupt):
         convert(SOURCE, target, STEPS[to], steps=interrupt)
@@ -296,7 +254,7 @@ def test_interrupted_nothing_is_left_and_the_old_stays(tmp_path: Path, to: str) 
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is noticed at the latest when the files are to be safe."""
 
     def fsync(*_: Any) -> None:
@@ -311,7 +269,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, to: str, mon
 
 
 @pytest.mark.parametrize("to", [each for each in FORMATS if each.values[0] in ("gguf", "coreml")])
-def test_a_file_size_limit_is_one_line(tmp_path: Path, to: str) -> None:
+def test_file_size_limit_is_one_line(tmp_path: Path, to: str) -> None:
     """The kernel itself refuses to write more than so many bytes into a file."""
     import subprocess
     import sys
@@ -331,22 +289,10 @@ def test_a_file_size_limit_is_one_line(tmp_path: Path, to: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_report_is_json(tmp_path: Path) -> None:
-    done = edge("convert", str(SOURCE), str(tmp_path / "t.gguf"), "--dry-run", "--type", "q4_0", "--json")
-    said = json.loads(done.stdout)
-    assert not said["written"]
-    assert sum(each["bytes"] for each in said["tensors"]) < said["files"]["t.gguf"]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "extra"),
-    [
-        (Conversion("onnx"), "onnx"),
-        (Conversion("onnx", npu=NpuTarget("galaxy-s24")), "qnn"),
-        (Conversion("gguf", pruning=Pruning(layers=1), repair=1), "train"),
-    ],
-    ids=lambda each: each if isinstance(each, str) else "",
-)
+@pytest.mark.parametrize(("wanted", "extra"), [
+    (Conversion("onnx"), "onnx"), (Conversion("onnx", npu=NpuTarget("galaxy-s24")), "qnn"),
+    (Conversion("gguf", pruning=Pruning(layers=1), repair=1), "train"),
+], ids=lambda each: each if isinstance(each, str) else "")  # fmt: skip
 def test_missing_extra_is_named_before_any_work(
     wanted: Conversion, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from edge.run.starting.loading import load
 
 
 @pytest.mark.parametrize("mode", ["lasttoken", "mean_tokens"])
-def test_a_folder_gives_transformers_vectors(mode: str, tmp_path: Path) -> None:
+def test_folder_gives_transformers_vectors(mode: str, tmp_path: Path) -> None:
     convert_folder(write_embedder(tmp_path / "folder", mode), tmp_path / "model.gguf")
     model = open_model(tmp_path / "model.gguf")
     with np.load(GOLDEN / "folders" / "qwen3-embedding.npz") as golden, load(model, backend="reference") as session:
@@ -28,7 +28,7 @@ def test_a_folder_gives_transformers_vectors(mode: str, tmp_path: Path) -> None:
     assert "its own pooling" in complaint(lambda: write_folder(model.file, model.spec, tmp_path / "again"))
 
 
-def test_llama_cpp_gives_the_same_vector(tmp_path: Path) -> None:
+def test_llama_cpp_gives_same_vector(tmp_path: Path) -> None:
     llama = pytest.importorskip("llama_cpp")
     convert_folder(write_embedder(tmp_path / "folder"), tmp_path / "model.gguf")
     theirs = llama.Llama(str(tmp_path / "model.gguf"), embedding=True, n_ctx=96, verbose=False)

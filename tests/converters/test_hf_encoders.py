@@ -28,7 +28,7 @@ SKY = "The sky is blue."
 
 
 @pytest.mark.parametrize("name", POOLING)
-def test_a_folder_gives_transformers_vectors_and_ids(name: str, tmp_path: Path) -> None:
+def test_folder_gives_transformers_vectors_and_ids(name: str, tmp_path: Path) -> None:
     convert_folder(ENCODERS / name, tmp_path / "model.gguf")
     model = open_model(tmp_path / "model.gguf")
     with np.load(ENCODERS / f"{name}.npz") as golden, load(model, backend="reference") as session:
@@ -44,7 +44,7 @@ def test_a_folder_gives_transformers_vectors_and_ids(name: str, tmp_path: Path) 
     }
 
 
-def test_a_folder_becomes_four_bits(tmp_path: Path) -> None:
+def test_folder_becomes_four_bits(tmp_path: Path) -> None:
     settings = Settings(type="Q4_0", method="rtn")
     convert(ENCODERS / "bert", tmp_path / "q.gguf", Conversion("gguf", settings=settings))
     model = open_model(tmp_path / "q.gguf")
@@ -71,18 +71,15 @@ def test_llama_cpp_reads_what_is_written(tmp_path: Path) -> None:
         theirs.close()
 
 
-@pytest.mark.parametrize(
-    ("file", "edit", "message"),
-    [
-        ("config.json", lambda said: said.update(hidden_act="relu"), "hidden_act is 'relu'"),
-        ("config.json", lambda said: said.update(position_embedding_type="relative_key"), "position_embedding_type"),
-        ("config.json", lambda said: said.update(is_decoder=True), "is_decoder is True"),
-        ("1_Pooling/config.json", lambda said: said.update(pooling_mode_max_tokens=True), "pooling is not supported"),
-        ("tokenizer.json", lambda said: said["normalizer"].update(handle_chinese_chars=False), "handle_chinese_chars"),
-        ("tokenizer.json", lambda said: said.update(normalizer=None), "normalizer is None: BertNormalizer"),
-        ("tokenizer.json", lambda said: said["model"].update(max_input_chars_per_word=5), "max_input_chars_per_word"),
-    ],
-)
+@pytest.mark.parametrize(("file", "edit", "message"), [
+    ("config.json", lambda said: said.update(hidden_act="relu"), "hidden_act is 'relu'"),
+    ("config.json", lambda said: said.update(position_embedding_type="relative_key"), "position_embedding_type"),
+    ("config.json", lambda said: said.update(is_decoder=True), "is_decoder is True"),
+    ("1_Pooling/config.json", lambda said: said.update(pooling_mode_max_tokens=True), "pooling is not supported"),
+    ("tokenizer.json", lambda said: said["normalizer"].update(handle_chinese_chars=False), "handle_chinese_chars"),
+    ("tokenizer.json", lambda said: said.update(normalizer=None), "normalizer is None: BertNormalizer"),
+    ("tokenizer.json", lambda said: said["model"].update(max_input_chars_per_word=5), "max_input_chars_per_word"),
+])  # fmt: skip
 def test_other_settings_are_refused(
     file: str, edit: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
 ) -> None:
@@ -94,14 +91,13 @@ def test_other_settings_are_refused(
     assert "\n" not in said
 
 
-def test_modules_behind_an_encoder(tmp_path: Path) -> None:
+def test_modules_behind_encoder(tmp_path: Path) -> None:
     folder = tmp_path / "bert"
     shutil.copytree(ENCODERS / "bert", folder)
     shutil.rmtree(folder / "1_Pooling")
     (folder / "modules.json").unlink()
     convert_folder(folder, tmp_path / "plain.gguf")  # a plain BERT: the mean
     spec = open_model(tmp_path / "plain.gguf").spec
-    assert spec.network is not None
     assert spec.network.pooling == "mean"
     for modules, message in (
         ([{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], "the module .* is not supported"),

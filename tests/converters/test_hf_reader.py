@@ -69,7 +69,9 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, engines: En
     np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=EXACT)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PACKED])
+@pytest.mark.parametrize(
+    "name", ["gemma3", "gpt2", *(pytest.param(e, marks=pytest.mark.exhaustive) for e in (*NAMES, *PACKED))]
+)
 def test_as_onnx_too(name: str, tmp_path: Path, engines: Engines) -> None:
     pytest.importorskip("onnxruntime")
     convert_folder(FOLDERS / name, tmp_path / "model.gguf")
@@ -78,7 +80,7 @@ def test_as_onnx_too(name: str, tmp_path: Path, engines: Engines) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in (*NAMES, *PACKED, *ONE_WAY) if name != "mistral"])
-def test_llama_cpp_answers_the_same(name: str, tmp_path: Path, engines: Engines) -> None:
+def test_llama_cpp_answers_same(name: str, tmp_path: Path, engines: Engines) -> None:
     """In float32: else it rounds what it multiplies. It knows no windows for Mistral."""
     convert_folder(FOLDERS / name, tmp_path / "model.gguf", type="F32")
     ours = logits(tmp_path / "model.gguf", "llamacpp", engines, name)
@@ -130,7 +132,7 @@ def same_file(folder: Path, other: Path, tmp_path: Path) -> None:
     }
 
 
-def test_experts_in_stacks_are_those_of_their_own_tensors(tmp_path: Path) -> None:
+def test_experts_in_stacks_match_their_own_tensors(tmp_path: Path) -> None:
     """And a model with a tower for images, and layers that predict several tokens, is its text model."""
     folder = copy_folder("qwen3_5_moe_text", tmp_path / "other" / "qwen3_5_moe_text")
 
@@ -190,7 +192,7 @@ def test_gemma_4_as_it_was_published(tmp_path: Path) -> None:
     same_file(FOLDERS / "gemma4_text", folder, tmp_path)
 
 
-def test_qwen3_with_biases_runs_on_all_engines_but_llama_cpp(tmp_path: Path, engines: Engines) -> None:
+def test_qwen3_biases_run_except_on_llama_cpp(tmp_path: Path, engines: Engines) -> None:
     def add(tensors: Tensors) -> None:
         for name, (_, weight) in list(tensors.items()):
             if "_proj.weight" in name and "self_attn" in name:
@@ -207,8 +209,7 @@ def test_qwen3_with_biases_runs_on_all_engines_but_llama_cpp(tmp_path: Path, eng
         load_engine(open_model(path), "llamacpp", "f32")
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PACKED])
-@pytest.mark.parametrize("kind", [None, "F16"])
+@pytest.mark.parametrize(("name", "kind"), [*((name, None) for name in (*NAMES, *PACKED)), ("gemma3", "F16")])
 def test_what_is_planned_is_written(name: str, kind: str | None, tmp_path: Path) -> None:
     seen: list[float] = []
     convert_folder(FOLDERS / name, tmp_path / "model.gguf", progress=seen.append, type=kind)
@@ -223,7 +224,7 @@ def test_what_is_planned_is_written(name: str, kind: str | None, tmp_path: Path)
     assert seen[-1] == 1
 
 
-def test_the_newest_layout_of_settings_means_what_the_oldest_did(tmp_path: Path) -> None:
+def test_newest_layout_of_settings_means_what_oldest_did(tmp_path: Path) -> None:
     """rope_parameters and dtype today; rope_theta, rope_scaling, partial_rotary_factor and torch_dtype for years."""
 
     def aged(said: dict[str, Any]) -> None:
@@ -251,7 +252,7 @@ def test_the_newest_layout_of_settings_means_what_the_oldest_did(tmp_path: Path)
         assert (tmp_path / "old.gguf").read_bytes() == (tmp_path / "new.gguf").read_bytes(), name
 
 
-def test_what_settings_leave_out_is_what_their_authors_took_for_granted(tmp_path: Path) -> None:
+def test_missing_settings_have_authors_defaults(tmp_path: Path) -> None:
     folder = copy_folder("gemma3", tmp_path / "gemma3")
     edit_json(
         folder / "config.json", lambda said: said["text_config"].update(hidden_activation=None, rms_norm_eps=None)
@@ -278,7 +279,7 @@ NESTED = {"full_attention": {"rope_theta": 50.0}, "sliding_attention": None}
         ("mistral", {"sliding_window": None}, {"attention.sliding_window": None}),
     ],
 )  # fmt: skip
-def test_settings_that_contradict_each_other_count_as_in_transformers(
+def test_contradictory_settings_count_as_in_transformers(
     name: str, settings: dict[str, Any], said: dict[str, float | None], tmp_path: Path
 ) -> None:
     folder = copy_folder(name, tmp_path / name)
@@ -289,7 +290,7 @@ def test_settings_that_contradict_each_other_count_as_in_transformers(
         assert found.get(f"{found['general.architecture']}.{key}") == (value and pytest.approx(value)), key
 
 
-def test_a_tied_head_may_be_there_a_second_time(tmp_path: Path) -> None:
+def test_tied_head_may_be_there_second_time(tmp_path: Path) -> None:
     folder = copy_folder("qwen2", tmp_path / "qwen2")
     edit_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDING]}))
     convert_folder(folder, tmp_path / "model.gguf")
@@ -327,7 +328,7 @@ def test_names_as_older_checkpoints_have_them(tmp_path: Path) -> None:
         assert (tmp_path / "old.gguf").read_bytes() == (tmp_path / "new.gguf").read_bytes(), name
 
 
-def test_values_that_a_type_cannot_hold(tmp_path: Path) -> None:
+def test_values_that_type_cannot_hold(tmp_path: Path) -> None:
     folder = copy_folder("qwen2", tmp_path / "qwen2")
     odd_number(folder, EMBEDDING, 7e4)
     convert_folder(folder, tmp_path / "model.gguf")
@@ -342,7 +343,7 @@ def refused_as(folder: Path, kind: str, match: str, target: Path) -> None:
     assert not target.exists()
 
 
-def test_a_head_that_nothing_is_said_about_is_used_if_it_is_there(tmp_path: Path) -> None:
+def test_untied_head_without_tie_word_embeddings(tmp_path: Path) -> None:
     for name, has_head in (("qwen3", True), ("qwen2", False)):
         folder = copy_folder(name, tmp_path / name)
         edit_json(folder / "config.json", lambda said: said.pop("tie_word_embeddings"))
@@ -484,13 +485,10 @@ def test_layers_that_stay_quantized(name: str, kind: str, tmp_path: Path, engine
     assert np.corrcoef(theirs.ravel(), said[0].ravel())[0, 1] > 0.99
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"desc_act": False, "sym": False}, "its groups are not in order"),
-        ({"desc_act": False, "sym": True}, "its zero points are not 8"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "match"), [
+    ({"desc_act": False, "sym": False}, "its groups are not in order"),
+    ({"desc_act": False, "sym": True}, "its zero points are not 8"),
+])  # fmt: skip
 def test_settings_that_lie_about_blocks(changes: dict[str, bool], match: str, tmp_path: Path) -> None:
     folder = copy_folder("gptq", tmp_path / "gptq")
     if changes["sym"]:
@@ -691,19 +689,16 @@ def test_refusals(
     refused(folder, error, match)
 
 
-def test_what_is_no_folder(tmp_path: Path) -> None:
+def test_folders_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     refused(tmp_path / "nothing", InputError, "no such folder", tmp_path / "out" / "x.gguf")
     refused(tmp_path / "file", InputError, "not a folder", tmp_path / "out" / "x.gguf")
-
-
-def test_pickles_are_not_opened(tmp_path: Path) -> None:
     folder = copy_folder("qwen2", tmp_path / "qwen2")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     refused(folder, UnsupportedError, "pickles")
 
 
-def test_an_index_names_files_of_its_own_folder_only(tmp_path: Path) -> None:
+def test_index_names_files_of_its_own_folder_only(tmp_path: Path) -> None:
     folder = copy_folder("llama", tmp_path / "llama")
     index = folder / "model.safetensors.index.json"
     for name in ("../secret.safetensors", "/etc/passwd", "config.json", ".."):
@@ -758,7 +753,7 @@ def test_settings_of_any_kind_are_read_or_refused(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.exhaustive)])
-def test_one_tensor_is_in_memory_at_a_time(name: str, tmp_path: Path) -> None:
+def test_one_tensor_is_in_memory_at_time(name: str, tmp_path: Path) -> None:
     """At most half a tensor beside the largest one and the buffer that it is written from."""
     code = """
 import json, sys

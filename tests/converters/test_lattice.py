@@ -70,7 +70,7 @@ def test_other_weights_are_rounded_as_ever() -> None:
     assert np.array_equal(quantize(weight, "Q4_0"), ggufs(weight, GGMLQuantizationType.Q4_0).view(np.uint8))
 
 
-def test_one_block_is_enough_and_the_others_are_rounded() -> None:
+def test_one_block_is_enough_and_others_are_rounded() -> None:
     weight = np.random.default_rng(3).standard_normal((4, 64)).astype(np.float32)
     weight[1, 32:] = trained((1, 32), 5)
     found, raw = rounded_by(weight), ggufs(weight, GGMLQuantizationType.Q4_0)
@@ -116,7 +116,7 @@ def test_others_are_said_to_round_them_again(settings: Settings, path: Path, tmp
     assert "would keep them as they are" in report.notes[-1]
 
 
-def test_edge_quantize_keeps_them_and_says_what_others_do(path: Path, tmp_path: Path) -> None:
+def test_quantize_keeps_types_and_notes_others(path: Path, tmp_path: Path) -> None:
     model = open_model(path)
     quantize_file(model.file, tmp_path / "q.gguf", "Q4_0")
     found = matrices(open_model(tmp_path / "q.gguf").file)
