@@ -99,7 +99,7 @@ def said(path: Path) -> list[str]:
     return [message["content"] for message in messages if message["role"] == "user"]
 
 
-def test_turns_of_several_lines_and_what_is_typed_during_an_answer(tmp_path: Path) -> None:
+def test_multiline_turns_and_input_during_answers(tmp_path: Path) -> None:
     saved = tmp_path / "talk.json"
     with chatting("-n", "4", "-q") as screen:
         screen.type("\x1b[200~a paste\nof two lines\n\x1b[201~")  # as terminals send it
@@ -158,7 +158,7 @@ def wait_for_an_answer(screen: Screen) -> None:
         screen._read()
 
 
-def test_a_paste_is_one_turn_where_readline_knows_none(tmp_path: Path) -> None:
+def test_paste_is_one_turn_where_readline_knows_none(tmp_path: Path) -> None:
     """libedit, as on macOS: lines that are there at once belong together. Ctrl-D leaves, the modes are as they were."""
     saved = tmp_path / "talk.json"
     code = "from edge.cli.chat import lines as c; " \
@@ -176,7 +176,7 @@ def test_a_paste_is_one_turn_where_readline_knows_none(tmp_path: Path) -> None:
         assert not re.search("Traceback", screen.shown)
 
 
-def test_a_bar_that_is_interrupted_as_it_begins_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_bar_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be drawn over all prompts to come."""
 
     class Terminal(io.StringIO):
@@ -196,7 +196,7 @@ def test_a_bar_that_is_interrupted_as_it_begins_goes_away(monkeypatch: pytest.Mo
     assert not shown._bar.live.is_started
 
 
-def test_long_steps_leave_a_line_in_a_log_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_steps_log_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     log, now = io.StringIO(), [0.0]
     monkeypatch.setattr(sys, "stderr", log)
     monkeypatch.setattr("edge.cli.terminal.show.monotonic", lambda: now[0])
@@ -207,7 +207,7 @@ def test_long_steps_leave_a_line_in_a_log_now_and_then(monkeypatch: pytest.Monke
     assert log.getvalue() == "compiling for the NPU: 40%\ncompiling for the NPU: 80%\n"
 
 
-def test_another_model_goes_on_with_the_conversation(tmp_path: Path) -> None:
+def test_another_model_goes_on_with_conversation(tmp_path: Path) -> None:
     other, bare = str(GOLDEN / "qwen2.gguf"), tmp_path / "none.gguf"
     with chatting("-n", "3", "--max-kv-size", "64", "--system", "Be brief.") as screen:
         screen.type("one\n")
@@ -234,7 +234,7 @@ def test_another_model_goes_on_with_the_conversation(tmp_path: Path) -> None:
     assert said(tmp_path / "talk.json") == ["one", "two", "three"]
 
 
-def test_a_model_that_cannot_be_loaded_leaves_the_one_before(tmp_path: Path) -> None:
+def test_model_that_cannot_be_loaded_leaves_one_before(tmp_path: Path) -> None:
     large = str(GOLDEN / "qwen2.gguf")
     code = (
         "import edge.run.starting.loading as l; from edge.errors import BudgetError; load = l.load\n"

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from conftest import GOLDEN
 from fork_server import COMMAND, forking
-from small_models import Small, Special, write_small
+from small_models import Small, write_small
 
 MODEL = "smollm2-135m"
 TINY = str(Path(__file__).parents[1] / "golden" / "llama-gqa-tied.gguf")
@@ -79,40 +79,22 @@ def edge_json(*args: str, **more: Any) -> Any:
     return json.loads(done.stdout)
 
 
-def test_run_prints_text_to_stdout_and_the_report_to_stderr() -> None:
-    done = edge("run", MODEL, "Why is the sky blue?", "-n", "24", "--memory", "256MiB", "-v")
-    assert done.returncode == 0
-    assert "sky" in done.stdout
-    assert "(measured)" in done.stderr
-    assert "(counted)" in done.stderr
-    assert "of 256 MiB" in done.stderr
-
-
-def test_the_report_is_a_line_and_says_what_was_stated() -> None:
+def test_run_prints_report_line() -> None:
+    assert edge("run", MODEL, "-p", "What fruit?", "-n", "8", "-q").stderr == ""  # also if it is the first run
     done = edge("run", MODEL, "-p", "What fruit?", "-n", "8", "--memory", "256MiB", stdin="A red apple.")
+    assert (done.returncode, bool(done.stdout.strip())) == (0, True)
     (line,) = [line for line in done.stderr.splitlines() if line and not line.startswith("edge tune")]
     assert re.fullmatch(
         r"8 tokens at [\d,]+ tok/s · first after [\d.]+ s · peak \d+ MiB of 256 MiB · [\d.]+ m?J "
         r"\((measured|estimated)\) · stopped: length · -v: more",
         line,
     )
-    assert edge("run", MODEL, "-p", "What fruit?", "-n", "8", "-q").stderr == ""
+    said = edge("run", TINY, "-p", "Hi", "-n", "4", "--raw", "-v").stderr
+    assert "(measured)" in said
+    assert "(counted)" in said
 
 
-def test_json_report_has_the_documented_names_and_keeps_the_budget() -> None:
-    report = edge_json("run", MODEL, "-p", "Hello", "-n", "8", "--memory", "256MiB", "--json")
-    assert set(report) == set(REPORT_KEYS)
-    for name, keys in REPORT_KEYS.items():
-        if keys is not None:
-            assert set(report[name]) == keys
-    assert report["schema"] == 1
-    assert report["tokens"]["generated"] == 8
-    assert report["stop_reason"] == "length"
-    assert report["energy"]["joules"] > 0
-    assert 0 < report["memory"]["peak_rss"] <= report["memory"]["budget"] == 256 << 20
-
-
-def test_the_report_is_documented() -> None:
+def test_report_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)?)`", text))
     for name, keys in REPORT_KEYS.items():
@@ -120,7 +102,7 @@ def test_the_report_is_documented() -> None:
         assert {f"{name}.{key}" for key in keys or ()} <= documented
 
 
-def test_the_prompt_may_come_from_stdin_or_a_file(tmp_path: Path) -> None:
+def test_prompt_may_come_from_stdin_or_file(tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text("Name a colour.", encoding="utf-8")
     flags = ("-n", "8", "--json")
     by_flag = edge_json("run", MODEL, "-p", "Name a colour.", *flags)["text"]
@@ -136,49 +118,40 @@ def test_environment_twins_work_and_flags_win() -> None:
     assert report["kv"]["policy"] == "window"
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "says"),
-    [
-        (["run", "nope.gguf", "-p", "x"], 2, "no such model file"),
-        (["run", ".", "-p", "x"], 2, "is a folder"),
-        (["run", __file__, "-p", "x"], 2, "not a GGUF file"),
-        (["run", "", "-p", "x"], 2, "the name of the model is empty"),
-        (["run", MODEL, "-f", str(GOLDEN / "llama-llama3.gguf")], 2, "is no text: it has NUL bytes"),
-        (["run", MODEL, "-p", "x", "-n", "99999999999999999999"], 2, "--max-tokens must be at most"),
-        (["run", MODEL, "-p", "x", "--json-schema", __file__], 2, "test_cli.py: the JSON schema is not JSON"),
-        (["eval", "perplexity", MODEL], 2, "(see edge eval perplexity --help)"),
-        (["run", MODEL, "-p", "x", "--memory", "lots"], 2, "write it like 256MiB"),
-        (["run", MODEL, "-p", "x", "--memory", "64MiB"], 3, "the smallest that fits is --memory"),
-        (["run", MODEL, "-p", "x", "--time", "soon"], 2, "write it like 20s"),
-        (["run", MODEL, "-p", "x", "-n", "0"], 2, "--max-tokens"),
-        (["run", MODEL, "-p", "x", "--kv-policy", "magic"], 2, "choose auto, streaming, window, full"),
-        (["run", MODEL, "-p", "x", "--kv-policy", "snapkv:windows=3"], 2, "choose sinks, window, kernel"),
-        (["run", MODEL, "-p", "x", "--kv-policy", "h2o:recent=2"], 2, "recent is a share of the cache"),
-        (["run", MODEL, "-p", "x", "--kv-policy", "keydiff", "--backend", "llamacpp"], 2, "use --kv-policy streaming"),
-        (["run", MODEL, "-p", "x", "--kv-policy", "knorm", "--backend", "reference"], 2, "use --kv-policy streaming"),
-        (["run", MODEL, "-p", "x", "--kv-memory", "1KiB"], 2, "KiB are needed"),
-        (["run", MODEL, "-p", "x", "--kv-memory", "5MiB", "--max-kv-size", "64"], 2, "state one"),
-        (["run", MODEL, "-p", "x", "--kv-dtype", "f64"], 2, "choose f16"),
-        (["run", MODEL, "-p", "x", "--max-kv-size", "100000"], 2, "the model knows 8192 positions"),
-        (["run", MODEL, "-p", "x", "--max-kv-size", "64", "--prefill-step-size", "64"], 2, "--prefill-step-size"),
-        (["run", MODEL, "-p", "x", "--sinks", "-1"], 2, "--sinks"),
-        (["run", MODEL, "-p", "x", "--threads", "0"], 2, "--threads"),
-        (["run", MODEL, "-p", "x", "--temp", "nan"], 2, "--temp"),
-        (["run", MODEL, "-p", "x", "--backend", "magic"], 2, "unknown backend"),
-        (["run", MODEL, "-p", "-", "-f", "y"], 2, "not both"),
-        (["run", MODEL, "-p", "x", "--magic"], 2, "No such option"),
-        (["run", MODEL, "-p", ""], 2, "the prompt is empty"),
-        (["run", MODEL], 2, "stdin is empty"),
-        (["run"], 2, "MODEL"),
-        (["magic"], 2, "No such command"),
-        (["plan", MODEL, "--memory", "32MiB"], 3, "the smallest that fits"),
-        (["bench", MODEL, "-p", "many"], 2, "numbers separated by commas"),
-        (["bench", MODEL, "-d", "9000"], 2, "the model knows 8192"),
-        (["bench", MODEL, "-p", "0", "-n", "0"], 2, "nothing to measure"),
-        (["eval", "perplexity", MODEL, "--text", "nope.txt"], 2, "no such file"),
-    ],
-)
-def test_bad_input_gets_one_line_and_an_exit_code(args: list[str], code: int, says: str) -> None:
+@pytest.mark.parametrize(("args", "code", "says"), [
+    (["run", "nope.gguf", "-p", "x"], 2, "no such model file"), (["run", ".", "-p", "x"], 2, "is a folder"),
+    (["run", __file__, "-p", "x"], 2, "not a GGUF file"), (["run", "", "-p", "x"], 2, "the name of the model is empty"),
+    (["run", MODEL, "-f", str(GOLDEN / "llama-llama3.gguf")], 2, "is no text: it has NUL bytes"),
+    (["run", MODEL, "-p", "x", "-n", "99999999999999999999"], 2, "--max-tokens must be at most"),
+    (["run", MODEL, "-p", "x", "--json-schema", __file__], 2, "test_cli.py: the JSON schema is not JSON"),
+    (["eval", "perplexity", MODEL], 2, "(see edge eval perplexity --help)"),
+    (["run", MODEL, "-p", "x", "--memory", "lots"], 2, "write it like 256MiB"),
+    (["run", MODEL, "-p", "x", "--memory", "64MiB"], 3, "the smallest that fits is --memory"),
+    (["run", MODEL, "-p", "x", "--time", "soon"], 2, "write it like 20s"),
+    (["run", MODEL, "-p", "x", "-n", "0"], 2, "--max-tokens"),
+    (["run", MODEL, "-p", "x", "--kv-policy", "magic"], 2, "choose auto, streaming, window, full"),
+    (["run", MODEL, "-p", "x", "--kv-policy", "snapkv:windows=3"], 2, "choose sinks, window, kernel"),
+    (["run", MODEL, "-p", "x", "--kv-policy", "h2o:recent=2"], 2, "recent is a share of the cache"),
+    (["run", MODEL, "-p", "x", "--kv-policy", "keydiff", "--backend", "llamacpp"], 2, "use --kv-policy streaming"),
+    (["run", MODEL, "-p", "x", "--kv-policy", "knorm", "--backend", "reference"], 2, "use --kv-policy streaming"),
+    (["run", MODEL, "-p", "x", "--kv-memory", "1KiB"], 2, "KiB are needed"),
+    (["run", MODEL, "-p", "x", "--kv-memory", "5MiB", "--max-kv-size", "64"], 2, "state one"),
+    (["run", MODEL, "-p", "x", "--kv-dtype", "f64"], 2, "choose f16"),
+    (["run", MODEL, "-p", "x", "--max-kv-size", "100000"], 2, "the model knows 8192 positions"),
+    (["run", MODEL, "-p", "x", "--max-kv-size", "64", "--prefill-step-size", "64"], 2, "--prefill-step-size"),
+    (["run", MODEL, "-p", "x", "--sinks", "-1"], 2, "--sinks"),
+    (["run", MODEL, "-p", "x", "--threads", "0"], 2, "--threads"),
+    (["run", MODEL, "-p", "x", "--temp", "nan"], 2, "--temp"),
+    (["run", MODEL, "-p", "x", "--backend", "magic"], 2, "unknown backend"),
+    (["run", MODEL, "-p", "-", "-f", "y"], 2, "not both"), (["run", MODEL, "-p", "x", "--magic"], 2, "No such option"),
+    (["run", MODEL, "-p", ""], 2, "the prompt is empty"), (["run", MODEL], 2, "stdin is empty"), (["run"], 2, "MODEL"),
+    (["magic"], 2, "No such command"), (["plan", MODEL, "--memory", "32MiB"], 3, "the smallest that fits"),
+    (["bench", MODEL, "-p", "many"], 2, "numbers separated by commas"),
+    (["bench", MODEL, "-d", "9000"], 2, "the model knows 8192"),
+    (["bench", MODEL, "-p", "0", "-n", "0"], 2, "nothing to measure"),
+    (["eval", "perplexity", MODEL, "--text", "nope.txt"], 2, "no such file"),
+])  # fmt: skip
+def test_bad_input_gets_one_line_and_exit_code(args: list[str], code: int, says: str) -> None:
     done = edge(*args)
     assert done.returncode == code
     assert says in done.stderr
@@ -186,14 +159,7 @@ def test_bad_input_gets_one_line_and_an_exit_code(args: list[str], code: int, sa
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize(("tokens", "policy", "kv_dtype"), [("1000", "streaming", "f16"), ("9000", "h2o", "int8")])
-def test_auto_says_what_it_chose(tokens: str, policy: str, kv_dtype: str) -> None:
-    flags = ["--kv-policy", "auto", "--backend", "cpu", "--tokens", tokens, "--memory", "1GiB", "--json"]
-    made = edge_json("plan", MODEL, *flags)
-    assert (made["kv_policy"], made["config"]["kv_dtype"]) == (policy, kv_dtype)
-
-
-def test_a_run_with_a_policy_and_a_cache_in_bytes() -> None:
+def test_run_with_policy_and_cache_in_bytes() -> None:
     flags = ["--kv-policy", "h2o:recent=0.25", "--kv-memory", "1.5MiB", "-n", "90", "--ignore-eos", "--json"]
     report = edge_json("run", MODEL, "-p", "Count from one to fifty.", *flags)
     assert report["kv"]["policy"] == "h2o"
@@ -203,16 +169,15 @@ def test_a_run_with_a_policy_and_a_cache_in_bytes() -> None:
     assert report["kv"]["evicted"] > 0
 
 
-def test_a_budget_error_names_a_budget_that_works() -> None:
+def test_budget_error_names_budget_that_works() -> None:
     arguments = ("run", MODEL, "-p", "Hi", "-n", "40")
     needed = re.search(r"--memory (\d+MiB) \(256 KV rows", edge(*arguments, "--memory", "64MiB").stderr)
-    assert needed is not None
     report = edge_json(*arguments, "--json", "--memory", needed[1])
     assert report["memory"]["peak_rss"] <= report["memory"]["budget"]
 
 
 @pytest.mark.parametrize("json_flag", [pytest.param([], marks=pytest.mark.exhaustive), ["--json"]])
-def test_ctrl_c_ends_cleanly_with_the_report(json_flag: list[str]) -> None:
+def test_ctrl_c_ends_cleanly_with_report(json_flag: list[str]) -> None:
     command = [sys.executable, "-m", "edge", "run", MODEL, "-p", "Count.", "-n", "-1", "--ignore-eos", *json_flag]
     # A process started in the background may inherit an ignored SIGINT; a terminal's child does not.
     restore = (
@@ -221,10 +186,9 @@ def test_ctrl_c_ends_cleanly_with_the_report(json_flag: list[str]) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", restore, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
-        assert child.stdout is not None
         if json_flag:
             process = psutil.Process(child.pid)  # nothing is printed before the end: it works by the time it has taken
-            while sum(process.cpu_times()[:2]) < 5:
+            while sum(process.cpu_times()[:2]) < 2:
                 time.sleep(0.1)
         else:
             child.stdout.read(20)
@@ -238,15 +202,13 @@ def test_ctrl_c_ends_cleanly_with_the_report(json_flag: list[str]) -> None:
         assert "stopped: interrupted" in err
 
 
-@pytest.mark.parametrize("command", ["run", "chat"])
-def test_sigterm_ends_an_answer_as_a_budget_does(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["run", pytest.param("chat", marks=pytest.mark.exhaustive)])
+def test_sigterm_ends_answer_as_budget_does(command: str, tmp_path: Path) -> None:
     arguments = [command, MODEL, "-n", "-1", "--max-kv-size", "512", "--prompt-cache", str(tmp_path)]
     with subprocess.Popen(
         [sys.executable, "-m", "edge", *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as child:  # fmt: skip
-        assert child.stdin is not None
-        assert child.stdout is not None
         child.stdin.write("Count from one to one thousand in Chinese, 一二三.\n/report\n".encode())
         child.stdin.flush()
         if command == "run":
@@ -266,8 +228,6 @@ def test_sigterm_while_nothing_is_said_leaves(tmp_path: Path) -> None:
         [sys.executable, "-m", "edge", "chat", MODEL, "-n", "5", "--json"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as child:  # fmt: skip
-        assert child.stdin is not None
-        assert child.stdout is not None
         child.stdin.write("Hello\n")
         child.stdin.flush()
         assert json.loads(child.stdout.readline())["stop_reason"] == "length"
@@ -276,20 +236,7 @@ def test_sigterm_while_nothing_is_said_leaves(tmp_path: Path) -> None:
     assert (child.returncode, err) == (143, "")
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
-    command = f"{sys.executable} -m edge run {MODEL} -p 'Tell me a story.' -n 200 -q | head -c 10"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert len(done.stdout) == 10
-    assert done.stderr == ""
-
-
-def test_time_limit_stops_the_run() -> None:
-    flags = ("--backend", "reference", "-n", "-1", "--ignore-eos", "--time", "3s", "--json")
-    report = edge_json("run", TINY, "--raw", "-p", "Count.", *flags)
-    assert report["stop_reason"] == "time"
-
-
-def test_chat_remembers_and_reports_a_line_of_json_a_turn() -> None:
+def test_chat_remembers_and_reports_line_of_json_turn() -> None:
     done = edge("chat", MODEL, "-n", "12", "--json", stdin="My name is Ada.\n\n/reset\nHello\nAgain\n")
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     assert [report["tokens"]["generated"] > 0 for report in reports] == [True, True, True]
@@ -298,22 +245,14 @@ def test_chat_remembers_and_reports_a_line_of_json_a_turn() -> None:
     assert third > second  # and the last turn was added to the one before
 
 
-def test_chat_says_why_a_budget_ended_an_answer() -> None:
+def test_chat_says_why_budget_ended_answer() -> None:
     done = edge("chat", MODEL, "-n", "8", "--energy", "0.001mJ", stdin="hi\nhello\n")
     assert done.returncode == 3
     assert "stopped in the prompt (0 of 31 tokens): no answer; --energy 0.001 mJ is spent" in done.stderr
     assert "stopped" not in edge("chat", MODEL, "-n", "3", stdin="hi\n").stderr
 
 
-def test_chat_in_plain_text() -> None:
-    done = edge("chat", MODEL, "-n", "5", stdin="Hello\n/report\n/help\n/quit\nnever read\n")
-    assert done.returncode == 0
-    assert done.stdout.strip()
-    assert "stopped: length" in done.stderr
-    assert "/reset" in done.stderr
-
-
-def test_chat_pins_the_system_prompt_and_says_what_was_evicted(tmp_path: Path) -> None:
+def test_chat_pins_system_prompt_and_reports_evictions(tmp_path: Path) -> None:
     """One conversation on a tiny model: rows that go, an answer that is cut, commands, and what is no command."""
     saved = tmp_path / "talk.json"
     flags = ["--backend", "reference", "--system", "Be brief.", "--max-kv-size", "80", "-n", "40"]
@@ -340,7 +279,7 @@ def test_chat_pins_the_system_prompt_and_says_what_was_evicted(tmp_path: Path) -
     assert edge("chat", TINY, *flags, "--keep", "0", "-n", "2", stdin="Hello\n").returncode == 0
 
 
-def test_chat_reads_files_and_goes_on_with_a_saved_conversation(tmp_path: Path) -> None:
+def test_chat_reads_files_and_resumes_conversation(tmp_path: Path) -> None:
     (tmp_path / "a letter.txt").write_text("Dear all\n", "utf-8")
     (tmp_path / "list.txt").write_text("1\n2\n", "utf-8")
     first, second = tmp_path / "first one.json", tmp_path / "second.json"
@@ -366,7 +305,7 @@ def test_chat_reads_files_and_goes_on_with_a_saved_conversation(tmp_path: Path) 
     assert "list.txt: no such file" in edge("chat", "no-such-model", "-f", "list.txt").stderr
 
 
-def test_run_keeps_the_first_rows_that_keep_names() -> None:
+def test_run_keeps_first_rows_that_keep_names() -> None:
     flags = ("run", TINY, "-p", "word " * 60, "-n", "4", "--raw", "--backend", "reference", "--kv-policy", "window")
     kept = edge_json(*flags, "--max-kv-size", "64", "--keep", "20", "--ignore-eos", "--json")
     assert (kept["plan"]["config"]["pinned"], kept["kv"]["evicted"] > 0) == (20, True)
@@ -439,7 +378,7 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_a_missing_extra_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_names_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from edge.backends import find_backend, llamacpp
     from edge.errors import MissingExtraError
     from edge.model.catalog import find_model
@@ -454,20 +393,12 @@ def test_a_missing_extra_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) 
         find_model(MODEL)
 
 
-def test_a_model_without_a_chat_template_is_said_to_continue_texts(tmp_path: Path) -> None:
+def test_base_model_continues_texts(tmp_path: Path) -> None:
     said, model = "has no chat template: it continues texts", str(write_small(tmp_path / "base.gguf", Small()))
     flags = ("run", model, "-p", "abc", "-n", "1", "--backend", "reference")
     assert said in edge(*flags).stderr
     assert said not in edge(*flags, "--raw").stderr
     assert "no chat template: a base model" in edge("inspect", model).stdout
-
-
-@pytest.mark.parametrize("name", ["</s>", "<eos>"])
-def test_a_prompt_of_a_control_token_is_text_without_a_template(tmp_path: Path, name: str) -> None:
-    model = str(write_small(tmp_path / "base.gguf", Small(), special=Special(control=(name,))))
-    flags = ("run", model, "-p", name, "-n", "1", "--backend", "reference", "--json")
-    plain, raw = (edge_json(*flags, *more)["tokens"]["prompt"] for more in ((), ("--raw",)))
-    assert (plain, raw) == (len(name), 1)  # a token a byte, or the control token
 
 
 def test_large_numbers_have_separators() -> None:
@@ -477,7 +408,7 @@ def test_large_numbers_have_separators() -> None:
         assert [row for row in tables if re.search(r"\d,\d{3},\d{3}", row)]
 
 
-def test_time_ends_a_first_run(tmp_path: Path) -> None:
+def test_time_ends_first_run(tmp_path: Path) -> None:
     ended = edge("run", TINY, "-p", "Hi", "--backend", "cpu", "--time", "1s", EDGE_CACHE=str(tmp_path))
     assert ended.returncode == 3
     assert re.fullmatch(r"(.*\n)*edge: no answer: --time .*was over .*\n", ended.stderr)

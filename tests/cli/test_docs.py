@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_reference_of_the_commands_is_current() -> None:
+def test_reference_of_commands_is_current() -> None:
     generator = runpy.run_path(str(ROOT / "docs" / "cli.py"))
     written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert written == generator["page"](typer.main.get_command(app)), "run: python docs/cli.py"
@@ -36,14 +36,14 @@ def test_readme_names_every_extra() -> None:
     assert set(re.findall(r"`([\w-]+)`", listed)) == extras
 
 
-def test_the_table_of_engines_is_current() -> None:
+def test_table_of_engines_is_current() -> None:
     generator = runpy.run_path(str(ROOT / "docs" / "engines.py"))
     written = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
     assert written == generator["page"](), "run: python docs/engines.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
+def test_links_lead_to_file_and_heading(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
         if "://" in target:
             continue
@@ -53,7 +53,7 @@ def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
         assert not heading or heading in _anchors(linked), target
 
 
-def test_the_index_lists_every_page() -> None:
+def test_index_lists_every_page() -> None:
     listed = set(re.findall(r"\]\(([a-z-]+\.md)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
     assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
 

@@ -120,7 +120,7 @@ def test_every_page_with_examples_is_found() -> None:
         assert len(re.findall(r"<!-- .* -->", text)) == sum(bool(block.mark) for block in blocks_of(page)), page.name
 
 
-def test_a_row_of_dashes_is_found() -> None:
+def test_row_of_dashes_is_found() -> None:
     table = "| policy | rows | tok/s |\n| --- | ---: | ---: |\n| full | 400 | – |\n| h2o | – | – |\n\n| a | – |"
     assert rows_of_dashes(table) == ["| h2o | – | – |"]
 

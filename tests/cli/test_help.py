@@ -28,7 +28,7 @@ def edge_help(*topic: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_a_variable_means_the_same_in_every_command() -> None:
+def test_variable_means_same_in_every_command() -> None:
     meanings = defaultdict(set)
     for _, option in OPTIONS:
         if option.envvar:
@@ -40,7 +40,7 @@ def test_a_variable_means_the_same_in_every_command() -> None:
         assert f"--{name.removeprefix('EDGE_').lower().replace('_', '-')}" in flags
 
 
-def test_a_variable_of_one_command_does_not_reach_another() -> None:
+def test_variable_of_one_command_does_not_reach_another() -> None:
     """One that shares its name, and not its meaning, has none."""
     twins = {(path, option.opts[-1]) for path, option in OPTIONS if option.envvar}
     assert ("edge run", "--energy") in twins
@@ -49,7 +49,7 @@ def test_a_variable_of_one_command_does_not_reach_another() -> None:
         assert other not in twins
 
 
-def test_the_page_of_variables_is_whole_and_documented() -> None:
+def test_page_of_variables_is_whole_and_documented() -> None:
     page = environment_page(COMMAND)
     assert page in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     ours = [path for folder in ("edge", "backends", "converters", "devices") for path in (ROOT / folder).rglob("*.py")]
@@ -78,29 +78,23 @@ def test_help_lists_commands_with_whole_sentences(capsys: pytest.CaptureFixture[
         assert path == "profile" or listed.count(".\n") >= 2, said
 
 
-def test_a_group_of_commands_alone_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_group_of_commands_alone_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     """It lists something, or says what it has."""
     for path, said in (("cache", "of at most"), ("eval", "perplexity"), ("devices", "instruction sets")):
         assert said in edge_help(path, capsys=capsys)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kept"),
-    [
-        (["run", "m.gguf", "-p", "x"], True),
-        (["eval", "kl", "m.gguf"], True),
-        (["profile", "m.gguf"], True),
-        (["compile", "m.gguf", "-o", "run"], False),
-        (["convert", "m.gguf", "m", "--to", "onnx"], False),
-        (["tune", "m.gguf"], False),
-    ],
-)
-def test_no_command_advises_an_option_that_it_does_not_have(arguments: list[str], kept: bool) -> None:
+@pytest.mark.parametrize(("arguments", "kept"), [
+    (["run", "m.gguf", "-p", "x"], True), (["eval", "kl", "m.gguf"], True), (["profile", "m.gguf"], True),
+    (["compile", "m.gguf", "-o", "run"], False), (["convert", "m.gguf", "m", "--to", "onnx"], False),
+    (["tune", "m.gguf"], False),
+])  # fmt: skip
+def test_commands_advise_options_they_have(arguments: list[str], kept: bool) -> None:
     said = "the cpu engine has no kernels for IQ1_S (blk.0.attn_q) yet"
     assert fitting(f"{said}: use --backend llamacpp", arguments, COMMAND) == said + ": use --backend llamacpp" * kept
 
 
-def test_what_a_command_refuses_it_says_without_such_advice(tmp_path: Path) -> None:
+def test_what_command_refuses_it_says_without_such_advice(tmp_path: Path) -> None:
     model = write_small(tmp_path / "m.gguf", Small(architecture="arcee"))
     command = [sys.executable, "-m", "edge", "compile", str(model), "--device", "raspberry-pi-5", "-o", "pi"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)

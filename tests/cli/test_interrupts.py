@@ -43,7 +43,7 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @BOTH
-def test_an_interrupt_waits_for_c_code(number: signal.Signals, error: type[BaseException]) -> None:
+def test_interrupt_waits_for_c_code(number: signal.Signals, error: type[BaseException]) -> None:
     calls = []
 
     def called() -> int:
@@ -61,7 +61,7 @@ def test_an_interrupt_waits_for_c_code(number: signal.Signals, error: type[BaseE
 @needs_llamacpp
 @BOTH
 @pytest.mark.parametrize("callback", ["llama_progress_callback", "llama_log_callback"])
-def test_an_interrupt_ends_the_loading_of_llamacpp(
+def test_interrupt_ends_loading_of_llamacpp(
     callback: str, number: signal.Signals, error: type[BaseException], request: pytest.FixtureRequest
 ) -> None:
     _send(callback, number, request)
@@ -70,7 +70,7 @@ def test_an_interrupt_ends_the_loading_of_llamacpp(
 
 
 @needs_llamacpp
-def test_a_signal_that_its_handler_lets_pass_ends_nothing(request: pytest.FixtureRequest) -> None:
+def test_signal_that_its_handler_lets_pass_ends_nothing(request: pytest.FixtureRequest) -> None:
     seen: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
     _send("llama_progress_callback", signal.SIGTERM, request)
@@ -81,7 +81,7 @@ def test_a_signal_that_its_handler_lets_pass_ends_nothing(request: pytest.Fixtur
 
 
 @BOTH
-def test_an_interrupt_that_is_lost_all_the_same_comes_again(number: signal.Signals, error: type[BaseException]) -> None:
+def test_interrupt_that_is_lost_all_same_comes_again(number: signal.Signals, error: type[BaseException]) -> None:
     with pytest.raises(error):  # noqa: PT012 - raised by whichever line runs when it comes
         ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))()
         time.sleep(60)
@@ -106,9 +106,7 @@ main()
 
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 @pytest.mark.parametrize("error", ["TypeError('no file')", "OSError(5, 'no reading')", "KeyError('x')"])
-def test_an_error_in_place_of_an_interrupt_ends_the_command_as_the_interrupt(
-    number: str, code: int, error: str
-) -> None:
+def test_replaced_interrupt_still_interrupts_command(number: str, code: int, error: str) -> None:
     """C code may drop the handler's exception and fail with one of its own."""
     script = LOST.format(number=number, error=error)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
@@ -116,7 +114,7 @@ def test_an_error_in_place_of_an_interrupt_ends_the_command_as_the_interrupt(
 
 
 @BOTH
-def test_reading_an_array_runs_no_handler_where_it_would_be_lost(
+def test_array_reads_run_no_handler(
     number: signal.Signals, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """np.fromfile runs Python's isinstance() and takes a handler's exception for a yes."""
@@ -143,7 +141,7 @@ BY_LLAMACPP = pytest.param("q4_k_m", marks=[needs_llamacpp, pytest.mark.exhausti
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["q4_0", BY_LLAMACPP])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_quantization_leaves_what_was_there(
+def test_interrupted_quantization_leaves_what_was_there(
     number: signal.Signals, code: int, kind: str, tmp_path: Path
 ) -> None:
     """Sent while it writes: no part of a file, no process, no traceback."""

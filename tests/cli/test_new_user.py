@@ -21,7 +21,7 @@ from edge.grammar.grammar import read_grammar
 TINY = GOLDEN / "llama-gqa-tied.gguf"
 
 
-def test_a_processor_that_makes_nan_is_named() -> None:
+def test_processor_that_makes_nan_is_named() -> None:
     def spoil(tokens: Any, logits: Any) -> None:
         logits[:] = np.nan
 
@@ -43,7 +43,7 @@ def test_files_in_other_forms(tmp_path: Path) -> None:
     assert "NAME-00001-of-00003.gguf" in said  # it reads what it wrote
 
 
-def test_gemma_3_with_fewer_layers_than_a_period(tmp_path: Path) -> None:
+def test_gemma_3_with_fewer_layers_than_period(tmp_path: Path) -> None:
     folder = copy_folder("gemma3_text", tmp_path / "gemma3")
     edit_json(folder / "config.json", lambda said: said.update(layer_types=["sliding_attention"] * 4))
     assert open_folder(folder).parts

@@ -28,14 +28,14 @@ DEFINED = {**flags_of(Options), **flags_of(SamplingParams), **flags_of(o.Answer)
 OF_PYTHON = {"expected_tokens", "expected_prompt", "logits_rows", "loras"}  # which only programs know
 
 
-def test_every_field_is_an_option() -> None:
+def test_every_field_is_option() -> None:
     for kind in (Options, SamplingParams, o.Answer):
         assert [each.name for each in fields(kind)] == list(flags_of(kind))
     assert {name for name, flag in DEFINED.items() if not flag.names} == OF_PYTHON
 
 
 @pytest.mark.parametrize("name", sorted(set(DEFINED) - OF_PYTHON))
-def test_an_option_reaches_the_command_line_and_the_environment(name: str) -> None:
+def test_option_reaches_command_line_and_environment(name: str) -> None:
     defined = DEFINED[name]
     assert defined.group in GROUPS
     shown = FLAGS["edge plan" if name == "sequences" else "edge run", defined.name]  # a run has one
@@ -48,20 +48,20 @@ def test_an_option_reaches_the_command_line_and_the_environment(name: str) -> No
 
 @pytest.mark.parametrize("function", [edge.load, forecast])
 @pytest.mark.parametrize("name", list(flags_of(Options)))
-def test_an_option_is_a_keyword_with_its_documentation(function: Any, name: str) -> None:
+def test_option_is_keyword_with_its_documentation(function: Any, name: str) -> None:
     defined, keyword = flags_of(Options)[name], inspect.signature(function).parameters[name]
     assert (keyword.kind, keyword.default) == (inspect.Parameter.KEYWORD_ONLY, defined.default)
     assert f"{name}: {defined.help}" in " ".join(function.__doc__.split())
 
 
-def test_an_option_means_the_same_in_every_command_that_has_it() -> None:
+def test_options_mean_the_same_in_every_command() -> None:
     for (path, name), param in FLAGS.items():
         twins = [each for each in DEFINED.values() if name in each.names and each.variable == param.envvar is not None]
         for defined in twins:
             assert param.help == defined.help, (path, name)
 
 
-def test_commands_share_the_group() -> None:
+def test_commands_share_group() -> None:
     """What `run` has of the cache and of the engine, commands that measure have, too."""
     for command in ("edge chat", "edge plan", "edge eval perplexity", "edge profile of"):
         for name in ("--memory", "--kv-policy", "--max-kv-size", "--kv-memory", "--sinks", "--kv-dtype", "--threads"):
@@ -80,7 +80,7 @@ class Paint:
         return cls(**{name: int(value) if name == "coats" and value else value for name, value in values.items()})
 
 
-def test_a_new_field_is_a_flag_with_a_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_field_is_flag_with_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
     def paint(house: str, paint: Annotated[Paint, o.without(colour="blue")], *, json: o.Json = False) -> None:
@@ -95,7 +95,7 @@ def test_a_new_field_is_a_flag_with_a_twin(monkeypatch: pytest.MonkeyPatch) -> N
     assert made == [("mine", Paint("blue", 2), True), ("mine", Paint("green", None), False)]
 
 
-def test_a_command_may_have_some_of_a_group() -> None:
+def test_command_may_have_some_of_group() -> None:
     assert list(o.only("threads", "memory").parameters(Options)) == ["memory", "threads"]
     assert "keep" not in o.without("keep").parameters(Options)
     assert o.only("kv_policy", kv_policy="full").parameters(Options)["kv_policy"].default == "full"

@@ -105,6 +105,6 @@ def test_common_arguments_are_plain(arguments: list[str]) -> None:
     assert len(found) == 1
 
 
-def test_a_variable_of_the_environment_leaves_all_to_typer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_of_environment_leaves_all_to_typer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_MEMORY", "256MiB")
     assert read_plainly(["m", "Hi"]) is None

@@ -24,7 +24,7 @@ from edge.run import history
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no modes")
 
 
-def test_a_group_of_one_is_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_of_one_is_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many systems give each user a group, and a umask that lets it write."""
     import grp
     import pwd
@@ -33,17 +33,14 @@ def test_a_group_of_one_is_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     status = os.stat_result((stat.S_IFREG | 0o664, 1, 1, 1, me, 777, 0, 0, 0, 0))
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me"))
     for name, members, trusted in (
-        ("me", [], True),
-        ("me", ["me"], True),
-        ("staff", [], False),
-        ("me", ["eve"], False),
-    ):
+        ("me", [], True), ("me", ["me"], True), ("staff", [], False), ("me", ["eve"], False),
+    ):  # fmt: skip
         group = SimpleNamespace(gr_name=name, gr_mem=members)
         monkeypatch.setattr(grp, "getgrgid", lambda gid, group=group: group)
         assert (distrust(status) is None) is trusted
 
 
-def test_a_private_file_is_neither_a_link_nor_a_pipe(tmp_path: Path) -> None:
+def test_private_file_is_neither_link_nor_pipe(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     assert read_private(tmp_path / "file", 3) == b"123"
     (tmp_path / "link").symlink_to(tmp_path / "file")
@@ -56,7 +53,7 @@ def test_a_private_file_is_neither_a_link_nor_a_pipe(tmp_path: Path) -> None:
 SHIPPED = Path(records.__file__).parent / "profiles" / "steam-deck.toml"
 
 
-def test_a_profile_that_others_may_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_that_others_may_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_DEVICES", str(tmp_path / "devices"))
     before = os.umask(0)
     try:
@@ -74,7 +71,7 @@ def test_a_profile_that_others_may_write_is_refused(tmp_path: Path, monkeypatch:
     assert find_profile("steam-deck").name == "steam-deck"
 
 
-def test_a_record_that_others_may_write_is_set_aside(
+def test_record_that_others_may_write_is_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("EDGE_TUNING", str(tmp_path / "tuning"))
@@ -95,7 +92,7 @@ def test_a_record_that_others_may_write_is_set_aside(
         records.write_record(record)
 
 
-def test_a_history_that_others_may_write_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_that_others_may_write_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_HISTORY", str(tmp_path / "history"))
     setting = history.Setting("cpu", "model", "cpu", "f16", 2)
     run = history.Run(1.0, setting, "label", "full", 64, history.Phase(8, 1.0, 4.0), None)
@@ -116,7 +113,7 @@ def test_a_history_that_others_may_write_is_not_kept(tmp_path: Path, monkeypatch
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_prompt_cache_that_others_may_write_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_prompt_cache_that_others_may_write_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder, tokens = tmp_path / "new" / "prompts", np.arange(8, dtype=np.int32)
     files = BlockFiles(folder, 1 << 20)
     assert [each.stat().st_mode & 0o777 for each in (folder.parent, folder)] == [0o700, 0o700]

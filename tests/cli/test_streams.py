@@ -43,18 +43,18 @@ def answer() -> bytes:
 
 
 @pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])
-def test_an_answer_does_not_depend_on_the_log(lost: str, answer: bytes) -> None:
+def test_answer_does_not_depend_on_log(lost: str, answer: bytes) -> None:
     done = shell(f"$edge {RUN} -p x {lost}")
     assert (done.returncode, done.stdout) == (0, answer)
 
 
 @pytest.mark.parametrize("command", ["--version", "--help", f"inspect {GOLDEN} --json", f"{RUN} -p x"])
-def test_what_cannot_be_written_is_an_error(command: str) -> None:
+def test_what_cannot_be_written_is_error(command: str) -> None:
     done = shell(f"$edge {command} >/dev/full")
     assert (done.returncode, one_line(done)) == (74, "edge: stdout cannot be written (No space left on device)")
 
 
-def test_a_closed_stdout_is_an_error_and_its_number_goes_to_no_file(tmp_path: Path) -> None:
+def test_closed_stdout_is_an_error(tmp_path: Path) -> None:
     target = tmp_path / "out.gguf"
     done = shell(f"$edge convert {GOLDEN} {target} --type q8_0 >&- 2>&-")
     assert done.returncode == 74
@@ -63,7 +63,7 @@ def test_a_closed_stdout_is_an_error_and_its_number_goes_to_no_file(tmp_path: Pa
     assert one_line(shell("$edge --version >&-")) == "edge: stdout cannot be written (Bad file descriptor)"
 
 
-def test_a_reader_that_leaves_is_told_by_the_exit_code_alone() -> None:
+def test_broken_pipe_sets_exit_code_alone() -> None:
     more = "-n 1000000 --max-kv-size 64 --kv-policy streaming"  # than a pipe takes, though its reader may leave late
     done = shell(f"$edge {RUN} -q -p x {more} | head -c 1; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, len(done.stdout), done.stderr) == (141, 1, b"")
@@ -74,7 +74,7 @@ def test_a_reader_that_leaves_is_told_by_the_exit_code_alone() -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything() -> None:
+def test_nonblocking_pipe_gets_everything() -> None:
     code = (
         "import os, sys; os.set_blocking(1, False); from edge.cli.terminal.streams import open_streams; open_streams()"
     )
@@ -100,15 +100,10 @@ def test_json_is_escaped_where_it_cannot_be_shown(answer: bytes) -> None:
     assert json.loads(done.stdout.decode("ascii"))["text"] == answer.decode().rstrip("\n")
 
 
-@pytest.mark.parametrize(
-    ("command", "environment", "kind", "code"),
-    [
-        ("run nope.gguf -p x --json", {}, "InputError", 2),
-        ("run --json", {}, "UsageError", 2),
-        ("cache nope", {"EDGE_JSON": "1"}, "UsageError", 2),
-        (f"plan {GOLDEN} --memory 20MiB --json", {}, "BudgetError", 3),
-    ],
-)
+@pytest.mark.parametrize(("command", "environment", "kind", "code"), [
+    ("run nope.gguf -p x --json", {}, "InputError", 2), ("run --json", {}, "UsageError", 2),
+    ("cache nope", {"EDGE_JSON": "1"}, "UsageError", 2), (f"plan {GOLDEN} --memory 20MiB --json", {}, "BudgetError", 3),
+])  # fmt: skip
 def test_errors_are_json_where_answers_are(command: str, environment: dict[str, str], kind: str, code: int) -> None:
     done = shell(f"$edge {command}", **environment)
     error = json.loads(done.stdout)["error"]
@@ -117,7 +112,7 @@ def test_errors_are_json_where_answers_are(command: str, environment: dict[str, 
     assert (kind == "BudgetError") == (error.get("smallest", 0) > 20 << 20)
 
 
-def test_bytes_that_are_no_text_are_replaced_wherever_they_come_from(tmp_path: Path) -> None:
+def test_undecodable_bytes_are_replaced(tmp_path: Path) -> None:
     model = os.fsencode(tmp_path) + b"/\xff.gguf"
     os.symlink(GOLDEN, model)
     line = f"printf '%b' 'a\\0377b' | $edge {RUN} -q && $edge {RUN} -q -p $'a\\xffb' --stop $'zz\\xff'"
@@ -128,7 +123,7 @@ def test_bytes_that_are_no_text_are_replaced_wherever_they_come_from(tmp_path: P
     assert "no such model file: �.gguf" in one_line(shell("$edge run -p x $'\\xff.gguf'"))
 
 
-def test_an_error_is_one_line_whatever_a_file_is_called() -> None:
+def test_error_is_one_line_whatever_file_is_called() -> None:
     done = shell("$edge inspect $'a\\nb\\e[31m.gguf' --json")
     assert "a�b�[31m.gguf" in one_line(done)
     assert "a�b�[31m.gguf" in json.loads(done.stdout)["error"]["message"]
@@ -149,22 +144,20 @@ def test_files_with_names_that_are_no_text(tmp_path: Path) -> None:
         load_engine(moved, "onnx", "f32")
 
 
-def test_lines_of_a_conversation_need_not_be_text() -> None:
+def test_lines_of_conversation_need_not_be_text() -> None:
     done = shell("$edge chat smollm2-135m -n 1 --json", stdin=b"\xff\xfe\n")
     assert (done.returncode, done.stderr) == (0, b"")
     assert json.loads(done.stdout)["tokens"]["generated"] == 1
 
 
-def test_a_closed_stdin_is_an_empty_one() -> None:
+def test_closed_stdin_is_empty_one() -> None:
     assert "no prompt" in one_line(shell(f"$edge {RUN} <&-"))
     assert shell("$edge chat smollm2-135m <&-").returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(("module", "prompt"), [("typer", ["-px"]), ("numpy", ["-p", "x"])])  # -px is typer's to read
-def test_an_interrupt_of_the_start_is_quiet(
-    module: str, prompt: list[str], number: signal.Signals, tmp_path: Path
-) -> None:
+def test_interrupt_of_start_is_quiet(module: str, prompt: list[str], number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / f"{module}.py").write_text(f"import os, time\nos.kill(os.getpid(), {number})\ntime.sleep(60)\n")
     done = subprocess.run(
         [sys.executable, "-m", "edge", *RUN.split(), *prompt],
@@ -179,7 +172,7 @@ def test_an_interrupt_of_the_start_is_quiet(
 @pytest.mark.parametrize(
     "left", ["", "; del session", "; threading.Thread(target=list, args=[stream], daemon=True).start()"]
 )
-def test_a_stream_that_is_open_when_the_program_ends_is_closed_quietly(left: str) -> None:
+def test_open_stream_closes_quietly_at_exit(left: str) -> None:
     code = f"""
 import threading, edge
 session = edge.load({str(GOLDEN)!r}, backend="reference")

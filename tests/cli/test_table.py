@@ -27,7 +27,7 @@ def read(shown: str) -> list[list[str]]:
 
 
 @given(TABLES, st.integers(0, 5), st.integers(1, 200))
-def test_nothing_is_lost_in_a_narrow_table(rows: list[list[str]], left: int, width: int) -> None:
+def test_nothing_is_lost_in_narrow_table(rows: list[list[str]], left: int, width: int) -> None:
     shown = table(rows[0], rows[1:], left, width)
     columns = len(rows[0])
     letters = ["".join("".join(line[i] for line in read(shown)).split()) for i in range(columns)]
@@ -39,7 +39,7 @@ def test_nothing_is_lost_in_a_narrow_table(rows: list[list[str]], left: int, wid
 
 
 @given(TABLES, st.integers(0, 5))
-def test_a_row_is_a_line_where_there_is_room(rows: list[list[str]], left: int) -> None:
+def test_row_is_line_where_there_is_room(rows: list[list[str]], left: int) -> None:
     plain = table(rows[0], rows[1:], left)
     assert read(plain) == rows
     assert plain == table(rows[0], rows[1:], left, len(plain.splitlines()[0]))
@@ -51,7 +51,7 @@ def test_figures_stay_whole() -> None:
     assert "a long text" in shown
 
 
-def test_columns_of_text_give_way_before_words_of_headings() -> None:
+def test_text_columns_shrink_before_headings() -> None:
     shown = table(["model", "where", "parameters"], [["a name of many words", "in a folder of ours", "1"]], 2, width=34)
     assert "parameters |" in shown
     assert {len(line) for line in shown.splitlines()} == {34}
@@ -81,7 +81,7 @@ def _read(descriptor: int) -> bytes:
 
 
 @pytest.mark.parametrize(("columns", "environment"), [(60, {}), (200, {"COLUMNS": "60"})])
-def test_a_terminal_is_not_overflowed(columns: int, environment: dict[str, str]) -> None:
+def test_terminal_is_not_overflowed(columns: int, environment: dict[str, str]) -> None:
     lines = shown_at(columns, **environment).splitlines()
     assert max(map(len, lines)) <= 60
     command = [sys.executable, "-m", "edge", "devices", "sensors"]

@@ -23,7 +23,7 @@ def test_lines_end_between_words() -> None:
     assert wrapped(pieces, None) == "".join(pieces)
 
 
-def test_a_word_longer_than_a_line_and_wide_characters_go_on() -> None:
+def test_long_words_and_wide_characters_wrap() -> None:
     assert wrapped(["a", " ", "b" * 25], 10) == "a\n" + "b" * 25
     assert wrapped(["天空是蓝色的"], 6) == "天空是\n蓝色的"
 

@@ -19,19 +19,19 @@ def choose(*rows: Row) -> Choice:
     return found
 
 
-def test_a_clear_winner_is_named_with_its_loss() -> None:
+def test_clear_winner_and_speed() -> None:
     found = choose(make_row("streaming", 1.063), make_row("h2o", 1.048), make_row("tova", 1.07))
     assert title(found.row) == "h2o int8"
     assert found.sentence == (
         "At 12 MiB of KV cache, h2o int8 loses least: perplexity +4.8% ± 0.2% against the full cache. "
         "With streaming int8: perplexity +6.3% ± 0.2%."
     )
-
-
-def test_speed_keeps_streaming_where_it_is_much_faster() -> None:
     slow, fast = make_row("h2o", 1.048, tok_s=1000.0), make_row("streaming", 1.063, tok_s=1600.0)
     assert choose(slow, fast).sentence.endswith(
         "Keep streaming int8 if speed matters more: perplexity +6.3% ± 0.2%, 1.6 × as fast in this run."
+    )
+    assert choose(make_row("h2o", 1.05)).sentence == (
+        "At 12 MiB of KV cache, only h2o int8 was measured: perplexity +5.0% ± 0.2% against the full cache."
     )
 
 
@@ -95,7 +95,7 @@ def test_what_is_chosen(rows: list[Row], pick: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(("keys", "told"), [(2, False), (4, False), (20, True)])
-def test_all_right_and_all_wrong_of_few_keys_is_no_proof(keys: int, told: bool) -> None:
+def test_few_keys_prove_nothing(keys: int, told: bool) -> None:
     right, wrong = make_row("h2o", found=keys, keys=keys), make_row("tova", found=0, keys=keys)
     assert apart(right, wrong, "streamed") == told
 
@@ -114,12 +114,7 @@ def test_every_size_has_its_choice() -> None:
     assert [each.size for each in found] == ["6.0 MiB", "11 MiB"]
     by_rows = choices([FULL, make_row("h2o", 1.05, rows=512), make_row("streaming", 1.2, rows=512)])
     assert by_rows[0].sentence.startswith("At 512 rows, h2o int8 loses least")
-
-
-def test_one_setting_alone_is_no_winner() -> None:
-    assert choose(make_row("h2o", 1.05)).sentence == (
-        "At 12 MiB of KV cache, only h2o int8 was measured: perplexity +5.0% ± 0.2% against the full cache."
-    )
+    assert choices([]) == choices([FULL]) == choices([FULL, missing("h2o", 1 << 20)]) == []
 
 
 def test_auto_does_not_tie_with_what_it_chose() -> None:
@@ -128,13 +123,7 @@ def test_auto_does_not_tie_with_what_it_chose() -> None:
     assert "h2o int8 loses least" in choose(h2o, auto, make_row("streaming", 1.2)).sentence
 
 
-def test_nothing_is_said_of_what_was_not_measured() -> None:
-    assert choices([]) == []
-    assert choices([FULL]) == []
-    assert choices([FULL, missing("h2o", 1 << 20)]) == []
-
-
-def test_samples_are_those_of_the_figures_and_not_in_json() -> None:
+def test_samples_match_figures_and_not_in_json() -> None:
     streamed = Streamed([128], [2.5], [[2.0, 3.0]], 1.0)
     rows = make_rows([
         Measured(Cell("full"), "perplexity", figures=streamed),

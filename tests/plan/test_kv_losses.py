@@ -36,10 +36,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     return open_model(write_small(tmp_path / "small.gguf", Small(context=4096)))
 
 
-# The record
-
-
-def test_a_record_belongs_to_the_content_of_a_model_and_to_an_engine(model: Model, tmp_path: Path) -> None:
+def test_record_belongs_to_content_and_engine(model: Model, tmp_path: Path) -> None:
     remember_losses(model.file, NATIVE, {"int8": FAIR})
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(model.file.path.read_bytes())
@@ -53,7 +50,7 @@ def test_a_record_belongs_to_the_content_of_a_model_and_to_an_engine(model: Mode
         assert find_losses(model.file, NATIVE, stated) == {}
 
 
-def test_more_predictions_replace_fewer_and_too_few_are_not_kept(model: Model) -> None:
+def test_better_measured_records_replace_others(model: Model) -> None:
     few, some, more = (KVLoss(0.02, 0.01, n) for n in (LEAST_TOKENS - 1, LEAST_TOKENS, 4000))
     for found, kept in ((few, {}), (some, {"int8": some}), (more, {"int8": more}), (some, {"int8": more})):
         remember_losses(model.file, NATIVE, {"int8": found})
@@ -65,15 +62,12 @@ def test_more_predictions_replace_fewer_and_too_few_are_not_kept(model: Model) -
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[1]", b'{"int8": {"kl": "NaN"}}', b'{"int9": {"kl": 0, "stderr": 0, "tokens": 600}}']
 )
-def test_a_damaged_record_counts_as_none(model: Model, content: bytes) -> None:
+def test_damaged_record_counts_as_none(model: Model, content: bytes) -> None:
     remember_losses(model.file, NATIVE, {"int8": FAIR})
     (entry,) = cache.entries("losses")
     with cache.create("losses", entry.key, ".json") as path:
         path.write_bytes(content)
     assert find_losses(model.file, NATIVE, AUTO) == {}
-
-
-# Plans
 
 
 def chosen(losses: Losses, engine: str = "cpu", **options: object) -> tuple[str, str]:
@@ -82,26 +76,20 @@ def chosen(losses: Losses, engine: str = "cpu", **options: object) -> tuple[str,
     return run.kv_dtype, run.dtype_by
 
 
-@pytest.mark.parametrize(
-    ("losses", "dtype"),
-    [
-        ({"int8": FAIR, "int4": POOR}, "int8"),
-        ({"int8": FAIR, "int4": FAIR}, "int4"),
-        ({"int8": POOR, "int4": POOR}, "f16"),
-        ({"int8": POOR, "int4": FAIR}, "int4"),
-        ({"int8": POOR}, "f16"),
-        ({"f32": FAIR}, "int8"),  # by rule as long as it was not measured
-        ({"int4": POOR}, "int8"),
-    ],
-)
-def test_auto_takes_the_smallest_dtype_that_loses_little(losses: Losses, dtype: str) -> None:
+@pytest.mark.parametrize(("losses", "dtype"), [
+    ({"int8": FAIR, "int4": POOR}, "int8"), ({"int8": FAIR, "int4": FAIR}, "int4"),
+    ({"int8": POOR, "int4": POOR}, "f16"), ({"int8": POOR, "int4": FAIR}, "int4"), ({"int8": POOR}, "f16"),
+    ({"f32": FAIR}, "int8"),  # by rule as long as it was not measured
+    ({"int4": POOR}, "int8"),
+])  # fmt: skip
+def test_auto_takes_smallest_dtype_that_loses_little(losses: Losses, dtype: str) -> None:
     found, by = chosen(losses)
     assert found == dtype
     assert "measured on this model" in by
     assert all(f"{name} KL {each.kl:.4f}" in by for name, each in losses.items())
 
 
-def test_without_measurements_or_with_a_stated_dtype_the_rule_holds() -> None:
+def test_without_measurements_or_with_stated_dtype_rule_holds() -> None:
     assert chosen({}) == ("int8", "by rule: not measured on this model")
     assert chosen({"int8": POOR}, kv_dtype="int8") == ("int8", "")
     assert chosen({}, "llamacpp") == ("f16", "")
@@ -115,23 +103,20 @@ def test_no_chosen_dtype_loses_more_than_is_allowed(kl: dict[str, float]) -> Non
     assert dtype in ("f16", "int8", *kl)  # int8 by rule
 
 
-def test_rows_that_all_fit_stay_exact_whatever_was_measured() -> None:
+def test_fitting_rows_stay_exact() -> None:
     options = Options(kv_policy="auto", expected_tokens=400)
     plan = make_plan(SMOLLM2.spec, NATIVE, options, losses={"int8": FAIR, "int4": FAIR})
     assert (plan.kv_policy, plan.config.kv_dtype, plan.dtype_by) == ("streaming", "f16", "")
 
 
-def test_plans_for_other_devices_read_the_record(model: Model) -> None:
+def test_plans_for_other_devices_read_record(model: Model) -> None:
     remember_losses(model.file, NATIVE, {"int8": POOR})
     plan = plan_for(find_profile("raspberry-pi-5"), model.file, model.spec, AUTO)
     assert plan.config.kv_dtype == "f16"
     assert "measured on this model" in plan.dtype_by
 
 
-# Who measures
-
-
-def test_eval_kv_measures_what_the_formula_says_and_plans_read_it(tmp_path: Path) -> None:
+def test_eval_kv_follows_formula_and_serves_plans(tmp_path: Path) -> None:
     """The formula is written out again, over the logits of engines."""
     path, text = write_small(tmp_path / "kl.gguf", Small(layers=2, context=1024)), tmp_path / "stones.txt"
     text.write_text("".join(f"The {number}th stone lies beside the river. " for number in range(40)), encoding="utf-8")

@@ -16,7 +16,7 @@ import pytest
 from conftest import on_gpu
 from test_child import wait_for
 
-RUNS, MOST_SECONDS = 8, 3
+RUNS, MOST_SECONDS = 4, 2
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_budgets_are_kept_or_refused(limits: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", ["wgpu:0", pytest.param("opencl:0", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("uncompiled", [True, False])
+@pytest.mark.parametrize("uncompiled", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_budgets_hold_while_drivers_compile(limits: Any, adapter: str, uncompiled: bool) -> None:
     """Nearly met budgets, of what `edge plan` names for runs in which the driver has compiled nothing, or all.
 
@@ -68,15 +68,6 @@ def test_budgets_hold_while_drivers_compile(limits: Any, adapter: str, uncompile
         assert refused.kind == "refused", refused.said
 
 
-def test_what_passes_a_hard_limit_is_seen(limits: Any) -> None:
-    """A run that is not told of its budget, under limits for a smaller one, is no success."""
-    case = limits.Case(str(limits.MODELS[1]), "reference", "streaming", "f32", 600 << 20, 10, 2, 512, None)
-    assert limits.run(case, None).kind == "ok"
-    lying = type("Lying", (limits.Case,), {"arguments": property(lambda self: case.arguments)})
-    small = lying(case.model, "reference", "streaming", "f32", 1 << 20, 10, 2, 512, None)
-    assert limits.run(small, None).kind not in limits.KEPT
-
-
 def test_first_runs_and_budgets_that_are_nearly_met(limits: Any) -> None:
     """One draw of each, on an engine that compiles nothing, and a child that counts beside its parent."""
     chance, tiny = random.Random(3), limits.MODELS[1:2]
@@ -89,15 +80,6 @@ def test_first_runs_and_budgets_that_are_nearly_met(limits: Any) -> None:
         assert outcome.kind == "refused" or 0.3 * case.budget < outcome.peak <= case.budget
 
 
-@pytest.mark.slow
-def test_features_keep_their_budget(limits: Any) -> None:
-    drawn = limits.features_case(random.Random(5), str(limits.MODELS[1]))
-    drawn = replace(drawn, policy="streaming", kv_dtype="f16", speculate="auto", sequences=1, rank=0, share=0.0)
-    plain, json = (limits.run(limits.with_budget(replace(drawn, grammar=each)), None) for each in ("", "json_schema"))
-    assert plain.kind == "ok", plain.said
-    assert json.kind in limits.KEPT, json.said  # refused, unless the smallest budget was that of a first run
-
-
 def test_children_count_beside_their_parent(limits: Any) -> None:
     """A launcher's child of about 10 MiB, whose own child holds 60 MiB more."""
     holds = "import sys; held = b'1' * (60 << 20); print(1, flush=True); sys.stdin.read()"
@@ -106,15 +88,13 @@ def test_children_count_beside_their_parent(limits: Any) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", launcher], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process, limits.Together(process.pid) as together:  # fmt: skip
-        assert process.stdout is not None
         process.stdout.readline()
         wait_for(lambda: together.peak > 68 << 20)
-        assert process.stdin is not None
         process.stdin.close()
     assert together.peak < 110 << 20
 
 
-def test_a_child_that_has_its_parents_memory_does_not_count(limits: Any) -> None:
+def test_forked_child_with_parents_memory_is_not_counted(limits: Any) -> None:
     """As between vfork and exec, where a busy machine may leave a child: here it waits there."""
     holds = """
 import ctypes, os, sys
@@ -129,16 +109,14 @@ os.kill(child, 9)
     with subprocess.Popen(
         [sys.executable, "-c", launcher], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:  # fmt: skip
-        assert process.stdout is not None
         process.stdout.readline()
         with limits.Together(process.pid) as together:
             wait_for(lambda: together.peak > 60 << 20)
-        assert process.stdin is not None
         process.stdin.close()
     assert together.peak < 110 << 20
 
 
-def test_a_run_that_takes_too_long_leaves_nothing(limits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_takes_too_long_leaves_nothing(limits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left would hold memory of the next run's cgroup."""
     monkeypatch.setattr(limits, "_TIMEOUT_S", 1)
     budget = (600 << 20) + os.getpid()  # a number by which to know the run

@@ -20,7 +20,7 @@ MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
 GIB = 1 << 30
 
 
-def test_thresholds_grow_with_memory_and_shrink_out_of_sight() -> None:
+def test_play_thresholds_follow_memory_and_visibility() -> None:
     tiers = thresholds().tiers
     for tier in tiers:
         assert tier.memory << 10 > tier.foreground > tier.service >= tier.background > 0
@@ -31,23 +31,20 @@ def test_thresholds_grow_with_memory_and_shrink_out_of_sight() -> None:
 
 
 @pytest.mark.parametrize(("has", "tier"), [(2.0, 4), (5.5, 6), (7.4, 8), (11.2, 12), (12.0, 12), (24.0, 16)])
-def test_phones_have_the_thresholds_of_the_nearest_memory(has: float, tier: int) -> None:
+def test_phones_have_thresholds_of_nearest_memory(has: float, tier: int) -> None:
     """The kernel keeps a part of the memory that is advertised."""
     phone, plan = find_profile("pixel-9"), forecast(MODEL, device="pixel-9").plan
     phone = replace(phone, figures=phone.figures | {"memory": Figure(round(has * GIB), "measured", "test")})
     found = play_use(plan, phone)
-    assert found is not None
     assert found.memory == tier * GIB
 
 
 def test_what_is_mapped_does_not_count() -> None:
     found = forecast(MODEL, device="pixel-9")
-    assert found.play is not None
     assert found.play.mapped == found.plan.bytes.weights > 0
     assert found.play.counted + found.play.mapped == found.plan.predicted_peak
     copied = replace(found.plan, config=replace(found.plan.config, repack=True))
     counted = play_use(copied, find_profile("pixel-9"))
-    assert counted is not None
     assert (counted.counted, counted.mapped) == (found.plan.predicted_peak, 0)
 
 
@@ -57,7 +54,7 @@ def test_devices_without_google_play(device: str) -> None:
     assert "Google Play" not in CliRunner().invoke(app, ["plan", MODEL, "--device", device]).output
 
 
-def test_a_plan_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = CliRunner().invoke(app, ["plan", MODEL, "--device", "pixel-9"]).output
     assert "| Google Play, phones of 12 GB" in shown
     assert thresholds().source in shown
