@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +87,9 @@ def assert_same_rows(engine: NativeEngine, oracle: HeadOracle, atol: float = 1e-
 @pytest.mark.parametrize(
     "name", ["llama-gqa-tied", "llama-window", "gemma3", "gemma4", "phi3", "gpt2", "mistral3", "smollm3"]
 )
-@pytest.mark.parametrize("seed", [1, 2])
-def test_rows_of_different_heads_are_kept_and_renumbered(
-    name: str, seed: int, engines: Callable[[Engine], Engine]
-) -> None:
+def test_heads_keep_and_renumber_their_own_rows(name: str, engines: Callable[[Engine], Engine]) -> None:
     """Windows, two rotations, partial rotation and none, temperatures; attention after evictions, too."""
-    model, tokens = model_of(name), some_tokens(85, seed)
+    model, tokens = model_of(name), some_tokens(85, 1)
     native, oracle = native_engine(model), HeadOracle(model, capacity=128, chunk=CHUNK)
     engines(native)
     native.observe(3)
@@ -101,8 +99,8 @@ def test_rows_of_different_heads_are_kept_and_renumbered(
         ours, theirs = native.forward_all(part), oracle.forward_all(part, observed=3)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
         assert_same_rows(native, oracle)
-        rows = some_rows(native.kv.head_lengths, seed + step)
-        if seed == 2:
+        rows = some_rows(native.kv.head_lengths, 1 + step)
+        if step == 4:
             rows[-1] = rows[-1][:0]  # a head may lose all
         native.kv.keep_heads(rows)
         oracle.keep_heads(rows)
@@ -114,35 +112,15 @@ def test_rows_of_different_heads_are_kept_and_renumbered(
             assert_same_rows(native, oracle)
 
 
-def test_renumbering_moves_what_queries_see(engines: Callable[[Engine], Engine]) -> None:
-    """Else the test above would pass without it."""
-    model, tokens, answers = model_of("llama-gqa-tied"), some_tokens(48), []
-    native = native_engine(model)
-    engines(native)
-    for renumbered in (False, True):
-        native.kv.truncate(0)
-        native.forward_all(tokens[:40])
-        native.kv.keep_heads(some_rows(native.kv.head_lengths, 3))
-        if renumbered:
-            native.kv.renumber()
-        answers.append(native.forward_all(tokens[40:]).copy())
-    assert np.abs(answers[0] - answers[1]).max() > 100 * EXACT
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama-gqa-tied",
-        "gemma3",
-        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("gemma4", "phi3", "smollm3")),
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "llama-gqa-tied", "gemma3",
+    *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("gemma4", "phi3", "smollm3")),
+])  # fmt: skip
 def test_int8_keys_are_renumbered_within_their_rounding(name: str, engines: Callable[[Engine], Engine]) -> None:
     model, tokens = model_of(name), some_tokens(50)
     native, oracle = native_engine(model, "int8"), HeadOracle(model, capacity=128, chunk=CHUNK)
     engines(native)
     kv, network = native.kv, model.spec.network
-    assert network is not None
     for engine in (native, oracle):
         engine.forward_all(tokens[:40])
         engine.forward_all(tokens[40:41])  # type: ignore[union-attr]
@@ -171,7 +149,7 @@ def rotated(keys: FloatArray, by: IntArray, radians: AnyArray) -> FloatArray:
     return np.concatenate([np.stack([pairs.real, pairs.imag], axis=-1).reshape(first.shape), rest], axis=-1)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["f32", "int4"])
 def test_renumbering_without_gaps_changes_nothing(dtype: str, engines: Callable[[Engine], Engine]) -> None:
     native, tokens = native_engine(model_of("llama-gqa-tied"), dtype), some_tokens(40)
     engines(native)
@@ -189,7 +167,7 @@ def test_renumbering_without_gaps_changes_nothing(dtype: str, engines: Callable[
     np.testing.assert_array_equal(ours, native.forward_all(tokens[30:]))
 
 
-def test_a_renumbered_row_keeps_its_attention_per_query(engines: Callable[[Engine], Engine]) -> None:
+def test_renumbered_row_keeps_its_attention_per_query(engines: Callable[[Engine], Engine]) -> None:
     """What H2O ranks by must not change because positions did."""
     native = native_engine(model_of("llama-gqa-tied"))
     engines(native)
@@ -203,10 +181,8 @@ def test_a_renumbered_row_keeps_its_attention_per_query(engines: Callable[[Engin
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_kept_rows_are_bit_equal_and_keeping_all_changes_nothing(
-    dtype: str, seed: int, engines: Callable[[Engine], Engine]
-) -> None:
+def test_kept_rows_are_bit_equal(dtype: str, engines: Callable[[Engine], Engine]) -> None:
+    seed = 1
     native = native_engine(model_of("llama-gqa-tied"), dtype)
     engines(native)
     native.observe(2)
@@ -242,7 +218,7 @@ def head_rows(engine: NativeEngine) -> list[tuple[AnyArray, ...]]:
     return found
 
 
-def test_a_restored_cache_has_no_attention_of_others(engines: Callable[[Engine], Engine]) -> None:
+def test_restored_cache_has_no_attention_of_others(engines: Callable[[Engine], Engine]) -> None:
     native = native_engine(model_of("llama-gqa-tied"))
     engines(native)
     native.forward_all(some_tokens(20))
@@ -255,7 +231,7 @@ def test_a_restored_cache_has_no_attention_of_others(engines: Callable[[Engine],
     assert not native.kv.attention.any()
 
 
-def test_longrope_is_rotated_for_the_positions_that_gaps_lead_to(engines: Callable[[Engine], Engine]) -> None:
+def test_longrope_rotates_for_positions_with_gaps(engines: Callable[[Engine], Engine]) -> None:
     """Rows of heads keep their positions: 128 of them may lie anywhere in the context."""
     family = open_family("phi3-longrope")
     backend, answer = find_backend("cpu", family.model.file, family.model.spec), family.arrays["long_logits"]
@@ -281,7 +257,7 @@ def test_what_no_eviction_follows_is_not_observed() -> None:
 
 
 @given(st.integers(1, 64), st.integers(1, 100))
-def test_in_decode_the_last_queries_before_an_eviction_are_observed(window: int, free: int) -> None:
+def test_in_decode_last_queries_before_eviction_are_observed(window: int, free: int) -> None:
     """One token at a time until no row is free: the last `window` of them, and no others."""
     needs = Needs(queries=window)
     observed = [queries_to_observe(needs, left, incoming=1, upcoming=1) for left in range(free, 0, -1)]
@@ -379,7 +355,6 @@ class Twin:
             assert set(range(min(sinks, rows.size))) <= set(rows.tolist())
             last = min(recent, max(0, rows.size - sinks))
             assert set(range(length - last, length)) <= set(rows.tolist())
-        assert view is not None
         if self.oracle and view.attention.size and self.exact:
             attention = self.oracle.rows_of(self.oracle.attention)
             np.testing.assert_allclose(view.attention, attention, rtol=1e-4, atol=1e-4)
@@ -413,21 +388,19 @@ CAPACITIES = st.sampled_from([16, 23, 40])
 
 
 @pytest.mark.parametrize("policy", HEAD_POLICIES)
-@settings(max_examples=examples(15))
+@settings(max_examples=examples(6))
 @given(capacity=CAPACITIES, chunks=CHUNKS)
 @example(capacity=16, chunks=[(8, 8), (8, 8), (8, 1), *[(1, 1)] * 20, (8, 8)])
-def test_a_session_is_what_an_oracle_that_hides_rows_says(
-    policy: str, capacity: int, chunks: list[tuple[int, int]]
-) -> None:
+def test_session_is_what_oracle_that_hides_rows_says(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
     """Chunks of any size, and promises about the next one that may not be kept."""
     twin = twin_of(policy, capacity)
     assert (feed_chunks(twin, chunks) > capacity) == bool(twin.policy.evictions)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "adakv:window=4"])
-@settings(max_examples=examples(10))
+@pytest.mark.parametrize("policy", ["adakv:window=4"])
+@settings(max_examples=examples(6))
 @given(capacity=CAPACITIES, chunks=CHUNKS)
-def test_a_session_with_an_int8_cache_keeps_its_rows(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
+def test_session_with_int8_cache_keeps_its_rows(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
     twin = twin_of(policy, capacity, "int8")
     feed_chunks(twin, chunks)
 
@@ -441,10 +414,9 @@ def test_policies_with_two_rotations_windows_and_partial_rotation(model: str) ->
     assert twin.policy.evictions > 10
 
 
-def test_h2o_counts_the_queries_that_saw_a_row() -> None:
+def test_h2o_counts_queries_that_saw_row() -> None:
     twin = twin_of("h2o", 40)
     twin.reset()
-    assert twin.oracle is not None
     for part in [*np.split(some_tokens(64), 8), *some_tokens(60)[:, None]]:
         twin.feed(part)
         np.testing.assert_array_equal(twin.kv.ages, twin.oracle.rows_of(twin.oracle.seen))
@@ -469,9 +441,7 @@ def test_heads_that_differ_share_one_arena() -> None:
 
 
 @given(st.data(), st.integers(1, 12), st.integers(1, 70), st.integers(1, 4))
-def test_regions_are_divided_without_overlap_and_moves_lose_nothing(
-    data: st.DataObject, heads: int, capacity: int, times: int
-) -> None:
+def test_regions_never_overlap_and_moves_keep_rows(data: st.DataObject, heads: int, capacity: int, times: int) -> None:
     """Beside the same done with a copy of everything."""
     regions = Regions(heads, capacity, 3 * capacity, uneven=True)
     memory = np.full(regions.size, -1)
@@ -504,20 +474,19 @@ def small_model(path: Path, context: int, **shape: Any) -> Model:
     return open_model(write_small(path / "small.gguf", Small(context=context, **{"layers": 2, **shape})))
 
 
-@pytest.mark.parametrize("dtype", ["f32", "int8"])
-@pytest.mark.parametrize("policy", ["h2o", "snapkv:window=5", "keydiff", "pyramidkv:window=4", "fastgen"])
-def test_endless_decoding_stays_within_the_context(policy: str, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("policy", "dtype"), [("h2o", "f32"), ("snapkv:window=5", "int8"), ("fastgen", "f32")])
+def test_endless_decoding_stays_within_context(policy: str, dtype: str, tmp_path: Path) -> None:
     model = small_model(tmp_path, 62)
     with load(
         model, backend="cpu", kv_policy=policy, max_kv_size=32, kv_dtype=dtype, threads=1, prefill_step_size=CHUNK
     ) as session:
         compared = HeadOracle(model, capacity=300, chunk=1) if dtype == "f32" else None
         twin = Twin(session, compared)
-        for count, token in enumerate(some_tokens(800)):
-            if count == 300:
+        for count, token in enumerate(some_tokens(700)):
+            if count == 150:
                 twin.oracle = None
             twin.feed(token[None])
-        assert twin.renumbered > 20
+        assert twin.renumbered > 15
 
 
 def test_endless_decoding_with_learned_positions(tmp_path: Path) -> None:
@@ -525,11 +494,10 @@ def test_endless_decoding_with_learned_positions(tmp_path: Path) -> None:
     model = small_model(tmp_path, 62, architecture="gpt2", kv_heads=4)
     with load(model, backend="cpu", kv_policy="h2o", max_kv_size=32, kv_dtype="f32", threads=1) as session:
         session.generate(some_tokens(50), max_tokens=400, ignore_eos=True)
-        assert session.report is not None
         assert session.report.tokens.generated == 400
 
 
-def test_a_cache_as_large_as_the_context_is_renumbered_in_time(tmp_path: Path) -> None:
+def test_cache_of_context_size_is_renumbered(tmp_path: Path) -> None:
     model = small_model(tmp_path, 64)
     with load(model, backend="cpu", kv_policy="h2o", max_kv_size=64, kv_dtype="f32", threads=1) as session:
         twin = Twin(session, HeadOracle(model, capacity=300, chunk=1))
@@ -552,10 +520,8 @@ def session_of(engines: Callable[[Any], Any]) -> Callable[..., Session]:
 
 
 @pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=5"])
-@pytest.mark.parametrize(
-    "answer", [20, 23, 26, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(27, 32))]
-)
-def test_a_follow_up_evicts_by_what_was_observed(policy: str, answer: int, session_of: Callable[..., Session]) -> None:
+@pytest.mark.parametrize("answer", [23, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(24, 32))])
+def test_follow_up_evicts_by_what_was_observed(policy: str, answer: int, session_of: Callable[..., Session]) -> None:
     """However many rows the answer left free; attention of nobody would be an arbitrary choice."""
     session = session_of(policy, sinks=2)
     recorder = session._sequence.policy = Recorder(make_policy(policy, 2))
@@ -578,19 +544,18 @@ def test_a_follow_up_evicts_by_what_was_observed(policy: str, answer: int, sessi
 
 
 @pytest.mark.parametrize("policy", HEAD_POLICIES)
-def test_a_system_prompts_rows_outlive_every_eviction(policy: str, session_of: Callable[..., Session]) -> None:
+def test_system_prompts_rows_outlive_every_eviction(policy: str, session_of: Callable[..., Session]) -> None:
     session = session_of(policy, keep=15)
     tokens = some_tokens(120)
     session.generate(tokens[:20], max_tokens=1, ignore_eos=True)
     first = [session.engine.kv.keys(layer)[:, :15].copy() for layer in range(session.spec.layers)]
     session.generate(tokens[20:], max_tokens=60, ignore_eos=True, follow_up=True)
-    assert session.report is not None
     assert session.report.kv.evicted > 90
     for layer, keys in enumerate(first):
         np.testing.assert_array_equal(session.engine.kv.keys(layer)[:, :15], keys)
 
 
-def test_a_follow_up_is_the_conversation_run_at_once(session_of: Callable[..., Session]) -> None:
+def test_follow_up_is_conversation_run_at_once(session_of: Callable[..., Session]) -> None:
     """As long as nothing is evicted; afterwards rows differ from head to head and the answer goes on."""
     session = session_of("h2o", rows=64, prefill_step_size=CHUNK)
     oracle = HeadOracle(session.model, capacity=200, chunk=CHUNK)
@@ -614,11 +579,10 @@ def test_a_follow_up_is_the_conversation_run_at_once(session_of: Callable[..., S
     assert len(fed) == 20 + 10 + 20 + 3 + 40 + 29
     assert session.engine.kv.positions.ndim == 3
     assert (session.engine.kv.positions[..., :4] == np.arange(4)).all()
-    assert session.report is not None
     assert session.report.kv.evicted == len(fed) - session.engine.kv.length
 
 
-def test_after_evictions_a_session_is_not_saved_and_starts_anew(session_of: Callable[..., Session]) -> None:
+def test_evicted_session_is_not_saved(session_of: Callable[..., Session]) -> None:
     session, tokens = session_of("tova", rows=32), some_tokens(30)
     first = session.generate(tokens, max_tokens=1, ignore_eos=True)
     session.generate(some_tokens(60, 2), max_tokens=20, ignore_eos=True)
@@ -655,9 +619,11 @@ def test_observing_happens_only_before_evictions(session_of: Callable[..., Sessi
 # Bytes
 
 
-@pytest.mark.parametrize("policy", HEAD_POLICIES)
-@pytest.mark.parametrize("dtype", ["f16", pytest.param("int8", marks=pytest.mark.exhaustive), "int4"])
-def test_an_eviction_takes_no_more_than_was_counted(
+@pytest.mark.parametrize(("policy", "dtype"), [
+    ("adakv:window=4", "f16"), ("kvzap", "f16"), ("h2o", "int4"),
+    *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in product(HEAD_POLICIES, ["f16", "int8", "int4"])),
+])  # fmt: skip
+def test_eviction_takes_no_more_than_was_counted(
     policy: str, dtype: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     """What NumPy allocates while rows are chosen, moved and renumbered, against the plan's scratch."""
