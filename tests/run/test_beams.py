@@ -29,7 +29,7 @@ def model() -> Model:
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("index", range(len(CASES)))
-def test_the_beams_are_those_of_transformers(model: Model, index: int, backend: str) -> None:
+def test_beams_match_transformers(model: Model, index: int, backend: str) -> None:
     beams, penalty, most, ends = CASES[index]
     model.tokenizer.end_ids = frozenset(ends)
     with load(model, backend=backend, max_kv_size=64) as session:
@@ -41,7 +41,6 @@ def test_the_beams_are_those_of_transformers(model: Model, index: int, backend: 
             sampling=edge.SamplingParams(),
         )
         report = session.report
-        assert report is not None
         assert report.beams is not None
         expected = [[token for token in row if token >= 0] for row in FOUND[f"{index}.tokens"].tolist()]
         assert [list(each.tokens) for each in report.beams] == expected
@@ -56,7 +55,6 @@ def test_the_beams_are_those_of_transformers(model: Model, index: int, backend: 
         # The conversation goes on behind the best answer.
         follow = np.array([70, 71], np.int32)
         session.generate(follow, follow_up=True, max_tokens=1)
-        assert session.report is not None
         assert session.report.tokens.prompt == report.tokens.generated + 2
 
 
@@ -68,42 +66,34 @@ def test_one_beam_is_greedy(model: Model) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen35"])
-def test_caches_with_windows_or_a_state_go_back_to_the_prompt(name: str) -> None:
+def test_windowed_and_recurrent_caches_return_to_prompt(name: str) -> None:
     """Each beam has the score of its tokens when these run afresh."""
     model = open_model(GOLDEN / f"{name}.gguf")
     prompt = np.arange(60, 80, dtype=np.int32)
     with load(model, backend="reference", max_kv_size=64) as session:
         session.generate(prompt, beams=3, max_tokens=5, ignore_eos=True)
         report = session.report
-        assert report is not None
         assert report.beams is not None
         for beam in report.beams:
             scored = session.score(np.concatenate([prompt, beam.tokens]))[prompt.size - 1 :]
             assert beam.score == pytest.approx(sum(each.logprob for each in scored) / 5, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"beams": 0}, "from 1 to 64"),
-        ({"beams": True}, "from 1 to 64"),
-        ({"length_penalty": float("nan")}, "length.penalty must be"),
-        ({"length_penalty": float("nan"), "beams": None}, "length.penalty must be"),
-        ({"stop": "x"}, "goes without .*stop"),
-        ({"grammar": Grammar(regex="a")}, "goes without a grammar"),
-        ({"logprobs": 0}, "goes without logprobs"),
-        ({"sampling": edge.SamplingParams(temperature=1.0)}, "goes without a temperature"),
-        ({"max_tokens": None}, "needs a .*max.tokens"),
-        ({"max_tokens": 60}, "needs KV rows"),
-    ],
-)
-def test_what_a_search_goes_without(model: Model, options: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(("options", "words"), [
+    ({"beams": 0}, "from 1 to 64"), ({"beams": True}, "from 1 to 64"),
+    ({"length_penalty": float("nan")}, "length.penalty must be"),
+    ({"length_penalty": float("nan"), "beams": None}, "length.penalty must be"), ({"stop": "x"}, "goes without .*stop"),
+    ({"grammar": Grammar(regex="a")}, "goes without a grammar"), ({"logprobs": 0}, "goes without logprobs"),
+    ({"sampling": edge.SamplingParams(temperature=1.0)}, "goes without a temperature"),
+    ({"max_tokens": None}, "needs a .*max.tokens"), ({"max_tokens": 60}, "needs KV rows"),
+])  # fmt: skip
+def test_what_search_goes_without(model: Model, options: dict[str, Any], words: str) -> None:
     prompt = open_golden("llama-gqa-tied").tokens[:9]
     with load(model, backend="reference", max_kv_size=64) as session, pytest.raises(InputError, match=words):
         session.generate(prompt, **{"beams": 2, "max_tokens": 4, **options})
 
 
-def test_a_budget_ends_the_search(model: Model) -> None:
+def test_budget_ends_search(model: Model) -> None:
     """With the best of what there was."""
     with load(model, backend="reference", max_kv_size=64) as session:
         forward, session_engine, passes = session.engine.forward, session.engine, 0
@@ -117,13 +107,12 @@ def test_a_budget_ends_the_search(model: Model) -> None:
 
         session_engine.forward = counted  # type: ignore[method-assign]
         text = session.generate(open_golden("llama-gqa-tied").tokens[:9], beams=3, max_tokens=20, ignore_eos=True)
-        assert session.report is not None
         assert session.report.stop_reason == "interrupted"
         assert 1 <= session.report.tokens.generated < 20
         assert text == session.report.text
 
 
-def test_on_the_command_line() -> None:
+def test_on_command_line() -> None:
     command = forking(COMMAND, "edge", "run", str(GOLDEN / "llama-gqa-tied.gguf"), "Hi", "--backend", "reference")
     done = subprocess.run(
         [*command, "--beams", "2", "-n", "5", "--json", "--ignore-eos"], capture_output=True, check=True

@@ -42,7 +42,7 @@ def chatml(model: Model, messages: list[tuple[str, str]]) -> IntArray:
     return model.tokenizer.encode(f"{text}<|im_start|>assistant\n", special=True)  # BOS is <|im_start|>
 
 
-def test_a_turn_that_is_taken_back_has_never_been(open_session: Open) -> None:
+def test_turn_that_is_taken_back_has_never_been(open_session: Open) -> None:
     talk, other = Conversation(open_session()), Conversation(open_session())
     for each in (talk, other):
         ask(each, "one")
@@ -61,7 +61,7 @@ def test_a_turn_that_is_taken_back_has_never_been(open_session: Open) -> None:
     assert ask(talk, "anew") == ask(fresh, "anew")
 
 
-def test_a_retry_answers_the_same_question(open_session: Open) -> None:
+def test_retry_answers_same_question(open_session: Open) -> None:
     talk = Conversation(open_session())
     ask(talk, "one")
     first = ask(talk, "two")
@@ -74,7 +74,7 @@ def test_a_retry_answers_the_same_question(open_session: Open) -> None:
 
 
 @pytest.mark.parametrize(("policy", "rows"), [("streaming", 80), ("h2o", 500)])
-def test_where_rows_are_gone_the_text_is_run_again(open_session: Open, policy: str, rows: int) -> None:
+def test_where_rows_are_gone_text_is_run_again(open_session: Open, policy: str, rows: int) -> None:
     """Evicted; or with attention from queries that were taken back, by which h2o would choose."""
     options = {"backend": "cpu", "kv_dtype": "f32"} if policy == "h2o" else {}
     session = open_session(kv_policy=policy, max_kv_size=rows, **options)
@@ -90,7 +90,7 @@ def test_where_rows_are_gone_the_text_is_run_again(open_session: Open, policy: s
     assert answer == session.generate(whole, **SHORT)
 
 
-def test_a_conversation_comes_back_from_its_file(open_session: Open, tmp_path: Path) -> None:
+def test_conversation_comes_back_from_its_file(open_session: Open, tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     messages = [("system", "Be brief."), ("user", "naïve 你好\n<|im_end|>"), ("assistant", "Yes."), ("user", "Why?")]
     path.write_text(json.dumps([{"role": role, "content": content} for role, content in messages]))
@@ -151,9 +151,7 @@ def test_a_conversation_comes_back_from_its_file(open_session: Open, tmp_path: P
         ),
     ],
 )
-def test_what_is_no_conversation_is_refused_and_changes_nothing(
-    open_session: Open, tmp_path: Path, text: str | None, says: str
-) -> None:
+def test_invalid_conversation_changes_nothing(open_session: Open, tmp_path: Path, text: str | None, says: str) -> None:
     path = tmp_path / "talk.json"
     if text is not None:
         path.write_text(text)
@@ -172,7 +170,7 @@ def test_what_is_no_conversation_is_refused_and_changes_nothing(
         assert path.read_text() == text
 
 
-def test_a_saved_conversation_is_replaced_and_a_folder_is_refused(open_session: Open, tmp_path: Path) -> None:
+def test_saved_conversation_is_replaced_and_folder_is_refused(open_session: Open, tmp_path: Path) -> None:
     talk = Conversation(open_session())
     ask(talk, "\ud800 alone")  # no character
     talk.save(tmp_path / "talk.json")
@@ -185,7 +183,7 @@ def test_a_saved_conversation_is_replaced_and_a_folder_is_refused(open_session: 
     assert [each.name for each in tmp_path.iterdir()] == ["talk.json"]
 
 
-def test_an_answer_that_was_interrupted_stays_as_far_as_it_came(open_session: Open) -> None:
+def test_interrupted_answer_stays(open_session: Open) -> None:
     talk = Conversation(open_session())
     pieces = talk.say("one", **SHORT)
     first = next(pieces)
@@ -196,7 +194,7 @@ def test_an_answer_that_was_interrupted_stays_as_far_as_it_came(open_session: Op
     assert talk.undo() == "one"
 
 
-def test_a_turn_that_cannot_begin_is_not_part_of_the_conversation(open_session: Open) -> None:
+def test_failed_turn_is_not_kept(open_session: Open) -> None:
     talk = Conversation(open_session(kv_policy="full", max_kv_size=100))
     before = ask(talk, "one")
     with pytest.raises(InputError, match="free KV rows"):
@@ -207,7 +205,7 @@ def test_a_turn_that_cannot_begin_is_not_part_of_the_conversation(open_session: 
     assert ask(talk, "two") == ask(other, "two")
 
 
-def test_another_system_prompt_is_there_from_the_beginning(open_session: Open) -> None:
+def test_another_system_prompt_is_there_from_beginning(open_session: Open) -> None:
     session = open_session()
     talk = Conversation(session, system="Be brief.")
     answer = ask(talk, "one")
@@ -221,7 +219,7 @@ def test_another_system_prompt_is_there_from_the_beginning(open_session: Open) -
 @pytest.mark.parametrize("model", ["llama-gqa-tied", "gemma2", "phi3"])
 @given(st.text(min_size=1, max_size=8), st.sampled_from([None, "Be brief."]))
 @settings(max_examples=examples(20))
-def test_a_system_prompts_rows_are_those_before_what_is_said(model: str, text: str, system: str | None) -> None:
+def test_system_prompt_rows_are_shared(model: str, text: str, system: str | None) -> None:
     opened = model_of(model)
     rows = opened.system_rows(system)
     one, other = (opened.encode_prompt(each, system=system) for each in (text, f"?{text}"))
@@ -229,7 +227,7 @@ def test_a_system_prompts_rows_are_those_before_what_is_said(model: str, text: s
     assert opened.tokenizer.text(int(other[rows])) in ("?", " ?", "▁?", "▁")
 
 
-def test_the_system_prompt_outlives_a_long_conversation(open_session: Open) -> None:
+def test_system_prompt_outlives_long_conversation(open_session: Open) -> None:
     rows = open_golden(MODEL).model.system_rows("Be brief.")
     session = open_session(keep=rows, max_kv_size=2 * rows + 40)
     talk = Conversation(session, system="Be brief.")
@@ -240,13 +238,12 @@ def test_the_system_prompt_outlives_a_long_conversation(open_session: Open) -> N
     for number in range(9):
         ask(talk, f"turn {number}")
         evicted += talk.evicted
-    assert session.report is not None
     assert session.report.kv.evicted == evicted > 200
     np.testing.assert_array_equal(np.array(kv.keys)[:, :, :rows], before[0])
     np.testing.assert_array_equal(np.array(kv.values)[:, :, :rows], before[1])
 
 
-def test_a_model_without_a_template_cannot_converse() -> None:
+def test_model_without_template_cannot_converse() -> None:
     model = open_golden(MODEL).model
 
     class Bare:

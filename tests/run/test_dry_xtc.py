@@ -74,7 +74,7 @@ def test_xtc_is_llama_cpps(seed: int, threshold: float) -> None:
     assert set(np.flatnonzero(xtc(softmax(logits.astype(np.float64)), threshold)).tolist()) == set(expected)
 
 
-def test_the_sampler_applies_both() -> None:
+def test_sampler_applies_both() -> None:
     """Greedy with DRY leaves a loop that it would stay in; XTC never draws the likeliest of two that pass."""
     params = SamplingParams(dry_multiplier=5.0, dry_allowed_length=1)
     sample = Sampler(params)

@@ -56,7 +56,7 @@ def test_every_module_is_imported(system: str, tmp_path: Path) -> None:
 
 
 @systems
-def test_answers_are_the_same(system: str, tmp_path: Path) -> None:
+def test_answers_are_same(system: str, tmp_path: Path) -> None:
     """The prompt comes through a pipe, and the template runs in a child."""
     found = shown(system, tmp_path, "run", MODEL, *LLAMACPP, stdin="Hello")
     here = edge_json("run", MODEL, *LLAMACPP, "--json", stdin="Hello")
@@ -66,7 +66,7 @@ def test_answers_are_the_same(system: str, tmp_path: Path) -> None:
 
 
 @systems
-def test_the_native_engine_is_refused_and_replaced(system: str, tmp_path: Path) -> None:
+def test_native_engine_is_refused_and_replaced(system: str, tmp_path: Path) -> None:
     done = python(system, tmp_path, "-m", "edge", "run", MODEL, "-p", "Hello", "-n", "2", "--backend", "cpu")
     computer = "{} ({})".format(*COMPUTERS[system])
     said = f"edge: the cpu engine does not run on {computer} yet: use --backend llamacpp\n"
@@ -78,7 +78,7 @@ def test_the_native_engine_is_refused_and_replaced(system: str, tmp_path: Path) 
 
 
 @systems
-def test_plans_for_phones_are_the_same(system: str, tmp_path: Path) -> None:
+def test_plans_for_phones_are_same(system: str, tmp_path: Path) -> None:
     found = shown(system, tmp_path, "plan", MODEL, "--device", "pixel-9")
     here = edge_json("plan", MODEL, "--device", "pixel-9", "--json")
     assert found["backend"] == "cpu"
@@ -88,14 +88,13 @@ def test_plans_for_phones_are_the_same(system: str, tmp_path: Path) -> None:
 
 
 @systems
-def test_a_server_answers(system: str, tmp_path: Path) -> None:
+def test_server_answers(system: str, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "edge", "serve", MODEL, "--port", "0", "--json", "-q", "--backend", "llamacpp",
         "--max-kv-size", "128",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(system, tmp_path)) as process:
         try:
-            assert process.stdout is not None
             url = json.loads(process.stdout.readline())["url"]
             body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
             answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120).json()
@@ -104,7 +103,7 @@ def test_a_server_answers(system: str, tmp_path: Path) -> None:
             process.kill()
 
 
-def test_a_chat_in_a_console() -> None:
+def test_chat_in_console() -> None:
     """Without readline and termios, which Windows lacks."""
     code = f"sys.path.append({str(Path(__file__).parent)!r}); import elsewhere; elsewhere.install('win32')"
     with chatting("-n", "4", "-q", code=code) as screen:

@@ -30,7 +30,7 @@ def reference_states(name: str) -> AnyArray:
 
 
 @pytest.mark.parametrize("name", [MODEL, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in EXHAUSTIVE)])
-def test_hidden_states_are_those_of_the_logits(name: str) -> None:
+def test_hidden_states_match_logits(name: str) -> None:
     with np.load(GOLDEN / f"{name}.npz") as golden:
         tokens = golden["tokens"]
     expected = reference_states(name)
@@ -61,7 +61,7 @@ def test_pooling(backend: str) -> None:
         assert np.array_equal(session.embed(text), session.embed(session.model.encode_text(text)))
 
 
-def test_a_long_text_and_what_is_refused() -> None:
+def test_long_text_and_what_is_refused() -> None:
     tokens = open_golden(MODEL).tokens
     model = open_golden(MODEL).model
     with load(model, backend="reference", max_kv_size=CAPACITY, prefill_step_size=8) as session:
@@ -85,7 +85,7 @@ def test_a_long_text_and_what_is_refused() -> None:
             object.__setattr__(session.engine.capabilities, "hidden", True)
 
 
-def test_the_command_line() -> None:
+def test_command_line() -> None:
     command = forking(COMMAND, "edge", "embed", str(GOLDEN / f"{MODEL}.gguf"), "--backend", "reference", "-q")
     done = subprocess.run(
         [*command, "--pooling", "last"], input="one\n\ntwo\n", capture_output=True, text=True, check=True

@@ -45,15 +45,11 @@ def cosine(one: AnyArray, other: AnyArray) -> float:
     return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
 
-@pytest.mark.parametrize(
-    ("backend", "name"),
-    [
-        *(("reference", name) for name in NAMES),
-        *(pytest.param("cpu", name, marks=SLOW) for name in NAMES[:2]),
-        pytest.param("cpu", NAMES[2], marks=[SLOW, EXHAUSTIVE]),
-    ],
-)
-def test_states_and_vectors_are_those_of_transformers(backend: str, name: str) -> None:
+@pytest.mark.parametrize(("backend", "name"), [
+    *(("reference", name) for name in NAMES), *(pytest.param("cpu", name, marks=SLOW) for name in NAMES[:2]),
+    pytest.param("cpu", NAMES[2], marks=[SLOW, EXHAUSTIVE]),
+])  # fmt: skip
+def test_states_and_vectors_match_transformers(backend: str, name: str) -> None:
     if backend == "cpu":
         require_native()
     model, golden = open_encoder(name)
@@ -93,7 +89,7 @@ def test_quantized_encoders(kind: str, most: float, name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_vectors_are_those_of_llama_cpp(name: str) -> None:
+def test_vectors_match_llama_cpp(name: str) -> None:
     llama = pytest.importorskip("llama_cpp")
     model, golden = open_encoder(name)
     theirs = llama.Llama(
@@ -109,7 +105,7 @@ def test_vectors_are_those_of_llama_cpp(name: str) -> None:
         assert found.shape == golden["mean"][0].shape
 
 
-def test_pooling_is_the_file_s(tmp_path: Path) -> None:
+def test_pooling_is_file_s(tmp_path: Path) -> None:
     for name, pooling in (("bert", "mean"), ("bert-cased", "cls")):
         model, golden = open_encoder(name)
         with load(model, backend="reference") as session:
@@ -129,7 +125,7 @@ def test_pooling_is_the_file_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=[SLOW, EXHAUSTIVE])])
-def test_a_text_is_run_whole_or_refused(backend: str) -> None:
+def test_text_is_run_whole_or_refused(backend: str) -> None:
     if backend == "cpu":
         require_native()
     model, _ = open_encoder("bert")
@@ -172,7 +168,7 @@ def test_what_encoders_refuse() -> None:
             load(model, **({"backend": "reference"} | options))
 
 
-def test_the_command_line() -> None:
+def test_command_line() -> None:
     model, golden = open_encoder("bert")
 
     def edge(*command: str, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -196,7 +192,7 @@ def test_the_command_line() -> None:
         assert done.stderr == "edge: bert is an encoder, which answers no prompts: edge embed makes vectors with it\n"
 
 
-def test_the_server() -> None:
+def test_server() -> None:
     _, golden = open_encoder("bert")
     with served("encoders/bert", options={"max_kv_size": CONTEXT}) as client:
         response = client.post("/v1/embeddings", json={"input": [SKY, golden["ids"][: golden["sizes"][0]].tolist()]})

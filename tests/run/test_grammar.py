@@ -80,38 +80,19 @@ def test_json_is_valid_by_its_schema(session: Session, name: str) -> None:
     for seed in range(4):
         text = answer(session, Grammar(json_schema=SCHEMAS[name]), seed)
         jsonschema.validate(json.loads(text), SCHEMAS[name])
-        assert session.report is not None
         assert session.report.incomplete is None
         assert session.report.stop_reason in ("stop", "eos")
 
 
-@pytest.mark.parametrize("regex", ["[a-z]{3,9}", "(yes|no)[!.]", r"\d{4}-\d\d-\d\d", "a/b\\\\c", "(ü|日本|🙂){2}"])
-def test_the_whole_answer_matches_a_regex(session: Session, regex: str) -> None:
-    for seed in range(3):
-        assert re.fullmatch(regex, answer(session, Grammar(regex=regex), seed))
-
-
-def test_a_grammar_in_larks_notation(session: Session) -> None:
+def test_whole_answers_match_regex(session: Session) -> None:
+    for regex in ("[a-z]{3,9}", "(yes|no)[!.]", r"\d{4}-\d\d-\d\d", "a/b\\\\c", "(ü|日本|🙂){2}"):
+        for seed in range(3):
+            assert re.fullmatch(regex, answer(session, Grammar(regex=regex), seed))
     grammar = Grammar(lark='start: item (", " item){2}\nitem: /[a-c]{1,5}/ "=" NUMBER\nNUMBER: /[0-9]{1,2}/')
     assert re.fullmatch(r"[a-c]+=[0-9]{1,2}(, [a-c]+=[0-9]{1,2}){2}", answer(session, grammar))
 
 
-def test_a_greedy_answer_is_the_best_by_the_grammar(session: Session) -> None:
-    """Each token is the likeliest of those that may follow: the same as by trying all prefixes with a regex."""
-    text = session.generate("Hi", grammar=Grammar(regex="[a-z]{6}"), max_tokens=50)
-    tokenizer, prompt = session.tokenizer, session.model.encode_prompt("Hi")
-    pieces = [tokenizer.piece(token).decode(errors="replace") for token in range(tokenizer.size)]
-    said = ""
-    while len(said) < 6:
-        session.reset()
-        ran = np.concatenate([prompt, tokenizer.encode(said, start=False)])
-        logits = session.forward(ran.astype(np.int32), upcoming=1)
-        may = [re.fullmatch(f"[a-z]{{1,{6 - len(said)}}}", piece) is not None for piece in pieces]
-        said += pieces[int(np.where(may, logits, -np.inf).argmax())]
-    assert text == said
-
-
-def test_a_mask_bars_what_the_regex_does(tiny: Model) -> None:
+def test_mask_bars_what_regex_does(tiny: Model) -> None:
     """By a regex over all pieces, token by token; `allows` says the same, where it says anything."""
     matcher, tokenizer = Matcher(Grammar(regex="[a-z]{6}(, end)?"), tiny.tokenizer), tiny.tokenizer
     pieces = [tokenizer.piece(token).decode(errors="replace") for token in range(tokenizer.size)]
@@ -133,9 +114,7 @@ def test_a_mask_bars_what_the_regex_does(tiny: Model) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_greedy_answer_is_the_same_by_fewer_masks(
-    session: Session, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_greedy_answer_is_same_by_fewer_masks(session: Session, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the likeliest token of all is allowed, no mask is needed to choose it."""
     masks, mask, forward = list[int](), Matcher.mask, session.engine.forward
 
@@ -172,7 +151,6 @@ def test_forced_text_takes_no_passes(session: Session, monkeypatch: pytest.Monke
     monkeypatch.setattr(session.engine, "forward", record)
     got = session.generate("Hi", grammar=Grammar(lark=f'start: "{text}" /[xy]/ " in the end"'))
     assert re.fullmatch(f"{text}[xy] in the end", got)
-    assert session.report is not None
     tokens = session.report.tokens
     prompt = session.model.encode_prompt("Hi")
     ran = [token for each in passes for token in each]
@@ -184,18 +162,17 @@ def test_forced_text_takes_no_passes(session: Session, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("limit", "reason"), [({"max_tokens": 5}, "length"), ({"stop": '"na'}, "stop")])
-def test_a_cut_answer_says_so(session: Session, limit: dict[str, Any], reason: str) -> None:
+def test_cut_answer_says_so(session: Session, limit: dict[str, Any], reason: str) -> None:
     with pytest.raises(IncompleteError, match="incomplete") as caught:
         answer(session, Grammar(json_schema=PERSON), **limit)
     assert caught.value.reason == reason
     assert caught.value.text.lstrip().startswith("{")
-    assert session.report is not None
     assert session.report.incomplete == reason
     with pytest.raises(ValueError, match=r".*"):
         json.loads(caught.value.text)
 
 
-def test_the_turn_ends_only_where_the_grammar_does(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_ends_only_where_grammar_does(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that always wants to end its turn gives the shortest answer."""
     forward, end = session.engine.forward, session.tokenizer.eos_id
 
@@ -206,7 +183,6 @@ def test_the_turn_ends_only_where_the_grammar_does(session: Session, monkeypatch
 
     monkeypatch.setattr(session.engine, "forward", eager)
     assert re.fullmatch("[a-z]{3,}", session.generate("Hi", grammar=Grammar(regex="[a-z]{3,9}")))
-    assert session.report is not None
     assert (session.report.stop_reason, session.report.incomplete) == ("eos", None)
 
 
@@ -221,7 +197,6 @@ def test_thoughts_are_free(tmp_path: Path) -> None:
             text = session.generate("hi", think=think, grammar=grammar, max_tokens=80)
             assert re.fullmatch("[W-Z]{2}[0-9]", text)
             assert text.startswith("XY") or thoughts != "abcdefghij"
-            assert session.report is not None
             assert session.report.thoughts is None if thoughts is None else session.report.thoughts
             if session.report.thoughts is not None:
                 assert session.report.thoughts.text == thoughts
@@ -229,7 +204,7 @@ def test_thoughts_are_free(tmp_path: Path) -> None:
             session.generate("hi", grammar=grammar, max_tokens=2)
 
 
-def test_generations_side_by_side_have_grammars_of_their_own() -> None:
+def test_batched_generations_have_own_grammars() -> None:
     """In a batch, whose passes have a token of each, answers are those of a session."""
     model = open_model(GOLDEN / "llama-gqa-tied.gguf")
     regexes = ("[a-z]{9}", "(one|two) and then some[0-9]", None)
@@ -267,51 +242,32 @@ def test_blanks_are_bounded(session: Session, monkeypatch: pytest.MonkeyPatch) -
     assert max(map(len, re.findall(r"\s+", text))) == 8
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({}, "none of them"),
-        ({"regex": "a", "lark": "start: /a/"}, "regex and lark"),
-        ({"json_schema": "{"}, "not JSON"),
-        ({"json_schema": "[1]"}, "must be a JSON object"),
-        ({"json_schema": {"a": {1}}}, "not JSON"),
-        ({"regex": 3}, "must be text"),
-        ({"lark": " "}, "empty"),
+def test_grammars_that_are_none_are_refused() -> None:
+    patterns = [{"pattern": f"^.*a.{{{i}}}b"} for i in range(40)]
+    twice = {"$ref": "#/a", "a": {"allOf": [{"$ref": "#/b"}] * 2}, "b": patterns}
+    for fields, words in (
+        ({}, "none of them"), ({"regex": "a", "lark": "start: /a/"}, "regex and lark"),
+        ({"json_schema": "{"}, "not JSON"), ({"json_schema": "[1]"}, "must be a JSON object"),
+        ({"json_schema": {"a": {1}}}, "not JSON"), ({"regex": 3}, "must be text"), ({"lark": " "}, "empty"),
         ({"lark": "start: A\nA: " + " & ".join(f"/.*a.{{{i}}}b.*/" for i in range(40))}, "40 patterns at once"),
-        ({"json_schema": {"allOf": [{"pattern": f"^.*a.{{{i}}}b"} for i in range(40)]}}, "40 patterns at once"),
-        (
-            {
-                "json_schema": {
-                    "$ref": "#/a",
-                    "a": {"allOf": [{"$ref": "#/b"}, {"$ref": "#/b"}]},
-                    "b": [{"pattern": f"^.*a.{{{i}}}b"} for i in range(40)],
-                }
-            },
-            "patterns at once",
-        ),
+        ({"json_schema": {"allOf": patterns}}, "40 patterns at once"), ({"json_schema": twice}, "patterns at once"),
         ({"regex": "a" * (1 << 20 | 1)}, "at most"),
-    ],
-)
-def test_what_is_no_grammar_is_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        Grammar(**fields)
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            Grammar(**fields)
 
 
-@pytest.mark.parametrize(
-    ("grammar", "words"),
-    [
-        (Grammar(json_schema={"type": "objekt"}), "objekt"),
-        (Grammar(json_schema={"type": "string", "format": "phone"}), "Unknown format"),
-        (Grammar(json_schema={"$ref": "http://example.com/a"}), "example.com"),
-        (Grammar(json_schema={"type": "string", "pattern": "(a|b"}), "unclosed group"),
-        (Grammar(regex="(a|"), "unclosed group"),
-        (Grammar(lark="start: foo"), "foo"),
-        (Grammar(json_schema={f"p{i}": 0 for i in range(9)} | {"not": {"type": "null"}}), "Unimplemented"),
-        (Grammar(json_schema={"type": "object", "properties": {f"p{i}": MANY for i in range(200)}}), "large"),
-        (Grammar(json_schema={"allOf": [{"type": "string", "pattern": f"^.*a.{{{i}}}b"} for i in range(9)]}), "empty"),
-    ],
-)
-def test_a_grammar_that_makes_no_sense_is_one_line(session: Session, grammar: Grammar, words: str) -> None:
+@pytest.mark.parametrize(("grammar", "words"), [
+    (Grammar(json_schema={"type": "objekt"}), "objekt"),
+    (Grammar(json_schema={"type": "string", "format": "phone"}), "Unknown format"),
+    (Grammar(json_schema={"$ref": "http://example.com/a"}), "example.com"),
+    (Grammar(json_schema={"type": "string", "pattern": "(a|b"}), "unclosed group"),
+    (Grammar(regex="(a|"), "unclosed group"), (Grammar(lark="start: foo"), "foo"),
+    (Grammar(json_schema={f"p{i}": 0 for i in range(9)} | {"not": {"type": "null"}}), "Unimplemented"),
+    (Grammar(json_schema={"type": "object", "properties": {f"p{i}": MANY for i in range(200)}}), "large"),
+    (Grammar(json_schema={"allOf": [{"type": "string", "pattern": f"^.*a.{{{i}}}b"} for i in range(9)]}), "empty"),
+])  # fmt: skip
+def test_grammar_that_makes_no_sense_is_one_line(session: Session, grammar: Grammar, words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         edge.check_grammar(grammar, session.model)
     assert "\n" not in str(caught.value)
@@ -333,10 +289,8 @@ def test_tables_are_planned_before_they_are_made(monkeypatch: pytest.MonkeyPatch
     assert caught.value.smallest - plain.value.smallest > 400 * model.tokenizer.size
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m", "llama-one-layer"])
-def test_tables_take_what_is_planned(name: str) -> None:
-    path = name if name.startswith("smol") else str(GOLDEN / f"{name}.gguf")
-    taken, planned = run_child(_TABLES, path).output
+def test_tables_take_what_is_planned() -> None:
+    taken, planned = run_child(_TABLES, "smollm2-135m").output
     assert 0.4 * planned < taken <= planned
 
 
@@ -353,13 +307,13 @@ print(json.dumps([memory_use().peak - before, planned]))
 """
 
 
-def test_without_the_package_the_extra_is_named(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_package_extra_is_named(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(MissingExtraError, match=r"\[grammar\]"):
         edge.check_grammar(Grammar(regex="a"), open_model(GOLDEN / "llama-one-layer.gguf"))
 
 
-def test_the_command_line(tmp_path: Path) -> None:
+def test_command_line(tmp_path: Path) -> None:
     schema, model = tmp_path / "schema.json", str(GOLDEN / "llama-one-layer.gguf")
     schema.write_text(json.dumps(PERSON))
 
@@ -408,13 +362,10 @@ NUMBERS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {  # a schema,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-def test_digits_of_numbers_are_bounded(tiny: Model, name: str) -> None:
-    schema, good, bad = NUMBERS[name]
-    for text in good:
-        assert allowed_by(Grammar(json_schema=schema), tiny, text), text
-    for text in bad:
-        assert not allowed_by(Grammar(json_schema=schema), tiny, text), text
+def test_digits_and_keys_are_bounded(tiny: Model) -> None:
+    for name, (schema, good, bad) in {**NUMBERS, **KEYS}.items():
+        assert [text for text in good if not allowed_by(Grammar(json_schema=schema), tiny, text)] == [], name
+        assert [text for text in bad if allowed_by(Grammar(json_schema=schema), tiny, text)] == [], name
     assert allowed_by(Grammar(regex="[0-9]+"), tiny, "1" * 40)
 
 
@@ -441,15 +392,6 @@ KEYS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KEYS)
-def test_a_schema_allows_named_keys(tiny: Model, name: str) -> None:
-    schema, good, bad = KEYS[name]
-    for text in good:
-        assert allowed_by(Grammar(json_schema=schema), tiny, text), text
-    for text in bad:
-        assert not allowed_by(Grammar(json_schema=schema), tiny, text), text
-
-
 def test_references_without_end_are_refused(tiny: Model) -> None:
     doubling = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(40)}
     for schema, words in [
@@ -474,41 +416,34 @@ ENDLESS: dict[str, dict[str, Any]] = {
     "deep": {"$ref": "#/$defs/items", "$defs": {"items": ITEMS}},
     "formats": {"type": "array", "items": MAIL, "minItems": 1},
 }
-LIMITS = [*enumerate([40, 41, 60, 90, 130, 200])]
+LIMITS = [*enumerate([40, 60, 130])]
 
 
 @pytest.mark.parametrize(("seed", "most"), LIMITS)
 @pytest.mark.parametrize("name", ENDLESS)
-def test_an_answer_ends_within_its_limit(session: Session, name: str, seed: int, most: int) -> None:
+def test_answer_ends_within_its_limit(session: Session, name: str, seed: int, most: int) -> None:
     """Whatever a random model has written so far is closed, while there is room for that."""
     jsonschema = pytest.importorskip("jsonschema")
     text = answer(session, Grammar(json_schema=ENDLESS[name]), seed, max_tokens=most)
     report = session.report
-    assert report is not None
     jsonschema.validate(json.loads(text), ENDLESS[name])
     assert (report.incomplete, report.stop_reason in ("length", "stop", "eos")) == (None, True)
     assert report.tokens.generated <= most
 
 
-@pytest.mark.parametrize(
-    ("grammar", "pattern"),
-    [(Grammar(regex=r"(yes|no), [a-z ]{3,}\."), r"(yes|no), [a-z ]{3,}\."),
-     (Grammar(lark='start: "<" /[^>]+/ ">" ("[" start "]")*'), r"(?s)<[^>]+>(\[.*\])*")],
-)  # fmt: skip
-def test_other_grammars_end_within_their_limit(session: Session, grammar: Grammar, pattern: str) -> None:
-    for seed, most in enumerate([30, 60]):
-        assert re.fullmatch(pattern, answer(session, grammar, seed, max_tokens=most))
+def test_other_grammars_end_within_their_limit(session: Session) -> None:
+    regex = r"(yes|no), [a-z ]{3,}\."
+    lark = Grammar(lark='start: "<" /[^>]+/ ">" ("[" start "]")*')
+    for grammar, pattern in ((Grammar(regex=regex), regex), (lark, r"(?s)<[^>]+>(\[.*\])*")):
+        for seed, most in enumerate([30, 60]):
+            assert re.fullmatch(pattern, answer(session, grammar, seed, max_tokens=most))
+    with pytest.raises(IncompleteError):
+        answer(session, Grammar(json_schema=ENDLESS["string"]), max_tokens=8)
 
 
-def test_an_answer_ends_within_its_rows(tiny: Model) -> None:
+def test_answer_ends_within_its_rows(tiny: Model) -> None:
     """And with log-probabilities, which forced tokens have, too."""
     for options in ({}, {"logprobs": 1}):
         with load(tiny, backend="reference", max_kv_size=64, kv_policy="full") as session:
             json.loads(answer(session, Grammar(json_schema=ENDLESS["string"]), 1, **options))
-            assert session.report is not None
             assert session.report.stop_reason == "capacity"
-
-
-def test_a_limit_below_the_shortest_answer_cuts(session: Session) -> None:
-    with pytest.raises(IncompleteError):
-        answer(session, Grammar(json_schema=ENDLESS["string"]), max_tokens=8)

@@ -32,7 +32,7 @@ def log_softmax(logits: FloatArray) -> AnyArray:
 
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_a_text_is_scored_as_transformers_scores_it(backend: str, rows: int) -> None:
+def test_text_is_scored_as_transformers_scores_it(backend: str, rows: int) -> None:
     tokens = GOLDEN_MODEL.tokens
     expected = log_softmax(GOLDEN_MODEL.logits)
     with load(GOLDEN_MODEL.model, backend=backend, max_kv_size=128, logits_rows=rows) as session:
@@ -46,7 +46,7 @@ def test_a_text_is_scored_as_transformers_scores_it(backend: str, rows: int) -> 
         assert session.engine.kv.length == 0
 
 
-def test_a_text_longer_than_the_cache_is_scored_by_the_rows_that_stay() -> None:
+def test_long_text_is_scored_by_kept_rows() -> None:
     tokens, rows = GOLDEN_MODEL.tokens, log_softmax(GOLDEN_MODEL.stream_logits)
     options = {"max_kv_size": CAPACITY, "prefill_step_size": CHUNK, "logits_rows": CHUNK}
     with load(GOLDEN_MODEL.model, backend="reference", kv_policy="streaming", **options) as session:
@@ -63,7 +63,7 @@ def test_a_text_longer_than_the_cache_is_scored_by_the_rows_that_stay() -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_endings_of_a_text_share_its_rows(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endings_of_text_share_its_rows(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each ending has the log-probabilities of the whole text, and the text before them runs once."""
     tokens, first = GOLDEN_MODEL.tokens, 30
     endings = [tokens[:34], np.append(tokens[:first], tokens[:4]), np.append(tokens[:first], tokens[7])]
@@ -93,7 +93,7 @@ def test_endings_of_a_text_share_its_rows(backend: str, monkeypatch: pytest.Monk
         edge.SamplingParams(temperature=0.7, top_k=5, seed=3, repeat_penalty=1.5, logit_bias={70: 4.0}),  # type: ignore[arg-type]
     ],
 )
-def test_generated_tokens_have_those_of_the_model(session: Session, sampling: edge.SamplingParams) -> None:
+def test_generated_tokens_have_those_of_model(session: Session, sampling: edge.SamplingParams) -> None:
     """Whatever was done to the logits before a token was drawn."""
     told: list[TokenLogprob] = []
     pieces = session.stream(
@@ -101,7 +101,6 @@ def test_generated_tokens_have_those_of_the_model(session: Session, sampling: ed
     )
     counts = [len(told) for _ in pieces]
     assert counts == sorted(counts)
-    assert session.report is not None
     assert session.report.logprobs == tuple(told)
     assert len(told) == 12
     assert session.report.to_dict()["logprobs"][0]["token"] == told[0].token
@@ -113,10 +112,9 @@ def test_generated_tokens_have_those_of_the_model(session: Session, sampling: ed
         assert [token for token, _ in drawn.top] == [token for token, _ in given.top]
 
 
-def test_the_same_answer_with_and_without(session: Session) -> None:
+def test_same_answer_with_and_without(session: Session) -> None:
     sampling = edge.SamplingParams(temperature=1.0, seed=11)
     plain = session.generate("Hi", sampling=sampling, max_tokens=20)
-    assert session.report is not None
     assert session.report.logprobs is None
     assert session.generate("Hi", sampling=sampling, max_tokens=20, logprobs=0) == plain
 
@@ -136,10 +134,7 @@ def test_what_cannot_be_scored(session: Session) -> None:
         session.score("text")  # type: ignore[arg-type]
 
 
-# A caller's function of logits
-
-
-def test_a_processor_sees_the_answer_and_changes_the_logits(session: Session) -> None:
+def test_processor_sees_answer_and_changes_logits(session: Session) -> None:
     seen: list[list[int]] = []
 
     def only(tokens: IntArray, logits: FloatArray) -> FloatArray:
@@ -165,7 +160,6 @@ def test_a_processor_sees_the_answer_and_changes_the_logits(session: Session) ->
 def test_biases(session: Session) -> None:
     """One hundred in either direction bans a token, or chooses it always."""
     first = session.generate("Hi", max_tokens=1, logprobs=0, ignore_eos=True)
-    assert session.report is not None
     assert session.report.logprobs
     token = session.report.logprobs[0].token
     banned = edge.SamplingParams(logit_bias={token: -100})  # type: ignore[arg-type]

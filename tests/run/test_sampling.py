@@ -61,11 +61,8 @@ def test_ends_are_drawn_once_there_are_enough_tokens() -> None:
         SamplingParams(min_tokens=-1)
 
 
-# Steps
-
-
 @given(logits=st.one_of(LOGITS, TIED), k=st.integers(1, 1600))
-def test_top_k_is_the_head_of_a_sort(logits: FloatArray, k: int) -> None:
+def test_top_k_is_head_of_sort(logits: FloatArray, k: int) -> None:
     tokens = top_k(logits, k)
     assert tokens.dtype == np.int32
     assert len(set(tokens.tolist())) == min(k, logits.size)
@@ -74,7 +71,7 @@ def test_top_k_is_the_head_of_a_sort(logits: FloatArray, k: int) -> None:
 
 
 @given(logits=LOGITS, p=st.floats(0, 1, exclude_max=True))
-def test_top_p_is_the_shortest_head_with_that_much(logits: FloatArray, p: float) -> None:
+def test_top_p_is_shortest_head_with_that_much(logits: FloatArray, p: float) -> None:
     probabilities, total, naive = sorted_probabilities(logits), 0.0, logits.size
     for count, probability in enumerate(probabilities.tolist(), start=1):
         total += probability
@@ -86,7 +83,7 @@ def test_top_p_is_the_shortest_head_with_that_much(logits: FloatArray, p: float)
 
 
 @given(logits=LOGITS, p=SHARES)
-def test_min_p_is_relative_to_the_largest(logits: FloatArray, p: float) -> None:
+def test_min_p_is_relative_to_largest(logits: FloatArray, p: float) -> None:
     probabilities = sorted_probabilities(logits)
     assert min_p(probabilities, p) == sum(probability >= p * max(probabilities) for probability in probabilities) >= 1
 
@@ -107,60 +104,34 @@ def test_softmax(logits: FloatArray) -> None:
     probabilities = softmax(logits.astype(np.float64))
     assert probabilities.sum() == pytest.approx(1)
     assert probabilities[logits.argmax()] == probabilities.max()
-
-
-def test_softmax_of_large_numbers() -> None:
     assert softmax(np.array([1e300, 1e300, -1e300])).tolist() == [0.5, 0.5, 0.0]
 
 
-# Greedy
-
-
 @given(logits=LOGITS)
-def test_greedy_is_the_first_maximum(logits: FloatArray) -> None:
+def test_greedy_is_first_maximum(logits: FloatArray) -> None:
     assert greedy(logits) == logits.tolist().index(max(logits.tolist())) == Sampler(SamplingParams())(logits.copy())
 
 
-@pytest.mark.parametrize("bad", [0, 7, 999])
-def test_greedy_notices_nan(bad: int) -> None:
-    logits = random_logits(1000)
-    logits[bad] = math.nan
-    with pytest.raises(EngineError, match="NaN"):
-        greedy(logits)
-
-
-def test_draw_notices_nan_everywhere() -> None:
-    for size in (10, 50):
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_nan_logits_and_tiny_temperatures() -> None:
+    for bad in (0, 7, 999):
+        logits = random_logits(1000)
+        logits[bad] = math.nan
+        with pytest.raises(EngineError, match="NaN"):
+            greedy(logits)
+    for size in (10, 50, 49152):
         with pytest.raises(EngineError, match="NaN"):
             draw(np.full(size, math.nan, np.float32), SamplingParams(temperature=1.0), np.random.default_rng(0))
+    assert Sampler(SamplingParams(temperature=5e-324, seed=0))(random_logits(1000)) == random_logits(1000).argmax()
 
 
-def test_draw_notices_nan_everywhere_in_a_large_vocabulary() -> None:
-    with pytest.raises(EngineError, match="NaN"):
-        draw(np.full(49152, math.nan, np.float32), SamplingParams(temperature=1.0), np.random.default_rng(0))
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_the_smallest_temperature_is_greedy() -> None:
-    sample = Sampler(SamplingParams(temperature=5e-324, seed=0))
-    assert sample(random_logits(1000)) == random_logits(1000).argmax()
-
-
-# Drawing
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
-        SamplingParams(temperature=0.7, top_k=5, top_p=1.0, min_p=0.0),
-        SamplingParams(temperature=1.5, top_k=0, top_p=0.8, min_p=0.0),
-        SamplingParams(temperature=2.0, top_k=0, top_p=1.0, min_p=0.2),
-        SamplingParams(temperature=0.8),
-    ],
-    ids=str,
-)
-def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+@pytest.mark.parametrize("params", [
+    SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
+    SamplingParams(temperature=0.7, top_k=5, top_p=1.0, min_p=0.0),
+    SamplingParams(temperature=1.5, top_k=0, top_p=0.8, min_p=0.0),
+    SamplingParams(temperature=2.0, top_k=0, top_p=1.0, min_p=0.2), SamplingParams(temperature=0.8),
+], ids=str)  # fmt: skip
+def test_draws_follow_distribution(params: SamplingParams) -> None:
     logits, draws = random_logits(200, seed=3), 6000
     order = np.argsort(-logits)[: params.top_k or logits.size]
     kept = logits[order].astype(np.float64)
@@ -181,7 +152,7 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("left", [1, 5, 400, 900])
-def test_draws_from_what_a_grammar_leaves_are_those_from_all(left: int) -> None:
+def test_masked_draws_equal_draws_from_all(left: int) -> None:
     """NumPy's own choice by the probabilities of all tokens, most of which are 0."""
     for seed in range(20):
         logits = random_logits(1000)
@@ -191,7 +162,7 @@ def test_draws_from_what_a_grammar_leaves_are_those_from_all(left: int) -> None:
 
 
 @given(logits=LOGITS, seed=st.integers(0, 2**64 - 1))
-def test_a_seed_repeats_its_draws(logits: FloatArray, seed: int) -> None:
+def test_seed_repeats_its_draws(logits: FloatArray, seed: int) -> None:
     params = SamplingParams(temperature=1.0, seed=seed)
     one, other = Sampler(params), Sampler(params)
     assert [one(logits) for _ in range(5)] == [other(logits) for _ in range(5)]
@@ -230,50 +201,31 @@ def test_penalty_looks_at_recent_draws() -> None:
     assert drawn[-1] == 0  # and comes again when that was long ago
 
 
-def test_presence_counts_once_and_frequency_each_time() -> None:
+def test_presence_and_frequency_penalties() -> None:
     logits = np.array([3.0, 1.5, 0.0], np.float32)
     for params, expected in (
-        (SamplingParams(presence_penalty=2), [0, 1, 0, 0]),
-        (SamplingParams(frequency_penalty=1), [0, 0, 1, 0]),
+        (SamplingParams(presence_penalty=2), [0, 1, 0, 0]), (SamplingParams(frequency_penalty=1), [0, 0, 1, 0]),
         (SamplingParams(presence_penalty=-2), [0, 0, 0, 0]),
-    ):
+    ):  # fmt: skip
         sample = Sampler(params)
         assert not sample.greedy
         assert [sample(logits.copy()) for _ in range(4)] == expected
-
-
-def test_penalty_makes_negative_logits_more_negative() -> None:
     sample = Sampler(SamplingParams(repeat_penalty=1.5))
     logits = np.array([-1.0, -1.2, -9.0], np.float32)
     assert [sample(logits.copy()) for _ in range(2)] == [0, 1]
 
 
-# Parameters
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": -0.1}, "--temp must be from 0 to 100"),
-        ({"temperature": math.nan}, "--temp"),
-        ({"temperature": 101}, "--temp"),
-        ({"top_k": -1}, "--top-k"),
-        ({"top_p": 1.1}, "--top-p must be from 0 to 1, not 1.1"),
-        ({"top_p": math.nan}, "--top-p"),
-        ({"min_p": -0.1}, "--min-p"),
-        ({"repeat_penalty": 0}, "--repeat-penalty"),
-        ({"repeat_penalty": math.inf}, "--repeat-penalty"),
-        ({"presence_penalty": -2.5}, "--presence-penalty"),
-        ({"frequency_penalty": math.nan}, "--frequency-penalty"),
-        ({"seed": -1}, "--seed"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"temperature": -0.1}, "--temp must be from 0 to 100"), ({"temperature": math.nan}, "--temp"),
+    ({"temperature": 101}, "--temp"), ({"top_k": -1}, "--top-k"),
+    ({"top_p": 1.1}, "--top-p must be from 0 to 1, not 1.1"), ({"top_p": math.nan}, "--top-p"),
+    ({"min_p": -0.1}, "--min-p"), ({"repeat_penalty": 0}, "--repeat-penalty"),
+    ({"repeat_penalty": math.inf}, "--repeat-penalty"), ({"presence_penalty": -2.5}, "--presence-penalty"),
+    ({"frequency_penalty": math.nan}, "--frequency-penalty"), ({"seed": -1}, "--seed"),
+])  # fmt: skip
 def test_parameters_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         SamplingParams(**options)
-
-
-# llama.cpp
 
 
 def llama_cpp_survivors(logits: FloatArray, params: SamplingParams, recent: list[int]) -> dict[int, float]:
@@ -301,19 +253,14 @@ def llama_cpp_survivors(logits: FloatArray, params: SamplingParams, recent: list
     return {array.data[index].id: array.data[index].logit for index in range(array.size)}
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=1.0),
-        SamplingParams(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0),
-        SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.1),
-        SamplingParams(temperature=1.0, top_k=10, top_p=0.5, min_p=0.0, repeat_penalty=1.3),
-        SamplingParams(temperature=1.0, top_k=10, top_p=0.9, presence_penalty=1.5, frequency_penalty=-0.7),
-        SamplingParams(temperature=1.0, top_k=1),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("params", [
+    SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0),
+    SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.1),
+    SamplingParams(temperature=1.0, top_k=10, top_p=0.5, min_p=0.0, repeat_penalty=1.3),
+    SamplingParams(temperature=1.0, top_k=10, top_p=0.9, presence_penalty=1.5, frequency_penalty=-0.7),
+    SamplingParams(temperature=1.0, top_k=1),
+], ids=str)  # fmt: skip
 def test_what_survives_is_what_survives_in_llama_cpp(params: SamplingParams, seed: int) -> None:
     logits, recent = random_logits(3000, seed), [int(token) for token in random_logits(3000, seed).argsort()[-3:]]
     recent.append(recent[0])
@@ -329,7 +276,7 @@ def test_what_survives_is_what_survives_in_llama_cpp(params: SamplingParams, see
     np.testing.assert_allclose(logits[tokens[:keep]], [survivors[token] for token in tokens[:keep].tolist()], rtol=1e-6)
 
 
-def test_sampling_is_as_chosen_or_as_the_file_recommends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_is_as_chosen_or_as_file_recommends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys are those that llama.cpp reads and its converter writes from generation_config.json."""
     recommended = {
         "general.sampling.temp": 0.6, "general.sampling.top_k": -1, "general.sampling.top_p": 0.9,
@@ -347,7 +294,6 @@ def test_sampling_is_as_chosen_or_as_the_file_recommends(monkeypatch: pytest.Mon
     model = open_golden("llama-gqa-tied").model
     with load(model, backend="reference", max_kv_size=64, threads=1) as session:
         session.generate("one", max_tokens=2)
-        assert session.report is not None
         assert session.report.seed is None  # greedy
         monkeypatch.setitem(model.file.metadata, "general.sampling.temp", 0.6)
         session.generate("one", max_tokens=2)

@@ -72,11 +72,6 @@ class Tape:
         return self.logits
 
 
-def report_of(session: Session) -> edge.RunReport:
-    assert session.report is not None
-    return session.report
-
-
 # What is generated
 
 _BOTH_GREEDY = """
@@ -124,47 +119,28 @@ with load("smollm2-135m", max_kv_size=4096) as first, load("smollm2-135m", max_k
 """
 
 
-def test_a_second_session_counts_what_the_first_has_yet_to_touch() -> None:
+def test_second_session_counts_untouched_memory() -> None:
     """As edge eval kl has two: mapped weights and KV rows of the first become resident only when it runs."""
     first, second = run_child(_TWO_PLANS).output  # here, other tests' engines give memory back meanwhile
     assert second >= first
 
 
-def test_greedy_generation_repeats_itself(streaming: Session) -> None:
+def test_generation_repeats_itself(streaming: Session) -> None:
     first = streaming.generate(PROMPT, max_tokens=20)
     streaming.generate("Something else in between.", max_tokens=5)
     assert streaming.generate(PROMPT, max_tokens=20) == first
-
-
-def test_a_seed_makes_sampling_repeat_itself(streaming: Session) -> None:
-    first = streaming.generate(PROMPT, max_tokens=30, sampling=WARM)
-    assert streaming.generate(PROMPT, max_tokens=30, sampling=WARM) == first
-    assert report_of(streaming).seed == WARM.seed
+    assert streaming.generate(streaming.model.encode_prompt(PROMPT), max_tokens=20) == first
+    warm = streaming.generate(PROMPT, max_tokens=30, sampling=WARM)
+    assert streaming.generate(PROMPT, max_tokens=30, sampling=WARM) == warm
+    assert streaming.report.seed == WARM.seed
     other = SamplingParams(temperature=WARM.temperature, seed=8)
-    assert streaming.generate(PROMPT, max_tokens=30, sampling=other) != first
-
-
-def test_text_and_its_token_ids_are_the_same_prompt(streaming: Session) -> None:
-    by_text = streaming.generate(PROMPT, max_tokens=10)
-    assert streaming.generate(streaming.model.encode_prompt(PROMPT), max_tokens=10) == by_text
-
-
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        pytest.param(np.zeros(0, np.int32), id="none"),
-        pytest.param(np.ones((2, 3), np.int32), id="two-dimensional"),
-        pytest.param(np.array([1, 10**6]), id="beyond-the-vocabulary"),
-        pytest.param(np.array([1, -1]), id="negative"),
-    ],
-)
-def test_bad_prompt_tokens_are_refused(streaming: Session, tokens: IntArray) -> None:
-    with pytest.raises(InputError):
-        streaming.generate(tokens, max_tokens=2)
-    assert streaming.generate(PROMPT, max_tokens=2)
+    assert streaming.generate(PROMPT, max_tokens=30, sampling=other) != warm
 
 
 def test_bad_requests_are_refused(streaming: Session) -> None:
+    for tokens in (np.zeros(0, np.int32), np.ones((2, 3), np.int32), np.array([1, 10**6]), np.array([1, -1])):
+        with pytest.raises(InputError):
+            streaming.generate(tokens, max_tokens=2)
     with pytest.raises(InputError, match="prompt is empty"):
         streaming.generate("", raw=True)
     with pytest.raises(InputError, match="--max-tokens"):
@@ -173,143 +149,103 @@ def test_bad_requests_are_refused(streaming: Session) -> None:
         streaming.generate(PROMPT, system="Be brief.", raw=True)
     with pytest.raises(InputError, match=r"unknown option 'kv_polity': did you mean kv_policy\?"):
         load(streaming.model, kv_polity="full", kv_policy="full")
+    assert streaming.generate(PROMPT, max_tokens=2)
 
 
 # What ends it
 
 
-def test_max_tokens_ends_a_run(streaming: Session) -> None:
-    streaming.generate(PROMPT, max_tokens=7)
-    report = report_of(streaming)
-    assert (report.stop_reason, report.tokens.generated) == ("length", 7)
-
-
-def test_the_end_of_turn_ends_a_run_unless_it_is_ignored(streaming: Session) -> None:
+def test_end_of_turn_and_max_tokens(streaming: Session, smollm2: Model, script: Script) -> None:
     text = streaming.generate("Say hello.", max_tokens=300)
-    report = report_of(streaming)
+    report = streaming.report
     assert report.stop_reason == "eos"
     longer = streaming.generate("Say hello.", max_tokens=report.tokens.generated + 10, ignore_eos=True)
     assert longer.startswith(text)
-    assert report_of(streaming).stop_reason == "length"
-    assert report_of(streaming).tokens.generated == report.tokens.generated + 10
-
-
-def test_the_end_of_turn_is_neither_shown_nor_counted(streaming: Session, smollm2: Model, script: Script) -> None:
+    assert streaming.report.stop_reason == "length"
+    assert streaming.report.tokens.generated == report.tokens.generated + 10
     script([*smollm2.tokenizer.encode("Hi there"), next(iter(smollm2.tokenizer.end_ids))])
     assert streaming.generate(PROMPT) == "Hi there"
-    assert report_of(streaming).tokens.generated == 2
+    assert streaming.report.tokens.generated == 2
 
 
-@pytest.mark.parametrize(
-    ("stops", "shown"),
-    [
-        (["fox"], "The quick brown "),
-        (["quick brown"], "The "),
-        (["n f"], "The quick brow"),
-        (["jumps", "brown"], "The quick "),
-        (["The"], ""),
-        (["nothing of the kind"], "The quick brown fox jumps over"),
-        (["over the dog"], "The quick brown fox jumps over"),
-        ([""], "The quick brown fox jumps over"),
-    ],
-)
-def test_nothing_of_a_stop_string_is_shown(
-    streaming: Session, smollm2: Model, script: Script, stops: list[str], shown: str
-) -> None:
-    tokens = smollm2.tokenizer.encode("The quick brown fox jumps over")
-    script(tokens)
-    pieces = list(streaming.stream(PROMPT, stop=stops, max_tokens=tokens.size))
-    assert "".join(pieces) == shown
-    stopped = any(stop and stop in "The quick brown fox jumps over" for stop in stops)
-    assert report_of(streaming).stop_reason == ("stop" if stopped else "length")
+def test_stop_strings_are_not_shown(streaming: Session, smollm2: Model, script: Script) -> None:
+    whole = "The quick brown fox jumps over"
+    tokens = smollm2.tokenizer.encode(whole)
+    for stops, shown in (
+        (["fox"], "The quick brown "), ("fox", "The quick brown "), (["quick brown"], "The "),
+        (["n f"], "The quick brow"), (["jumps", "brown"], "The quick "), (["The"], ""),
+        (["nothing of the kind"], whole), (["over the dog"], whole),
+        ([""], whole),
+    ):  # fmt: skip
+        script(tokens)
+        assert "".join(streaming.stream(PROMPT, stop=stops, max_tokens=tokens.size)) == shown
+        assert streaming.report.stop_reason == ("length" if shown == whole else "stop")
 
 
-def test_a_stop_string_ends_a_real_answer(streaming: Session) -> None:
-    text = streaming.generate(PROMPT, max_tokens=40)
-    stop = text[17:23]
-    for said in ([stop], stop):
-        assert streaming.generate(PROMPT, max_tokens=40, stop=said) == text[: text.index(stop)]
-        assert report_of(streaming).stop_reason == "stop"
-
-
-def test_time_ends_a_run(streaming: Session) -> None:
-    streaming.generate(PROMPT, max_tokens=None, ignore_eos=True, time_limit=3.0)
-    assert report_of(streaming).stop_reason == "time"
-
-
-def test_no_time_at_all_ends_a_run_before_its_first_token(streaming: Session) -> None:
+def test_no_time_ends_run_before_its_first_token(streaming: Session) -> None:
+    streaming.generate(PROMPT, max_tokens=2)
+    report = streaming.report
+    slow = replace(report, timings=replace(report.timings, decode_tok_s=0.234, prefill_tok_s=2.34))
+    assert " at 2 tok/s" in report_lines(slow)[0]
+    assert " at 0.23 tok/s" in report_lines(slow)[0]
     with pytest.raises(
         BudgetError, match=r"^stopped in the prompt \(0 of \d+ tokens\): no answer; --time 0ms was over"
     ):
         streaming.generate(PROMPT, time_limit=0)
-    report = report_of(streaming)
-    assert (report.stop_reason, report.tokens.generated) == ("time", 0)
+    report = streaming.report
+    assert (report.stop_reason, report.tokens.generated, report.tokens.ran) == ("time", 0, 0)
     assert report.timings.ttft_s is None
-    assert report.tokens.ran == 0
     assert report.timings.prefill_tok_s is None
     assert f"prompt {report.tokens.prompt} tokens, only 0 run · generated 0" in report_lines(report)[0]
 
 
-def test_less_than_a_token_in_a_second_is_no_zero(streaming: Session) -> None:
-    streaming.generate(PROMPT, max_tokens=2)
-    report = report_of(streaming)
-    slow = replace(report, timings=replace(report.timings, decode_tok_s=0.234, prefill_tok_s=2.34))
-    assert " at 2 tok/s" in report_lines(slow)[0]
-    assert " at 0.23 tok/s" in report_lines(slow)[0]
-
-
-def test_the_time_of_the_budget_is_the_limit(smollm2: Model) -> None:
-    with load(smollm2, max_kv_size=256, threads=1, time="2s") as session:
-        session.generate(PROMPT, max_tokens=None, ignore_eos=True)
-        assert report_of(session).stop_reason == "time"
-        timings = report_of(session).timings
-        assert (timings.budget_s, timings.before_s) == (2.0, 0.0)
+def test_time_ends_run() -> None:
+    with load(GOLDEN / "llama-one-layer.gguf", backend="reference", max_kv_size=256, time="1s") as session:
+        session.generate("Hi", raw=True, max_tokens=None, ignore_eos=True)
+        timings = session.report.timings
+        assert session.report.stop_reason == "time"
+        assert (timings.budget_s, timings.before_s) == (1.0, 0.0)
         assert timings.total_s >= (timings.ttft_s or 0.0)
         with pytest.raises(
             BudgetError,
-            match=r"--time 5s was over after 6(\.\d)?s, 6s of it by the start: state 9\.\d+s and what the prompt",
+            match=r"--time 5s was over after 6(\.\d+)?s, 6s of it by the start: state \d+(\.\d+)?s and what the prompt",
         ):
-            session.generate(PROMPT, time_limit=5.0, time_spent=6.0)
-        assert (report_of(session).stop_reason, report_of(session).tokens.ran) == ("time", 0)
-        assert " s + 6.00 s for the start, of 5 s · stopped: time" in report_lines(report_of(session))[0]
+            session.generate("Hi", raw=True, time_limit=5.0, time_spent=6.0)
+        assert (session.report.stop_reason, session.report.tokens.ran) == ("time", 0)
+        assert " s + 6.00 s for the start, of 5 s · stopped: time" in report_lines(session.report)[0]
 
 
-def test_memory_beyond_the_budget_ends_a_run(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_beyond_budget_ends_run(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     budget, readings = 8 << 30, iter([1 << 30, 1 << 30])
     with load(smollm2, max_kv_size=256, threads=1, memory=budget) as session:
         monkeypatch.setattr(
             "edge.run.budgets.meters.memory_use", lambda: MemoryUse(0, next(readings, budget + 1), None, None)
         )
         session.generate(PROMPT, max_tokens=None, ignore_eos=True)
-        assert report_of(session).stop_reason == "memory"
-        assert report_of(session).tokens.generated > 1
+        assert session.report.stop_reason == "memory"
+        assert session.report.tokens.generated > 1
 
 
-def test_a_full_cache_ends_a_run_that_may_not_evict(full: Session) -> None:
+def test_full_cache_ends_run(full: Session) -> None:
     full.generate(PROMPT, max_tokens=None, ignore_eos=True)
-    report = report_of(full)
+    report = full.report
     assert (report.stop_reason, report.kv.evicted, report.kv.rows) == ("capacity", 0, FULL_ROWS)
     assert report.tokens.prompt + report.tokens.generated == FULL_ROWS + 1  # the last token needs no row to be shown
-
-
-def test_a_prompt_beyond_a_cache_that_may_not_evict_is_refused(full: Session) -> None:
     with pytest.raises(InputError, match=r"free KV rows.*--kv-policy streaming"):
         full.generate("word " * FULL_ROWS)
     assert full.generate(PROMPT, max_tokens=3)
 
 
-@pytest.mark.parametrize("policy", ["streaming", "window"])
-def test_a_prompt_longer_than_the_cache_evicts(smollm2: Model, policy: str) -> None:
-    with load(smollm2, kv_policy=policy, max_kv_size=256, threads=1) as session:
-        text = session.generate("The river ran by the old mill. " * 60, max_tokens=40, ignore_eos=True)
-        report = report_of(session)
-    assert text
+def test_prompt_longer_than_cache_evicts(smollm2: Model) -> None:
+    with load(smollm2, kv_policy="window", max_kv_size=256, threads=1) as session:
+        assert session.generate("The river ran by the old mill. " * 60, max_tokens=20, ignore_eos=True)
+        report = session.report
     assert report.tokens.prompt > 400
     assert report.kv.rows <= report.kv.capacity == 256
     assert report.kv.evicted == report.tokens.prompt + report.tokens.generated - 1 - report.kv.rows
 
 
-def test_the_sinks_survive_a_prompt_longer_than_was_expected(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sinks_survive_prompt_longer_than_was_expected(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan for a short run takes long prefill chunks, and a session may still be given a long prompt."""
     with load(smollm2, expected_tokens=200, threads=1) as session:
         kept: list[list[int]] = []
@@ -328,16 +264,13 @@ def test_the_sinks_survive_a_prompt_longer_than_was_expected(smollm2: Model, mon
 # What is shown
 
 
-def test_the_pieces_make_up_the_text(streaming: Session) -> None:
+def test_pieces_make_up_text(streaming: Session) -> None:
     pieces = list(streaming.stream(PROMPT, max_tokens=30))
     assert len(pieces) > 1
     assert all(pieces)
-    assert "".join(pieces) == report_of(streaming).text == streaming.generate(PROMPT, max_tokens=30)
-
-
-def test_text_need_not_be_kept(streaming: Session) -> None:
+    assert "".join(pieces) == streaming.report.text == streaming.generate(PROMPT, max_tokens=30)
     assert "".join(streaming.stream(PROMPT, max_tokens=5, keep_text=False))
-    assert report_of(streaming).text is None
+    assert streaming.report.text is None
 
 
 @pytest.mark.parametrize("text", ["a 🦙 and 漢字 — naïve", "👩‍👩‍👧‍👦", "🇪🇺🏳️‍🌈"])
@@ -351,7 +284,7 @@ def test_only_whole_characters_are_shown(streaming: Session, smollm2: Model, scr
     assert shown == text
 
 
-def test_the_prompt_is_reported_as_it_runs(streaming: Session) -> None:
+def test_prompt_is_reported_as_it_runs(streaming: Session) -> None:
     seen: list[tuple[int, int]] = []
     tokens = np.arange(1000, 1200, dtype=np.int32)
     streaming.generate(tokens, max_tokens=1, on_prefill=lambda done, total: seen.append((done, total)))
@@ -363,33 +296,21 @@ def test_the_prompt_is_reported_as_it_runs(streaming: Session) -> None:
 # What is remembered
 
 
-def test_a_follow_up_equals_a_fresh_run_over_the_whole_conversation(
+def test_follow_up_equals_fresh_run_over_whole_conversation(
     streaming: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tape = Tape(streaming, monkeypatch)
     streaming.generate("Say hello.", max_tokens=300)
-    assert report_of(streaming).stop_reason == "eos"
+    assert streaming.report.stop_reason == "eos"
     streaming.generate("Now say goodbye.", max_tokens=1, follow_up=True)
     conversation, logits = np.array(tape.tokens, np.int32), tape.logits.copy()
-    assert report_of(streaming).kv.evicted == 0
+    assert streaming.report.kv.evicted == 0
     assert streaming.model.tokenizer.decode(conversation).count("Say hello.") == 1
 
     streaming.generate(conversation, max_tokens=1)
     assert tape.tokens == [*conversation, *conversation]
     assert tape.logits.argmax() == logits.argmax()
     assert np.corrcoef(tape.logits, logits)[0, 1] > 0.999
-
-
-def _by_length(session: Session, shown: int) -> None:
-    session.generate(PROMPT, max_tokens=shown)
-
-
-def _by_stop_string(session: Session, shown: int) -> None:
-    session.generate(PROMPT, stop=["four"])
-
-
-def _by_end_of_turn(session: Session, shown: int) -> None:
-    session.generate(PROMPT)
 
 
 def _by_closing(session: Session, shown: int) -> None:
@@ -399,13 +320,17 @@ def _by_closing(session: Session, shown: int) -> None:
     pieces.close()
 
 
-@pytest.mark.parametrize("end", [_by_length, _by_stop_string, _by_end_of_turn, _by_closing])
-def test_a_follow_up_remembers_every_token_whatever_ended_the_answer(
-    streaming: Session,
-    smollm2: Model,
-    monkeypatch: pytest.MonkeyPatch,
-    script: Script,
-    end: Callable[[Session, int], None],
+ENDS: list[Callable[[Session, int], object]] = [
+    lambda session, shown: session.generate(PROMPT, max_tokens=shown),
+    lambda session, _: session.generate(PROMPT, stop=["four"]),
+    lambda session, _: session.generate(PROMPT),
+    _by_closing,
+]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["length", "stop", "eos", "closing"])
+def test_follow_up_remembers_every_token(
+    streaming: Session, smollm2: Model, monkeypatch: pytest.MonkeyPatch, script: Script, end: Callable[..., None]
 ) -> None:
     answer = smollm2.tokenizer.encode("one two three four")
     script([*answer, next(iter(smollm2.tokenizer.end_ids))])
@@ -418,7 +343,7 @@ def test_a_follow_up_remembers_every_token_whatever_ended_the_answer(
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "spm"])  # with a template; with BOS, and a space before words
-def test_a_raw_follow_up_goes_on_with_the_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_follow_up_goes_on_with_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with load(GOLDEN / f"{name}.gguf", backend="reference", max_kv_size=64) as session:
         tokenizer, tape = session.model.tokenizer, Tape(session, monkeypatch)
         begun = session.model.encode_prompt("one two", raw=True).tolist()
@@ -432,7 +357,7 @@ def test_a_raw_follow_up_goes_on_with_the_text(name: str, monkeypatch: pytest.Mo
             session.generate("four", raw=True, follow_up=True, think=True)
 
 
-def test_a_refused_follow_up_leaves_the_conversation_as_it_was(
+def test_refused_follow_up_leaves_conversation_as_it_was(
     full: Session, smollm2: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tape = Tape(full, monkeypatch)
@@ -446,54 +371,33 @@ def test_a_refused_follow_up_leaves_the_conversation_as_it_was(
     assert last == 1, "the last token of the answer was shown, and must be run"
 
 
-def test_reset_forgets_the_conversation(streaming: Session) -> None:
+def test_reset_forgets_conversation(streaming: Session) -> None:
     streaming.generate(PROMPT, max_tokens=5)
     streaming.reset()
     assert streaming.engine.kv.length == 0
     streaming.generate(np.array([5, 6, 7], np.int32), max_tokens=1, follow_up=True)
-    assert report_of(streaming).tokens.prompt == 3
-
-
-_USE_CLOSED_SESSION = """
-import edge
-from edge.errors import EdgeError
-
-session = edge.load("smollm2-135m", max_kv_size=256, threads=1)
-session.generate("Hi", max_tokens=2)
-session.close()
-session.close()
-try:
-    session.generate("Hi", max_tokens=2)
-except EdgeError:
-    print('"refused"')
-"""
-
-
-def test_a_closed_session_says_so() -> None:
-    """In a process of its own: an engine that touches freed memory takes the process with it."""
-    child = run_child(_USE_CLOSED_SESSION)
-    assert (child.status, child.output) == (0, "refused"), child.errors
+    assert streaming.report.tokens.prompt == 3
 
 
 # What is reported
 
 
-def test_closing_the_iterator_early_is_an_interruption(streaming: Session) -> None:
+def test_closing_iterator_early_is_interruption(streaming: Session) -> None:
     pieces = streaming.stream(PROMPT, max_tokens=50)
     first = next(pieces)
     pieces.close()
-    report = report_of(streaming)
+    report = streaming.report
     assert (report.stop_reason, report.text, report.tokens.generated) == ("interrupted", first, 1)
 
 
-def test_ctrl_c_during_prefill_leaves_a_report(streaming: Session) -> None:
+def test_ctrl_c_during_prefill_leaves_report(streaming: Session) -> None:
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     streaming.report = None
     with pytest.raises(KeyboardInterrupt):
         streaming.generate(PROMPT, on_prefill=interrupt)
-    report = report_of(streaming)
+    report = streaming.report
     assert (report.stop_reason, report.text, report.tokens.generated) == ("interrupted", "", 0)
     assert report.tokens.ran == report.kv.rows > 0
     assert streaming.generate(PROMPT, max_tokens=3)
@@ -508,35 +412,26 @@ KEYS = REPORT_KEYS | {
 }  # fmt: skip
 
 
-def test_the_report_has_the_keys_of_schema_1(streaming: Session) -> None:
-    text = streaming.generate(PROMPT, max_tokens=5)
-    report: dict[str, Any] = report_of(streaming).to_dict()
-    assert set(report) == set(KEYS)
-    for name, keys in KEYS.items():
-        assert keys is None or set(report[name]) == keys, name
-    assert (report["schema"], report["text"]) == (1, text)
-    assert set(json.loads(json.dumps(report))) == set(KEYS)
-
-
-def test_the_report_counts_and_measures(streaming: Session) -> None:
+def test_report_counts_and_measures(streaming: Session) -> None:
     prompt = streaming.model.encode_prompt(PROMPT)
-    streaming.generate(prompt, max_tokens=5)
-    report = report_of(streaming)
+    text = streaming.generate(prompt, max_tokens=5)
+    report = streaming.report
+    said: dict[str, Any] = report.to_dict()
+    assert set(said) == set(json.loads(json.dumps(said))) == set(KEYS)
+    for name, keys in KEYS.items():
+        assert keys is None or set(said[name]) == keys, name
+    assert (said["schema"], said["text"]) == (1, text)
     assert (report.tokens.prompt, report.tokens.generated) == (prompt.size, 5)
     assert (report.kv.rows, report.kv.capacity, report.kv.evicted) == (prompt.size + 4, ROWS, 0)
     assert report.memory.kv == streaming.engine.kv.nbytes
     assert report.memory.peak_rss > report.memory.weights
-    for seconds in (report.timings.load_s, report.timings.ttft_s, report.timings.decode_tok_s):
-        assert seconds is not None
-        assert seconds > 0
+    assert min(report.timings.load_s, report.timings.ttft_s, report.timings.decode_tok_s) > 0
 
 
 # The bound on memory
 
 
-def test_a_model_that_takes_more_than_was_predicted_is_given_up(
-    smollm2: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_above_prediction_is_given_up(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     budget = 8 << 30
     monkeypatch.setattr("edge.run.session.memory_use", lambda: MemoryUse(0, budget + 1, None, None))
     with pytest.raises(edge.BudgetError, match="loading took"):
@@ -553,10 +448,10 @@ def status():
         fields = dict(line.split(":", 1) for line in file)
     return {name: int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM")}
 
-text = "In the beginning the river ran by the old mill, and nobody had counted the stones in it. " * 160
+text = "In the beginning the river ran by the old mill, and nobody had counted the stones in it. " * 80
 with edge.load("smollm2-135m", memory="256MiB", kv_policy="streaming", max_kv_size=512, threads=1) as session:
-    pieces = session.stream(text, raw=True, max_tokens=1500, ignore_eos=True)
-    for _ in range(500):
+    pieces = session.stream(text, raw=True, max_tokens=600, ignore_eos=True)
+    for _ in range(200):
         next(pieces)
     early = status()["VmRSS"]
     for _ in pieces:
@@ -568,13 +463,13 @@ print(json.dumps({"early": early, "late": late["VmRSS"], "peak": late["VmHWM"], 
 
 
 @pytest.mark.slow
-def test_a_long_run_stays_within_its_budget() -> None:
+def test_long_run_stays_within_its_budget() -> None:
     child = run_child(_LONG_RUN)
     assert child.status == 0, child.errors
     report = child.output["report"]
-    assert report["tokens"]["prompt"] > 3000
-    assert (report["stop_reason"], report["tokens"]["generated"]) == ("length", 1500)
-    assert report["kv"]["evicted"] > 3900
+    assert report["tokens"]["prompt"] > 1500
+    assert (report["stop_reason"], report["tokens"]["generated"]) == ("length", 600)
+    assert report["kv"]["evicted"] > 1500
     assert child.peak <= BUDGET
     assert child.output["peak"] == pytest.approx(child.peak, abs=1 << 20)
     assert report["memory"]["peak_rss"] == pytest.approx(child.output["peak"], abs=1 << 20)
@@ -582,7 +477,7 @@ def test_a_long_run_stays_within_its_budget() -> None:
     assert child.output["late"] - child.output["early"] < 2 << 20
 
 
-def test_an_answer_that_a_lost_gpu_ends_is_reported() -> None:
+def test_answer_that_lost_gpu_ends_is_reported() -> None:
     """The driver is told to destroy the device. What was said is not lost, and the session fails from then on."""
     pytest.importorskip("wgpu")
     with on_gpu("wgpu:0"):
@@ -599,7 +494,6 @@ def test_an_answer_that_a_lost_gpu_ends_is_reported() -> None:
 
     with pytest.raises(EngineError, match="device is lost"):
         answer()
-    assert session.report is not None
     assert (session.report.stop_reason, session.report.text) == ("failed", "".join(said))
     assert session.report.tokens.generated >= 5
     with pytest.raises(EngineError, match="device is lost"):

@@ -32,14 +32,9 @@ STRING = 8
 GREEDY = SamplingParams(temperature=0)
 LONG = "once upon a time there was a house by the sea. " * 3
 HYBRIDS = [
-    ("qwen35", "reference"),
-    ("qwen35", "cpu"),
-    ("lfm2", "cpu"),
-    ("gemma3", "cpu"),
-    ("falcon-h1", "llamacpp"),
-    ("nemotron_h", "cpu"),
-    ("qwen35", "onnx"),
-]
+    ("qwen35", "reference"), ("qwen35", "cpu"), ("lfm2", "cpu"), ("gemma3", "cpu"), ("falcon-h1", "llamacpp"),
+    ("nemotron_h", "cpu"), ("qwen35", "onnx"),
+]  # fmt: skip
 SMALL = 600 << 20
 
 
@@ -63,7 +58,7 @@ def plan_of(name: str, **options: Any) -> Plan:
 
 
 @pytest.mark.parametrize(("name", "backend"), HYBRIDS)
-def test_a_turn_that_is_taken_back_has_never_been(name: str, backend: str) -> None:
+def test_turn_that_is_taken_back_has_never_been(name: str, backend: str) -> None:
     with open_session(name, backend) as session, open_session(name, backend) as other:
         assert session.engine.kv.has_tail
         for each in (session, other):
@@ -76,7 +71,7 @@ def test_a_turn_that_is_taken_back_has_never_been(name: str, backend: str) -> No
 
 
 @pytest.mark.parametrize("name", ["qwen35", "lfm2"])
-def test_where_a_snapshot_is_gone_tokens_run_again_from_an_earlier_one(name: str) -> None:
+def test_lost_snapshot_reruns_from_earlier_one(name: str) -> None:
     with open_session(name, "cpu") as session, open_session(name, "cpu") as other:
         most = session.plan.snapshots
         marks = []
@@ -96,7 +91,7 @@ def test_where_a_snapshot_is_gone_tokens_run_again_from_an_earlier_one(name: str
 
 
 @pytest.mark.parametrize("name", ["lfm2", "gemma3"])
-def test_a_long_prompt_has_ways_back_into_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompt_has_ways_back_into_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.run.sequences.sequence.SNAPSHOT_STEP", 64)
     with open_session(name, "cpu", prefill_step_size=48) as session, open_session(name, "cpu") as other:
         tokens = np.random.default_rng(1).integers(3, 250, 300).astype(np.int32)
@@ -119,7 +114,7 @@ def test_no_way_back_without_memory_for_it() -> None:
         assert session.engine.kv.length == rows
 
 
-def test_the_plan_counts_snapshots_where_they_fit() -> None:
+def test_plan_counts_snapshots_where_they_fit() -> None:
     memory = memory_use().rss + SMALL  # of whatever the tests before took
     plan = plan_of("qwen35", memory=memory)
     state = plan.bytes.fixed_kv
@@ -131,7 +126,7 @@ def test_the_plan_counts_snapshots_where_they_fit() -> None:
     assert plan_of("llama-gqa-tied").snapshots == 0
 
 
-def test_a_session_holds_what_the_plan_counts() -> None:
+def test_session_holds_what_plan_counts() -> None:
     with open_session("qwen35", "cpu", prefill_step_size=64) as session:
         for turn in range(5):
             answer(session, LONG[:50], follow_up=turn > 0)
@@ -139,7 +134,6 @@ def test_a_session_holds_what_the_plan_counts() -> None:
         held = session._sequence.snapshots.nbytes
         assert 0 < held <= session.plan.bytes.snapshots
         report = session.report
-        assert report is not None
         assert report.memory.kv > session.engine.kv.nbytes
         mark = session.mark()
         answer(session, "more", follow_up=True)
@@ -158,7 +152,7 @@ def thinker(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_earlier_thoughts_leave_the_cache(thinker: Path, cached: bool) -> None:
+def test_earlier_thoughts_leave_cache(thinker: Path, cached: bool) -> None:
     options: dict[str, Any] = {"sampling": GREEDY, "ignore_eos": True, "max_tokens": 90, "think": 70}
     prompt_cache = PromptCache(memory="16MiB") if cached else None
     shared: dict[str, Any] = {"backend": "cpu", "threads": 1, "max_kv_size": 480, "prompt_cache": prompt_cache}
@@ -166,7 +160,6 @@ def test_earlier_thoughts_leave_the_cache(thinker: Path, cached: bool) -> None:
         talk, replayed = Conversation(session), Conversation(again)
         first = "".join(talk.say(LONG[:60], **options))
         held = session.engine.kv.length
-        assert session.report is not None
         assert session.report.thoughts is not None
         second = "".join(talk.say("and then", **options))
         assert session.report.thoughts is not None
@@ -183,14 +176,13 @@ def test_earlier_thoughts_leave_the_cache(thinker: Path, cached: bool) -> None:
         assert talk.messages[1]["content"] == first
 
 
-def test_prompt_caches_keep_the_ends_of_system_prompts(tmp_path: Path) -> None:
+def test_prompt_caches_keep_ends_of_system_prompts(tmp_path: Path) -> None:
     system, prompt_cache = "Answer briefly, in words that a child knows. " * 4, PromptCache(memory="16MiB")
     with open_session("qwen35", "cpu", prompt_cache=prompt_cache) as session:
         rows = session.model.system_rows(system)
         reused = []
         for question in ("why?", "how much is it, and where is it?"):
             answer(session, question, system=system)
-            assert session.report is not None
             reused.append(session.report.tokens.reused)
         assert reused == [0, rows // 64 * 64]
 
@@ -209,7 +201,6 @@ def test_prompts_that_share_messages_reuse_their_rows(name: str, backend: str, m
         marks, reused = system.ends, list[int]()
         for messages in (first, other, [*first, {"role": "assistant", "content": "Hm."}, *other[1:]]):
             "".join(session.stream(messages=messages, max_tokens=1, ignore_eos=True))
-            assert session.report is not None
             reused.append(session.report.tokens.reused)
         kv, tokens = session.engine.kv, session.model.chat_prompt(other).first(None)
         assert (
@@ -238,7 +229,7 @@ with edge.load(model, options, memory=counted.total + counted.reserve) as sessio
 """
 
 
-def test_snapshots_stay_within_the_budget(tmp_path: Path) -> None:
+def test_snapshots_stay_within_budget(tmp_path: Path) -> None:
     model = with_heads(tmp_path / "model.gguf", 64, 64, 128)  # a state of 4 MiB
     calm = tmp_path / "calm" / "proc"  # pressure on this machine would take the snapshots
     calm.mkdir(parents=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 from small_models import Special
+from test_cli import edge
 from thinking_models import write_script
 from tool_templates import GPT_OSS, QWEN3, TOOLS
 
@@ -51,11 +50,6 @@ def speaks(tmp_path: Path) -> Speak:
     return session
 
 
-def run_edge(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edge", *map(str, arguments)]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300)
-
-
 def opened(folder: Path) -> Model:
     return open_model(write_script(folder / "m.gguf", SPECIAL, 8, [2], CONTEXT))
 
@@ -70,7 +64,6 @@ def test_calls_thoughts_and_text_come_apart(speaks: Speak, tmp_path: Path) -> No
         pieces = list(session.stream(messages=MESSAGES, tools=TOOLS, max_tokens=300, on_call=events.append,
                                      on_thought=thoughts.append))  # fmt: skip
         report = session.report
-    assert report is not None
     assert "".join(pieces) == report.text == "One moment."
     assert "".join(thoughts).strip() == "I look."
     assert report.stop_reason == "tool_calls"
@@ -86,58 +79,51 @@ def test_without_tools_calls_are_text(speaks: Speak, tmp_path: Path) -> None:
     start = opened(tmp_path).chat_prompt(MESSAGES).first(None).size
     with speaks((start, ANSWER)) as session:
         text = session.generate(messages=MESSAGES, max_tokens=300)
-        assert session.report is not None
         assert CALL in text
         assert session.report.tool_calls == ()
         assert session.report.stop_reason == "eos"
 
 
 @pytest.mark.parametrize("count", [40, 70])
-def test_a_call_that_is_cut_is_not_reported(speaks: Speak, tmp_path: Path, count: int) -> None:
+def test_call_that_is_cut_is_not_reported(speaks: Speak, tmp_path: Path, count: int) -> None:
     with speaks((size(tmp_path, MESSAGES), ANSWER)) as session:
         events = list[Any]()
         text = session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=count, on_call=events.append)
         report = session.report
-    assert report is not None
     assert (report.tool_calls, report.stop_reason) == ((), "length")
     assert not any(isinstance(event, CallEnd) for event in events)
     assert events == [] or events[-1] == CallCut(0)
     assert text.startswith("One moment."[: len(text)])
 
 
-def test_thoughts_leave_room_for_a_forced_call(speaks: Speak, tmp_path: Path) -> None:
+def test_thoughts_leave_room_for_forced_call(speaks: Speak, tmp_path: Path) -> None:
     pytest.importorskip("llguidance")
     with speaks((size(tmp_path, MESSAGES), "<think>\n" + "So it goes. " * 100)) as session:
         text = "".join(session.stream(messages=MESSAGES, tools=TOOLS, tool_choice="get_weather", max_tokens=150))
         report = session.report
-    assert report is not None
     assert (text, report.incomplete) == ("", None)
-    assert report.thoughts is not None
     assert 40 < report.thoughts.tokens < 120
     assert "city" in json.loads(report.tool_calls[0].arguments)
 
 
-def test_a_single_call_ends_the_answer_where_no_second_may_follow(speaks: Speak, tmp_path: Path) -> None:
+def test_single_call_ends_answer_without_parallel_calls(speaks: Speak, tmp_path: Path) -> None:
     with speaks((size(tmp_path, MESSAGES), f"{CALL}\n{CALL}<|im_end|>")) as session:
         assert session.generate(messages=MESSAGES, tools=TOOLS, parallel_tool_calls=False, max_tokens=300) == ""
-        assert session.report is not None
         assert len(session.report.tool_calls) == 1
         assert session.report.stop_reason == "tool_calls"
         session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300)
         assert len(session.report.tool_calls) == 2
 
 
-def test_stop_texts_are_searched_in_the_text_alone(speaks: Speak, tmp_path: Path) -> None:
+def test_stop_texts_are_searched_in_text_alone(speaks: Speak, tmp_path: Path) -> None:
     with speaks((size(tmp_path, MESSAGES), ANSWER)) as session:
         assert session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300, stop=["Rome"]) == "One moment."
-        assert session.report is not None
         assert session.report.stop_reason == "tool_calls"
         assert session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300, stop=["moment"]) == "One "
         assert session.report.stop_reason == "stop"
 
 
-@pytest.mark.parametrize("policy", ["full", "streaming"])
-def test_a_conversation_goes_on_with_results(speaks: Speak, tmp_path: Path, policy: str) -> None:
+def test_conversation_goes_on_with_results(speaks: Speak, tmp_path: Path) -> None:
     """The rows of the call stay: only the result and what follows it are run."""
     answer = f"One moment.\n{CALL}"
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
@@ -147,9 +133,8 @@ def test_a_conversation_goes_on_with_results(speaks: Speak, tmp_path: Path, poli
         {"role": "tool", "tool_call_id": "c1", "content": "none"},
     ]
     first, second = size(tmp_path, MESSAGES), size(tmp_path, later)
-    with speaks((first, f"{answer}<|im_end|>"), (second, "No rain.<|im_end|>"), kv_policy=policy) as session:
+    with speaks((first, f"{answer}<|im_end|>"), (second, "No rain.<|im_end|>")) as session:
         assert session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300) == "One moment."
-        assert session.report is not None
         assert session.report.tokens.reused == 0
         rows = session.engine.kv.length
         assert session.generate(messages=later, tools=TOOLS, max_tokens=300) == "No rain."
@@ -162,14 +147,16 @@ def test_a_conversation_goes_on_with_results(speaks: Speak, tmp_path: Path, poli
         assert session.report.tokens.reused < 30
 
 
-def test_rows_of_the_prompt_cache_are_taken_where_they_are_more(speaks: Speak) -> None:
+def test_system_prompts_and_prompt_cache(speaks: Speak) -> None:
     long = [{"role": "system", "content": "Be brief. " * 40}, *MESSAGES]
     with speaks((8, "x"), prompt_cache=PromptCache(memory="16MiB")) as session:
         session.generate(messages=long, max_tokens=1)
         session.generate(messages=MESSAGES, max_tokens=1)  # little of which the first one had
         session.generate(messages=long, max_tokens=1)
-        assert session.report is not None
         assert session.report.tokens.reused > 256
+        session.generate(messages=MESSAGES, system="Be brief.", max_tokens=1)
+        whole = [{"role": "system", "content": "Be brief."}, *MESSAGES]
+        assert session.model.chat_prompt(whole).first(None).size == session.report.tokens.prompt
 
 
 def test_prompts_and_messages_that_do_not_go_together(speaks: Speak) -> None:
@@ -184,14 +171,6 @@ def test_prompts_and_messages_that_do_not_go_together(speaks: Speak) -> None:
         ):
             with pytest.raises(InputError, match=reason):
                 session.generate(**options)  # type: ignore[arg-type]
-
-
-def test_a_system_prompt_beside_messages(speaks: Speak) -> None:
-    with speaks((8, "x")) as session:
-        session.generate(messages=MESSAGES, system="Be brief.", max_tokens=1)
-        count = session.report and session.report.tokens.prompt
-        whole = [{"role": "system", "content": "Be brief."}, *MESSAGES]
-        assert session.model.chat_prompt(whole).first(None).size == count
 
 
 HARMONY = Special(
@@ -229,7 +208,6 @@ def test_calls_with_headers(
         text = session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=len(script), on_call=events.append,
                                 on_thought=thoughts.append)  # fmt: skip
         report = session.report
-    assert report is not None
     told = "".join(thoughts)
     assert (told if special.control else told.replace("<|end|>", "")) == thought  # which is no token there
     assert text == said
@@ -239,7 +217,7 @@ def test_calls_with_headers(
         assert [type(each) for each in (events[0], events[-1])] == [CallBegin, CallEnd]
 
 
-def test_a_replayed_call_is_what_the_model_wrote(tmp_path: Path) -> None:
+def test_replayed_call_is_what_model_wrote(tmp_path: Path) -> None:
     """The template writes an earlier call as the grammar forces it, so the rows of the conversation stay."""
     model = open_model(write_script(tmp_path / "m.gguf", HARMONY, 8, [2], CONTEXT))
     first = model.chat_prompt(MESSAGES, tools=TOOLS).first(None)
@@ -253,7 +231,7 @@ def test_a_replayed_call_is_what_the_model_wrote(tmp_path: Path) -> None:
     assert second[: first.size + answer.size].tolist() == [*first.tolist(), *answer.tolist()]
 
 
-def test_a_conversation_with_tools(speaks: Speak, tmp_path: Path) -> None:
+def test_conversation_with_tools(speaks: Speak, tmp_path: Path) -> None:
     """Answers go on with results; calls are saved and loaded, and a turn is taken back with its calls."""
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
     later = [*MESSAGES, {"role": "assistant", "content": "One moment.", "tool_calls": [call]},
@@ -277,7 +255,6 @@ def test_a_conversation_with_tools(speaks: Speak, tmp_path: Path) -> None:
             if talk.calls:
                 rows = session.engine.kv.length
                 assert "".join(talk.give(["none"], max_tokens=300)) == "No rain."
-                assert session.report is not None
                 assert session.report.tokens.reused == rows
         assert talk.messages[1:] == [
             {**later[1], "tool_calls": [{**call, "id": found.id}]},
@@ -289,7 +266,7 @@ def test_a_conversation_with_tools(speaks: Speak, tmp_path: Path) -> None:
         assert talk.messages == []
 
 
-def test_a_chat_shows_calls_and_takes_their_results(tmp_path: Path) -> None:
+def test_chat_shows_calls_and_takes_their_results(tmp_path: Path) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
     later = [*MESSAGES, {"role": "assistant", "content": "One moment.", "tool_calls": [call]},
              {"role": "tool", "tool_call_id": "c1", "content": "none"}]  # fmt: skip
@@ -300,14 +277,14 @@ def test_a_chat_shows_calls_and_takes_their_results(tmp_path: Path) -> None:
     path = write_script(tmp_path / "script.gguf", SPECIAL, first, script, CONTEXT)
     tools = tmp_path / "tools.json"
     tools.write_text(json.dumps(TOOLS))
-    flags = ("chat", path, "--backend", "reference", "--max-kv-size", CONTEXT, "-n", 300)
-    for given, commands in ((("--tools", tools), ""), ((), f"/tools {tools}\n")):
-        done = run_edge(*flags, *given, stdin=f"{commands}Rain in Rome?\nnone\n/tools\n")
+    flags = ("chat", str(path), "--backend", "reference", "--max-kv-size", str(CONTEXT), "-n", "300")
+    for given, commands in ((("--tools", str(tools)), ""), ((), f"/tools {tools}\n")):
+        done = edge(*flags, *given, stdin=f"{commands}Rain in Rome?\nnone\n/tools\n")
         assert done.returncode == 0, done.stderr
         assert done.stdout == "One moment.\nNo rain.\n"
         assert 'get_weather {"city": "Rome"}\n(a call: type its result, or /undo)' in done.stderr
         assert "(tools: get_weather, time)" in done.stderr
     tools.write_text('[{"type": "function"}]')
-    done = run_edge(*flags, "--tools", tools)
+    done = edge(*flags, "--tools", str(tools))
     assert done.returncode == 2
     assert "tool 1: the name of a function has letters" in done.stderr

@@ -84,7 +84,6 @@ def test_calls_that_are_forced_are_complete(tmp_path: Path, name: str) -> None:
                 session.model.chat_prompt(HI, tools=TOOLS, tool_choice=choice, parallel_tool_calls=several, **options),
                 sampling=sampling, max_tokens=1500,
             )  # fmt: skip
-            assert session.report is not None
             calls = session.report.tool_calls
             assert session.report.stop_reason == "tool_calls"
             assert calls
@@ -120,7 +119,6 @@ def test_schemas_whose_root_is_no_plain_object(tmp_path: Path, name: str) -> Non
             sampling = session.model.sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
             prompt = session.model.chat_prompt(HI, tools=[tool], tool_choice="f", **options)
             session.generate(prompt, sampling=sampling, max_tokens=1500)
-            assert session.report is not None
             (call,) = session.report.tool_calls
             arguments = json.loads(call.arguments)
             jsonschema.validate(arguments, schema)
@@ -132,7 +130,7 @@ NOTE = {"type": "object", "properties": TEXTS, "required": ["text", "list"]}
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_forced_call_is_complete_within_its_limit(tmp_path: Path, name: str) -> None:
+def test_forced_call_is_complete_within_its_limit(tmp_path: Path, name: str) -> None:
     """A text without end is closed when the tokens left are just enough; the stop reason says so."""
     path = write_small(tmp_path / "m.gguf", Small(context=4096, vocab=280), special=MODELS[name])
     with load(path, backend="reference", max_kv_size=3000) as session:
@@ -143,7 +141,6 @@ def test_a_forced_call_is_complete_within_its_limit(tmp_path: Path, name: str) -
             prompt = session.model.chat_prompt(HI, tools=[tool], tool_choice="required", **options)
             text = session.generate(prompt, sampling=sampling, max_tokens=most)
             report = session.report
-            assert report is not None
             assert (text, report.incomplete) == ("", None)
             assert report.stop_reason in ("length", "tool_calls")
             assert report.tokens.generated <= most
@@ -163,14 +160,13 @@ def test_strict_tools_leave_text_free(tmp_path: Path, name: str) -> None:
         prompt = session.model.chat_prompt(HI, tools=strict, **options)
         text = "".join(session.stream(prompt, sampling=sampling, max_tokens=60))
         report = session.report
-    assert report is not None
     assert text or report.tool_calls or report.incomplete
     for call in report.tool_calls:
         assert fits(json.loads(call.arguments), SCHEMAS[call.name])
 
 
 @pytest.mark.parametrize("think", [4, "30"])
-def test_a_forced_call_behind_a_thought_with_a_header(tmp_path: Path, think: Any) -> None:
+def test_forced_call_behind_thought_with_header(tmp_path: Path, think: Any) -> None:
     """gpt-oss's thought is free until its budget is used up; the next header names a function."""
     path = write_small(tmp_path / "m.gguf", Small(context=4096, vocab=280), special=MODELS["harmony"])
     with load(path, backend="reference", max_kv_size=3000) as session:
@@ -178,7 +174,6 @@ def test_a_forced_call_behind_a_thought_with_a_header(tmp_path: Path, think: Any
         prompt = session.model.chat_prompt(HI, tools=TOOLS, tool_choice="mix", think=think)
         assert session.generate(prompt, sampling=sampling, max_tokens=1500, think=think) == ""
         report = session.report
-    assert report is not None
     assert report.stop_reason == "tool_calls"
     assert [call.name for call in report.tool_calls] == ["mix"]
     assert fits(json.loads(report.tool_calls[0].arguments), MIXED)

@@ -79,28 +79,19 @@ CASES: dict[str, tuple[str, str, str, Calls]] = {
     "hermes, text behind": ("hermes", f"{HERMES_CALL}\nDone.\n", "Done.\n", [ROME]),
     "hermes, no tags": ("hermes", HERMES_CALL[12:-13], "", [ROME]),
     "hermes, list": (
-        "hermes",
-        '<tool_call>[{"name":"time"},{"arguments":{},"name":"time"}]</tool_call>',
-        "",
+        "hermes", '<tool_call>[{"name":"time"},{"arguments":{},"name":"time"}]</tool_call>', "",
         [("time", {}), ("time", {})],
     ),
     "hermes, text in JSON": (
-        "hermes",
-        '<tool_call>{"name":"time","arguments":"{\\"zone\\": \\"CET\\"}"}</tool_call>',
-        "",
-        [TIME],
+        "hermes", '<tool_call>{"name":"time","arguments":"{\\"zone\\": \\"CET\\"}"}</tool_call>', "", [TIME],
     ),
     "hermes, line break in a text": (
-        "hermes",
-        '<tool_call>{"name":"time","arguments":{"zone":"C\nET"}}</tool_call>',
-        "",
+        "hermes", '<tool_call>{"name":"time","arguments":{"zone":"C\nET"}}</tool_call>', "",
         [("time", {"zone": "C\nET"})],
     ),
     "hermes, no closing tag": ("hermes", HERMES_CALL[:-13], "", [ROME]),
     "hermes, nested marks": (
-        "hermes",
-        '<tool_call>{"name":"time","arguments":{"zone":"</tool_call>"}}</tool_call>',
-        "",
+        "hermes", '<tool_call>{"name":"time","arguments":{"zone":"</tool_call>"}}</tool_call>', "",
         [("time", {"zone": "</tool_call>"})],
     ),
     "qwen-tags": (
@@ -112,10 +103,7 @@ CASES: dict[str, tuple[str, str, str, Calls]] = {
         [("write", {"path": 'a\n"b" <x>', "size": 12, "deep": {"a": [True]}, "maybe": None}), ("time", {})],
     ),
     "qwen-tags, no opening": (
-        "qwen-tags",
-        "<function=time>\n<parameter=zone>\nCET\n</parameter>\n</function>",
-        "",
-        [TIME],
+        "qwen-tags", "<function=time>\n<parameter=zone>\nCET\n</parameter>\n</function>", "", [TIME],
     ),
     "qwen-tags, JSON": ("qwen-tags", HERMES_CALL, "", [ROME]),
     "qwen-tags, no JSON": (
@@ -139,10 +127,7 @@ CASES: dict[str, tuple[str, str, str, Calls]] = {
         [("write", {"deep": {"a": [True, None, -1500.0], "b c": {}}, "any": [], "path": "{,}"})],
     ),
     "functiongemma": (
-        "functiongemma",
-        "<start_function_call>call:time{zone:<escape>CET<escape>}<end_function_call>",
-        "",
-        [TIME],
+        "functiongemma", "<start_function_call>call:time{zone:<escape>CET<escape>}<end_function_call>", "", [TIME],
     ),
     "lfm2": (
         "lfm2",
@@ -168,20 +153,14 @@ CASES: dict[str, tuple[str, str, str, Calls]] = {
     ),
     "llama3, python": ("llama3", "[time(zone='CET')]", "", [TIME]),
     "mistral": (
-        "mistral",
-        '[TOOL_CALLS]time[ARGS]{"zone": "CET"}[TOOL_CALLS]time[CALL_ID]x[ARGS]{}',
-        "",
-        [TIME, ("time", {})],
+        "mistral", '[TOOL_CALLS]time[ARGS]{"zone": "CET"}[TOOL_CALLS]time[CALL_ID]x[ARGS]{}', "", [TIME, ("time", {})],
     ),
     "harmony": ("harmony", ' to=functions.time<|channel|>commentary json<|message|>{"zone": "CET"}', "", [TIME]),
     "harmony, constrained": ("harmony", ' to=functions.time <|constrain|>json<|message|>{"zone":"CET"}', "", [TIME]),
     "mistral-list": (
-        "mistral-list",
-        '[TOOL_CALLS] [{"name": "time", "arguments": {}, "id": "abcdefghi"}]',
-        "",
-        [("time", {})],
+        "mistral-list", '[TOOL_CALLS] [{"name": "time", "arguments": {}, "id": "abcdefghi"}]', "", [("time", {})],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -202,7 +181,7 @@ def test_the_pieces_do_not_matter(case: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_call_that_is_cut_is_never_complete(case: str) -> None:
+def test_call_that_is_cut_is_never_complete(case: str) -> None:
     form, text, _, calls = CASES[case]
     seen = set()
     for end in range(len(text)):
@@ -238,24 +217,13 @@ def test_any_text_is_read(text: str) -> None:
 
 
 LOOKALIKES = [
-    "I would write <tool_call> to call.",
-    "<tool_call>\nnot JSON\n</tool_call>",
-    '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>',
-    '{"name": "John", "age": 5}',
-    '{"time": 5}',
-    "[1, 2, 3]",
-    "[]",
-    "<|tool_call_start|>[]<|tool_call_end|>",
-    "<tool_call>[ ]</tool_call>",
-    "a < b and <tool_cal",
-    "<|tool_call>call me<tool_call|>",
-    "[TOOL_CALLS] are fun",
-    "header to=functions.time<|channel|>commentary json<|message|>[]",
-    " to=functions.unknown<|message|>{}",
-    "[time] is [unknown(a=1)]",
-    "  \n",
-    "",
-]
+    "I would write <tool_call> to call.", "<tool_call>\nnot JSON\n</tool_call>",
+    '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>', '{"name": "John", "age": 5}', '{"time": 5}',
+    "[1, 2, 3]", "[]", "<|tool_call_start|>[]<|tool_call_end|>", "<tool_call>[ ]</tool_call>", "a < b and <tool_cal",
+    "<|tool_call>call me<tool_call|>", "[TOOL_CALLS] are fun",
+    "header to=functions.time<|channel|>commentary json<|message|>[]", " to=functions.unknown<|message|>{}",
+    "[time] is [unknown(a=1)]", "  \n", "",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", LOOKALIKES)
