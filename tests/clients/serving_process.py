@@ -15,7 +15,6 @@ def serving(*arguments: str) -> Iterator[str]:
     command = [sys.executable, "-m", "edge", "serve", *arguments, "--port", "0", "--json", "-q"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
                 raise AssertionError(process.communicate()[1])

@@ -122,7 +122,7 @@ def test_ollama(url: str, expected: str) -> None:
 
 @installed
 @pytest.mark.parametrize("name", ["litellm_chat.py", "langchain_chat.py"])
-def test_a_chat_whole_and_streamed(url: str, expected: str, name: str) -> None:
+def test_chat_whole_and_streamed(url: str, expected: str, name: str) -> None:
     assert program(name, url, MODEL, QUESTION) == {"whole": expected, "streamed": expected}
 
 
@@ -151,7 +151,7 @@ def test_openai_for_javascript(url: str, expected: str) -> None:
 
 
 @pytest.mark.evaluations
-def test_lm_eval_scores_as_the_engine_does(tmp_path: Path) -> None:
+def test_lm_eval_scores_as_engine_does(tmp_path: Path) -> None:
     """A task's scores by completions with echo are those of the model's logits in this process."""
     documents = [
         {"question": f"The colour of {thing} is", "choices": ["red", "green", "blue", "a"], "answer": number % 3}
@@ -198,7 +198,7 @@ def test_tools(url: str) -> None:
 
 
 @installed
-def test_a_loop_with_tools(url: str) -> None:
+def test_loop_with_tools(url: str) -> None:
     found = program("agents_loop.py", url, MODEL, "Paint the wall red.")
     assert found["painted"][0] in ("red", "green", "blue")
     assert found["answer"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-ANY = object
 NUMBER = (int, float)
 
 
@@ -161,13 +160,8 @@ ANTHROPIC_ERROR = {"type": {"error"}, "error": {"type": str, "message": str}, "r
 # Ollama
 _LINE = {"model": str, "created_at": str, "done": bool, "done_reason?": {"stop", "length", "load", "unload"}}
 _FIGURES = (
-    "total_duration",
-    "load_duration",
-    "prompt_eval_count",
-    "prompt_eval_duration",
-    "eval_count",
-    "eval_duration",
-)
+    "total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count", "eval_duration",
+)  # fmt: skip
 _OLLAMA_CALL = {"function": {"name": str, "arguments": dict}}
 API_CHAT_LINE = {
     **_LINE,

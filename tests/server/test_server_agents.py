@@ -52,7 +52,7 @@ def rendered(template: ChatTemplate, path: str, body: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_template_writes_the_requests_of_agents(family: str) -> None:
+def test_every_template_writes_requests_of_agents(family: str) -> None:
     template = ChatTemplate(source_of(FAMILIES[family]), "<s>", "</s>")
     for agent, (path, body) in AGENTS.items():
         assert ("Go on." if agent != "home assistant" else "And the other one?") in rendered(template, path, body)
@@ -107,7 +107,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_what_is_no_text_becomes_a_line_in_its_place(agent: str) -> None:
+def test_nontext_parts_become_a_line(agent: str) -> None:
     text = rendered(ChatTemplate(source_of(FAMILIES["qwen3"])), *AGENTS[agent])
     assert re.sub("<tools>.*</tools>\n", "", text) == "\n".join(SAID[agent])
 
@@ -123,7 +123,7 @@ IMAGES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), IMAGES)
-def test_a_picture_of_the_user_is_refused_once(client: TestClient, path: str, body: dict[str, Any]) -> None:
+def test_picture_of_user_is_refused_once(client: TestClient, path: str, body: dict[str, Any]) -> None:
     response = client.post(path, json=body)
     assert response.status_code == 400
     assert "read text only" in response.text
@@ -161,7 +161,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("family", MODES)
-def test_hints_become_the_nearest_mode(family: str) -> None:
+def test_hints_become_nearest_mode(family: str) -> None:
     plain = source_of(FAMILIES["qwen3"])
     special = SPECIALS.get(family)
     source = (special.template or "") if special else plain + "{# [/THINK] #}" * (family == "ministral")
@@ -172,7 +172,7 @@ def test_hints_become_the_nearest_mode(family: str) -> None:
         template.conversation(HELLO, think=mode)
 
 
-def test_hints_are_answered_by_models_that_do_not_think(client: TestClient) -> None:
+def test_unthinking_models_answer_hints(client: TestClient) -> None:
     limits = {"/v1/responses": "max_output_tokens", "/api/chat": "top_k"}
     for path, body, _ in HINTS[::7]:
         response = client.post(path, json={**body, limits.get(path, "max_tokens"): 2})
@@ -182,16 +182,12 @@ def test_hints_are_answered_by_models_that_do_not_think(client: TestClient) -> N
 BEGUN = [*HELLO, {"role": "assistant", "content": "Once upon"}]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": BEGUN}),
-        ("/v1/chat/completions", {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": False}),
-        ("/v1/messages", {"messages": BEGUN, "max_tokens": 2}),
-        ("/v1/responses", {"input": BEGUN}),
-        ("/api/chat", {"messages": BEGUN}),
-    ],
-)
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/chat/completions", {"messages": BEGUN}),
+    ("/v1/chat/completions", {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": False}),
+    ("/v1/messages", {"messages": BEGUN, "max_tokens": 2}), ("/v1/responses", {"input": BEGUN}),
+    ("/api/chat", {"messages": BEGUN}),
+])  # fmt: skip
 def test_answers_go_on_from_their_beginning(path: str, body: dict[str, Any]) -> None:
     for family in ("gemma2", "nemo", "qwen3"):
         text = rendered(ChatTemplate(source_of(FAMILIES[family])), path, body)
@@ -200,18 +196,15 @@ def test_answers_go_on_from_their_beginning(path: str, body: dict[str, Any]) -> 
     assert anew.endswith("Once upon\n<|assistant|>") == (path == "/v1/chat/completions")
 
 
-@pytest.mark.parametrize(
-    ("family", "thoughts", "think", "end", "thinks"),
-    [
-        ("qwen", None, None, "assistant\nOnce", False),
-        ("qwen", "Hm.", None, "assistant\n<think>Hm.\n</think>\n\nOnce", False),
-        ("qwen", None, "off", "assistant\n<think>\n\n</think>\n\nOnce", False),
-        ("always", None, None, "assistant\n<think>\n\n</think>\n\nOnce", False),
-        ("always", "Hm.", None, "assistant\n<think>\nHm.\n</think>\n\nOnce", False),
-        ("harmony", None, None, "<|start|>assistant<|channel|>final<|message|>Once", False),
-        ("gemma4", None, None, "model\n<|channel>thought\n<channel|>Once", False),
-    ],
-)
+@pytest.mark.parametrize(("family", "thoughts", "think", "end", "thinks"), [
+    ("qwen", None, None, "assistant\nOnce", False),
+    ("qwen", "Hm.", None, "assistant\n<think>Hm.\n</think>\n\nOnce", False),
+    ("qwen", None, "off", "assistant\n<think>\n\n</think>\n\nOnce", False),
+    ("always", None, None, "assistant\n<think>\n\n</think>\n\nOnce", False),
+    ("always", "Hm.", None, "assistant\n<think>\nHm.\n</think>\n\nOnce", False),
+    ("harmony", None, None, "<|start|>assistant<|channel|>final<|message|>Once", False),
+    ("gemma4", None, None, "model\n<|channel>thought\n<channel|>Once", False),
+])  # fmt: skip
 def test_beginnings_stand_behind_thoughts(
     family: str, thoughts: str | None, think: str | None, end: str, thinks: bool
 ) -> None:
@@ -222,7 +215,7 @@ def test_beginnings_stand_behind_thoughts(
     assert not segments[-1].trusted
 
 
-def test_allowed_tools_limit_the_calls(client: TestClient) -> None:
+def test_allowed_tools_limit_calls(client: TestClient) -> None:
     place = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
     tools = [{"type": "function", "function": {"name": name, "parameters": place}} for name in ("one", "two")]
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "two"}}]}

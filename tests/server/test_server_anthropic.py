@@ -39,7 +39,7 @@ def test_models(client: TestClient) -> None:
     assert client.get("/v1/models").json()["object"] == "list"
 
 
-def test_message_start_counts_the_prompt(client: TestClient) -> None:
+def test_message_start_counts_prompt(client: TestClient) -> None:
     counted = client.post("/v1/messages/count_tokens", json=BODY).json()["input_tokens"]
     [start] = [each for each in data_of(client, BODY) if each["type"] == "message_start"]
     assert start["message"]["usage"]["input_tokens"] == counted > 0

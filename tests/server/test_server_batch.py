@@ -42,7 +42,7 @@ def ask_together(client: TestClient, texts: list[str], **fields: Any) -> list[st
     return [found[text] for text in texts]
 
 
-def test_requests_together_have_the_answers_that_they_have_alone(client: TestClient) -> None:
+def test_requests_together_have_answers_that_they_have_alone(client: TestClient) -> None:
     texts = [f"Question {number} of five" for number in range(5)]
     together = ask_together(client, texts, max_tokens=20)
     with served(options={**SEVERAL, "sequences": 1}) as alone:
@@ -51,7 +51,7 @@ def test_requests_together_have_the_answers_that_they_have_alone(client: TestCli
     assert client.get("/props").json()["total_slots"] == 3
 
 
-def test_what_needs_the_session_alone_waits_for_the_others(client: TestClient) -> None:
+def test_what_needs_session_alone_waits_for_others(client: TestClient) -> None:
     body = {"prompt": ["One two three"], "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
     first = client.post("/v1/completions", json=body).json()["choices"]
     results: list[Any] = []
@@ -78,18 +78,15 @@ def test_tools_are_called(client: TestClient) -> None:
         "function": {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
     }
     body = {
-        "tools": [tool],
-        "tool_choice": "required",
-        "max_tokens": 100,
-        "ignore_eos": False,
+        "tools": [tool], "tool_choice": "required", "max_tokens": 100, "ignore_eos": False,
         "parallel_tool_calls": False,
-    }
+    }  # fmt: skip
     assert chat(client, **body)["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "now"
     chunks = events_of(client.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **body}).text)
     assert any("tool_calls" in each["choices"][0]["delta"] for each in chunks[:-1])
 
 
-def test_embeddings_are_those_of_a_session(client: TestClient) -> None:
+def test_embeddings_match_session(client: TestClient) -> None:
     texts = ["Rivers and seas", "Stones"]
     with load(open_golden(MODEL).model, **SEVERAL) as session:
         expected = [session.embed(text) for text in texts]
@@ -105,13 +102,9 @@ def test_embeddings_are_those_of_a_session(client: TestClient) -> None:
     assert [each["index"] for each in many] == list(range(MOST_TEXTS))
     np.testing.assert_allclose(many[-1]["embedding"], expected[1], atol=1e-6)
     for body in (
-        {"input": ["sea"] * (MOST_TEXTS + 1)},
-        {},
-        {"input": []},
-        {"input": [""]},
-        {"input": "x", "dimensions": 7},
+        {"input": ["sea"] * (MOST_TEXTS + 1)}, {}, {"input": []}, {"input": [""]}, {"input": "x", "dimensions": 7},
         {"input": [1 << 20]},
-    ):
+    ):  # fmt: skip
         assert client.post("/v1/embeddings", json=body).status_code == 400
 
 

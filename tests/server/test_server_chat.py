@@ -30,7 +30,7 @@ def text_of(response: dict[str, Any], choice: int = 0) -> str:
     return text
 
 
-def test_a_chat_has_the_answer_of_a_session(client: TestClient) -> None:
+def test_chat_has_answer_of_session(client: TestClient) -> None:
     with load(open_golden(MODEL).model, **PLAIN) as session:
         answer = session.generate("Hello", **SHORT)
         drawn = session.generate("Hello", sampling=SamplingParams(temperature=1.0, seed=7), **SHORT)
@@ -39,7 +39,6 @@ def test_a_chat_has_the_answer_of_a_session(client: TestClient) -> None:
     assert text_of(found) == answer
     assert found["object"] == "chat.completion"
     assert found["choices"][0]["finish_reason"] == "length"
-    assert report is not None
     assert found["usage"]["prompt_tokens"] == report.tokens.prompt
     assert found["usage"]["completion_tokens"] == 8
     assert found["timings"]["predicted_n"] == 8
@@ -47,7 +46,7 @@ def test_a_chat_has_the_answer_of_a_session(client: TestClient) -> None:
     assert text_of(chat(client, temperature=1.0, seed=7)) == drawn
 
 
-def test_earlier_turns_go_through_the_template(client: TestClient) -> None:
+def test_earlier_turns_go_through_template(client: TestClient) -> None:
     parts = [{"type": "text", "text": "And "}, {"type": "text", "text": "then?"}]
     messages = [
         {"role": "system", "content": "Be brief."}, *HELLO, {"role": "assistant", "content": "Hi!"},
@@ -61,7 +60,7 @@ def test_earlier_turns_go_through_the_template(client: TestClient) -> None:
     assert found["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
 
 
-def test_a_stream_has_the_same_text_in_pieces(client: TestClient) -> None:
+def test_stream_has_same_text_in_pieces(client: TestClient) -> None:
     whole = chat(client)
     fields = {"messages": HELLO, **SHORT, "stream": True, "stream_options": {"include_usage": True}}
     response = client.post("/v1/chat/completions", json=fields)
@@ -79,7 +78,7 @@ def test_a_stream_has_the_same_text_in_pieces(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("policy", ["full", "streaming"])
-def test_answers_without_a_limit_end_with_their_rows(policy: str) -> None:
+def test_answers_without_limit_end_with_their_rows(policy: str) -> None:
     """Or after as many tokens as there are rows, if a policy makes room; the finish reason tells."""
     with served(options={"max_kv_size": 96, "kv_policy": policy}) as client:
         response = client.post("/v1/chat/completions", json={"messages": HELLO, "ignore_eos": True})
@@ -108,7 +107,7 @@ def test_several_choices_have_seeds_of_their_own(client: TestClient) -> None:
     assert found["usage"]["completion_tokens"] == 24
 
 
-def test_answers_end_before_a_stop_text(client: TestClient) -> None:
+def test_answers_end_before_stop_text(client: TestClient) -> None:
     whole = text_of(chat(client, max_tokens=20))
     stop = whole[6:8]
     found = chat(client, max_tokens=20, stop=[stop])
@@ -116,7 +115,7 @@ def test_answers_end_before_a_stop_text(client: TestClient) -> None:
     assert found["choices"][0]["finish_reason"] == "stop"
 
 
-def test_answers_match_a_schema(client: TestClient) -> None:
+def test_answers_match_schema(client: TestClient) -> None:
     sky = {"sky": {"enum": ["blue", "grey"]}}
     schema = {"type": "object", "properties": sky, "required": ["sky"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "sky", "schema": schema, "strict": True}}
@@ -127,7 +126,7 @@ def test_answers_match_a_schema(client: TestClient) -> None:
     assert cut["choices"][0]["finish_reason"] == "length"
 
 
-def test_tools_are_called_in_the_forms_of_the_protocol(client: TestClient) -> None:
+def test_tools_are_called_in_forms_of_protocol(client: TestClient) -> None:
     place = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
     function = {"name": "weather", "parameters": {**place, "additionalProperties": False}}
     body = {"tools": [{"type": "function", "function": function}], "tool_choice": "required", "max_tokens": 200,
@@ -154,10 +153,9 @@ def test_tools_are_called_in_the_forms_of_the_protocol(client: TestClient) -> No
     assert "tool_calls" not in cut["message"]
 
 
-def test_tokens_are_as_likely_as_the_session_says(client: TestClient) -> None:
+def test_tokens_are_as_likely_as_session_says(client: TestClient) -> None:
     with load(open_golden(MODEL).model, **PLAIN) as session:
         session.generate("Hello", logprobs=2, **SHORT)
-        assert session.report is not None
         expected = session.report.logprobs
         assert expected is not None
     found = chat(client, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
@@ -170,7 +168,7 @@ def test_tokens_are_as_likely_as_the_session_says(client: TestClient) -> None:
     assert [each["bytes"] for each in tokens] == [each["bytes"] for each in found]
 
 
-def test_streamed_pieces_have_the_likelihood_of_their_tokens(client: TestClient) -> None:
+def test_streamed_pieces_have_likelihood_of_their_tokens(client: TestClient) -> None:
     """Joined, they are those of the whole answer; a stop text cuts the text, and not the tokens."""
     answer = chat(client, logprobs=True)["choices"][0]
     for stop in (None, answer["message"]["content"][-1]):
@@ -195,12 +193,12 @@ def test_streamed_pieces_have_the_likelihood_of_their_tokens(client: TestClient)
         np.testing.assert_allclose(joined["token_logprobs"], expected["logprobs"]["token_logprobs"], atol=1e-4)
 
 
-def test_biases_change_the_answer(client: TestClient) -> None:
+def test_biases_change_answer(client: TestClient) -> None:
     token = client.post("/tokenize", json={"content": "q"}).json()["tokens"][0]
     assert text_of(chat(client, logit_bias={str(token): 1000}, max_tokens=3)) == "qqq"
 
 
-def test_a_prompt_that_agrees_with_an_earlier_one_is_reused(client: TestClient) -> None:
+def test_prompt_that_agrees_with_earlier_one_is_reused(client: TestClient) -> None:
     said = [{"role": "user", "content": "Tell me of rivers and seas, " * 4}]
     chat(client, said)
     again = chat(client, said)
@@ -215,7 +213,7 @@ def test_a_prompt_that_agrees_with_an_earlier_one_is_reused(client: TestClient) 
     assert prefix == {"reused": apart, "diverged_at": apart}
 
 
-def test_volatile_lines_do_not_destroy_a_prefix(client: TestClient) -> None:
+def test_volatile_lines_do_not_destroy_prefix(client: TestClient) -> None:
     def home(clock: str) -> list[dict[str, str]]:
         system = f"You are a voice.\nCurrent time is {clock}. Today's date is 2026-11-24.\nLamps: {'kitchen, ' * 10}"
         return [{"role": "system", "content": system}, *HELLO]
@@ -232,7 +230,7 @@ def test_volatile_lines_do_not_destroy_a_prefix(client: TestClient) -> None:
     assert found["prompt_tokens_details"]["cached_tokens"] == found["prompt_tokens"] - 1
 
 
-def test_a_budget_of_the_request_ends_it(client: TestClient) -> None:
+def test_budget_of_request_ends_it(client: TestClient) -> None:
     body = {"messages": HELLO, "edge": {"energy": "0.001mJ"}}
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 422
@@ -243,7 +241,7 @@ def test_a_budget_of_the_request_ends_it(client: TestClient) -> None:
     assert found["usage"]["edge"]["budget"] is None
 
 
-def test_texts_are_continued_without_a_template(client: TestClient) -> None:
+def test_texts_are_continued_without_template(client: TestClient) -> None:
     with load(open_golden(MODEL).model, **PLAIN) as session:
         answers = [session.generate(text, raw=True, **SHORT) for text in ("One two", "Three")]
         tokens = session.tokenizer.encode("One two", special=True).tolist()
@@ -279,71 +277,50 @@ def test_echoed_tokens_are_as_likely_as_transformers_says(client: TestClient, co
 
 
 BAD_CHATS: list[tuple[dict[str, Any], int, str | None]] = [
-    ({}, 400, "messages"),
-    ({"messages": []}, 400, "messages"),
-    ({"messages": "Hello"}, 400, "messages"),
+    ({}, 400, "messages"), ({"messages": []}, 400, "messages"), ({"messages": "Hello"}, 400, "messages"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0].role"),
     ({"messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content"),
     ({"messages": [{"role": "user", "content": ""}]}, 200, None),
     ({"messages": HELLO, "response_format": {"type": "xml"}}, 400, "response_format"),
     ({"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format"),
-    ({"messages": HELLO, "model": "gpt-4"}, 404, "model"),
-    ({"messages": HELLO, "temperature": -1}, 400, "temperature"),
-    ({"messages": HELLO, "temperature": "hot"}, 400, "temperature"),
-    ({"messages": HELLO, "top_p": 2}, 400, "top_p"),
+    ({"messages": HELLO, "model": "gpt-4"}, 404, "model"), ({"messages": HELLO, "temperature": -1}, 400, "temperature"),
+    ({"messages": HELLO, "temperature": "hot"}, 400, "temperature"), ({"messages": HELLO, "top_p": 2}, 400, "top_p"),
     ({"messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
     ({"messages": HELLO, "max_tokens": -2}, 400, "max_tokens"),
     ({"messages": HELLO, "max_tokens": 1.5}, 400, "max_tokens"),
     ({"messages": HELLO, "logit_bias": {"x": 1}}, 400, "logit_bias"),
     ({"messages": HELLO, "tools": [{"type": "function"}]}, 400, None),
-    ({"messages": HELLO, "tool_choice": "required", "tools": []}, 400, None),
-    ({"messages": HELLO, "n": 0}, 400, "n"),
-    ({"messages": HELLO, "n": 1000}, 400, "n"),
-    ({"messages": HELLO, "stop": [""] * 100}, 400, "stop"),
+    ({"messages": HELLO, "tool_choice": "required", "tools": []}, 400, None), ({"messages": HELLO, "n": 0}, 400, "n"),
+    ({"messages": HELLO, "n": 1000}, 400, "n"), ({"messages": HELLO, "stop": [""] * 100}, 400, "stop"),
     ({"messages": HELLO, "stream": "yes"}, 400, "stream"),
     ({"messages": HELLO, "edge": {"energy": "30 apples"}}, 400, "edge.energy"),
     ({"messages": HELLO, "edge": {"time": -1}}, 400, "edge.time"),
     ({"messages": [{"role": "user", "content": "long " * 2000}], "edge": {}}, 200, None),  # rows are evicted
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "status", "param"), BAD_CHATS)
-def test_bad_chats_are_refused_in_a_line(
-    client: TestClient, body: dict[str, Any], status: int, param: str | None
-) -> None:
-    response = client.post("/v1/chat/completions", json={"max_tokens": 2, **body})
-    assert response.status_code == status
-    if status != 200:
-        assert error_of(response)["param"] == param
-        streamed = client.post("/v1/chat/completions", json={"max_tokens": 2, "stream": True, **body})
-        assert streamed.status_code == status
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [[1], []]}, "prompt"),
-        ({"prompt": [1, "two"]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": [1 << 40]}, "prompt"),
-        ({"prompt": [[1]] * 100}, "prompt"),
-        ({"prompt": [100000]}, None),
-        ({"prompt": "x", "best_of": 3}, "best_of"),
+def test_bad_requests_are_refused_in_a_line(client: TestClient) -> None:
+    for body, status, param in BAD_CHATS:
+        response = client.post("/v1/chat/completions", json={"max_tokens": 2, **body})
+        assert response.status_code == status, body
+        if status != 200:
+            assert error_of(response)["param"] == param
+            streamed = client.post("/v1/chat/completions", json={"max_tokens": 2, "stream": True, **body})
+            assert streamed.status_code == status
+    for body, param in (
+        ({}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": [1, "two"]}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": [1 << 40]}, "prompt"),
+        ({"prompt": [[1]] * 100}, "prompt"), ({"prompt": [100000]}, None), ({"prompt": "x", "best_of": 3}, "best_of"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
-    ],
-)
-def test_bad_completions_are_refused_in_a_line(client: TestClient, body: dict[str, Any], param: str | None) -> None:
-    response = client.post("/v1/completions", json=body)
-    assert response.status_code == 400
-    found = error_of(response)["param"]
-    assert found is None if param is None else found.startswith(param)
+    ):  # fmt: skip
+        response = client.post("/v1/completions", json=body)
+        assert response.status_code == 400, body
+        found = error_of(response)["param"]
+        assert found is None if param is None else found.startswith(param)
 
 
-def test_a_prompt_that_does_not_fit_is_refused() -> None:
+def test_prompt_that_does_not_fit_is_refused() -> None:
     with served(options={"kv_policy": "full", "max_kv_size": 64}) as client:
         body = {"messages": [{"role": "user", "content": "long " * 50}]}
         for streams in (False, True):

@@ -71,7 +71,7 @@ def client() -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_every_published_field_has_a_place(path: str) -> None:
+def test_every_published_field_has_place(path: str) -> None:
     kind, _ = BODIES[path]
     known = {each.name for each in fields(kind)}
     assert set(PUBLISHED[path].split()) <= known | REFUSED[kind] | HARMLESS[kind]
@@ -182,11 +182,8 @@ def test_functions_within_namespaces(client: TestClient) -> None:
     """The model sees them by their names; calls say where they belong, also when they come back."""
     weather = {"type": "function", "name": "weather", "parameters": PLACE}
     space = {
-        "type": "namespace",
-        "name": "world",
-        "description": "",
-        "tools": [weather, {"type": "custom", "name": "x"}],
-    }
+        "type": "namespace", "name": "world", "description": "", "tools": [weather, {"type": "custom", "name": "x"}],
+    }  # fmt: skip
     body = {"input": "Hello", "tools": [{"type": "web_search"}, space], "tool_choice": "required",
             "parallel_tool_calls": False, "max_output_tokens": 90}  # fmt: skip
     response = client.post("/v1/responses", json=body)

@@ -148,7 +148,7 @@ def test_wrong_values_are_refused(client: TestClient, path: str, way: tuple[Any,
 
 
 @given(st.data())
-def test_no_value_breaks_the_server(client: TestClient, data: st.DataObject) -> None:
+def test_no_value_breaks_server(client: TestClient, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(list(WHOLE)))
     way = data.draw(st.sampled_from(list(places(WHOLE[path]))))
     response = send(client, path, changed(WHOLE[path], way, data.draw(st.sampled_from(WRONG))))

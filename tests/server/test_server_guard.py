@@ -32,24 +32,18 @@ def client() -> Iterator[TestClient]:
         yield client
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
-def test_this_machine_needs_no_key(host: str) -> None:
-    assert Settings.parse(host=host).loopback
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "::", "example.org"])
-def test_other_addresses_need_a_key(host: str) -> None:
-    with pytest.raises(InputError, match="--api-key"):
-        Settings.parse(host=host)
-    assert not Settings.parse(host=host, api_key=KEYS).loopback
-
-
-def test_short_keys_are_refused() -> None:
+def test_other_addresses_need_key() -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "127.1.2.3"):
+        assert Settings.parse(host=host).loopback
+    for host in ("0.0.0.0", "192.168.1.4", "::", "example.org"):
+        with pytest.raises(InputError, match="--api-key"):
+            Settings.parse(host=host)
+        assert not Settings.parse(host=host, api_key=KEYS).loopback
     with pytest.raises(InputError, match="8 characters"):
         Settings.parse(api_key=["short"])
 
 
-def test_only_requests_with_a_key_are_answered() -> None:
+def test_only_requests_with_key_are_answered() -> None:
     with served(api_key=KEYS) as client:
         assert error_of(client.post(CHATS, json=SHORT))["type"] == "authentication_error"
         for headers in ({"Authorization": "Bearer wrong-key-123"}, {"Authorization": KEYS[0]}, {"X-Api-Key": "é"}):
@@ -62,10 +56,12 @@ def test_only_requests_with_a_key_are_answered() -> None:
             assert client.post(CHATS, json=SHORT, headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[", "", "10.0.0.1"])
-def test_names_that_are_not_of_this_machine_are_refused(client: TestClient, host: str) -> None:
-    assert client.post(CHATS, json=SHORT, headers={"Host": host}).status_code == 403
-    assert client.get("/v1/models", headers={"Host": host}).status_code == 403
+def test_foreign_host_names_are_refused(client: TestClient) -> None:
+    for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[", "", "10.0.0.1"):
+        assert client.post(CHATS, json=SHORT, headers={"Host": host}).status_code == 403
+        assert client.get("/v1/models", headers={"Host": host}).status_code == 403
+    for host in ("localhost:1", "127.0.0.1", "[::1]:8080", "LOCALHOST"):
+        assert client.get("/v1/models", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(("authority", "status"), [("127.0.0.1:8080", 200), ("evil.example", 403)])
@@ -79,21 +75,10 @@ def test_target_in_absolute_form(client: TestClient, authority: str, status: int
     assert TestClient(absolute, base_url="http://127.0.0.1:8080").get("/").status_code == status
 
 
-@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8080", "LOCALHOST"])
-def test_names_of_this_machine_may_ask(client: TestClient, host: str) -> None:
-    assert client.get("/v1/models", headers={"Host": host}).status_code == 200
-
-
 def test_pages_of_other_origins_may_not_ask(client: TestClient) -> None:
     wrong = (
-        "http://evil.example",
-        "null",
-        "http://127.0.0.1:9999",
-        "http://[",
-        "//127.0.0.1:8080",
-        "",
-        "127.0.0.1:8080",
-    )
+        "http://evil.example", "null", "http://127.0.0.1:9999", "http://[", "//127.0.0.1:8080", "", "127.0.0.1:8080",
+    )  # fmt: skip
     for origin in wrong:
         response = client.post(CHATS, json=SHORT, headers={"Origin": origin})
         assert response.status_code == 403
@@ -117,40 +102,22 @@ def test_pages_that_were_allowed_ask(client: TestClient) -> None:
         assert client.post(CHATS, json=SHORT, headers={"Origin": origin}).status_code == 401
 
 
-def test_other_types_than_json_are_refused(client: TestClient) -> None:
+def test_bodies_that_are_no_requests(client: TestClient) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         response = client.post(CHATS, content=json.dumps(SHORT), headers={"Content-Type": kind})
         assert response.status_code == 415
         error_of(response)
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        (b"", 400),
-        (b"{", 400),
-        (b"\xff\xfe\x00", 400),
-        (b'"text"', 400),
-        (b"[]", 400),
-        (b"null", 400),
-        (b'{"messages": NaN}', 400),
-        (b'{"messages": ' + b"9" * 5000 + b"}", 400),
-        (b'{"x": ' + b"[" * 1000 + b"]" * 1000 + b"}", 400),
-        (b'{"x": ' + b'{"a":' * 10000, 400),
+    for body, status in (
+        (b"", 400), (b"{", 400), (b"\xff\xfe\x00", 400), (b'"text"', 400), (b"[]", 400), (b"null", 400),
+        (b'{"messages": NaN}', 400), (b'{"messages": ' + b"9" * 5000 + b"}", 400),
+        (b'{"x": ' + b"[" * 1000 + b"]" * 1000 + b"}", 400), (b'{"x": ' + b'{"a":' * 10000, 400),
         (b'{"messages": "' + b"x" * (64 << 10) + b'"}', 413),
-    ],
-)
-def test_bodies_that_are_no_requests(client: TestClient, body: bytes, status: int) -> None:
-    response = client.post(CHATS, content=body, headers={"Content-Type": "application/json"})
-    assert response.status_code == status
-    error_of(response)
-
-
-def test_a_body_of_unknown_length_is_limited(client: TestClient) -> None:
-    response = client.post(
-        CHATS, content=(b"x" * 1024 for _ in range(100)), headers={"Content-Type": "application/json"}
-    )
-    assert response.status_code == 413
+    ):  # fmt: skip
+        response = client.post(CHATS, content=body, headers=JSON)
+        assert response.status_code == status
+        error_of(response)
+    unknown_length = (b"x" * 1024 for _ in range(100))
+    assert client.post(CHATS, content=unknown_length, headers=JSON).status_code == 413
 
 
 def test_many_small_values_are_refused() -> None:
@@ -230,7 +197,7 @@ FIELDS = (
 
 
 @given(st.fixed_dictionaries({}, optional={"messages": VALUES | MESSAGES, **dict.fromkeys(FIELDS, VALUES)}))
-def test_no_body_breaks_the_server(client: TestClient, body: dict[str, object]) -> None:
+def test_no_body_breaks_server(client: TestClient, body: dict[str, object]) -> None:
     content = json.dumps({**body, "max_tokens": 1})
     response = client.post(CHATS, content=content, headers={"Content-Type": "application/json"})
     assert response.status_code in (200, 400, 404, 413)

@@ -47,18 +47,15 @@ def tool(number: int) -> dict[str, Any]:
     return {"type": "function", "function": {"name": f"tool_{number}", "parameters": {"properties": properties}}}
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (CHATS, {"messages": [{"role": "user", "content": WORDS}]}),
-        (CHATS, {"messages": HELLO, "max_tokens": 400, "n": 16, "logprobs": True, "top_logprobs": 20}),
-        (CHATS, {"messages": HELLO, **form({"enum": [f"a{n}" for n in range(60_000)]})}),
-        (CHATS, {"messages": HELLO, **form({"properties": {f"a{n}": {"type": "string"} for n in range(2000)}})}),
-        (CHATS, {"messages": HELLO, "tools": [tool(n) for n in range(300)], "tool_choice": "required"}),
-        (CHATS, {"messages": HELLO, "x": [[]] * 120_000}),
-        ("/tokenize", {"content": "a b " * 250_000, "with_pieces": True}),
-    ],
-)
+@pytest.mark.parametrize(("path", "body"), [
+    (CHATS, {"messages": [{"role": "user", "content": WORDS}]}),
+    (CHATS, {"messages": HELLO, "max_tokens": 400, "n": 16, "logprobs": True, "top_logprobs": 20}),
+    (CHATS, {"messages": HELLO, **form({"enum": [f"a{n}" for n in range(60_000)]})}),
+    (CHATS, {"messages": HELLO, **form({"properties": {f"a{n}": {"type": "string"} for n in range(2000)}})}),
+    (CHATS, {"messages": HELLO, "tools": [tool(n) for n in range(300)], "tool_choice": "required"}),
+    (CHATS, {"messages": HELLO, "x": [[]] * 120_000}),
+    ("/tokenize", {"content": "a b " * 250_000, "with_pieces": True}),
+])  # fmt: skip
 def test_what_takes_too_much_memory_is_refused(client: TestClient, path: str, body: dict[str, Any]) -> None:
     response = client.post(path, json=body)
     assert response.status_code == 413
@@ -73,7 +70,7 @@ def test_many_biases_are_refused(client: TestClient) -> None:
     assert "at most 1024" in error_of(response)["message"]
 
 
-def test_claims_last_as_long_as_a_stream() -> None:
+def test_claims_last_as_long_as_stream() -> None:
     with served() as client:
         claims = hub_of(client).pool.ledger.claims
         seen = []

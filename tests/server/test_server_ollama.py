@@ -79,19 +79,12 @@ def test_embedding_evicts_rows_only_where_allowed(evict: bool) -> None:
         assert ("context_length_exceeded" in response.text) is not evict
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "words"),
-    [
-        ("POST", "/api/copy", "copies no models"),
-        ("DELETE", "/api/delete", "deletes no models"),
-        ("POST", "/api/create", "makes no models"),
-        ("POST", "/api/push", "uploads no models"),
-        ("POST", "/api/pull", "not found"),
-        ("POST", "/api/show", "not found"),
-        ("POST", "/api/blobs/sha256:12", "there is no"),
-        ("GET", "/api/chat", "does not work"),
-    ],
-)
+@pytest.mark.parametrize(("method", "path", "words"), [
+    ("POST", "/api/copy", "copies no models"), ("DELETE", "/api/delete", "deletes no models"),
+    ("POST", "/api/create", "makes no models"), ("POST", "/api/push", "uploads no models"),
+    ("POST", "/api/pull", "not found"), ("POST", "/api/show", "not found"),
+    ("POST", "/api/blobs/sha256:12", "there is no"), ("GET", "/api/chat", "does not work"),
+])  # fmt: skip
 def test_errors_are_sentences(method: str, path: str, words: str) -> None:
     with served() as client:
         response = client.request(method, path, json={"model": "none"})

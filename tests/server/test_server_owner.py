@@ -52,16 +52,12 @@ def test_one_template_is_for_one_model(template: Path) -> None:
         make_hub(paths, Options.parse(chat_template=template), Settings.parse())
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": HELLO, "ignore_eos": True}),
-        ("/v1/responses", {"input": "Hello"}),
-        ("/v1/messages", {"messages": HELLO}),
-        ("/api/chat", {"messages": HELLO, "stream": False, "options": {"num_predict": -1}}),
-    ],
-)
-def test_requests_without_a_limit(path: str, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/chat/completions", {"messages": HELLO, "ignore_eos": True}), ("/v1/responses", {"input": "Hello"}),
+    ("/v1/messages", {"messages": HELLO}),
+    ("/api/chat", {"messages": HELLO, "stream": False, "options": {"num_predict": -1}}),
+])  # fmt: skip
+def test_requests_without_limit(path: str, body: dict[str, Any]) -> None:
     def generated(**more: Any) -> int:
         found = client.post(path, json={**body, **more}).json()
         usage = found.get("usage", found)

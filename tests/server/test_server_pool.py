@@ -54,7 +54,7 @@ def test_models_are_loaded_when_they_are_asked_for(client: TestClient) -> None:
     assert all(each["loaded"] for each in client.get("/v1/models").json()["data"])
 
 
-def test_the_least_recently_used_model_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_model_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(MODEL, OTHER, "qwen3") as client:
         pool, opened = hub_of(client).pool, type(hub_of(client).pool)._open
 
@@ -74,7 +74,7 @@ def test_the_least_recently_used_model_is_evicted(monkeypatch: pytest.MonkeyPatc
         assert set(pool.workers) == {"qwen3", OTHER}
 
 
-def test_a_model_that_never_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_never_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with served() as client:
 
         def refuse(self: Any, entry: Any) -> Any:
@@ -91,7 +91,7 @@ def test_two_models_of_one_name_are_refused() -> None:
         pass
 
 
-def test_a_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(queue=2) as client:
         chat(client)
         worker = hub_of(client).pool.workers[MODEL]
@@ -126,7 +126,7 @@ def test_a_full_queue_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
         assert results == [200] * 3
 
 
-def test_a_draining_server_takes_no_more_requests(client: TestClient) -> None:
+def test_draining_server_takes_no_more_requests(client: TestClient) -> None:
     hub = hub_of(client)
     hub.draining = True
     try:
@@ -136,7 +136,7 @@ def test_a_draining_server_takes_no_more_requests(client: TestClient) -> None:
         hub.draining = False
 
 
-def test_an_answer_is_counted_and_its_model_idle_when_its_client_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_idle_when_client_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with served() as client:
         chat(client)
         worker, counted = hub_of(client).pool.workers[MODEL], list[object]()
@@ -203,7 +203,7 @@ def test_models_have_joules_of_their_own(counted: TestClient) -> None:
     assert sum(share.joules for share in pool.shares.values()) <= pool.energy.read(anew=True).joules
 
 
-def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
+def test_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
     response = client.get("/")
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/html")
@@ -215,7 +215,7 @@ def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
     assert client.get("/nothing.js").status_code == 404
 
 
-def test_the_ledger_admits_what_fits() -> None:
+def test_ledger_admits_what_fits() -> None:
     ledger = Ledger(512 << 20, base=100 << 20)
     assert ledger.reserve == 32 << 20
     claim, other = Claim(ledger), Claim(ledger)
@@ -243,7 +243,7 @@ def test_the_ledger_admits_what_fits() -> None:
 @pytest.mark.parametrize(("budget", "free", "share"), [
     (None, 8 << 30, 1 << 30), (None, 100 << 20, 64 << 20), (4 << 30, 8 << 30, 256 << 20),
 ])  # fmt: skip
-def test_earlier_prompts_have_a_share_of_the_memory(
+def test_earlier_prompts_have_share_of_memory(
     budget: int | None, free: int, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An eighth of what is free, less what models that are still to come take; of a budget a sixteenth."""
@@ -257,7 +257,7 @@ def test_earlier_prompts_have_a_share_of_the_memory(
         assert found == share if budget or free < 1 << 30 else share * 0.9 < found <= share
 
 
-def test_a_client_that_does_not_read_is_given_up() -> None:
+def test_client_that_does_not_read_is_given_up() -> None:
     async def read() -> None:
         flow = Flow(Claim(Ledger(None)))
         for _ in range(100):
@@ -270,7 +270,7 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
     asyncio.run(read())
 
 
-def test_a_prompt_is_not_run_to_its_end_for_nobody() -> None:
+def test_abandoned_prompt_stops() -> None:
     found: list[Any] = []
     with load(open_golden(MODEL).model, prefill_step_size=8, **PLAIN) as session, session.batch() as batch:
         hooks = Hooks(prefill=lambda *_: batch.cancel(ticket), end=found.append)
@@ -282,7 +282,7 @@ def test_a_prompt_is_not_run_to_its_end_for_nobody() -> None:
     assert report.tokens.cut
 
 
-def test_threads_compute_in_the_order_in_which_they_ask() -> None:
+def test_threads_compute_in_order_in_which_they_ask() -> None:
     meter, order, inside = Energy(find_meter()), list[int](), threading.Lock()
     turns, share = Turns(meter), meter.share()
 

@@ -46,7 +46,7 @@ def answer_of(client: TestClient, messages: list[dict[str, Any]] = HELLO, **fiel
     return text
 
 
-def test_responses_have_the_answers_of_chats(client: TestClient) -> None:
+def test_responses_have_answers_of_chats(client: TestClient) -> None:
     found = sent(client, "/v1/responses", {"input": "Hello", "max_output_tokens": 8})
     [item] = found["output"]
     assert item["content"][0]["text"] == answer_of(client)
@@ -144,7 +144,7 @@ def test_forced_calls_are_complete_within_their_limit(client: TestClient) -> Non
     assert (found["done_reason"], {*json.loads(found["message"]["content"])}) == ("length", {"text"})
 
 
-def test_messages_have_the_answers_of_chats(client: TestClient) -> None:
+def test_messages_have_answers_of_chats(client: TestClient) -> None:
     system = [{"type": "text", "text": "x-anthropic-billing-header: cch=1;\n"}, {"type": "text", "text": "Be brief."}]
     content = [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]
     body = {"model": MODEL, "max_tokens": 8, "system": system, "messages": [{"role": "user", "content": content}]}
@@ -206,16 +206,14 @@ def test_ollamas_programs_are_answered(client: TestClient) -> None:
 
 
 STREAMS: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": HELLO, "stream": True},
-    "/v1/completions": {"prompt": "Hello", "stream": True},
+    "/v1/chat/completions": {"messages": HELLO, "stream": True}, "/v1/completions": {"prompt": "Hello", "stream": True},
     "/v1/responses": {"input": "Hello", "stream": True},
-    "/v1/messages": {"messages": HELLO, "max_tokens": 8, "stream": True},
-    "/api/chat": {"messages": HELLO},
-}
+    "/v1/messages": {"messages": HELLO, "max_tokens": 8, "stream": True}, "/api/chat": {"messages": HELLO},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_that_goes_wrong_ends_with_the_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_that_goes_wrong_ends_with_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the protocol's form, behind what came before."""
     with served() as client:
         chat(client)
@@ -244,7 +242,7 @@ def test_a_stream_that_goes_wrong_ends_with_the_error(path: str, monkeypatch: py
         assert "the model failed on this request" in (error if isinstance(error, str) else error["message"])
 
 
-def test_the_description_has_every_endpoint(client: TestClient) -> None:
+def test_description_has_every_endpoint(client: TestClient) -> None:
     found = client.get("/openapi.json").json()
     for path, methods in found["paths"].items():
         for method in methods:

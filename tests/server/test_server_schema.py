@@ -24,7 +24,7 @@ def client() -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.label)
-def test_the_server_does_what_its_description_says(client: TestClient, operation: Any) -> None:
+def test_server_does_what_its_description_says(client: TestClient, operation: Any) -> None:
     @settings(max_examples=5, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy())
     def check(case: Any) -> None:

@@ -50,14 +50,11 @@ POSTS: list[tuple[str, dict[str, Any], Any, Any]] = [
     ("/api/show", {"model": MODEL}, shapes.API_SHOW, None),
 ]  # fmt: skip
 GETS = [
-    ("/v1/models", {}, shapes.MODELS),
-    ("/v1/models", {"anthropic-version": "2023-06-01"}, shapes.ANTHROPIC_MODELS),
-    ("/api/tags", {}, shapes.API_TAGS),
-    ("/api/ps", {}, shapes.API_PS),
-    ("/v1/nothing", {}, shapes.ERROR),
+    ("/v1/models", {}, shapes.MODELS), ("/v1/models", {"anthropic-version": "2023-06-01"}, shapes.ANTHROPIC_MODELS),
+    ("/api/tags", {}, shapes.API_TAGS), ("/api/ps", {}, shapes.API_PS), ("/v1/nothing", {}, shapes.ERROR),
     ("/v1/nothing", {"anthropic-version": "2023-06-01"}, shapes.ANTHROPIC_ERROR),
     ("/api/nothing", {}, shapes.API_ERROR),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +86,8 @@ def test_thoughts_in_responses() -> None:
     """A reasoning item has a part, as a message has, which accumulating clients need before its text."""
     call = [CallBegin(0, "call_1", "weather"), ArgumentPiece(0, "{}"), CallEnd(0)]
     events: list[Event] = [
-        Piece(0, "Hm", thought=True),
-        Piece(0, "Hi"),
-        *(Call(0, each) for each in call),
-        Ended(0, None),
-    ]
+        Piece(0, "Hm", thought=True), Piece(0, "Hi"), *(Call(0, each) for each in call), Ended(0, None),
+    ]  # fmt: skip
     writer = responses.Writer("model", ResponsesBody(input="Hi"))
     sent = [chunk.decode() for each in events for chunk in writer.chunks(each)]
     sent += [chunk.decode() for chunk in writer.last()]

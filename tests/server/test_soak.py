@@ -16,8 +16,6 @@ from edge.budget import parse_bytes
 def load_soak() -> Any:
     path = Path(__file__).parents[2] / "benchmarks" / "soak.py"
     spec = importlib.util.spec_from_file_location("soak", path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["soak"] = module
     spec.loader.exec_module(module)
