@@ -58,7 +58,7 @@ def test_failures_are_errors_of_edge(ask: Ask, body: str, kind: type[Exception],
         ask(body)
 
 
-def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+def test_module_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"no luck: it ended with status 1: .*No module named"):
         run_child("no_such_child", {}, print, failure="no luck")
 
@@ -95,7 +95,6 @@ def test_it_ends_when_its_parent_is_gone(tmp_path: Path, work: str) -> None:
     )
     command = [sys.executable, str(tmp_path / "a_parent.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert alive(pid)
         parent.kill()
@@ -121,7 +120,7 @@ def test_it_is_ended_when_its_time_is_over(ask: Ask) -> None:
     assert not any(alive(pid) for pid in pids)
 
 
-def test_it_is_ended_at_the_deadline_of_an_outer_block(ask: Ask) -> None:
+def test_it_is_ended_at_deadline_of_outer_block(ask: Ask) -> None:
     pids: list[int] = []
     body = "import time\nsay({'pid': os.getpid()})\ntime.sleep(600)"
     with (
@@ -148,7 +147,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_child_counts_beside_its_parent(ask: Ask) -> None:
+def test_child_counts_beside_its_parent(ask: Ask) -> None:
     own = memory_use().rss
     with room_for_children(own + (300 << 20)) as outer, room_for_children(None) as room:
         ask("held = b'1' * (200 << 20)", takes=1 << 40)  # no budget
@@ -156,7 +155,7 @@ def test_a_child_counts_beside_its_parent(ask: Ask) -> None:
     assert outer.most == room.most
 
 
-def test_a_child_that_does_not_fit_is_not_started(ask: Ask, tmp_path: Path) -> None:
+def test_child_that_does_not_fit_is_not_started(ask: Ask, tmp_path: Path) -> None:
     started = tmp_path / "started"
     body = f"open({str(started)!r}, 'w')"
     own = memory_use().rss
@@ -170,7 +169,7 @@ def test_a_child_that_does_not_fit_is_not_started(ask: Ask, tmp_path: Path) -> N
     assert started.exists()
 
 
-def test_a_child_that_takes_more_than_was_planned_is_told_of(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+def test_child_above_plan_is_reported(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
     ask("pass", takes=1 << 40, purpose="compiles")
     assert not caplog.records
     ask("held = b'1' * (50 << 20)", takes=50 << 20, purpose="compiles")

@@ -55,9 +55,6 @@ def write(root: Path, path: str, content: str) -> None:
     (root / path).write_text(content)
 
 
-# Memory
-
-
 def test_memory_use(tmp_path: Path) -> None:
     use = memory_use(tree(tmp_path))
     assert use == MemoryUse(
@@ -65,7 +62,7 @@ def test_memory_use(tmp_path: Path) -> None:
     )
 
 
-def test_memory_use_of_an_old_kernel(tmp_path: Path) -> None:
+def test_memory_use_of_old_kernel(tmp_path: Path) -> None:
     use = memory_use(tree(tmp_path, proc__self__status="VmHWM:\t30 kB\nVmRSS:\t20 kB\n"))
     assert use == MemoryUse(20 * KIB, 30 * KIB, None, None)
 
@@ -118,7 +115,7 @@ def test_limits_of_cgroups(tmp_path: Path, cgroup: str, files: dict[str, str], l
     assert memory_limit(tmp_path) == (FREE if limit is None else MemoryLimit(limit, "cgroup"))
 
 
-def test_free_memory_may_be_the_tightest_limit(tmp_path: Path) -> None:
+def test_free_memory_may_be_tightest_limit(tmp_path: Path) -> None:
     tree(tmp_path, proc__self__cgroup="0::/\n", proc__meminfo="MemAvailable:    10 kB\n")
     write(tmp_path, "sys/fs/cgroup/memory.max", "500000000")
     assert memory_limit(tmp_path) == MemoryLimit(200_010 * KIB, "free memory")
@@ -130,18 +127,12 @@ def test_limit_where_meminfo_does_not_tell(tmp_path: Path) -> None:
     assert 1 << 20 < limit.bytes < 1 << 50
 
 
-# The processor
-
-
 def test_host_on_x86(tmp_path: Path) -> None:
     tree(tmp_path, proc__cpuinfo=CPUINFO_X86)
     caches = (
-        ("index0", "1", "Data", "48K"),
-        ("index1", "1", "Instruction", "32K"),
-        ("index2", "2", "Unified", "2048K"),
-        ("index3", "3", "Unified", "266240K"),
-        ("index4", "4", "Unified", "some"),
-    )
+        ("index0", "1", "Data", "48K"), ("index1", "1", "Instruction", "32K"), ("index2", "2", "Unified", "2048K"),
+        ("index3", "3", "Unified", "266240K"), ("index4", "4", "Unified", "some"),
+    )  # fmt: skip
     for index, level, kind, size in caches:
         for name, content in (("level", level), ("type", kind), ("size", size)):
             write(tmp_path, f"sys/devices/system/cpu/cpu0/cache/{index}/{name}", content + "\n")
@@ -165,9 +156,6 @@ def test_host_that_tells_nothing(tmp_path: Path) -> None:
     assert (host.instruction_sets, host.caches) == ((), {})
     assert host.processor
     assert host.limit.bytes > 0
-
-
-# This device
 
 
 def test_this_process() -> None:
@@ -226,15 +214,13 @@ def test_cores_that_this_process_may_use() -> None:
         (
             {
                 "proc/self/cgroup": "2:memory:/\n1:cpu,cpuacct:/pod",
-                "sys/fs/cgroup/cpu/pod/cpu.cfs_quota_us": "250000",
-                "sys/fs/cgroup/cpu/pod/cpu.cfs_period_us": "100000",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/cpu/pod/cpu.cfs_quota_us": "250000", "sys/fs/cgroup/cpu/pod/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
             },
             3,
         ),
     ],
-)
+)  # fmt: skip
 def test_cores_that_cgroups_grant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
 ) -> None:
@@ -245,8 +231,6 @@ def test_cores_that_cgroups_grant(
     assert usable_cores(tmp_path) <= cores
     assert probe_host(tmp_path).usable_cores == usable_cores(tmp_path)
 
-
-# GPUs
 
 FDINFO = """pos:\t0
 flags:\t02100002
@@ -271,7 +255,7 @@ def test_buffers_of_gpus_count_once_for_each_client(tmp_path: Path) -> None:
     assert resident_memory(tmp_path) == 348 * KIB + 2 * (2 * KIB * KIB + 512)
 
 
-def test_without_proc_memory_use_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_memory_use_is_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone() -> None:
         raise psutil.NoSuchProcess(1)
 

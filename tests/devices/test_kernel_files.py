@@ -34,46 +34,33 @@ READERS: list[Callable[[Path], Any]] = [
 
 # All files that they read, with what the kernel shows there.
 FILES = {
-    "proc/self/status": "VmHWM:\t300 kB\nVmRSS:\t200 kB\n",
-    "proc/self/cgroup": "0::/a/b\n",
+    "proc/self/status": "VmHWM:\t300 kB\nVmRSS:\t200 kB\n", "proc/self/cgroup": "0::/a/b\n",
     "proc/self/smaps": "7f00-7f01 r-xp 00000000 08:01 42   /lib/x.so\nSize:  8 kB\nRss:  4 kB\n",
     "proc/self/fdinfo/3": "drm-driver:\ti915\ndrm-client-id:\t7\ndrm-resident-system0:\t124 KiB\n",
-    "proc/meminfo": "MemAvailable:  1000 kB\n",
-    "proc/stat": "cpu  1 2 3 4 5 6 7 8 9 10\n",
+    "proc/meminfo": "MemAvailable:  1000 kB\n", "proc/stat": "cpu  1 2 3 4 5 6 7 8 9 10\n",
     "proc/cpuinfo": "model name\t: X\nflags\t: avx2\ncpu MHz\t: 2000.5\n",
     "proc/pressure/memory": "some avg10=1.25 avg60=0.00 avg300=0.00 total=1\n",
-    "proc/device-tree/model": "Raspberry Pi 5\0",
-    "proc/device-tree/compatible": "raspberrypi,5\0brcm,bcm2712\0",
-    "proc/driver/nvidia/version": "NVRM version: 1\n",
-    "sys/fs/cgroup/memory.max": "max\n",
+    "proc/device-tree/model": "Raspberry Pi 5\0", "proc/device-tree/compatible": "raspberrypi,5\0brcm,bcm2712\0",
+    "proc/driver/nvidia/version": "NVRM version: 1\n", "sys/fs/cgroup/memory.max": "max\n",
     "sys/fs/cgroup/a/memory.high": "500000000\n",
     "sys/fs/cgroup/a/b/memory.pressure": "some avg10=2.50 avg60=0.00 avg300=0.00 total=1\n",
-    "sys/class/thermal/thermal_zone0/type": "cpu-thermal\n",
-    "sys/class/thermal/thermal_zone0/temp": "45000\n",
+    "sys/class/thermal/thermal_zone0/type": "cpu-thermal\n", "sys/class/thermal/thermal_zone0/temp": "45000\n",
     "sys/class/thermal/thermal_zone0/trip_point_0_type": "passive\n",
-    "sys/class/thermal/thermal_zone0/trip_point_0_temp": "85000\n",
-    "sys/class/hwmon/hwmon0/name": "ina3221\n",
-    "sys/class/hwmon/hwmon0/in1_label": "VDD_IN\n",
-    "sys/class/hwmon/hwmon0/in1_input": "5000\n",
-    "sys/class/hwmon/hwmon0/curr1_input": "900\n",
-    "sys/class/hwmon/hwmon1/name": "ina226\n",
-    "sys/class/hwmon/hwmon1/power1_input": "4000000\n",
-    "sys/class/hwmon/hwmon2/name": "k10temp\n",
-    "sys/class/hwmon/hwmon2/temp1_input": "40000\n",
-    "sys/class/power_supply/BAT0/type": "Battery\n",
-    "sys/class/power_supply/BAT0/status": "Discharging\n",
-    "sys/class/power_supply/BAT0/power_now": "4000000\n",
+    "sys/class/thermal/thermal_zone0/trip_point_0_temp": "85000\n", "sys/class/hwmon/hwmon0/name": "ina3221\n",
+    "sys/class/hwmon/hwmon0/in1_label": "VDD_IN\n", "sys/class/hwmon/hwmon0/in1_input": "5000\n",
+    "sys/class/hwmon/hwmon0/curr1_input": "900\n", "sys/class/hwmon/hwmon1/name": "ina226\n",
+    "sys/class/hwmon/hwmon1/power1_input": "4000000\n", "sys/class/hwmon/hwmon2/name": "k10temp\n",
+    "sys/class/hwmon/hwmon2/temp1_input": "40000\n", "sys/class/power_supply/BAT0/type": "Battery\n",
+    "sys/class/power_supply/BAT0/status": "Discharging\n", "sys/class/power_supply/BAT0/power_now": "4000000\n",
     "sys/class/powercap/intel-rapl:0/energy_uj": "1000\n",
     "sys/class/powercap/intel-rapl:0/max_energy_range_uj": "262143328850\n",
-    "sys/class/accel/accel0/device/uevent": "DRIVER=intel_vpu\n",
-    "sys/class/drm/renderD128/device/vendor": "0x8086\n",
+    "sys/class/accel/accel0/device/uevent": "DRIVER=intel_vpu\n", "sys/class/drm/renderD128/device/vendor": "0x8086\n",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq": "1500000\n",
     "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3000000\n",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "1200000\n",
-    "sys/devices/system/cpu/cpu0/cache/index0/level": "1\n",
-    "sys/devices/system/cpu/cpu0/cache/index0/type": "Data\n",
+    "sys/devices/system/cpu/cpu0/cache/index0/level": "1\n", "sys/devices/system/cpu/cpu0/cache/index0/type": "Data\n",
     "sys/devices/system/cpu/cpu0/cache/index0/size": "32K\n",
-}
+}  # fmt: skip
 
 ODD = [
     b"", b"x", b"\xff", b"\0", "²".encode(), b"9" * 5000, b"9" * 400, b"-1", b"nan", b"inf", b"1e999", b":", b"::",
@@ -122,7 +109,7 @@ def read_all(root: Path) -> None:
         assert figure is None or math.isfinite(figure)
 
 
-def test_the_kernels_own_are_read(tmp_path: Path) -> None:
+def test_kernels_own_are_read(tmp_path: Path) -> None:
     for name, content in FILES.items():
         place(tmp_path / name, content.encode())
     assert (memory_use(tmp_path).rss, free_memory(tmp_path)) == (200 << 10, 1000 << 10)

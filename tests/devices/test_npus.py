@@ -45,16 +45,11 @@ def test_accelerators_are_told_by_their_drivers(tmp_path: Path, driver: str, nam
 
 
 @linux
-@pytest.mark.parametrize(
-    ("chip", "numbers"),
-    [
-        ("qcom,sm8650", (57, "75")),
-        ("qcom,sm8750", (69, "79")),
-        ("qcom,x1e80100", (60, "73")),
-        ("qcom,sc8280xp", (None, None)),
-    ],
-)
-def test_the_board_tells_the_chip(tmp_path: Path, chip: str, numbers: tuple[int | None, str | None]) -> None:
+@pytest.mark.parametrize(("chip", "numbers"), [
+    ("qcom,sm8650", (57, "75")), ("qcom,sm8750", (69, "79")), ("qcom,x1e80100", (60, "73")),
+    ("qcom,sc8280xp", (None, None)),
+])  # fmt: skip
+def test_board_tells_chip(tmp_path: Path, chip: str, numbers: tuple[int | None, str | None]) -> None:
     names = {"proc__device-tree__compatible": f"maker,board\0{chip}\0", "proc__device-tree__model": "A Board\0"}
     (seen,) = host_npus(tree(tmp_path, **{"dev__fastrpc-cdsp": "", "dev__fastrpc-adsp": ""}, **names))
     assert (seen.npu.vendor, seen.npu.provider, seen.place) == ("Qualcomm", "qnn", "/dev/fastrpc-cdsp")
@@ -68,7 +63,7 @@ def test_without_nodes_there_is_no_npu(tmp_path: Path) -> None:
 
 
 @linux
-def test_the_command_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = {"dev__fastrpc-cdsp-secure": "", "sys__class__accel__accel0__device__uevent": "DRIVER=amdxdna\nodd\n"}
     names = {"proc__device-tree__compatible": "qcom,sm8650\0", "proc__device-tree__model": "A\x1b[31m\nBoard\0"}
     monkeypatch.setenv("EDGE_SENSORS", str(tree(tmp_path, **nodes, **names)))
@@ -84,12 +79,11 @@ def test_the_command_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @linux
-def test_a_profile_of_this_device_has_its_npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_of_this_device_has_its_npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = host_npus(tree(tmp_path, **{"dev__fastrpc-cdsp": "", "proc__device-tree__compatible": "qcom,sm8750\0"}))
     monkeypatch.setattr("edge.devices.profiles.host_npus", lambda: seen)
     host = describe_host()
     (tmp_path / "host.toml").write_text(to_toml(host))
-    assert host.npu is not None
     assert host.npu.soc == 69
     assert host.value("npu_read_bandwidth") == find_profile("galaxy-s25").value("npu_read_bandwidth")
     assert host.value("bus_bandwidth") is None
@@ -101,36 +95,29 @@ def test_a_profile_of_this_device_has_its_npu(tmp_path: Path, monkeypatch: pytes
     assert read_profile(tmp_path / "host.toml").npu == host.npu
 
 
-def test_figures_of_an_npu_are_shown_with_their_sources() -> None:
+def test_figures_of_npu_are_shown_with_their_sources() -> None:
     shown = " ".join(run.invoke(app, ["devices", "show", "galaxy-s24"]).output.split())
     assert "NPU, float16 arithmetic | 12 Top/s | measured" in shown
     shown = " ".join(run.invoke(app, ["devices", "show", "iphone-16"]).output.split())
     assert "ONNX Runtime does not run on it: edge convert --to coreml" in shown
 
 
-# edge inspect --device
-
-
-def test_a_model_is_inspected_for_a_device() -> None:
+def test_model_is_inspected_for_device() -> None:
     path = GOLDEN / "llama-gqa-tied.gguf"
     assert inspect_model(path).npu is None
     found = inspect_model(path, device="galaxy-s24").npu
-    assert found is not None
     assert found.npu == find_profile("galaxy-s24").npu
     shown = json.loads(run.invoke(app, ["inspect", str(path), "--device", "galaxy-s24", "--json"]).output)
     assert shown["npu"]["reasons"] == list(found.reasons)
     assert shown["npu"]["npu"]["arch"] == "75"
 
 
-@pytest.mark.parametrize(
-    ("device", "said"),
-    [
-        ("galaxy-s24", ["Qualcomm Hexagon v75", "yes: 1 context, 105 MiB (estimated)", "Exynos 2400"]),
-        ("pixel-9", ["Google Tensor Processing Unit", "no: edge knows no compiler for NPUs of Google"]),
-        ("raspberry-pi-5", ["no: its profile names no NPU"]),
-    ],
-)
-def test_inspecting_says_whether_the_npu_runs_it(device: str, said: list[str]) -> None:
+@pytest.mark.parametrize(("device", "said"), [
+    ("galaxy-s24", ["Qualcomm Hexagon v75", "yes: 1 context, 105 MiB (estimated)", "Exynos 2400"]),
+    ("pixel-9", ["Google Tensor Processing Unit", "no: edge knows no compiler for NPUs of Google"]),
+    ("raspberry-pi-5", ["no: its profile names no NPU"]),
+])  # fmt: skip
+def test_inspecting_says_whether_npu_runs_it(device: str, said: list[str]) -> None:
     shown = " ".join(run.invoke(app, ["inspect", "smollm2-135m", "--device", device]).output.split())
     assert f"NPU of {device}" in shown
     for each in said:

@@ -77,7 +77,7 @@ DIE = "os.kill(os.getpid(), 9)"
 @pytest.mark.parametrize(
     ("umask", "file", "folder"), [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700), (0o002, 0o664, 0o775)]
 )
-def test_the_umask_is_respected(place: Path, umask: int, file: int, folder: int) -> None:
+def test_umask_is_respected(place: Path, umask: int, file: int, folder: int) -> None:
     before = os.umask(umask)
     try:
         write_whole(place / "report.json", "{}")
@@ -112,7 +112,7 @@ def test_what_fails_leaves_what_was_there(place: Path) -> None:
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("write", [new_file, new_folder, work_folder])
-def test_an_interrupt_at_any_line_leaves_nothing(place: Path, write: Callable[[Path], Any]) -> None:
+def test_interrupt_at_any_line_leaves_nothing(place: Path, write: Callable[[Path], Any]) -> None:
     """Ctrl-C or SIGTERM between two lines, from the first one to the last before the block."""
 
     def interrupted_at(line: int) -> bool:
@@ -147,7 +147,7 @@ def test_an_interrupt_at_any_line_leaves_nothing(place: Path, write: Callable[[P
     assert line > 20  # lines that were tried
 
 
-def test_a_folder_is_replaced(place: Path) -> None:
+def test_folder_is_replaced(place: Path) -> None:
     fill(place / "folder", "old")
     (place / "folder" / "more").touch()
     assert fill(place / "folder", "new").read_text() == "new"
@@ -155,7 +155,7 @@ def test_a_folder_is_replaced(place: Path) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_a_folder_that_came_meanwhile_is_not_replaced(place: Path) -> None:
+def test_folder_that_came_meanwhile_is_not_replaced(place: Path) -> None:
     def race() -> None:
         with new_folder(place / "folder") as made:
             (made / "file").write_text("late")
@@ -168,7 +168,7 @@ def test_a_folder_that_came_meanwhile_is_not_replaced(place: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere folders are not exchanged")
-def test_a_folder_that_is_replaced_is_always_there(place: Path) -> None:
+def test_folder_that_is_replaced_is_always_there(place: Path) -> None:
     file, missing, done = fill(place / "folder", "0"), list[int](), threading.Event()
 
     def look() -> None:
@@ -187,7 +187,7 @@ def test_a_folder_that_is_replaced_is_always_there(place: Path) -> None:
     assert not missing
 
 
-def test_a_crash_between_two_steps_is_repaired(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_between_two_steps_is_repaired(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(place / "folder", "old")
     killed(
         "import edge.devices.output as o\no._exchange = lambda *_: False\nrename = o.os.rename\n"
@@ -201,7 +201,7 @@ def test_a_crash_between_two_steps_is_repaired(place: Path, monkeypatch: pytest.
     assert (place / "folder" / "file").read_text() == "old"
 
 
-def test_a_step_that_fails_is_taken_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_that_fails_is_taken_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(place / "folder", "old")
     monkeypatch.setattr(output, "_exchange", lambda one, other: False)
     rename = os.rename
@@ -220,15 +220,12 @@ def test_a_step_that_fails_is_taken_back(place: Path, monkeypatch: pytest.Monkey
 # What the killed leave
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "with new_file(Path(sys.argv[1])) as made: made.write_bytes(bytes(1000)); " + DIE,
-        "with new_folder(Path(sys.argv[1])) as made: (made / 'x').write_bytes(bytes(1000)); " + DIE,
-        "with work_folder(Path(sys.argv[1])) as made: (made / 'x').write_bytes(bytes(1000)); " + DIE,
-    ],
-)
-def test_the_next_who_writes_there_sweeps(place: Path, code: str) -> None:
+@pytest.mark.parametrize("code", [
+    "with new_file(Path(sys.argv[1])) as made: made.write_bytes(bytes(1000)); " + DIE,
+    "with new_folder(Path(sys.argv[1])) as made: (made / 'x').write_bytes(bytes(1000)); " + DIE,
+    "with work_folder(Path(sys.argv[1])) as made: (made / 'x').write_bytes(bytes(1000)); " + DIE,
+])  # fmt: skip
+def test_next_who_writes_there_sweeps(place: Path, code: str) -> None:
     (place / ".edge-tmp-notes").touch()  # not made by us
     killed(code, place / "target")
     with new_file(place / "mine") as mine, work_folder(place / "mine too") as work:
@@ -239,7 +236,7 @@ def test_the_next_who_writes_there_sweeps(place: Path, code: str) -> None:
     assert names(place) == [".edge-tmp-notes", "mine"]
 
 
-def test_a_killed_conversion_is_swept_by_the_next(place: Path) -> None:
+def test_killed_conversion_is_swept_by_next(place: Path) -> None:
     killed(
         "from edge.converters.convert import Conversion, convert\n"
         "def steps(name):\n    return lambda done: " + DIE + "\n"
@@ -251,9 +248,7 @@ def test_a_killed_conversion_is_swept_by_the_next(place: Path) -> None:
     assert names(place) == ["other.gguf"]
 
 
-def test_cache_clear_sweeps_the_systems_folder_and_its_own(
-    system_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_clear_sweeps_systems_folder_and_its_own(system_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_CACHE", str(system_folder.parent / "cache"))
     killed(
         "import tempfile; tempfile.tempdir = sys.argv[1]\nfrom edge.storage.cache import create\n"
@@ -267,9 +262,7 @@ def test_cache_clear_sweeps_the_systems_folder_and_its_own(
     assert names(system_folder.parent / "cache" / "weights") == []
 
 
-def test_what_a_process_holds_is_not_swept_though_its_number_looks_dead(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_files_are_not_swept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of a process in another container does."""
     monkeypatch.setenv("EDGE_CACHE", str(place))
     monkeypatch.setattr("psutil.pid_exists", lambda pid: False)
@@ -293,7 +286,7 @@ def test_who_sweeps_first_is_no_trouble(place: Path, monkeypatch: pytest.MonkeyP
         assert (len(opened), made.exists()) == (2, True)
 
 
-def test_a_file_is_held_by_one(place: Path) -> None:
+def test_file_is_held_by_one(place: Path) -> None:
     (place / "a").touch()
     with held(place / "a") as first, held(place / "a") as second:
         assert (first, second) == (True, False)
@@ -319,22 +312,14 @@ def reads_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("reads_nothing")
-@pytest.mark.parametrize(
-    "line",
-    [
-        "convert MODEL NOWHERE.gguf",
-        "convert MODEL NOWHERE --to onnx",
-        "convert MODEL NOWHERE --to hf",
-        "quantize MODEL NOWHERE.gguf q8_0",
-        "compile MODEL --device host -o NOWHERE",
-        "eval perplexity MODEL --text TEXT --context 16 -o NOWHERE.json",
-        "eval kl MODEL --reference MODEL --text TEXT -o NOWHERE.json",
-        "eval kv MODEL --text TEXT -o NOWHERE.json",
-        "profile MODEL -o NOWHERE.json",
-        "devices probe -o NOWHERE.toml",
-    ],
-)
-def test_every_command_refuses_a_folder_that_is_not_there(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize("line", [
+    "convert MODEL NOWHERE.gguf", "convert MODEL NOWHERE --to onnx", "convert MODEL NOWHERE --to hf",
+    "quantize MODEL NOWHERE.gguf q8_0", "compile MODEL --device host -o NOWHERE",
+    "eval perplexity MODEL --text TEXT --context 16 -o NOWHERE.json",
+    "eval kl MODEL --reference MODEL --text TEXT -o NOWHERE.json", "eval kv MODEL --text TEXT -o NOWHERE.json",
+    "profile MODEL -o NOWHERE.json", "devices probe -o NOWHERE.toml",
+])  # fmt: skip
+def test_every_command_refuses_folder_that_is_not_there(tmp_path: Path, line: str) -> None:
     nowhere, text = tmp_path / "nowhere" / "x", tmp_path / "text"
     text.write_text("word " * 200)
     places = {"MODEL": MODEL, "TEXT": str(text)}
@@ -348,14 +333,14 @@ def test_every_command_refuses_a_folder_that_is_not_there(tmp_path: Path, line: 
 
 
 @pytest.mark.parametrize("write", [lambda path: write_whole(path, ""), lambda path: fill(path, "")])
-def test_a_file_for_a_folder_is_refused(place: Path, write: Callable[[Path], object]) -> None:
+def test_file_for_folder_is_refused(place: Path, write: Callable[[Path], object]) -> None:
     (place / "file").touch()
     with pytest.raises(InputError, match="file is no folder"):
         write(place / "file" / "x")
     assert names(place) == ["file"]
 
 
-def test_a_name_that_is_too_long_is_refused_at_once(place: Path) -> None:
+def test_too_long_name_is_refused_at_once(place: Path) -> None:
     """One that is as long as it may be is not, though it is written under another name."""
     with pytest.raises(InputError, match=r"cannot be written \(File name too long\)"):
         output.check_writable(place / ("b" * 256))

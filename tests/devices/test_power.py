@@ -93,7 +93,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
 
 
 @pytest.mark.parametrize("card", [nvml.Card("Tesla T4"), nvml.Card("whatever", "00000000:02:00.0")])
-def test_a_card_is_found_by_its_name_or_address(tmp_path: Path, cards: Cards, card: nvml.Card) -> None:
+def test_card_is_found_by_its_name_or_address(tmp_path: Path, cards: Cards, card: nvml.Card) -> None:
     meter = nvml.find(tmp_path, card)
     cards.millijoules = [9000, 72_500]
     assert meter.read() == Reading(2.5, None, "NVML", "counter", "package", 1)
@@ -101,15 +101,13 @@ def test_a_card_is_found_by_its_name_or_address(tmp_path: Path, cards: Cards, ca
 
 
 @pytest.mark.parametrize("card", [nvml.Card("Radeon"), nvml.Card("Tesla T4", "00000000:09:00.0")])
-def test_a_card_that_nvml_does_not_show(tmp_path: Path, cards: Cards, card: nvml.Card) -> None:
+def test_card_that_nvml_does_not_show(tmp_path: Path, cards: Cards, card: nvml.Card) -> None:
     with pytest.raises(Unavailable, match="NVML"):
         nvml.find(tmp_path, card)
     assert nvml.used_memory(card) is None
 
 
-def test_a_run_on_a_card_goes_on_with_its_counter(
-    tmp_path: Path, cards: Cards, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_on_card_goes_on_with_its_counter(tmp_path: Path, cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_SENSORS", str(rapl_tree(tmp_path, 0)))
     meter = find_meter()
     rapl_tree(tmp_path, 4_000_000)
@@ -145,7 +143,7 @@ def test_packages_are_added_and_cores_are_not(tmp_path: Path) -> None:
 
 
 @given(steps=st.lists(st.integers(0, RANGE), min_size=1, max_size=30))
-def test_a_counter_that_wraps_loses_nothing(steps: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_counter_that_wraps_loses_nothing(steps: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
     root, total = tmp_path_factory.mktemp("rapl"), 12_345
     meter = rapl.find(rapl_tree(root, total))
     for step in steps:
@@ -156,7 +154,7 @@ def test_a_counter_that_wraps_loses_nothing(steps: list[int], tmp_path_factory: 
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_counter_for_root_only_says_so(tmp_path: Path) -> None:
+def test_counter_for_root_only_says_so(tmp_path: Path) -> None:
     rapl_tree(tmp_path, 1)
     (tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj").chmod(0)
     with pytest.raises(Unavailable, match="root only: sudo chmod"):
@@ -164,7 +162,7 @@ def test_a_counter_for_root_only_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "no number\n", "\xff"])
-def test_a_counter_that_makes_no_sense(tmp_path: Path, content: str) -> None:
+def test_counter_that_makes_no_sense(tmp_path: Path, content: str) -> None:
     rapl_tree(tmp_path, 1)
     write(tmp_path, "sys/class/powercap/intel-rapl:0/energy_uj", content)
     with pytest.raises(Unavailable):
@@ -174,39 +172,28 @@ def test_a_counter_that_makes_no_sense(tmp_path: Path, content: str) -> None:
 # Batteries
 
 
-@pytest.mark.parametrize(
-    ("files", "watts"),
-    [
-        ({"power_now": "4500000"}, 4.5),
-        ({"current_now": "-800000", "voltage_now": "3900000"}, 3.12),  # some makers count down
-        ({"current_now": "800000", "voltage_now": "3900000"}, 3.12),
-    ],
-)
-def test_a_battery_tells_watts(tmp_path: Path, files: dict[str, str], watts: float) -> None:
-    supply(tmp_path, "BAT0", type="Battery", status="Discharging", **files)
-    supply(tmp_path, "AC", type="Mains", online="0")
-    supply(tmp_path, "mouse", type="Battery", scope="Device", status="Discharging", power_now="9000000")
-    reading = battery.find(tmp_path).read()
-    assert reading.watts == pytest.approx(watts)
-    assert (reading.kind, reading.scope) == ("integrated", "device")
-
-
-@pytest.mark.parametrize("status", ["Charging", "Full", "Not charging"])
-def test_a_battery_on_the_charger_tells_nothing(tmp_path: Path, status: str) -> None:
-    supply(tmp_path, "BAT0", type="Battery", status=status, power_now="4500000")
-    with pytest.raises(Unavailable, match=status.lower()):
-        battery.find(tmp_path)
-
-
-def test_no_battery(tmp_path: Path) -> None:
+def test_discharging_battery_tells_watts(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="no battery"):
         battery.find(tmp_path)
+    supply(tmp_path, "AC", type="Mains", online="0")
+    supply(tmp_path, "mouse", type="Battery", scope="Device", status="Discharging", power_now="9000000")
+    for status in ("Charging", "Full", "Not charging"):
+        supply(tmp_path, "BAT0", type="Battery", status=status, voltage_now="3900000")
+        with pytest.raises(Unavailable, match=status.lower()):
+            battery.find(tmp_path)
+    for files, watts in (
+        ({"current_now": "-800000"}, 3.12), ({"current_now": "800000"}, 3.12),  # some makers count down
+        ({"power_now": "4500000"}, 4.5),
+    ):  # fmt: skip
+        supply(tmp_path, "BAT0", type="Battery", status="Discharging", **files)
+        reading = battery.find(tmp_path).read()
+        assert (reading.watts, reading.kind, reading.scope) == (pytest.approx(watts), "integrated", "device")
 
 
 # Rails
 
 
-def test_jetson_counts_the_input_rail_alone(tmp_path: Path) -> None:
+def test_jetson_counts_input_rail_alone(tmp_path: Path) -> None:
     for channel, (label, millivolts, milliamperes) in enumerate(
         [("VDD_IN", 5000, 1200), ("VDD_CPU_GPU_CV", 5000, 700), ("VDD_SOC", 5000, 300)], start=1
     ):
@@ -217,7 +204,7 @@ def test_jetson_counts_the_input_rail_alone(tmp_path: Path) -> None:
     assert ina.find(tmp_path).read().watts == pytest.approx(6.0)
 
 
-def test_one_ina226_is_the_input_and_of_two_nobody_knows(tmp_path: Path) -> None:
+def test_only_one_ina226_is_the_input(tmp_path: Path) -> None:
     write(tmp_path, "sys/class/hwmon/hwmon0/name", "ina226\n")
     write(tmp_path, "sys/class/hwmon/hwmon0/power1_input", "2500000\n")
     assert ina.find(tmp_path).read().watts == pytest.approx(2.5)
@@ -226,7 +213,7 @@ def test_one_ina226_is_the_input_and_of_two_nobody_knows(tmp_path: Path) -> None
         ina.find(tmp_path)
 
 
-def test_the_raspberry_pi_adds_its_rails(tmp_path: Path) -> None:
+def test_raspberry_pi_adds_its_rails(tmp_path: Path) -> None:
     assert pmic.watts(PMIC) == pytest.approx(0.1 * 3.7 + 0.2 * 3.3)
     for answer in ("", "EXT5V_V volt(24)=5.1V", "error=1"):
         with pytest.raises(Unavailable, match="no rails"):
@@ -255,7 +242,7 @@ def test_watts_are_summed_by_trapezoids(points: list[tuple[float, float]]) -> No
 # The estimate
 
 
-def test_the_estimate_adds_work_time_and_traffic() -> None:
+def test_estimate_adds_work_time_and_traffic() -> None:
     clock, busy = Clock(), Clock()
     meter = Estimate(Power(core_watts=4.0, idle_watts=1.5, dram_pj_per_byte=100, profile="x"), busy, clock)
     clock.now, busy.now = 10.0, 3.0
@@ -265,7 +252,7 @@ def test_the_estimate_adds_work_time_and_traffic() -> None:
     assert (reading.kind, reading.samples, reading.watts) == ("estimate", 0, pytest.approx(2.9))
 
 
-def test_a_gpus_work_costs_as_that_of_all_cores() -> None:
+def test_gpus_work_costs_as_that_of_all_cores() -> None:
     """Of which the process has seen a part."""
     clock, busy = Clock(), Clock()
     meter = Estimate(Power(core_watts=3.0, profile="x"))
@@ -287,14 +274,14 @@ def test_power_figures_of_profiles(name: str) -> None:
 # Which is used
 
 
-def test_a_device_without_sensors_estimates(tmp_path: Path) -> None:
+def test_device_without_sensors_estimates(tmp_path: Path) -> None:
     reading = find_meter(tmp_path).read()
     assert (reading.kind, reading.scope) == ("estimate", "process")
     assert [each.name for each in sensors(tmp_path) if each.available] == ["estimate"]
     assert all(each.about for each in sensors(tmp_path))
 
 
-def test_the_whole_device_goes_before_the_processor(tmp_path: Path) -> None:
+def test_whole_device_goes_before_processor(tmp_path: Path) -> None:
     rapl_tree(tmp_path, 1)
     supply(tmp_path, "BAT0", type="Battery", status="Discharging", power_now="4500000")
     assert find_meter(tmp_path).read().source == "RAPL"  # counts, where a battery's gauge is slow
@@ -303,7 +290,7 @@ def test_the_whole_device_goes_before_the_processor(tmp_path: Path) -> None:
     assert find_meter(tmp_path).read().source == "INA226"
 
 
-def test_a_sensor_that_vanishes_is_continued_by_the_estimate(tmp_path: Path) -> None:
+def test_sensor_that_vanishes_is_continued_by_estimate(tmp_path: Path) -> None:
     meter = find_meter(rapl_tree(tmp_path, 0))
     rapl_tree(tmp_path, 2_000_000)
     assert meter.read().joules == pytest.approx(2.0)
@@ -317,33 +304,27 @@ def test_a_sensor_that_vanishes_is_continued_by_the_estimate(tmp_path: Path) -> 
     assert meter.read().joules < 10
 
 
-def test_a_counter_of_an_app() -> None:
-    shown = [10.0]
+def test_counter_of_an_app() -> None:
+    shown: list[object] = [10.0]
     meter = AppCounter(lambda: shown[-1])
     shown.append(12.5)
     assert meter.read().joules == pytest.approx(2.5)
     shown.clear()
     with pytest.raises(Unavailable, match="app"):
         meter.read()
-
-
-def test_the_counter_of_an_app_fails_in_the_middle() -> None:
-    shown = [10.0, 12.5]
+    for then in (9.0, float("nan"), float("inf"), "many", None):
+        shown[:] = [10.0, then]
+        meter = app_meter(lambda: shown.pop(0))
+        assert (meter.read().kind, meter.read().joules) == ("estimate", pytest.approx(0, abs=1))
+        with pytest.raises(InputError, match="joules"):
+            app_meter(lambda then=then: then if isinstance(then, str) else float("nan"))
+    shown[:] = [10.0, 12.5]
     meter = app_meter(lambda: shown.pop(0))
     meter.add_bytes(1e6)
     assert (meter.read().joules, meter.read().kind) == (pytest.approx(2.5), "estimate")
 
 
-@pytest.mark.parametrize("second", [9.0, float("nan"), float("inf"), "many", None])
-def test_a_counter_of_an_app_that_makes_no_sense(second: object) -> None:
-    shown: list[object] = [10.0, second]
-    meter = app_meter(lambda: shown.pop(0))  # type: ignore[arg-type, return-value]
-    assert (meter.read().kind, meter.read().joules) == ("estimate", pytest.approx(0, abs=1))
-    with pytest.raises(InputError, match="joules"):
-        app_meter(lambda: second if isinstance(second, str) else float("nan"))  # type: ignore[arg-type, return-value]
-
-
-def test_a_counter_that_stands_still_while_work_is_done(tmp_path: Path) -> None:
+def test_counter_that_stands_still_while_work_is_done(tmp_path: Path) -> None:
     now, busy = [0.0], [0.0]
     estimate = Estimate(Power(core_watts=2.0, profile="a test"), lambda: busy[0], lambda: now[0])
     meter = Guarded(rapl.find(rapl_tree(tmp_path, 0)), estimate, lambda: now[0])
@@ -362,7 +343,7 @@ def test_a_counter_that_stands_still_while_work_is_done(tmp_path: Path) -> None:
 # Heat
 
 
-def test_zones_of_the_processor_come_first(tmp_path: Path) -> None:
+def test_zones_of_processor_come_first(tmp_path: Path) -> None:
     for number, (kind, millidegrees) in enumerate([("battery", 30_000), ("cpu-thermal", 61_500), ("odd", 900_000)]):
         write(tmp_path, f"sys/class/thermal/thermal_zone{number}/type", f"{kind}\n")
         write(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", f"{millidegrees}\n")
@@ -377,7 +358,7 @@ def test_zones_of_the_processor_come_first(tmp_path: Path) -> None:
     assert read_celsius(first.path) is None
 
 
-def test_a_clock_that_is_held_back(tmp_path: Path) -> None:
+def test_clock_that_is_held_back(tmp_path: Path) -> None:
     assert held_back(tmp_path) is None
     write(tmp_path, "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq", "1200000\n")
     write(tmp_path, "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "2400000\n")

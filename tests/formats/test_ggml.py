@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -37,7 +36,10 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small(tmp_path_factory.mktemp("models") / "floats.gguf", SHAPE)
 
 
-@pytest.mark.parametrize("ftype", ["Q4_K_M", "q4_k_s", "Q5_K_M", "Q3_K_M", "Q2_K", "IQ4_XS", "Q4_0"])
+@pytest.mark.parametrize("ftype", [
+    "q4_k_m", "IQ4_XS",
+    *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("Q4_K_S", "Q5_K_M", "Q3_K_M", "Q2_K", "Q4_0")),
+])  # fmt: skip
 def test_whole_files_are_mixed_and_run(ftype: str, floats: Path, tmp_path: Path) -> None:
     shown: list[float] = []
     target = tmp_path / "mixed.gguf"
@@ -76,7 +78,7 @@ def test_importance_and_pure_change_what_is_written(floats: Path, tmp_path: Path
     assert Planned("output.weight", (256, SHAPE.vocab), "F16") in kept
 
 
-def test_a_crash_of_c_code_is_one_line(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_of_c_code_is_one_line(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that is not what it should be: killed by a signal, as by a failed assertion."""
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\necho 'ggml.c:1: GGML_ASSERT(false) failed' >&2\nkill -{signal.SIGABRT.value} $$\n")
@@ -87,15 +89,17 @@ def test_a_crash_of_c_code_is_one_line(floats: Path, tmp_path: Path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["python"]
 
 
-def test_the_reason_is_llama_cpps(floats: Path, tmp_path: Path) -> None:
+def test_reason_is_llama_cpps(floats: Path, tmp_path: Path) -> None:
     small = quantize_with_llamacpp(floats, tmp_path / "q8.gguf", "Q8_0")
     assert small
     with pytest.raises(EngineError, match="requantizing from type q8_0 is disabled"):
         quantize_with_llamacpp(tmp_path / "q8.gguf", tmp_path / "q4.gguf", "Q4_0", allow_requantize=False)
 
 
-@pytest.mark.parametrize("kind", PLAIN)
-def test_plain_types_are_those_of_llama_cpp(kind: str, floats: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.exhaustive] * (k not in ("Q4_0", "Q8_0"))) for k in PLAIN]
+)
+def test_plain_types_match_llama_cpp(kind: str, floats: Path, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
     said = edge_json("quantize", str(floats), str(ours), kind.lower(), "--pure", "--json")
     quantize_with_llamacpp(floats, theirs, kind, pure=True)
@@ -123,21 +127,24 @@ def test_heads_keep_eight_bits_and_odd_rows_sixteen(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["odd.gguf"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        ("q9", "there is no type 'q9': choose F32"),
-        ("q4_0", "--force"),
-    ],
-)
-def test_what_cannot_be_is_one_line(kind: str, says: str, floats: Path, tmp_path: Path) -> None:
+def test_refused_options_are_one_line(floats: Path, text: Path, tmp_path: Path) -> None:
     target = tmp_path / "there.gguf"
+    (tmp_path / "link").symlink_to(floats)
     target.write_bytes(b"old")
-    done = edge("quantize", str(floats), str(target), kind, *(["--force"] if kind != "q4_0" else []))
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert target.read_bytes() == b"old"
+    for arguments, says in (
+        (("q9", "--force"), "there is no type 'q9': choose F32"), (("q4_0",), "--force"),
+        (("q8_0", "--calibration", str(text), "--force"), "--calibration is of no use for Q8_0"),
+        (("q8_0", "--importance", "--force"), "--importance is of no use for Q8_0"),
+        (("iq2_xs", "--calibration", "nope.txt", "--force"), "nope.txt: no such file"),
+        (("q4_k_m", "--threads", "100000", "--force"), "--threads must be from 1"),
+    ):  # fmt: skip
+        done = edge("quantize", str(floats), str(target), *arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert says in done.stderr
+        assert target.read_bytes() == b"old"
+    assert "is IN" in edge("quantize", str(floats), str(tmp_path / "link"), "q4_0", "--force").stderr
+    done = edge("quantize", str(floats), str(tmp_path / "t.gguf"), "tq2_0", "--dry-run")
+    assert "TQ2_0 is for models that were trained with such weights" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -154,10 +161,9 @@ def importance(floats: Path) -> dict[str, FloatArray]:
 
 
 @pytest.mark.parametrize(  # one of each kind that needs one
-    "kind",
-    ["IQ2_XXS", "Q2_K_S", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("IQ1_S", "IQ3_XXS"))],
+    "kind", ["IQ2_XXS", "Q2_K_S", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("IQ1_S", "IQ3_XXS"))]
 )
-def test_a_calibration_text_serves_types_that_need_it(
+def test_calibration_text_serves_types_that_need_it(
     kind: str, floats: Path, importance: dict[str, FloatArray], tmp_path: Path
 ) -> None:
     matrices = {name for name, info in read_gguf(floats).tensors.items() if len(info.shape) == 2}
@@ -185,7 +191,7 @@ def test_what_counts_more_is_rounded_more_exactly(
     assert error(importance) < error({name: np.ones_like(each) for name, each in importance.items()})
 
 
-def test_quantize_takes_a_calibration_text(floats: Path, text: Path, tmp_path: Path) -> None:
+def test_quantize_takes_calibration_text(floats: Path, text: Path, tmp_path: Path) -> None:
     target = tmp_path / "small.gguf"
     given = ("--calibration", str(text), "--calibration-tokens", "256")
     said = edge_json("quantize", str(floats), str(target), "iq2_xxs", *given, "--json")
@@ -193,7 +199,7 @@ def test_quantize_takes_a_calibration_text(floats: Path, text: Path, tmp_path: P
     assert open_model(target).spec.layers == SHAPE.layers
 
 
-def test_types_that_need_importance_have_it_of_edges_own_text(floats: Path, tmp_path: Path) -> None:
+def test_importance_comes_from_edges_own_text(floats: Path, tmp_path: Path) -> None:
     model, few = open_model(floats), ("--calibration-tokens", "256", "--no-eval")
     tokens = calibration_tokens(model.tokenizer, [OWN_TEXT], 256)
     importance = column_importance(model.file, model.spec, tokens)
@@ -204,29 +210,7 @@ def test_types_that_need_importance_have_it_of_edges_own_text(floats: Path, tmp_
         assert (tmp_path / f"{kind}.gguf").read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("q8_0", "--calibration", "{text}"), "--calibration is of no use for Q8_0"),
-        (("q8_0", "--importance"), "--importance is of no use for Q8_0"),
-        (("iq2_xs", "--calibration", "nope.txt"), "nope.txt: no such file"),
-        (("q4_k_m", "--threads", "100000"), "--threads must be from 1"),
-    ],
-)
-def test_what_calibration_cannot_be(
-    arguments: tuple[str, ...], says: str, floats: Path, text: Path, tmp_path: Path
-) -> None:
-    done = edge("quantize", str(floats), str(tmp_path / "t.gguf"), *(each.format(text=text) for each in arguments))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert says in done.stderr
-
-
-def test_weights_of_three_values_are_warned_of(floats: Path, tmp_path: Path) -> None:
-    done = edge("quantize", str(floats), str(tmp_path / "t.gguf"), "tq2_0", "--dry-run")
-    assert "TQ2_0 is for models that were trained with such weights" in done.stderr
-
-
-def test_rows_that_no_block_fits_and_a_larger_file_are_told(tmp_path: Path) -> None:
+def test_unblocked_rows_and_growth_are_reported(tmp_path: Path) -> None:
     """As SmolLM2's 576 values have it, which K-quants cannot divide."""
     source, target = write_small(tmp_path / "model.gguf", Small(ffn=192)), tmp_path / "t.gguf"
     said = edge_json("quantize", str(source), str(target), "q3_k_m", "--json")
@@ -271,33 +255,20 @@ def test_mixtures_and_hybrids_keep_what_counts(name: str, kind: str, types: dict
     engine_named("cpu").check_supported(model.file, model.spec)
 
 
-def test_a_file_is_not_rounded_onto_itself(tmp_path: Path) -> None:
-    path = write_small(tmp_path / "model.gguf", Small())
-    (tmp_path / "link").symlink_to(path)
-    before = path.read_bytes()
-    done = edge("quantize", str(path), str(tmp_path / "link"), "q4_0", "--force")
-    assert done.returncode == 2
-    assert "is IN" in done.stderr
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("kind", ["q8_0", "q6_k"])
-def test_a_full_disk_leaves_nothing(kind: str, floats: Path, tmp_path: Path) -> None:
+def test_full_disk_leaves_nothing(floats: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk."""
     folder = tmp_path / "out"
     folder.mkdir()
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (99999, 99999))\n"
     code += "from edge.cli import main; sys.argv[1:1] = []; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "quantize", str(floats), str(folder / "out.gguf"), kind],
-        capture_output=True, text=True, env=dict(os.environ), check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-c", code, "quantize", str(floats), str(folder / "out.gguf"), "q6_k"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "cannot be written" in done.stderr
     assert not list(folder.iterdir())
 
 
-def test_without_llama_cpp_the_extra_is_named(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llama_cpp_extra_is_named(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.converters.ggml.is_installed", lambda: False)
     with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[llamacpp\]'"):
         quantize_with_llamacpp(floats, tmp_path / "out.gguf", "Q4_K_M")
@@ -315,7 +286,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "out.gguf").exists()
 
 
-def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
+def test_one_tensor_is_in_memory_at_time(tmp_path: Path) -> None:
     code = """
 import json, sys
 from pathlib import Path

@@ -124,7 +124,7 @@ def refusal(path: Path, error: type[EdgeError] | tuple[type[EdgeError], ...] = M
 # Good files
 
 
-def test_block_types_are_those_of_ggml() -> None:
+def test_block_types_match_ggml() -> None:
     known = {kind: BLOCK_TYPES[kind] for kind in gguf.constants.GGML_QUANT_SIZES}  # older than ggml's newest types
     assert {kind: (each.values, each.nbytes) for kind, each in known.items()} == gguf.constants.GGML_QUANT_SIZES
     assert {int(kind): each.name for kind, each in known.items()} == {int(kind): kind.name for kind in known}
@@ -177,26 +177,14 @@ def test_values_of_every_type(tmp_path: Path, kind: int, value: Any) -> None:
     assert list(items("none")) == []
 
 
-@pytest.mark.parametrize("alignment", [32, 64, 4096])
-def test_alignment(tmp_path: Path, alignment: int) -> None:
-    file = small()
-    file.alignment = alignment
-    file.metadata["general.alignment"] = (U32, alignment)
-    read = read_gguf(file.write(tmp_path / "m.gguf"))
-    assert [info.offset % alignment for info in read.tensors.values()] == [0, 0]
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_versions_that_are_read(tmp_path: Path, version: int) -> None:
-    file = small()
-    file.version = version
-    assert read_gguf(file.write(tmp_path / "m.gguf")).version == version
-
-
-def test_text_that_is_not_utf8_is_replaced(tmp_path: Path) -> None:
-    file = small()
-    file.metadata["text"] = (STRING, b"a\xffb")
-    assert read_gguf(file.write(tmp_path / "m.gguf")).metadata["text"] == "a\ufffdb"
+def test_alignments_versions_and_odd_text(tmp_path: Path) -> None:
+    for version, alignment in ((2, 32), (3, 64), (3, 4096)):
+        file = small()
+        file.version, file.alignment = version, alignment
+        file.metadata |= {"general.alignment": (U32, alignment), "text": (STRING, b"a\xffb")}
+        read = read_gguf(file.write(tmp_path / "m.gguf"))
+        assert [info.offset % alignment for info in read.tensors.values()] == [0, 0]
+        assert (read.version, read.metadata["text"]) == (version, "a\ufffdb")
 
 
 def test_lists_of_another_kind(tmp_path: Path) -> None:
@@ -210,7 +198,7 @@ def test_lists_of_another_kind(tmp_path: Path) -> None:
             call()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_lists_of_strings_of_any_length_and_content(tmp_path: Path, seed: int) -> None:
     """Content that looks like lengths, and strings that pass the bytes whose lengths are guessed at once."""
     chance = random.Random(seed)
@@ -235,32 +223,21 @@ def test_lists_of_strings_of_any_length_and_content(tmp_path: Path, seed: int) -
 # Files that are no GGUF files
 
 
-def test_missing_file_and_folder(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none.gguf") == "no such file"
+def test_other_files(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none.gguf") == refusal(tmp_path / "a" / "b") == "no such file"
     assert refusal(tmp_path) == "not a file"
-    assert refusal(tmp_path / "a" / "b") == "no such file"
     with pytest.raises(ModelFormatError, match="File name too long"):
         read_gguf(tmp_path / ("x" * 256))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "the file is empty"),
-        (b"GGU", "not a GGUF file: only 3 bytes"),
-        (b"GGUF", "not a GGUF file: only 4 bytes"),
-        (b"GGUF\3\0\0\0" + bytes(15), "not a GGUF file: only 23 bytes"),
-        (b"GGJT" + bytes(100), "it starts with b'GGJT'"),
-        (b"FUGG" + bytes(100), "it starts with b'FUGG'"),
-        (b"PK\3\4" + bytes(100), "it starts with b'PK\\x03\\x04'"),
-        (b"Once upon a time there was a language model", "it starts with b'Once'"),
-        (b"\n\n\n\n" + bytes(100), r"it starts with b'\n\n\n\n'"),
-    ],
-)
-def test_other_files(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "m.gguf"
-    path.write_bytes(content)
-    assert message in refusal(path)
+    for content, message in (
+        (b"", "the file is empty"), (b"GGU", "not a GGUF file: only 3 bytes"),
+        (b"GGUF\3\0\0\0" + bytes(15), "not a GGUF file: only 23 bytes"),
+        (b"GGJT" + bytes(100), "it starts with b'GGJT'"), (b"FUGG" + bytes(100), "it starts with b'FUGG'"),
+        (b"PK\3\4" + bytes(100), "it starts with b'PK\\x03\\x04'"),
+        (b"\n\n\n\n" + bytes(100), r"it starts with b'\n\n\n\n'"),
+    ):  # fmt: skip
+        path.write_bytes(content)
+        assert message in refusal(path)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
@@ -271,7 +248,7 @@ def test_no_permission(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert refusal(tmp_path / "pipe") == "not a file"
 
@@ -385,18 +362,12 @@ UNSUPPORTED: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize(("content", "message"), DAMAGE.values(), ids=DAMAGE)
-def test_damage_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+@pytest.mark.parametrize(("refused", "error"), [(DAMAGE, ModelFormatError), (UNSUPPORTED, UnsupportedError)])
+def test_refused_files(refused: dict[str, tuple[bytes, str]], error: type[EdgeError], tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    path.write_bytes(content)
-    assert message in refusal(path)
-
-
-@pytest.mark.parametrize(("content", "message"), UNSUPPORTED.values(), ids=UNSUPPORTED)
-def test_what_edge_does_not_read(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(content)
-    assert message in refusal(path, UnsupportedError)
+    for name, (content, message) in refused.items():
+        path.write_bytes(content)
+        assert message in refusal(path, error), name
 
 
 def test_one_part_is_not_split(tmp_path: Path) -> None:
@@ -413,7 +384,7 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
         assert "truncated" in message or length < 24
 
 
-@pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", GOLDEN_FILES[::6], ids=lambda path: path.stem)
 def test_truncated_models(tmp_path: Path, path: Path) -> None:
     whole, cut = path.read_bytes(), tmp_path / "m.gguf"
     file = read_gguf(path)
@@ -480,19 +451,11 @@ except EdgeError as error:
 """
 
 
-@pytest.mark.parametrize(
-    ("content", "outcome"),
-    [
-        (many_tensors, "read"),
-        (many_keys, "read"),
-        (long_texts, "more than 4 MiB of names and texts"),
-        (long_lists, "read"),
-        (many_strings, "read"),
-        (larger_than_any_header, f"larger than {MAX_HEADER >> 20} MiB"),
-        (lambda: with_counts(1 << 63, 0), "claims"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
+@pytest.mark.parametrize(("content", "outcome"), [
+    (many_tensors, "read"), (many_keys, "read"), (long_texts, "more than 4 MiB of names and texts"),
+    (long_lists, "read"), (many_strings, "read"), (larger_than_any_header, f"larger than {MAX_HEADER >> 20} MiB"),
+    (lambda: with_counts(1 << 63, 0), "claims"),
+], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
 def test_memory_for_any_header(tmp_path: Path, content: Callable[[], bytes], outcome: str) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(content())

@@ -33,7 +33,7 @@ VALUES = st.one_of(
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.gguf")), ids=lambda path: path.stem)
-def test_a_file_written_again_has_the_same_bytes(path: Path, tmp_path: Path) -> None:
+def test_file_written_again_has_same_bytes(path: Path, tmp_path: Path) -> None:
     file = read_gguf(path)
     planned = [Planned(info.name, info.shape, info.type) for info in file.tensors.values()]
     data = (file.tensor_bytes(info) for info in file.tensors.values())
@@ -42,9 +42,7 @@ def test_a_file_written_again_has_the_same_bytes(path: Path, tmp_path: Path) -> 
 
 
 @given(fields=st.dictionaries(st.from_regex(r"[a-z]{1,9}\.[a-z]{1,9}", fullmatch=True), VALUES, max_size=6))
-def test_another_reader_finds_the_same_fields(
-    fields: dict[str, object], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_another_reader_finds_same_fields(fields: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
     fields = {"general.architecture": "llama", **fields}
     write_gguf(path, fields, [Planned("a", (32, 2), "F32")], [np.zeros((2, 32), np.float32)])
@@ -54,7 +52,7 @@ def test_another_reader_finds_the_same_fields(
         assert list(said) == list(value) if isinstance(value, list | np.ndarray) else said == value
 
 
-def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+def test_failure_leaves_nothing(tmp_path: Path) -> None:
     def data() -> Iterator[AnyArray]:
         yield np.zeros(32, np.float32)
         raise OSError(28, "No space left on device")
@@ -87,7 +85,7 @@ def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_what_is_on_the_grid_stays_there(kind: str) -> None:
+def test_what_is_on_grid_stays_there(kind: str) -> None:
     weights = np.random.default_rng(1).standard_normal((8, 96), np.float32)
     once = dequantize(quantize(weights, kind), kind)
     assert 0 < np.abs(once - weights).max() < 0.3

@@ -34,13 +34,13 @@ def codings(draw: st.DrawFn) -> QuantizedMatrix:
 
 
 @given(codings())
-def test_gguf_reads_the_values_that_codes_mean(quantized: QuantizedMatrix) -> None:
+def test_gguf_reads_values_that_codes_mean(quantized: QuantizedMatrix) -> None:
     found = dequantize(quantized.data, quantized.grid.kind)
     np.testing.assert_allclose(found, quantized.values, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_on_the_grid_come_back_as_they_were(kind: str) -> None:
+def test_values_on_grid_come_back_as_they_were(kind: str) -> None:
     grid = GRIDS[kind]
     levels = np.resize(np.arange(len(grid.levels)), (3, 8 * BLOCK)).astype(np.uint8)
     scales = half(np.abs(normal(3, 8)) + np.float32(0.1))
@@ -52,7 +52,7 @@ def test_values_on_the_grid_come_back_as_they_were(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_codes_are_the_nearest_levels(kind: str) -> None:
+def test_codes_are_nearest_levels(kind: str) -> None:
     grid, values = GRIDS[kind], 40 * normal(50, 40)
     found = grid.values(grid.codes(values, np.float32([1.0])), np.float32([1.0]))
     best = np.abs(values[..., None] - grid.levels).min(axis=-1)
@@ -60,7 +60,7 @@ def test_codes_are_the_nearest_levels(kind: str) -> None:
 
 
 @given(hnp.arrays(np.float32, 5, elements=st.floats(2**-10, 2**10, width=32)), st.sampled_from(MINIMA))
-def test_multiples_of_a_zero_scale_are_halves(scales: FloatArray, kind: str) -> None:
+def test_multiples_of_zero_scale_are_halves(scales: FloatArray, kind: str) -> None:
     count = len(GRIDS[kind].levels)
     kept = zero_scale(scales, count)
     assert np.abs(kept / scales - 1).max() < 0.02
@@ -70,7 +70,7 @@ def test_multiples_of_a_zero_scale_are_halves(scales: FloatArray, kind: str) -> 
 
 @pytest.mark.parametrize("kind", MINIMA)
 @pytest.mark.parametrize("group_size", [32, 128])
-def test_zero_is_a_value_of_every_block(kind: str, group_size: int) -> None:
+def test_zero_is_value_of_every_block(kind: str, group_size: int) -> None:
     """Also where all weights of a block have the same sign."""
     weight = normal(6, 288) + np.linspace(-3, 3, 288, dtype=np.float32)
     for quantized in (nearest(weight, GRIDS[kind], np.ones(288), group_size), hqq(weight, GRIDS[kind], group_size)):
@@ -80,7 +80,7 @@ def test_zero_is_a_value_of_every_block(kind: str, group_size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_scales_are_shared_by_neighbours_and_the_last_group_is_ragged(kind: str) -> None:
+def test_groups_share_scales_and_last_is_ragged(kind: str) -> None:
     """288 = 2.25 · 128."""
     scales, minima = fit_scales(normal(5, 288), GRIDS[kind], np.ones(288), 128)
     for numbers in (scales, minima):
@@ -91,7 +91,7 @@ def test_scales_are_shared_by_neighbours_and_the_last_group_is_ragged(kind: str)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_searched_scales_beat_those_of_the_extremes_where_errors_cost_most(kind: str) -> None:
+def test_searched_scales_beat_extremes(kind: str) -> None:
     weight, cost = normal(8, 256), np.geomspace(1, 100, 256)
     plain = nearest(weight, GRIDS[kind], cost, shrinks=(1.0,))
     searched = nearest(weight, GRIDS[kind], cost)
@@ -109,7 +109,7 @@ def test_blocks_of_zeros_stay_zero(kind: str) -> None:
         assert np.isfinite(dequantize(quantized.data, kind)).all()
 
 
-def test_hqq_lowers_the_error_that_it_measures() -> None:
+def test_hqq_lowers_error_that_it_measures() -> None:
     weight = normal(16, 256) ** 3
 
     def error(quantized: QuantizedMatrix) -> FloatArray:
@@ -122,7 +122,7 @@ def test_hqq_lowers_the_error_that_it_measures() -> None:
 
 
 @given(hnp.arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 150)), elements=st.floats(-9, 9, width=32)))
-def test_nf4_takes_the_nearest_level_of_the_block(weight: FloatArray) -> None:
+def test_nf4_takes_nearest_level_of_block(weight: FloatArray) -> None:
     codes, largest = nf4.quantize(weight)
     found = nf4.dequantize(codes, largest)
     for at in range(0, weight.shape[1], 64):
@@ -131,8 +131,6 @@ def test_nf4_takes_the_nearest_level_of_the_block(weight: FloatArray) -> None:
         best = np.abs(weight[:, block, None] - (nf4.LEVELS * scale[..., None])).min(axis=-1)
         np.testing.assert_allclose(np.abs(weight[:, block] - found[:, block]), best, atol=1e-5)
 
-
-# The scales of damaged files
 
 DAMAGED = sorted({
     *GRIDS, "F16", "BF16", "F32", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_XS", "IQ1_M", "MXFP4", "TQ1_0",

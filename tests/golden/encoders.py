@@ -27,12 +27,10 @@ from torture import TEXTS
 from transformers import BertConfig, BertModel, BertTokenizerFast, NomicBertConfig, NomicBertModel, PreTrainedModel
 
 SENTENCES = [
-    "The sky is blue.",
-    "Il cielo è blu, and naïve cafés are open!",
-    "x",
+    "The sky is blue.", "Il cielo è blu, and naïve cafés are open!", "x",
     "\u4f60\u597d, world: an import statement binds names in the local namespace.",
     "The following example shows a function that is called with two arguments, and an exception that it raises.",
-]
+]  # fmt: skip
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CONTEXT = 96
 FOLDERS = {"bert": "mean", "bert-cased": "cls"}  # and their pooling
@@ -108,11 +106,9 @@ def write_folder(folder: Path, model: PreTrainedModel, tokenizer: BertTokenizerF
     tokenizer.save_pretrained(folder)
     (folder / "1_Pooling").mkdir(exist_ok=True)
     said = {
-        "word_embedding_dimension": model.config.hidden_size,
-        "pooling_mode_cls_token": pooling == "cls",
-        "pooling_mode_mean_tokens": pooling == "mean",
-        "pooling_mode_max_tokens": False,
-    }
+        "word_embedding_dimension": model.config.hidden_size, "pooling_mode_cls_token": pooling == "cls",
+        "pooling_mode_mean_tokens": pooling == "mean", "pooling_mode_max_tokens": False,
+    }  # fmt: skip
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(said, indent=2) + "\n")
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -174,12 +170,10 @@ def answers(model: PreTrainedModel, tokenizer: BertTokenizerFast) -> dict[str, A
     texts = [ids_of(tokenizer, text) for text in SENTENCES]
     states = [model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy() for ids in texts]
     return {
-        "ids": np.concatenate(texts).astype(np.int32),
-        "sizes": np.array([len(ids) for ids in texts], np.int32),
-        "mean": np.stack([each.mean(axis=0) for each in states]),
-        "cls": np.stack([each[0] for each in states]),
+        "ids": np.concatenate(texts).astype(np.int32), "sizes": np.array([len(ids) for ids in texts], np.int32),
+        "mean": np.stack([each.mean(axis=0) for each in states]), "cls": np.stack([each[0] for each in states]),
         "states": states[-1],
-    }
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

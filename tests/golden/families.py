@@ -79,22 +79,12 @@ def small(
     **others: Any,
 ) -> PreTrainedConfig:
     options = {
-        "vocab_size": len(bytes_vocabulary()),
-        "hidden_size": hidden,
-        "intermediate_size": ffn,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta, **(rope or {})},
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
-        "attn_implementation": "eager",
-        "dtype": torch.float32,
-    }
+        "vocab_size": len(bytes_vocabulary()), "hidden_size": hidden, "intermediate_size": ffn,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta, **(rope or {})}, "bos_token_id": 1,
+        "eos_token_id": 2, "pad_token_id": 2, "attn_implementation": "eager", "dtype": torch.float32,
+    }  # fmt: skip
     return kind(**(options | others))
 
 

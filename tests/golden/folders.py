@@ -354,10 +354,8 @@ def pack_gptq(weight: Any, random: Any) -> tuple[dict[str, Any], Any]:
     rows, columns = weight.shape
     packed = {
         "qweight": words(quants.reshape(rows, columns // 8, 8)).T,
-        "qzeros": words((zeros - 1).T.reshape(-1, rows // 8, 8)),
-        "scales": scales.T,
-        "g_idx": groups.astype(np.int32),
-    }
+        "qzeros": words((zeros - 1).T.reshape(-1, rows // 8, 8)), "scales": scales.T, "g_idx": groups.astype(np.int32),
+    }  # fmt: skip
     return packed, dense(quants, zeros, scales, groups)
 
 

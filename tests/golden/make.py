@@ -211,11 +211,7 @@ def seeing_kept_rows(model: PreTrainedModel, tokens: Array, *, in_windows: bool 
         mask: Any = {"full_attention": additive(seen), "sliding_attention": additive(in_window)}
     else:
         mask = additive(in_window if windows(model) else seen)
-    output = model(
-        input_ids=torch.from_numpy(tokens[:count]).long()[None],
-        attention_mask=mask,
-        use_cache=False,
-    )
+    output = model(input_ids=torch.from_numpy(tokens[:count]).long()[None], attention_mask=mask, use_cache=False)
     logits: Array = output.logits[0, PROMPT:].numpy()
     return logits
 

@@ -57,11 +57,8 @@ def sentences(source: random.Random, count: int) -> str:
 def shapes() -> dict[str, tuple[int, ...]]:
     """The tensors of the file, as torch has them: [rows, columns]."""
     dense = {
-        "post_attention_norm": (HIDDEN,),
-        "ffn_gate": (FFN, HIDDEN),
-        "ffn_up": (FFN, HIDDEN),
-        "ffn_down": (HIDDEN, FFN),
-    }
+        "post_attention_norm": (HIDDEN,), "ffn_gate": (FFN, HIDDEN), "ffn_up": (FFN, HIDDEN), "ffn_down": (HIDDEN, FFN),
+    }  # fmt: skip
     delta = {
         "attn_norm": (HIDDEN,), "attn_qkv": (MIXED, HIDDEN), "attn_gate": (WIDTH, HIDDEN), "ssm_beta": (HEADS, HIDDEN),
         "ssm_alpha": (HEADS, HIDDEN), "ssm_conv1d": (MIXED, KERNEL), "ssm_dt.bias": (HEADS,), "ssm_a": (HEADS,),

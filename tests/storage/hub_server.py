@@ -194,9 +194,5 @@ class _Handler(BaseHTTPRequestHandler):
 def _entry(path: str, data: bytes) -> dict[str, Any]:
     git = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
     return {
-        "type": "file",
-        "oid": git,
-        "size": len(data),
-        "path": path,
-        "lfs": {"oid": sha256(data), "size": len(data)},
-    }
+        "type": "file", "oid": git, "size": len(data), "path": path, "lfs": {"oid": sha256(data), "size": len(data)},
+    }  # fmt: skip

@@ -33,7 +33,6 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock until a line comes."""
     command = [sys.executable, "-c", _HOLD, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
         try:
             yield child
@@ -42,7 +41,7 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-def test_a_stopped_holder_is_named_instead_of_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_holder_is_named_instead_of_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "_STOPPED_S", 0.1)
     with holder(tmp_path / "lock") as child:
         child.send_signal(signal.SIGSTOP)
@@ -51,7 +50,7 @@ def test_a_stopped_holder_is_named_instead_of_waited_for(tmp_path: Path, monkeyp
                 pass
 
 
-def test_a_holder_that_keeps_a_lock_too_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holder_that_keeps_lock_too_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "_LONGEST_S", 0.2)
     with holder(tmp_path / "lock") as child:
         with pytest.raises(CacheError, match=rf"process {child.pid} holds this lock and has kept it"):  # noqa: SIM117
@@ -61,9 +60,8 @@ def test_a_holder_that_keeps_a_lock_too_long_is_named(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("end", ["kill", "release"])
-def test_a_lock_is_had_once_its_holder_is_gone(tmp_path: Path, end: str) -> None:
+def test_lock_is_had_once_its_holder_is_gone(tmp_path: Path, end: str) -> None:
     with holder(tmp_path / "lock") as child:
-        assert child.stdin is not None
         if end == "kill":
             child.kill()
         else:

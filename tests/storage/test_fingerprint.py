@@ -60,14 +60,14 @@ def count_readings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return read
 
 
-def test_it_is_the_sha256_of_the_whole_file(model: Path) -> None:
+def test_it_is_sha256_of_whole_file(model: Path) -> None:
     told: list[float] = []
     assert fingerprint(model, told.append).sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
     assert told[-1] == 1.0
 
 
 @pytest.mark.usefixtures("old")
-def test_a_file_is_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = count_readings(monkeypatch)
     assert fingerprint(model) == fingerprint(model)
     assert read == [model]
@@ -77,7 +77,7 @@ def test_a_file_is_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("old")
-def test_a_change_in_place_is_seen_though_size_and_time_are_the_same(model: Path) -> None:
+def test_in_place_change_is_seen(model: Path) -> None:
     before = fingerprint(model)
     change_in_place(model)
     assert fingerprint(model).sha256 == hashlib.sha256(model.read_bytes()).hexdigest() != before.sha256
@@ -92,7 +92,7 @@ def test_another_file_in_its_place_is_seen(model: Path, tmp_path: Path) -> None:
     assert fingerprint(model).sha256 != before.sha256
 
 
-def test_a_file_that_was_just_written_is_not_remembered(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_was_just_written_is_not_remembered(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = count_readings(monkeypatch)
     model.touch()
     now = model.stat().st_ctime_ns
@@ -117,7 +117,7 @@ def test_what_is_no_hash_is_not_believed(model: Path, content: bytes, monkeypatc
 
 
 @pytest.mark.usefixtures("old")
-def test_a_folder_that_cannot_be_written_only_costs_time(
+def test_folder_that_cannot_be_written_only_costs_time(
     model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_written_only_costs_time(
     assert fingerprint(model).sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
 
 
-def test_a_change_meanwhile_is_an_error(model: Path) -> None:
+def test_change_meanwhile_is_error(model: Path) -> None:
     found = fingerprint(model)
     found.check()
     change_in_place(model)
@@ -138,7 +138,7 @@ def test_a_change_meanwhile_is_an_error(model: Path) -> None:
         fingerprint(model)
 
 
-def test_a_model_that_changes_while_it_is_packed_is_not_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_changed_while_packed_is_not_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = pytest.importorskip("edge.backends.tvm.packing.weights")
     from edge.backends.tvm.packing.layout import make_layout
 
@@ -156,7 +156,7 @@ def test_a_model_that_changes_while_it_is_packed_is_not_kept(model: Path, monkey
 
 
 @pytest.mark.usefixtures("old")
-def test_packed_weights_rows_and_measurements_are_those_of_the_whole_file(model: Path) -> None:
+def test_packed_weights_rows_and_measurements_match_whole_file(model: Path) -> None:
     """A change in the last bytes, which are the middle of no tensor."""
     weights = pytest.importorskip("edge.backends.tvm.packing.weights")
     from edge.backends.tvm.packing.layout import make_layout
@@ -171,9 +171,3 @@ def test_packed_weights_rows_and_measurements_are_those_of_the_whole_file(model:
         change_in_place(model)
     assert keys[0][0] != keys[1][0]
     assert keys[0][1] != keys[1][1]
-
-
-@pytest.mark.usefixtures("old")
-def test_hashes_are_listed_as_what_they_are(model: Path) -> None:
-    fingerprint(model)
-    assert [(each.kind, each.about, each.bytes) for each in entries()] == [("hashes", "model.gguf", 64)]

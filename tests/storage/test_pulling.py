@@ -33,8 +33,7 @@ from edge.hub import header
 from edge.hub.names import Reference
 from edge.hub.quants import label_of, runnable, usual
 from edge.hub.repository import RemoteFile, look_up
-from edge.model.catalog import find_model, hub_reference
-from edge.model.known import known_models
+from edge.model.catalog import find_model
 from edge.model.reader import read_spec
 from edge.options import Options
 from edge.pulling import offer
@@ -64,34 +63,20 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
 
 
-@pytest.mark.parametrize(
-    ("path", "label"),
-    [
-        ("Qwen3-0.6B-Q8_0.gguf", "Q8_0"),
-        ("gemma-3-270m-it-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
-        ("smollm2-135m-instruct-q4_k_m.gguf", "Q4_K_M"),
-        ("model.IQ4_XS.gguf", "IQ4_XS"),
-        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
-        ("model-fp16.gguf", "F16"),
-        ("Q6_K/model.gguf", "Q6_K"),
-        ("BF16/m-BF16.gguf", "BF16"),
-        ("model.gguf", None),
-        ("Q2learning.gguf", None),
-    ],
-)
+@pytest.mark.parametrize(("path", "label"), [
+    ("Qwen3-0.6B-Q8_0.gguf", "Q8_0"), ("gemma-3-270m-it-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+    ("smollm2-135m-instruct-q4_k_m.gguf", "Q4_K_M"), ("model.IQ4_XS.gguf", "IQ4_XS"),
+    ("gpt-oss-20b-mxfp4.gguf", "MXFP4"), ("model-fp16.gguf", "F16"), ("Q6_K/model.gguf", "Q6_K"),
+    ("BF16/m-BF16.gguf", "BF16"), ("model.gguf", None), ("Q2learning.gguf", None),
+])  # fmt: skip
 def test_labels_of_files(path: str, label: str | None) -> None:
     assert label_of(path) == label
 
 
 def test_files_that_are_tried_unasked() -> None:
     sizes = {
-        "m-F16.gguf": 16,
-        "m-Q8_0.gguf": 8,
-        "m-Q4_K_M.gguf": 5,
-        "m-Q4_0.gguf": 4,
-        "m-Q2_K.gguf": 2,
-        "m-IQ4_XS.gguf": 3,
-    }
+        "m-F16.gguf": 16, "m-Q8_0.gguf": 8, "m-Q4_K_M.gguf": 5, "m-Q4_0.gguf": 4, "m-Q2_K.gguf": 2, "m-IQ4_XS.gguf": 3,
+    }  # fmt: skip
     files = [RemoteFile(path, size, "") for path, size in sizes.items()]
     assert [file.size for file in usual(files)] == [8, 5, 4, 3]
     assert [file.size for file in usual([files[0], files[4]])] == [2, 16]
@@ -99,14 +84,7 @@ def test_files_that_are_tried_unasked() -> None:
     assert [path for path in [*sizes, *others] if runnable(path)] == list(sizes)
 
 
-def test_names_of_the_table() -> None:
-    assert hub_reference("qwen3:0.6b") == Reference(known_models()["qwen3:0.6b"].repository)
-    assert hub_reference("Qwen3:0.6B:q8_0") == Reference(known_models()["qwen3:0.6b"].repository, quant="Q8_0")
-    assert hub_reference("qwen3:0.6b:q8_0:x") is None
-    assert hub_reference("smollm2-135m") is None
-
-
-def test_pull_downloads_the_best_that_fits(hub: Hub) -> None:
+def test_pull_downloads_best_that_fits(hub: Hub) -> None:
     said: list[str] = []
     path = edge.pull(NAME, notice=said.append)
     assert path.name == "tiny-Q8_0.gguf"
@@ -124,7 +102,7 @@ def test_load_downloads_what_is_not_here(hub: Hub) -> None:
     assert find_model(NAME).is_file()
 
 
-def test_budgets_choose_the_file(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budgets_choose_file(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest whose weights stay in memory, judged by headers alone."""
     files = hub.repositories[NAME] = {}
     small = Small(layers=2, hidden=512, ffn=2048, heads=8, kv_heads=8, head=64)
@@ -167,7 +145,7 @@ def test_headers_are_read_in_steps(hub: Hub, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", ["llama-llama3", "phi3-longrope"])
-def test_factors_of_rope_are_part_of_a_header(hub: Hub, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factors_of_rope_are_part_of_header(hub: Hub, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(header, "_FIRST", 8_000)
     hub.repositories[NAME] = {"m.gguf": golden(name)}
     found = header.read_header(repository := look_up(Reference(NAME)), repository.files[0])
@@ -176,7 +154,7 @@ def test_factors_of_rope_are_part_of_a_header(hub: Hub, name: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ["granitehybrid", "gemma4"])
-def test_models_of_llama_cpp_are_judged_by_their_headers(hub: Hub, name: str) -> None:
+def test_llama_cpp_models_are_judged_by_header(hub: Hub, name: str) -> None:
     """It tries them without weights, which are holes in a file of full size."""
     pytest.importorskip("llama_cpp")
     hub.repositories[NAME] = {"m.gguf": golden(name)}
@@ -188,16 +166,10 @@ def test_models_of_llama_cpp_are_judged_by_their_headers(hub: Hub, name: str) ->
     assert replace(before.bytes, interpreter=0, reserve=0) == replace(after.bytes, interpreter=0, reserve=0)
 
 
-@pytest.mark.parametrize(
-    ("data", "error"),
-    [
-        (b"", ModelFormatError),
-        (b"GGUF", ModelFormatError),
-        (b"<html>not a model</html>" * 100, ModelFormatError),
-        (golden("qwen3")[:2000], ModelFormatError),
-        (golden("qwen3")[:-5], ModelFormatError),
-    ],
-)
+@pytest.mark.parametrize(("data", "error"), [
+    (b"", ModelFormatError), (b"GGUF", ModelFormatError), (b"<html>not a model</html>" * 100, ModelFormatError),
+    (golden("qwen3")[:2000], ModelFormatError), (golden("qwen3")[:-5], ModelFormatError),
+])  # fmt: skip
 def test_what_is_no_model_is_not_downloaded(hub: Hub, data: bytes, error: type[EdgeError]) -> None:
     hub.repositories[NAME] = {"m.gguf": data}
     with pytest.raises(error, match=r"^tiny/model-GGUF/m.gguf: "):
@@ -205,26 +177,19 @@ def test_what_is_no_model_is_not_downloaded(hub: Hub, data: bytes, error: type[E
     assert None not in hub.ranges()
 
 
-@pytest.mark.parametrize(
-    ("files", "name", "says"),
-    [
-        (["m-Q4_0.gguf"], f"{NAME}:q3_k_m", "tiny/model-GGUF has no Q3_K_M: Q4_0"),
-        (["m-00001-of-00002.gguf"], NAME, "has no GGUF file"),
-        (["m-Q8_0-00001-of-00002.gguf", "m-Q4_0.gguf"], f"{NAME}:Q8_0", "tiny/model-GGUF has no Q8_0: Q4_0"),
-        (
-            ["model.safetensors"],
-            NAME,
-            "no GGUF file: edge pull tiny/model-GGUF --convert=q4_0 makes one",
-        ),
-        (["README.md"], NAME, "has no GGUF file: edge pulls models in GGUF"),
-        (["m-Q4_0.gguf"], f"hf.co/{NAME}/m-Q4_1.gguf", r"has no file m-Q4_1.gguf \(did you mean m-Q4_0.gguf\?\)"),
-        (["mmproj-x.gguf"], f"hf.co/{NAME}/mmproj-x.gguf", "is no GGUF file of a whole model"),
-        ([], "Qwen/Qwen3-0.6B-GUFF", r"has no repository Qwen/Qwen3-0.6B-GUFF \(did you mean qwen3:0.6b"),
-        ([], "smollm2-135m", "'smollm2-135m' is no model of the Hub: write"),
-        ([], "qwen3:9b", "did you mean qwen3.5:9b or qwen3:8b"),
-    ],
-)
-def test_what_a_name_cannot_mean(hub: Hub, files: list[str], name: str, says: str) -> None:
+@pytest.mark.parametrize(("files", "name", "says"), [
+    (["m-Q4_0.gguf"], f"{NAME}:q3_k_m", "tiny/model-GGUF has no Q3_K_M: Q4_0"),
+    (["m-00001-of-00002.gguf"], NAME, "has no GGUF file"),
+    (["m-Q8_0-00001-of-00002.gguf", "m-Q4_0.gguf"], f"{NAME}:Q8_0", "tiny/model-GGUF has no Q8_0: Q4_0"),
+    (["model.safetensors"], NAME, "no GGUF file: edge pull tiny/model-GGUF --convert=q4_0 makes one"),
+    (["README.md"], NAME, "has no GGUF file: edge pulls models in GGUF"),
+    (["m-Q4_0.gguf"], f"hf.co/{NAME}/m-Q4_1.gguf", r"has no file m-Q4_1.gguf \(did you mean m-Q4_0.gguf\?\)"),
+    (["mmproj-x.gguf"], f"hf.co/{NAME}/mmproj-x.gguf", "is no GGUF file of a whole model"),
+    ([], "Qwen/Qwen3-0.6B-GUFF", r"has no repository Qwen/Qwen3-0.6B-GUFF \(did you mean qwen3:0.6b"),
+    ([], "smollm2-135m", "'smollm2-135m' is no model of the Hub: write"),
+    ([], "qwen3:9b", "did you mean qwen3.5:9b or qwen3:8b"),
+])  # fmt: skip
+def test_what_name_cannot_mean(hub: Hub, files: list[str], name: str, says: str) -> None:
     hub.repositories[NAME] = {path: golden("qwen3") for path in files} or {"README.md": b""}
     with pytest.raises((InputError, UnsupportedError), match=says):
         edge.pull(name)
@@ -351,7 +316,7 @@ def test_plan_and_run_by_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(hub.asked) == asked
 
 
-def test_without_a_connection_the_models_here_are_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_connection_models_here_are_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for command in (("pull", NAME), ("run", NAME, "hi")):
         done = run(*command)
@@ -369,7 +334,7 @@ def test_pull_says_what_it_does_in_json(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_download_goes_on(number: signal.Signals, code: int, hub: Hub) -> None:
+def test_interrupted_download_goes_on(number: signal.Signals, code: int, hub: Hub) -> None:
     hub.repositories[NAME] = {"m.gguf": golden("llama-gqa-untied")}
     hub.faults.go.clear()  # it has the first piece when it is interrupted, whoever of us is late
     whole = len(golden("llama-gqa-untied"))
@@ -391,13 +356,3 @@ def test_an_interrupted_download_goes_on(number: signal.Signals, code: int, hub:
     hub.faults.go.set()
     assert edge.pull(NAME).read_bytes() == golden("llama-gqa-untied")
     assert str(hub.ranges()[-1]).endswith("-")
-
-
-def test_local_models_need_no_client() -> None:
-    heavy = ("huggingface_hub", "urllib.request", "http.client", "edge.pulling")
-    check = (
-        "import sys; from edge.run.starting import loading; from edge.model.model import open_model; "
-        f"open_model({str(GOLDEN / 'qwen3.gguf')!r}); print([m for m in {heavy} if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=240)
-    assert done.stdout == "[]\n", done.stderr
