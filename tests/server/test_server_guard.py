@@ -168,7 +168,7 @@ def test_logs_have_nothing_of_requests(caplog: pytest.LogCaptureFixture, monkeyp
         def fail(*_: object) -> None:
             raise ValueError("my secret")
 
-        monkeypatch.setattr("edge.server.protocols.chat.translate", fail)
+        monkeypatch.setattr("edge.server.protocols.chat.is_background", fail)
         response = client.post(CHATS, json=body)
         assert response.status_code == 500
         assert error_of(response)["message"] == "internal error"
