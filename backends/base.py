@@ -20,6 +20,7 @@ from edge.formats.gguf import GGUFFile
 from edge.model.cores import Core
 from edge.model.given import GivenRows
 from edge.model.lora import Lora
+from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.records import dataclass
 from edge.storage.versions import version_of
@@ -156,11 +157,12 @@ class ObservedEngine(Engine, Protocol):
 class GivenEngine(Engine, Protocol):
     """An engine that runs rows in place of tokens."""
 
-    def forward(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
-        """As `Engine.forward`; ids beyond the vocabulary are those of `given` rows."""
+    def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
+        """As `Engine.forward`; ids beyond the vocabulary are those of `given` rows. places: None for consecutive
+        positions, and tokens that see those before them."""
         ...
 
-    def forward_all(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
+    def forward_all(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         """As `Engine.forward_all`, likewise."""
         ...
 

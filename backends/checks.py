@@ -15,11 +15,13 @@ from edge.model.cores import Attention, Core, DeltaNet, Dense, Experts, Mamba, P
 from edge.model.given import GivenRows
 from edge.model.layers import Network
 from edge.model.lora import Lora
+from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import IntArray
 
 ENCODERS = "encoders"  # their name in refusals
+UNEQUAL = "values of another size than keys"
 
 
 def check_cores(what: str, spec: ModelSpec, supports: Callable[[Core], str | None]) -> Network:
@@ -48,6 +50,8 @@ def usual_cores(core: Core) -> str | None:
             "an output gate": core.gated,
             "sinks": core.sinks,
             "rows of an earlier layer": core.rows_of is not None,
+            UNEQUAL: core.row.value != core.row.key,
+            "unrotated values first": core.rope.first > 0,
         }
         kinds |= {"normalised values": core.unit_values}
         return next((f"attention with {kind}" for kind, has_it in kinds.items() if has_it), None)
@@ -64,7 +68,9 @@ def hybrid_cores(core: Core) -> str | None:
 def app_cores(core: Core) -> str | None:
     """As `hybrid_cores`, for apps' C runtime, which also runs experts, per-layer inputs and all causal attention. A new
     core is refused until exported passes have it."""
-    if isinstance(core, Experts | PerLayerInput) or (isinstance(core, Attention) and core.causal):
+    if isinstance(core, Experts | PerLayerInput) or (
+        isinstance(core, Attention) and core.causal and core.row.value == core.row.key
+    ):
         return None
     return hybrid_cores(core)
 
@@ -101,6 +107,14 @@ def check_whole_text(tokens: IntArray, kv: KVCache, config: EngineConfig) -> Non
     most = min(config.chunk, kv.capacity)
     if len(tokens) > most:
         raise CapacityError(f"the text has {len(tokens)} tokens, and {most} are the most that are run at once")
+
+
+def places_of(kv: KVCache, network: Network, count: int, places: Places | None) -> Places:
+    """The places of `count` tokens behind those in the cache: these, if they are given. Raises InputError."""
+    if places is None:
+        return Places.after(kv.next_position, count, causal=not network.encoder)
+    places.check(count, kv.next_position, network.components)
+    return places
 
 
 def check_lora(lora: Lora | None, config: EngineConfig) -> None:

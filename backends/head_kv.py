@@ -20,6 +20,7 @@ from edge.backends.rope import CacheRope, Rotation
 from edge.backends.row_lists import PinnedKeys, RowLists, rotated_at_once
 from edge.backends.row_store import Store
 from edge.errors import EngineError, InputError, UnsupportedError
+from edge.model.places import Places
 from edge.types import AnyArray, FloatArray, IntArray
 
 _BASE_BYTES = 8  # a saved state begins with `RowLists.base`: its keys are rotated to position + base
@@ -191,9 +192,9 @@ class HeadKV(Generic[Store]):
             self.state.prepare()
         self.store.prepare(count, self.next_position)
 
-    def appended(self, count: int) -> None:
-        """Record that a pass has written the announced rows."""
-        self._lists.append(self.lengths, count)
+    def appended(self, count: int, places: Places | None = None) -> None:
+        """Record that a pass has written the announced rows. places: None for consecutive positions."""
+        self._lists.append(self.lengths, count, places)
         self.lengths += count
         if self.ring:
             self.ring.appended(count)

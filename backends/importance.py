@@ -89,8 +89,8 @@ def _order_of(core: Attention, rotation: Rotation, halves: bool) -> AnyArray:
     head, pairs = core.row.key, core.rope.dim // 2
 
     def ends(width: int, *, halves: bool) -> AnyArray:
-        first = np.arange(pairs)
-        return np.concatenate([first, first + width] if halves else [2 * first, 2 * first + 1])
+        one = np.arange(pairs)
+        return core.rope.first + np.concatenate([one, one + width] if halves else [2 * one, 2 * one + 1])
 
     here, there = ends(rotation.pairs, halves=rotation.halves), ends(pairs, halves=halves)
     order, every = np.zeros(head, np.intp), np.arange(head)

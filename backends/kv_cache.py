@@ -48,6 +48,11 @@ class KVCache(Protocol):
     has_tail: bool
 
     @property
+    def next_position(self) -> int:
+        """The position of the next token."""
+        ...
+
+    @property
     def nbytes(self) -> int: ...
 
     @property
@@ -178,9 +183,6 @@ class HeadKVCache(KVCache, Protocol):
         free rows are divided equally.
         """
         ...
-
-    @property
-    def next_position(self) -> int: ...
 
     def renumber(self) -> None:
         """Close all gaps: each head's rows get consecutive positions, which end alike in all heads.

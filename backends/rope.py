@@ -30,26 +30,35 @@ class Rotation:
     halves: bool  # value i pairs with value i + pairs, otherwise 2i with 2i + 1
 
     def tables(self, kind: int, positions: AnyArray) -> tuple[FloatArray, FloatArray]:
-        """Cosines and sines, float32 [positions, pairs], of one kind of layers."""
-        return _tables(self.angles[kind], positions, self.pairs)
+        """Cosines and sines, float32 [n, pairs], of one kind of layers. positions: [n], or [n, components]."""
+        angles = self.angles[kind]
+        return _tables(angles, positions, self.pairs, 0 if self.halves else angles.first // 2)
 
     def rotate(self, x: FloatArray, layer: int, positions: AnyArray) -> FloatArray:
-        """Rotate a layer's queries or keys, float32 [..., n, head], to `positions` [n]."""
-        return rotate(x, *self.tables(self.kinds[layer], positions), halves=self.halves)
+        """Rotate a layer's queries or keys, float32 [..., n, head], to `positions`, [n] or [n, components]."""
+        return self.apply(x, self.tables(self.kinds[layer], positions), self.kinds[layer])
+
+    def apply(self, x: FloatArray, tables: tuple[FloatArray, FloatArray], kind: int) -> FloatArray:
+        """Rotate queries or keys of one kind of layers by its `tables`."""
+        if self.halves and (first := self.angles[kind].first):
+            return np.concatenate([x[..., :first], rotate(x[..., first:], *tables, halves=True)], axis=-1)
+        return rotate(x, *tables, halves=self.halves)
 
     def rotate_cached(self, keys: FloatArray, by: AnyArray, layer: int | None = None) -> FloatArray:
         """Rotate cached keys, key i by `by[i]` more positions. Their magnitude is applied already.
 
-        keys: of one layer, float32 [..., n, head], or of all heads of all layers, float32 [heads, n, head].
+        All components of a position move alike. keys: of one layer, float32 [..., n, head], or of all heads of all
+        layers, float32 [heads, n, head].
         """
-        tables = [_tables(replace(each, magnitude=1.0), by, self.pairs) for each in self.angles]
+        plain = replace(self, angles=tuple(replace(each, magnitude=1.0, components=()) for each in self.angles))
+        tables = [plain.tables(kind, by) for kind in range(len(self.angles))]
         if layer is not None:
-            return rotate(keys, *tables[self.kinds[layer]], halves=self.halves)
+            return self.apply(keys, tables[self.kinds[layer]], self.kinds[layer])
         layers = keys.reshape(len(self.kinds), -1, *keys.shape[1:])
         rotated = np.empty_like(layers)
         for kind, table in enumerate(tables):
             chosen = np.equal(self.kinds, kind)
-            rotated[chosen] = rotate(layers[chosen], *table, halves=self.halves)
+            rotated[chosen] = self.apply(layers[chosen], table, kind)
         return rotated.reshape(keys.shape)
 
     def of(self, layers: Sequence[int]) -> Rotation:
@@ -59,7 +68,8 @@ class Rotation:
     def since(self, other: Rotation) -> Rotation:
         """The rotation that changes a key rotated by `other` into one rotated by this."""
         pairs = zip(self.angles, other.angles, strict=True)
-        return replace(self, angles=tuple(Angles(ours.radians - theirs.radians, 1.0) for ours, theirs in pairs))
+        between = (replace(ours, radians=ours.radians - theirs.radians, magnitude=1.0) for ours, theirs in pairs)
+        return replace(self, angles=tuple(between))
 
 
 def find_rotation(
@@ -72,8 +82,8 @@ def find_rotation(
     """
     angles = tuple(find_angles(file, rope, long=long) for rope in network.ropes) or (_UNROTATED,)
     kinds = tuple(network.rope_of(layer) for layer in range(len(network.windows)))
-    pairs = max(each.radians.size for each in angles) if head is None else head // 2
-    return Rotation(angles, kinds, pairs, halves)
+    rotated = max(each.radians.size + (0 if halves else each.first // 2) for each in angles)
+    return Rotation(angles, kinds, rotated if head is None else head // 2, halves)
 
 
 def rotate(x: FloatArray, cos: FloatArray, sin: FloatArray, *, halves: bool) -> FloatArray:
@@ -91,12 +101,13 @@ def rotate(x: FloatArray, cos: FloatArray, sin: FloatArray, *, halves: bool) -> 
     return rotated
 
 
-def _tables(angles: Angles, positions: AnyArray, pairs: int) -> tuple[FloatArray, FloatArray]:
-    """Cosines and sines; pairs that a model does not rotate have cosine 1 and sine 0."""
-    rotated = angles.radians.size
+def _tables(angles: Angles, positions: AnyArray, pairs: int, first: int) -> tuple[FloatArray, FloatArray]:
+    """Cosines and sines; pairs that a model does not rotate have cosine 1 and sine 0. first: the first that it does."""
+    rotated = slice(first, first + angles.radians.size)
     cos, sin = np.ones((len(positions), pairs), np.float32), np.zeros((len(positions), pairs), np.float32)
-    radians = positions[:, None].astype(np.float64) * angles.radians
-    cos[:, :rotated], sin[:, :rotated] = angles.magnitude * np.cos(radians), angles.magnitude * np.sin(radians)
+    by_pair = positions[:, list(angles.components)] if positions.ndim > 1 else positions[:, None]
+    radians = by_pair.astype(np.float64) * angles.radians
+    cos[:, rotated], sin[:, rotated] = angles.magnitude * np.cos(radians), angles.magnitude * np.sin(radians)
     return cos, sin
 
 

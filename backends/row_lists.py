@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from edge.model.places import Places
 from edge.types import AnyArray, FloatArray, IntArray
 
 ROTATED_AT_ONCE = 4  # rows, so that the memory of rotating does not grow with the number of pinned rows
@@ -59,13 +60,15 @@ class RowLists:
             self.physical = np.repeat(self.physical, heads, axis=0)
             self.rope_positions = np.repeat(self.rope_positions, heads, axis=0)
 
-    def append(self, lengths: IntArray, count: int) -> None:
-        """Add `count` rows that a pass has written after the last physical rows. lengths: of the lists before."""
-        each = np.arange(len(self))[:, None]
+    def append(self, lengths: IntArray, count: int, places: Places | None = None) -> None:
+        """Add `count` rows that a pass has written after the last physical rows. lengths: of the lists before. places:
+        of the rows; None: they have consecutive positions."""
+        each, base = np.arange(len(self))[:, None], self.base
+        places = places or Places.after(self.next_position, count)
         physical = lengths[: len(self), None] + np.arange(count)
         self.physical[each, physical] = physical
-        self.rope_positions[each, physical] = self.next_rope_position + np.arange(count)
-        self.next_rope_position += count
+        self.rope_positions[each, physical] = base + places.numbers.astype(np.int64)
+        self.next_rope_position = base + places.next_position
 
     def append_saved(self, first: int, positions: IntArray, base: int, next_position: int) -> None:
         """Add saved rows after the `first` ones of the only list."""

@@ -23,6 +23,7 @@ from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.cores import Attention, Core, Experts, PerLayerInput
 from edge.model.layers import Block
 from edge.model.mtp import mtp_tensors
+from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
@@ -320,8 +321,9 @@ class Walk:
         def run(part: FloatArray, inputs: FloatArray) -> FloatArray:
             self._engine.kv.truncate(0)
             self._engine.kv.announce(len(part))
-            rows, positions = self._engine.kv.reserve(len(part))
-            return self._engine.run_core(block, At(layer, rows, positions, inputs[:, layer]), part)
+            places = Places.after(0, len(part))
+            at = At(layer, self._engine.kv.reserve(places), places.positions, places.sees, inputs[:, layer])
+            return self._engine.run_core(block, at, part)
 
         starts = range(0, len(x), self._length)
         return np.concatenate([run(*(each[at : at + self._length] for each in (x, self._inputs))) for at in starts])

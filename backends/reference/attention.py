@@ -25,22 +25,23 @@ def paid(engine: Context, core: Attention, at: At, x: FloatArray) -> tuple[Float
     kv, rotation = engine.kv, engine.kv.rope.rotation
     queries = heads_of(engine, core, at, x, "attn_q")
     if core.rows_of is None:
-        made = heads_of(engine, core, at, x, "attn_v")
         kv.keys[at.layer][:, at.rows] = rotation.rotate(heads_of(engine, core, at, x, "attn_k"), at.layer, at.positions)
+    if core.rows_of is None and not core.shared_values:
+        made = heads_of(engine, core, at, x, "attn_v")
         kv.values[at.layer][:, at.rows] = rms(made, engine.spec.norm_eps) if core.unit_values else made
     source = at.layer if core.rows_of is None else core.rows_of
     keys, values = kv.keys[source][:, : at.rows.stop], kv.values[source][:, : at.rows.stop]
 
     # Each KV head serves a group of query heads: [KV heads, group, n, rows].
     queries = rotation.rotate(queries, at.layer, at.positions) * np.float32(core.scale)
+    positions = kv.positions[at.rows]
     if core.temperature:
-        queries *= temperatures(core.temperature, at.positions)[:, None]
+        queries *= temperatures(core.temperature, positions)[:, None]
     queries = queries.reshape(core.kv_heads, core.heads // core.kv_heads, len(x), core.head_dim)
     scores = soft_cap(queries @ keys[:, None].swapaxes(-1, -2), core.score_cap)
-    hidden = np.arange(at.rows.stop)[None, :] > np.arange(at.rows.start, at.rows.stop)[:, None]
-    hidden &= core.causal
+    hidden = np.arange(at.rows.stop)[None, :] > at.sees[:, None]
     if core.window:
-        hidden |= kv.positions[None, : at.rows.stop] <= at.positions[:, None] - core.window
+        hidden |= kv.positions[None, : at.rows.stop] <= positions[:, None] - core.window
     scores = np.where(hidden, np.float32(-np.inf), scores)
     if core.sinks:
         sinks = engine.weights[at.name("attn_sinks")].reshape(core.kv_heads, -1, 1, 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from edge.backends.base import Capabilities, EngineConfig
-from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, check_whole_text
+from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, check_whole_text, places_of
 from edge.backends.reference.attention import attention
 from edge.backends.reference.context import At
 from edge.backends.reference.delta_net import delta_net
@@ -26,6 +26,7 @@ from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, NextTok
 from edge.model.given import GivenRows
 from edge.model.layers import Block
 from edge.model.lora import Lora
+from edge.model.places import Places
 from edge.model.spec import ModelSpec, check_generates
 from edge.model.tensors import Source, find_network
 from edge.types import FloatArray, IntArray
@@ -57,22 +58,22 @@ class ReferenceEngine:
         self.kv = ReferenceKV("reference", file, spec, config)
         self._states = np.zeros((0, spec.hidden), np.float32)
 
-    def forward(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
+    def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         check_generates(self.spec)
-        return self.head(self._run(tokens, given)[-1:]).reshape(-1)
+        return self.head(self._run(tokens, given, places)[-1:]).reshape(-1)
 
-    def forward_all(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
+    def forward_all(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         check_generates(self.spec)
-        hidden, step = self._run(tokens, given), self.config.logits_rows
+        hidden, step = self._run(tokens, given, places), self.config.logits_rows
         return np.concatenate([self.head(hidden[at : at + step]) for at in range(0, len(hidden), step)])
 
     def append_rows(self, rows: FloatArray) -> None:
         """See GivenEngine."""
         check_free(rows.shape[3], self.kv.free)
-        places, _ = self.kv.reserve(rows.shape[3])
+        own = self.kv.reserve(Places.after(self.kv.next_position, rows.shape[3]))
         for layer, (keys, values) in enumerate(zip(*rows, strict=True)):
-            self.kv.keys[layer][:, places] = self.kv.rope.ordered(keys, layer)
-            self.kv.values[layer][:, places] = values
+            self.kv.keys[layer][:, own] = self.kv.rope.ordered(keys, layer)
+            self.kv.values[layer][:, own] = values
 
     @UNWARNED
     def hidden(self, tokens: IntArray) -> FloatArray:
@@ -98,24 +99,25 @@ class ReferenceEngine:
         self._lora.clear()
 
     @UNWARNED
-    def _run(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
+    def _run(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         """Final hidden states of all tokens, [n, hidden], chunk by chunk."""
         if not self.weights:
             raise EngineError("the engine is closed")
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free, given)
-        self.kv.announce(tokens.size)
-        chunks = [tokens[at : at + self.config.chunk] for at in range(0, tokens.size, self.config.chunk)]
-        return np.concatenate([self._run_chunk(chunk, given) for chunk in chunks])
+        places = places_of(self.kv, self.network, tokens.size, places)
+        self.kv.announce(places.next_position - self.kv.next_position)
+        passes = list(places.passes(self.config.chunk))
+        return np.concatenate([self._run_chunk(tokens[each], given, places.part(each)) for each in passes])
 
-    def _run_chunk(self, tokens: IntArray, given: GivenRows | None) -> FloatArray:
-        check_positions(self.spec, self.kv.next_position + tokens.size)
+    def _run_chunk(self, tokens: IntArray, given: GivenRows | None, places: Places) -> FloatArray:
+        check_positions(self.spec, places.next_position)
         instead = None if given is None else given.rows(tokens)
-        rows, positions = self.kv.reserve(tokens.size)
-        x = self.embed(tokens, positions, instead)
+        rows = self.kv.reserve(places)
+        x = self.embed(tokens, places.numbers, instead)
         inputs = make_inputs(self, self.network, tokens, x)
         states, self._states = self._states[: tokens.size], self._states[tokens.size :]
         for layer, blocks in enumerate(self.network.layers):
-            at = At(layer, rows, positions, inputs[:, layer], states)
+            at = At(layer, rows, places.positions, rows.start + places.sees, inputs[:, layer], states)
             for block in blocks:
                 if not block.beside:
                     normed = self.norm(x, at.name(block.norm)) if block.norm else x

@@ -20,6 +20,7 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Attention, PerLayerInput
+from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
@@ -67,13 +68,15 @@ def fit(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> list[FloatArray]:
     weights = _TokenWeights(file, find_tensors(file, spec), twice)
     engine = ReferenceEngine(file, spec, EngineConfig(twice.size, twice.size, "f32", 1), weights)
     engine.kv.announce(twice.size)
-    _, positions = engine.kv.reserve(twice.size)
+    places = Places.after(0, twice.size)
+    engine.kv.reserve(places)
+    positions = places.positions
     x, found, ranked = engine.embed(weights.places, positions), [], dict(ranked_cores(network))
     for layer, blocks in enumerate(network.layers):
         most = None
         for start in range(0, twice.size, _AT_ONCE):
             rows = slice(start, min(start + _AT_ONCE, twice.size))
-            at, part = At(layer, rows, positions[rows]), x[rows]
+            at, part = At(layer, rows, positions[rows], places.sees[rows]), x[rows]
             for block in blocks:
                 if not block.beside:
                     normed = engine.norm(part, at.name(block.norm)) if block.norm else part

@@ -14,6 +14,7 @@ from edge.backends.rope import CacheRope, Rotation
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import RowShape
+from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import FloatArray, IntArray
@@ -98,14 +99,13 @@ class ReferenceKV:
     def positions(self) -> IntArray:
         return self._positions[: self._length]
 
-    def reserve(self, count: int) -> tuple[slice, IntArray]:
-        """Reserve the next `count` rows; returns them and their positions."""
+    def reserve(self, places: Places) -> slice:
+        """Reserve the next rows, for tokens at these places."""
         self.fixed_state.prepare()
-        rows = slice(self._length, self._length + count)
-        self._positions[rows] = np.arange(self.next_position, self.next_position + count)
-        self._length += count
-        self.next_position += count
-        return rows, self._positions[rows]
+        rows = slice(self._length, self._length + len(places.sees))
+        self._positions[rows] = places.numbers
+        self._length, self.next_position = rows.stop, places.next_position
+        return rows
 
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         rows = check_rows(rows, self._length)

@@ -40,9 +40,9 @@ from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, choose_normals, make_kv
 from edge.backends.tvm.memory import aligned_zeros, pointer
-from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.cores import LANES, round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout, make_layout
-from edge.backends.tvm.packing.shape import ROPE_AHEAD, padded_head, rope_values
+from edge.backends.tvm.packing.shape import ROPE_AHEAD, rope_values
 from edge.backends.tvm.packing.weights import PackedWeights, Ranges, open_weights
 from edge.backends.tvm.sequence import Angles, NativeKV, NativeSequence
 from edge.backends.tvm.sources import source_hash
@@ -52,6 +52,7 @@ from edge.model.architectures.angles import temperatures
 from edge.model.cores import Attention
 from edge.model.given import GivenRows
 from edge.model.lora import Lora
+from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -152,8 +153,8 @@ class NativeEngine:
             def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
                 Call(image, move, (*map(pointer, arrays), pointer(pairs), len(pairs)))()
 
-            head = padded_head(core.head_dim)
-            return HostRows(count, head, config.kv_dtype, normals[:, :head], move_rows)
+            row = core.row.padded(LANES)
+            return HostRows(count, row, config.kv_dtype, normals[:, : row.key], move_rows)
 
         count = config.sequences
         here = count * (regions.size + (0 if apart else rings.size))
@@ -172,7 +173,7 @@ class NativeEngine:
         ]
         # Weights are packed so that pairs are neighbours.
         ropes = [CacheRope(file, layout.network, positions, halves=False, head=shape.padded_head) for _ in sequences]
-        self._tokens = aligned_zeros(max(tokens, 4 * config.together), "int32")
+        self._tokens = aligned_zeros(max(2 * tokens, 4 * config.together), "int32")
         tables = len(ropes[0].rotation.angles)
         self._rope = aligned_zeros(tables * rope_size, "float32")
         self._angles = self._rope.reshape(tables, -1, 2 * self._head)
@@ -256,11 +257,11 @@ class NativeEngine:
     def kv(self) -> NativeKV:
         return self._sequences[0].kv
 
-    def forward(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
-        return self._sequences[0].forward(tokens, given)
+    def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
+        return self._sequences[0].forward(tokens, given, places)
 
-    def forward_all(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
-        return self._sequences[0].forward_all(tokens, given)
+    def forward_all(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
+        return self._sequences[0].forward_all(tokens, given, places)
 
     def append_rows(self, rows: FloatArray) -> None:
         """See GivenEngine."""
@@ -383,28 +384,36 @@ class NativeEngine:
 
     def _run(
         self, sequence: NativeSequence, tokens: IntArray, wanted: int, given: GivenRows | None = None,
-        then: Callable[[], None] = lambda: None,
+        places: Places | None = None, then: Callable[[], None] = lambda: None,
     ) -> FloatArray:  # fmt: skip
-        """Run tokens of one sequence, at most a chunk. Returns the last `wanted` rows of logits. then: called
-        before the new rows are recorded, so that an interruption leaves none."""
+        """Run tokens of one sequence, at most a chunk. Returns the last `wanted` rows of logits. places: see
+        GivenEngine. then: called before the new rows are recorded, so that an interruption leaves none."""
         kv, count = sequence.kv, tokens.size
         self._begin(tokens, sequence.adapters, given)
         check_positions(self.spec, kv.next_position + count)
         sequence.prepare(count)
+        encoder = self._layout.shape.encoder
+        alone = count == 1 and not encoder
+        if not alone:
+            self._tokens[count : 2 * count] = places.sees if places else count - 1 if encoder else np.arange(count)
         if self._temperature:
             positions = kv.next_position + np.arange(count)
             self._temperatures[:count] = temperatures(self._temperature, positions)
         angles = sequence.angles if count <= ROPE_AHEAD else self._chunk_angles
-        alone = count == 1 and not self._layout.shape.encoder
         reads = sequence.reads if alone else 0
         self._pages[:] = pages_read(reads), kv.store.bounded
+        if places is None or places.consecutive:
+            angle = angles.row(kv.rope.rotation, kv.next_rope_position, count)
+        else:
+            base = kv.next_rope_position - kv.next_position
+            angle = self._chunk_angles.place(kv.rope.rotation, places.positions + base)
         self._finish(
             count, kind=Job.STEP if alone else Job.CHUNK, position=kv.next_position,
-            angle=angles.row(kv.rope.rotation, kv.next_rope_position, count), wanted=wanted,
+            angle=angle, wanted=wanted,
             observed=min(count, sequence.observed), votes=int(sequence.votes), sequence=sequence.number, drafts=0,
         )  # fmt: skip
         then()
-        kv.appended(count)
+        kv.appended(count, places)
         if reads:
             kv.store.stepped(reads)
         self._end()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.errors import UnsupportedError
 from edge.model.given import GivenRows
 from edge.model.lora import Lora
+from edge.model.places import Places
 from edge.model.spec import ModelSpec, check_generates
+from edge.model.tensors import find_network
 from edge.types import AnyArray, FloatArray, IntArray
 
 NativeKV = HeadKV[NativeStore[HostRows]]
@@ -47,6 +49,13 @@ class Angles:
                 table[rows] = _angle_table(rotation, kind, positions)
         return self._first + position - self._from
 
+    def place(self, rotation: Rotation, positions: IntArray) -> int:
+        """The row where the angles of these positions begin, [n] or [n, components]."""
+        self._count = 0
+        for kind, table in enumerate(self._table):
+            table[self._first : self._first + len(positions)] = _angle_table(rotation, kind, positions)
+        return self._first
+
 
 class NativeSequence:
     """The Engine, ObservedEngine, VerifyingEngine and AdaptedEngine protocols for one sequence. number: among those of
@@ -61,7 +70,7 @@ class NativeSequence:
 
     def __init__(
         self, number: int, spec: ModelSpec, config: EngineConfig, kv: NativeKV, angles: Angles,
-        run: Callable[[NativeSequence, IntArray, int, GivenRows | None], FloatArray],
+        run: Callable[[NativeSequence, IntArray, int, GivenRows | None, Places | None], FloatArray],
         verify: Callable[[NativeSequence, IntArray], FloatArray],
         adapt: Callable[[Sequence[NativeSequence], Lora | None], None],
         run_top: Callable[[NativeSequence, IntArray, int], list[tuple[IntArray, FloatArray]]] | None = None,
@@ -90,15 +99,25 @@ class NativeSequence:
         """See AdaptedEngine. Other sequences keep theirs."""
         self._adapt([self], lora)
 
-    def forward(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
+    def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         check_generates(self.spec)
-        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free, given)
-        self.kv.announce(tokens.size)
-        chunk, logits = self.config.chunk, np.zeros((1, 0), np.float32)
-        for start in range(0, tokens.size, chunk):
-            part = tokens[start : start + chunk]
-            logits = self._run(self, part, int(start + part.size == tokens.size), given)
+        tokens, logits = check_tokens(tokens, self.spec.vocab, self.kv.free, given), np.zeros((1, 0), np.float32)
+        for part, own in self._passes(tokens.size, self.config.chunk, places):
+            logits = self._run(self, tokens[part], int(part.stop == tokens.size), given, own)
         return np.asarray(logits[0])
+
+    def _passes(self, count: int, most: int, places: Places | None) -> Iterator[tuple[slice, Places | None]]:
+        """Announce tokens, and divide them into passes of at most `most`."""
+        if places is None:
+            self.kv.announce(count)
+            yield from ((slice(at, min(at + most, count)), None) for at in range(0, count, most))
+            return
+        network = find_network(self.spec)
+        places.check(count, self.kv.next_position, network.components)
+        if not places.consecutive and (network.learned_positions or network.temperature or any(network.windows)):
+            raise UnsupportedError("the cpu engine runs models with windows at consecutive positions only")
+        self.kv.announce(places.next_position - self.kv.next_position)
+        yield from ((part, places.part(part)) for part in list(places.passes(most)))
 
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """See TopEngine. A single token reads only a part of the head."""
@@ -109,15 +128,13 @@ class NativeSequence:
         self.kv.announce(1)
         return self._run_top(self, tokens, count)[0]
 
-    def forward_all(self, tokens: IntArray, given: GivenRows | None = None) -> FloatArray:
+    def forward_all(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         check_generates(self.spec)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free, given)
-        self.kv.announce(tokens.size)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = 1 if self.reads else min(self.config.logits_rows, self.config.chunk)  # single tokens choose rows
-        for start in range(0, tokens.size, step):
-            part = tokens[start : start + step]
-            logits[start : start + part.size] = self._run(self, part, part.size, given)
+        for part, own in self._passes(tokens.size, step, places):
+            logits[part] = self._run(self, tokens[part], part.stop - part.start, given, own)
         return logits
 
     def append_rows(self, rows: FloatArray) -> None:
@@ -137,7 +154,7 @@ class NativeSequence:
     def verify(self, tokens: IntArray) -> FloatArray:
         """See VerifyingEngine. Raises UnsupportedError for more tokens than `EngineConfig.drafts` has room for."""
         tokens = self._announce(tokens)
-        return self._run(self, tokens, 1, None) if tokens.size == 1 else self._verify(self, tokens)
+        return self._run(self, tokens, 1, None, None) if tokens.size == 1 else self._verify(self, tokens)
 
     def verify_top(self, tokens: IntArray, count: int) -> list[tuple[IntArray, FloatArray]]:
         """See VerifyingEngine. Raises what `verify` raises."""

@@ -42,9 +42,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions: the first `dim` values of a head are rotated, pair i by position · base^(−2i / dim).
+    """Rotary positions: `dim` values of a head, from `first` on, are rotated, pair i by position · base^(−2i / dim).
 
     dim is 0 where nothing is rotated. halves: value i pairs with value i + dim / 2, not with its neighbour.
+
+    sections: positions have several components (M-RoPE: time, height, width), and so many pairs go by each. The first
+    section has the first pairs or, if `interleaved`, pair i belongs to component i mod 3 while that has pairs left, and
+    the rest to the first component.
 
     scaling: linear divides positions by `factor`; yarn (arXiv:2309.00071) does so for long wavelengths only; longrope
     (arXiv:2402.13753) divides by factors from the file, with a second set for long texts. Factors named `rope_freqs`
@@ -67,6 +71,19 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     log_multiplier: float = 0.0
+    first: int = 0
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
+
+    @property
+    def components(self) -> tuple[int, ...]:
+        """The component of the position that rotates each pair, [dim / 2]; empty if positions have only one."""
+        if not self.interleaved:
+            return tuple(index for index, count in enumerate(self.sections) for _ in range(count))
+        number = len(self.sections)
+        return tuple(
+            pair % number if pair // number < self.sections[pair % number] else 0 for pair in range(self.dim // 2)
+        )
 
 
 SLOPE = 1.702  # of the sigmoid with which clamped experts approximate GELU
@@ -142,6 +159,8 @@ class Attention:
     unit_values: bool = False  # each head's values are divided by their root mean square
     rows_of: int | None = None  # the layer whose rows are read; None: this one's
     causal: bool = True  # a token sees those before it; False: all of its text
+    value_dim: int = 0  # of a value; 0: head_dim
+    shared_values: bool = False  # a value is the beginning of its key, and there is no `attn_v`
 
     output = "attn_output"
     fixed_values = 0
@@ -149,7 +168,7 @@ class Attention:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Matrices that multiply the normalised rows."""
-        own = ("attn_k", "attn_v") if self.rows_of is None else ()
+        own = ("attn_k", "attn_v")[: 2 - self.shared_values] if self.rows_of is None else ()
         return ("attn_q", *own, *(("attn_q_gate",) if self.gated else ()))
 
     @property
@@ -160,12 +179,13 @@ class Attention:
     @property
     def width(self) -> int:
         """Values that the core hands to its output projection."""
-        return self.heads * self.head_dim
+        return self.heads * self.row.value
 
     @property
     def row(self) -> RowShape:
         """The rows that it reads."""
-        return RowShape(self.kv_heads, self.head_dim, self.head_dim, (0, self.rope.dim))
+        value, rotated = self.value_dim or self.head_dim, (self.rope.first, self.rope.dim)
+        return RowShape(self.kv_heads, self.head_dim, value, rotated, self.shared_values)
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         row, queries = self.row, self.heads * self.head_dim

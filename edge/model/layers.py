@@ -143,6 +143,11 @@ class Network:
         """Whether RoPE pairs halves (see `Rope`), the same in all layers."""
         return any(rope.halves for rope in self.ropes)
 
+    @property
+    def components(self) -> int:
+        """Components of a position, if there are several; else 0."""
+        return max((len(rope.sections) for rope in self.ropes), default=0)
+
     def rope_of(self, layer: int) -> int:
         """The index in `ropes` for a layer; 0 for layers without attention."""
         core = self.attention[layer]

@@ -67,8 +67,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
     if heads % kv_heads:
         raise ModelFormatError(f"{file.path}: {heads} heads cannot share {kv_heads} KV heads")
     head_dim = header.count("attention.key_length", "head_dim", default=hidden // heads)
-    if head_dim != header.count("attention.value_length", "head_dim", default=hidden // heads):
-        raise UnsupportedError(f"{file.path}: keys and values of different sizes are not supported yet")
+    value_dim = header.count("attention.value_length", "head_dim", default=hidden // heads)
     if file.metadata.get(f"{architecture}.vocab_size", vocab) != vocab:
         raise ModelFormatError(f"{file.path}: vocab_size differs from the rows of token_embd.weight ({vocab})")
 
@@ -78,7 +77,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         raise ModelFormatError(f"{file.path}: rope.dimension_count is {rope_dim}, but heads have {head_dim} values")
     _check_hyperparameters(header, layers)
     check_types(file, 2)
-    queries, keys = heads * head_dim, kv_heads * head_dim
+    queries, keys, values = heads * head_dim, kv_heads * head_dim, kv_heads * value_dim
     shapes = {
         "output_norm": (hidden,),
         "output": (hidden, vocab),
@@ -86,9 +85,9 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         "attn_norm": (hidden,),
         "attn_q": (hidden, queries),
         "attn_k": (hidden, keys),
-        "attn_v": (hidden, keys),
-        "attn_qkv": (hidden, queries + 2 * keys),
-        "attn_output": (queries, hidden),
+        "attn_v": (hidden, values),
+        "attn_qkv": (hidden, queries + keys + values),
+        "attn_output": (heads * value_dim, hidden),
         "ffn_norm": (hidden,),
         "ffn_down": (ffn, hidden),
     }

@@ -28,7 +28,7 @@ from edge.backends.tvm.kv.store import Arena, NativeStore, make_kv
 from edge.backends.tvm.packing.shape import Shape
 from edge.kv import make_policy, pinned_rows
 from edge.model.architectures.angles import Angles
-from edge.model.cores import Attention
+from edge.model.cores import Attention, RowShape
 from edge.model.layers import Block
 from edge.model.model import open_model
 from edge.run.sequences.sequence import TokenSequence
@@ -125,7 +125,7 @@ def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[HostRows]]:
             for name in rows.arrays:
                 rows.scatter(name, pairs[:, 1], rows.gather(name, pairs[:, 0]))
 
-        rows = HostRows(count, head, case.dtype, normals[:, :head], move_rows)
+        rows = HostRows(count, RowShape(1, head, head), case.dtype, normals[:, :head], move_rows)
         return rows
 
     here = regions.size + (0 if case.ring else rings.size)

@@ -47,6 +47,7 @@ class Small:
     heads: int = 4
     kv_heads: int = 2
     head: int = 16
+    value: int = 0  # values of a value; 0: those of a key, `head`
     ffn: int = 96
     vocab: int = 272
     tied: bool = True
@@ -76,7 +77,7 @@ def random_weights(small: Small) -> dict[str, AnyArray]:
     def norm(size: int = small.hidden) -> AnyArray:
         return (1 + NORM_SPREAD * random.standard_normal(size)).astype(np.float32)
 
-    queries, keys = small.heads * small.head, small.kv_heads * small.head
+    queries, keys, value = small.heads * small.head, small.kv_heads * small.head, small.value or small.head
     weights = {"token_embd": matrix(small.vocab, small.hidden, HEAD_GAIN), "output_norm": norm()}
     if not small.tied:
         weights["output"] = matrix(small.vocab, small.hidden, HEAD_GAIN)
@@ -87,8 +88,8 @@ def random_weights(small: Small) -> dict[str, AnyArray]:
             f"blk.{layer}.attn_norm": norm(),
             f"blk.{layer}.attn_q": matrix(queries, small.hidden),
             f"blk.{layer}.attn_k": matrix(keys, small.hidden),
-            f"blk.{layer}.attn_v": matrix(keys, small.hidden),
-            f"blk.{layer}.attn_output": matrix(small.hidden, queries),
+            f"blk.{layer}.attn_v": matrix(small.kv_heads * value, small.hidden),
+            f"blk.{layer}.attn_output": matrix(small.hidden, small.heads * value),
             f"blk.{layer}.ffn_norm": norm(),
             f"blk.{layer}.ffn_gate": matrix(small.ffn, small.hidden),
             f"blk.{layer}.ffn_up": matrix(small.ffn, small.hidden),
@@ -190,7 +191,7 @@ def write_small(
     writer.add_head_count(small.heads)
     writer.add_head_count_kv(small.kv_heads)
     writer.add_key_length(small.head)
-    writer.add_value_length(small.head)
+    writer.add_value_length(small.value or small.head)
     if small.architecture == "gpt2":
         writer.add_layer_norm_eps(1e-5)
     else:

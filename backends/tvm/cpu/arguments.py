@@ -10,9 +10,9 @@ from typing import Any
 from edge.backends.ring import LayerKinds
 from edge.backends.tvm.kv.pages import DENSE_LAYERS
 from edge.backends.tvm.kv.regions import SPARE_TILES
-from edge.backends.tvm.packing.cores import Sizes, groups_of, kind_of, round_up, state_values
+from edge.backends.tvm.packing.cores import LANES, Sizes, groups_of, kind_of, round_up, state_values
 from edge.backends.tvm.packing.layout import PackedLayout
-from edge.backends.tvm.packing.shape import Shape, padded_head
+from edge.backends.tvm.packing.shape import Shape
 from edge.backends.tvm.targets import Target
 from edge.model.cores import Attention
 from edge.model.layers import Network
@@ -43,6 +43,7 @@ class Job:
     sequence: the sequence whose fixed state a step, a chunk or drafts change.
     drafts: VERIFIED for a batch of tokens of one sequence that may be forgotten: inputs of fixed states are kept, and
     the states stay. An APPLY job with APPLIED then adds the first `count` of these tokens to the states.
+    The tokens of a chunk are followed by the index of the last one that each sees (`model/places.py`).
     wanted: ESTIMATED if a step or a batch bounds the logits of all tokens instead. A RESCORE job then computes those of
     `count` tiles, for `wanted` rows (phases/estimate.py).
     """
@@ -251,11 +252,11 @@ class Scratch:
 
 def work_offsets(core: Attention, target: Target) -> dict[str, int]:
     """Offsets in a thread's memory for attention: outputs, maxima and sums of its query rows, and a block of scores."""
-    lines, head = max(core.heads, target.score_rows), padded_head(core.head_dim)
-    scores = round_up(lines * (head + 2), 16)
+    lines, value = max(core.heads, target.score_rows), core.row.padded(LANES).value
+    scores = round_up(lines * (value + 2), 16)
     return {
-        "maxima": lines * head,
-        "sums": lines * (head + 1),
+        "maxima": lines * value,
+        "sums": lines * (value + 1),
         "scores": scores,
         "size": scores + target.score_rows * max(target.step_block, target.chunk_block) * 16,
     }

@@ -39,7 +39,8 @@ from edge.backends.tvm.cpu.phases.estimate import estimate
 from edge.backends.tvm.cpu.phases.head import head, rescore
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.packing.shape import Shape, padded_head
+from edge.backends.tvm.packing.cores import LANES
+from edge.backends.tvm.packing.shape import Shape
 from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, NextToken, PerLayerInput, ShortConvolution
 
 POINTERS = {  # the arguments of `run`, and the types that they point to
@@ -94,7 +95,7 @@ def build(design: Design) -> Program:
     if design.exported:  # the runtime moves rows itself
         return Program({}, units | {"run": {design.symbol("run"): run(design)}})
     heads = {"move": design.shape.attention} | ({"move_ring": design.shape.ringed} if design.shape.apart else {})
-    moves = {name: move_rows(name, padded_head(core.head_dim), design.kv_dtype) for name, core in heads.items()}
+    moves = {name: move_rows(name, core.row.padded(LANES), design.kv_dtype) for name, core in heads.items()}
     return Program({"run": run(design), **moves}, units)
 
 

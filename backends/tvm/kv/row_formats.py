@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.backends.tvm.packing.shape import padded_head
-from edge.model.cores import Attention
+from edge.backends.tvm.packing.cores import LANES
+from edge.model.cores import Attention, RowShape
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
@@ -29,10 +29,17 @@ class RowFormat:
     scales: int = 0  # numbers stored per row of a head: the scale, and the least value
     transformed: bool = False  # rows are stored as H x
 
-    def widths(self, head: int) -> dict[str, int]:
-        """Elements of each of the cache's arrays per row of a head."""
-        width = head // self.packed
-        return {"keys": width, "values": width, "key_scales": self.scales, "value_scales": self.scales}
+    def widths(self, row: RowShape) -> dict[str, int]:
+        """Elements of each of the cache's arrays per row of a head. row: padded."""
+        return {
+            "keys": row.key // self.packed, "values": row.value // self.packed,
+            "key_scales": self.scales, "value_scales": self.scales,
+        }  # fmt: skip
+
+    def bytes(self, row: RowShape) -> int:
+        """Bytes of a row of a head. row: padded."""
+        sizes = {"keys": self.memory, "values": self.memory, "key_scales": self.scale, "value_scales": self.scale}
+        return sum(width * np.dtype(sizes[name]).itemsize for name, width in self.widths(row).items())
 
 
 FORMATS = {
@@ -45,9 +52,7 @@ FORMATS = {
 
 def row_bytes(core: Attention, dtype: str) -> int:
     """Bytes of a token's row in one layer."""
-    form = FORMATS[dtype]
-    codes = padded_head(core.head_dim) // form.packed * np.dtype(form.memory).itemsize
-    return 2 * core.kv_heads * (codes + form.scales * np.dtype(form.scale).itemsize)
+    return core.row.heads * FORMATS[dtype].bytes(core.row.padded(LANES))
 
 
 def encode(dtype: str, x: FloatArray) -> tuple[AnyArray, AnyArray]:

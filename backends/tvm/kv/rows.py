@@ -10,25 +10,26 @@ from edge.backends.tvm.kv.householder import reflect
 from edge.backends.tvm.kv.regions import SPARE_TILES, TILE, Move
 from edge.backends.tvm.kv.row_formats import FORMATS, decode, encode, pack_keys, unpack_keys
 from edge.backends.tvm.memory import aligned_zeros, release
+from edge.model.cores import RowShape
 from edge.types import AnyArray, FloatArray, IntArray
 
 SPARE_ROWS = SPARE_TILES * TILE  # after the last head
 
 
 class HostRows:
-    """The ArenaRows protocol (store.py) in main memory. arrays: shared with compiled code.
+    """The ArenaRows protocol (store.py) in main memory. row: padded. arrays: shared with compiled code.
 
     move_rows: compiled function that copies rows within these arrays by pairs (source, target), int32 [n, 2].
     normals: of the Householder reflections of keys (householder.py), [heads of all layers, head].
     """
 
     def __init__(
-        self, count: int, head: int, dtype: str, normals: FloatArray,
+        self, count: int, row: RowShape, dtype: str, normals: FloatArray,
         move_rows: Callable[[Iterable[AnyArray], IntArray], object],
     ) -> None:  # fmt: skip
         form, self.dtype, self.normals, self._tiles = FORMATS[dtype], dtype, normals, count // TILE
         self.count, self._move_rows = count, move_rows
-        self._widths = form.widths(head)
+        self._widths = form.widths(row)
         types = [form.memory] * 2 + [form.scale] * 2
         self.row_bytes = sum(
             width * np.dtype(each).itemsize for width, each in zip(self._widths.values(), types, strict=True)

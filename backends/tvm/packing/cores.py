@@ -112,6 +112,14 @@ def _attention_floats(core: Attention, sizes: Sizes) -> Counts:
     return {"mixed": sizes.rows * _width(core), "gates": sizes.tokens * _width(core) * core.gated}
 
 
+def _attention_lacks(core: Attention) -> str | None:
+    if core.shared_values:
+        return "attention whose values are a part of the keys"
+    if core.rope.first and core.rope.halves:
+        return "heads whose first values are not rotated"
+    return None
+
+
 def _delta_floats(core: DeltaNet, sizes: Sizes) -> Counts:
     return {
         "mixed": sizes.rows * _width(core),
@@ -185,6 +193,7 @@ KINDS: dict[type, Kind] = {
         {"quantize_x": "other", "qkv": "qkv", "pages": "attend", "attend": "attend", "merge": "attend",
          "gate": "output", "quantize_mixed": "output", "output": "output"},
         _attention_floats,
+        lacks=_attention_lacks,
     ),
     Dense: Kind(
         lambda core: {"gate_up": core.inputs, "down": (core.output,)},

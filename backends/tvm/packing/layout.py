@@ -185,7 +185,8 @@ def units_of(network: Network, name: str, tensor: Tensor) -> tuple[int, int]:
     if stem in _PER_HEAD:
         core = network.attention[int(name.split(".")[1])]
         assert core is not None
-        return core.head_dim, core.rope.dim if network.halves and stem in _ROTATED else 0
+        size = core.row.value if stem == "attn_v" else core.row.key
+        return size, core.rope.dim if network.halves and stem in _ROTATED else 0
     if tensor.experts:
         return tensor.rows, 0
     return network.layer_inputs if name in LAYER_INPUTS["layer_inputs"] else _TILE, 0

@@ -145,7 +145,7 @@ class Shape:
     @property
     def apart(self) -> bool:
         """Whether rows of rings have other sizes, and so an arena of their own."""
-        return _row_sizes(self.ringed) != _row_sizes(self.attention)
+        return self.ringed.row.sizes != self.attention.row.sizes
 
     @cached_property
     def layer_inputs(self) -> int:
@@ -229,22 +229,18 @@ def _shape_of(block: Block, network: Network) -> Block:
     core = block.core
     if isinstance(core, Attention):
         temperature = Temperature(0.0, 1) if core.temperature else None
-        apart = len({_row_sizes(each) for each in network.attention if each}) > 1
+        apart = len({each.row.sizes for each in network.attention if each}) > 1
         window = core.window if apart else any(network.windows)
         rows_of = None if core.rows_of is None else 0
         core = replace(core, rope=UNROTATED, window=int(window > 0), temperature=temperature, rows_of=rows_of)
     return replace(block, core=core)
 
 
-def _row_sizes(core: Attention) -> tuple[int, int]:
-    return core.kv_heads, core.head_dim
-
-
 def _fit_arenas(network: Network, attention: list[Attention]) -> bool:
     """Whether all rows have the same sizes, or those of layers with windows and those of the others do, so that each
     kind can have an arena; and whether layers that read an earlier one's rows are of its kind."""
     read = [(core, network.attention[core.rows_of]) for core in attention if core.rows_of is not None]
-    if any(not of or bool(core.window) != bool(of.window) or _row_sizes(core) != _row_sizes(of) for core, of in read):
+    if any(not of or bool(core.window) != bool(of.window) or core.row.sizes != of.row.sizes for core, of in read):
         return False
-    kinds = [{_row_sizes(core) for core in attention if bool(core.window) == windowed} for windowed in (False, True)]
+    kinds = [{core.row.sizes for core in attention if bool(core.window) == windowed} for windowed in (False, True)]
     return len(kinds[0] | kinds[1]) == 1 or len(kinds[0]) == len(kinds[1]) == 1

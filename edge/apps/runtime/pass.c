@@ -100,7 +100,7 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     int32_t *lines = take(from, LINES * c->threads * LINE * sizeof *lines);
     float *floats = take(from, design->floats * sizeof *floats);
     int32_t *integers = take(from, design->integers * sizeof *integers);
-    int32_t *tokens = take(from, design->tokens * sizeof *tokens);
+    int32_t *tokens = take(from, 2ull * design->tokens * sizeof *tokens); /* and the last token that each sees */
     uint32_t most = c->drafts < design->gemm_tokens ? c->drafts : design->gemm_tokens - 1;
     most = most < c->chunk ? most : c->chunk - 1;
     float *logits = take(from, (uint64_t)c->padded_vocab * (1 + most) * sizeof *logits);
@@ -339,6 +339,8 @@ static bool prepare(pass *p, const int32_t *tokens, uint32_t count, uint32_t row
     if (!p->design)
         return true;
     memcpy(p->tokens, tokens, count * sizeof *tokens);
+    for (uint32_t i = 0; i < count; i++)
+        p->tokens[count + i] = (int32_t)i;
     int64_t position = kv_next_position(p->rows);
     fill_temperatures(p, position, count);
     p->job->count = count;

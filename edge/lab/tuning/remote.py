@@ -22,7 +22,7 @@ from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import Regions
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import SPARE_ROWS
-from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.cores import LANES, round_up
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.shape import rope_values
 from edge.backends.tvm.packing.weights import open_weights
@@ -108,14 +108,14 @@ class Remote:
         regions = Regions(heads, self._depths.capacity, self._depths.capacity, uneven=False)
         rows, tokens = regions.size + SPARE_ROWS, round_up(chunk, target.gemm_tokens)
         rope_size = rope_values(tokens, target.gemm_tokens, shape.padded_head)
-        types, widths = memory_types(self._kv_dtype), FORMATS[self._kv_dtype].widths(shape.padded_head)
+        types, widths = memory_types(self._kv_dtype), FORMATS[self._kv_dtype].widths(shape.attention.row.padded(LANES))
         arrays: dict[str, AnyArray] = {
             "job": np.zeros(len(Job.NAMES), np.int64), "lines": np.zeros(LINES * threads * LINE, np.int32),
             "table": np.array(fill_table(self._layout, scratch, rope_size), np.int64),
             "floats": np.zeros(scratch.floats, np.float32), "integers": np.zeros(scratch.integers, np.int32),
             **{name: np.ones(rows * widths[name], dtype) for name, dtype in types.items()},
             "lengths": np.zeros(heads, np.int32), "positions": np.zeros(rows, np.int32),
-            "tokens": np.ones(tokens, np.int32), "logits": np.zeros(shape.padded_vocab, np.float32),
+            "tokens": np.ones(2 * tokens, np.int32), "logits": np.zeros(shape.padded_vocab, np.float32),
             "rope": np.zeros(max(1, len(self._layout.network.ropes)) * rope_size, np.float32),
             "attention": np.zeros(64, np.float32), "starts": regions.starts,
         }  # fmt: skip
@@ -169,6 +169,9 @@ class _Candidate:
         try:
             self._arrays["job"].copyfrom(np.array([job.get(name, 0) for name in Job.NAMES], np.int64))
             self._arrays["lengths"].copyfrom(np.full(self._heads, rows, np.int32))
+            tokens = np.ones(self._arrays["tokens"].shape, np.int32)
+            tokens[count : 2 * count] = np.arange(count)  # each sees those before it
+            self._arrays["tokens"].copyfrom(tokens)
             timed = self._module.time_evaluator("run_job", self._device, number=number, repeat=1)
             return float(timed(*self._arguments).mean)
         except Exception as error:  # TVM's own: the device is gone, or the candidate crashed it

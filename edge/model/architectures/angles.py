@@ -19,6 +19,8 @@ class Angles:
 
     radians: AnyArray  # float64 [dim / 2], per position
     magnitude: float  # factor of cosines and sines, for queries and keys alike
+    first: int = 0  # the first rotated value of a head
+    components: tuple[int, ...] = ()  # of the position, by which pairs go; empty: positions have one
 
 
 def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
@@ -46,7 +48,7 @@ def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
             if factors.size != powers.size or not (np.isfinite(factors) & (factors > 0)).all():
                 raise ModelFormatError(f"{file.path}: {name} must be {powers.size} positive numbers")
             powers = powers / factors
-    return Angles(powers, magnitude)
+    return Angles(powers, magnitude, rope.first, rope.components)
 
 
 def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:

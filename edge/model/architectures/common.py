@@ -34,7 +34,7 @@ def decoder(
     attention = Attention(
         spec.heads, spec.kv_heads, spec.head_dim, query_scale or spec.head_dim**-0.5,
         head_norms=_has(header, "attn_q_norm.weight"), biases=_biases(header, _ATTENTION, "attn_qkv"),
-        score_cap=score_cap, temperature=temperature,
+        score_cap=score_cap, temperature=temperature, value_dim=_value_dim(header, spec),
     )  # fmt: skip
     matrices = _DENSE if gated else _DENSE[1:]
     fused = "ffn_up" if gated and not _has(header, "ffn_gate.weight") else ""
@@ -146,6 +146,12 @@ def same_window(spec: ModelSpec) -> tuple[int, ...]:
 def window_but_every(period: int, spec: ModelSpec) -> tuple[int, ...]:
     """Windows in all layers except every `period`-th, which has full attention."""
     return tuple(spec.window if (layer + 1) % period else 0 for layer in range(spec.layers))
+
+
+def _value_dim(header: Header, spec: ModelSpec) -> int:
+    """The size of values where it is not that of keys; else 0."""
+    found = header.count("attention.value_length", "head_dim", default=spec.hidden // spec.heads)
+    return 0 if found == spec.head_dim else found
 
 
 def _has(header: Header, name: str) -> bool:

@@ -102,7 +102,7 @@ def attend(
 
     fetch: prefetch rows of the cache, since each is read only once.
     """
-    parts = cache.head // 16
+    parts = cache.value // 16
     query_sums = [query_sum(cache, queries, query) for query in rows]
     for index, query in enumerate(rows):
         sink = T.float32(NEVER) if query.sink is None else let(query.sink)
@@ -112,7 +112,7 @@ def attend(
         )
         T.buffer_store(work.memory, one, [work.sums + index])
         for part in range(parts):
-            store(work.memory, work.out + index * cache.head + part * 16, floats(0))
+            store(work.memory, work.out + index * cache.value + part * 16, floats(0))
     with loop(i64(0), quotient(tiles.last - tiles.first + (work.block - 1), work.block)) as step:
         start = let(tiles.first + step * work.block)
         count = let(T.min(i64(work.block), tiles.last - start))
@@ -154,14 +154,14 @@ def _score(
         _score_narrow(cache, queries, rows, query_sums, first_row, all_tiles, start, count, work, limits)
         return
     side = _tiles_at_once(target, len(rows))
-    share = cache.width // side  # parts of a tile that are prefetched one by one
+    share = cache.key_width // side  # parts of a tile that are prefetched one by one
     with loop(i64(0), quotient(count + (side - 1), side)) as group:
         tiles = [let(all_tiles.at(start + group * side + offset)) for offset in range(side)]
         sums = [[Register() for _ in tiles] for _ in rows]
         for line in sums:
             for each in line:
                 each.value = floats(0)
-        with loop(i64(0), i64(cache.width)) as element:
+        with loop(i64(0), i64(cache.key_width)) as element:
             if fetch and all_tiles.listed is None:  # the values that will be mixed next
                 cache.fetch_values(first_row, tiles[0], element, side)
             elif fetch:
@@ -186,7 +186,7 @@ def query_sum(cache: Cache, queries: Buffer, query: Query) -> Value | None:
     if cache.form.scales < 2:
         return None
     parts: Value = floats(0)
-    for part in range(cache.head // 16):
+    for part in range(cache.key // 16):
         parts = let(parts + load(queries, query.at + part * 16))
     return let(total(parts))
 
@@ -236,8 +236,8 @@ def _soften(
         T.buffer_store(work.memory, maximum, [work.maxima + index])
         T.buffer_store(work.memory, work.memory[work.sums + index] * scalar + total(powers.value), [work.sums + index])
         added = let(spread(total(least.value))) if cache.form.scales > 1 else floats(0)
-        for part in range(cache.head // 16):
-            at = work.out + index * cache.head + part * 16
+        for part in range(cache.value // 16):
+            at = work.out + index * cache.value + part * 16
             corrected = load(work.memory, at) * correction
             store(work.memory, at, corrected + added if cache.form.scales > 1 else corrected)
 
@@ -247,7 +247,7 @@ def _mix(target: Target, cache: Cache, rows: int, first_row: Value, block: _Bloc
     if _is_narrow(cache):
         _mix_narrow(cache, rows, first_row, block, work)
         return
-    parts = cache.head // 16
+    parts = cache.value // 16
     width = min(parts, target.mix_registers)
     height = max(1, target.mix_registers // width)
     for top in range(0, rows, height):
@@ -255,7 +255,7 @@ def _mix(target: Target, cache: Cache, rows: int, first_row: Value, block: _Bloc
         for left in range(0, parts, width):
             columns = range(left, min(left + width, parts))
             sums = {(line, part): Register() for line in lines for part in columns}
-            places = {(line, part): work.out + (line * cache.head + part * 16) for line, part in sums}
+            places = {(line, part): work.out + (line * cache.value + part * 16) for line, part in sums}
             for key, each in sums.items():
                 each.value = load(work.memory, places[key])
             with block.rows(work.block) as (row, of_cache, next_keys):
@@ -288,7 +288,7 @@ def _score_narrow(
             sums = [[Register(lanes=4)] for _ in rows]
             for (each,) in sums:
                 each.value = floats(0, 4)
-            with loop(i64(0), i64(cache.width)) as element:
+            with loop(i64(0), i64(cache.key_width)) as element:
                 keys = cache.load_some_keys(first_row, tile, element, lane)
                 _accumulate(sums, [queries[query.at + element] for query in rows], [keys])
             for (each,), place in zip(sums, places, strict=True):
@@ -301,10 +301,10 @@ def _score_narrow(
 
 def _mix_narrow(cache: Cache, rows: int, first_row: Value, block: _Block, work: Work) -> None:
     """`_mix` for 8 dimensions at a time."""
-    with loop(i64(0), i64(cache.head // 8)) as part:
+    with loop(i64(0), i64(cache.value // 8)) as part:
         dimensions = [let(part * 8 + at) for at in (0, 4)]
         sums = [[Register(lanes=4) for _ in dimensions] for _ in range(rows)]
-        places = [[work.out + line * cache.head + dimension for dimension in dimensions] for line in range(rows)]
+        places = [[work.out + line * cache.value + dimension for dimension in dimensions] for line in range(rows)]
         pairs = list(zip(itertools.chain(*sums), itertools.chain(*places), strict=True))
         for each, place in pairs:
             each.value = load(work.memory, place, 4)
@@ -324,19 +324,19 @@ def _accumulate(sums: Sequence[Sequence[Register]], factors: Sequence[Value], ve
             each.value = each.value + pinned(x * vector)
 
 
-def finish(cache: Cache, head_size: int, index: int, work: Work, out: Buffer, at: Value) -> None:
-    """out[at : at + head_size] = work.out / work.sums for one query row."""
+def finish(cache: Cache, size: int, index: int, work: Work, out: Buffer, at: Value) -> None:
+    """out[at : at + size] = work.out / work.sums for one query row."""
     inverse = let(T.float32(1) / work.memory[work.sums + index])
-    first = work.out + index * cache.head
-    vectors = [let(load(work.memory, first + part * 16) * spread(inverse)) for part in range(cache.head // 16)]
-    _store_head(cache.transform(vectors), out, at, head_size)
+    first = work.out + index * cache.value
+    vectors = [let(load(work.memory, first + part * 16) * spread(inverse)) for part in range(cache.value // 16)]
+    _store_head(cache.transform(vectors), out, at, size)
 
 
 def merge(
-    cache: Cache, memory: Buffer, head_size: int, count: Value, part_stride: int, index: Value, outs: Value,
+    cache: Cache, memory: Buffer, size: int, count: Value, part_stride: int, index: Value, outs: Value,
     maxima: Value, sums: Value, out: Buffer, at: Value,
 ) -> None:  # fmt: skip
-    """out[at : at + head_size] = one query row, merged from the parts of `count` threads.
+    """out[at : at + size] = one query row, merged from the parts of `count` threads.
 
     Thread p's part starts `part_stride` · p after `outs`, `maxima`, `sums`; `index` is the row within a part.
     """
@@ -344,7 +344,7 @@ def merge(
     most.value = T.float32(NEVER)
     with loop(i64(0), count) as part:
         most.value = T.max(most.value, memory[maxima + part * part_stride + index])
-    mixed = [Register() for _ in range(cache.head // 16)]
+    mixed = [Register() for _ in range(cache.value // 16)]
     for each in mixed:
         each.value = floats(0)
     weights.value = T.float32(0)
@@ -352,16 +352,16 @@ def merge(
         weight = let(exp(memory[maxima + part * part_stride + index] - most.value, lanes=1))
         weights.value = weights.value + weight * memory[sums + part * part_stride + index]
         for position, each in enumerate(mixed):
-            where = outs + part * part_stride + index * cache.head + position * 16
+            where = outs + part * part_stride + index * cache.value + position * 16
             each.value = each.value + spread(weight) * load(memory, where)
     inverse = let(T.float32(1) / weights.value)
-    _store_head(cache.transform([let(each.value * spread(inverse)) for each in mixed]), out, at, head_size)
+    _store_head(cache.transform([let(each.value * spread(inverse)) for each in mixed]), out, at, size)
 
 
-def _store_head(vectors: Sequence[Value], out: Buffer, at: Value, head_size: int) -> None:
+def _store_head(vectors: Sequence[Value], out: Buffer, at: Value, size: int) -> None:
     """Store vectors of 16 lanes, the last one in part if the head's size is not a multiple of 16."""
     for part, vector in enumerate(vectors):
-        left = head_size - part * 16
+        left = size - part * 16
         if left >= 16:
             store(out, at + part * 16, vector)
             continue

@@ -1,8 +1,9 @@
 """Rows of the KV cache in memory: how kernels write, read and move them.
 
 Keys lie in tiles of 16 rows, transposed, so that 16 scores come out of 16 lanes without a sum across lanes:
-K [rows / 16, width, 16], V [rows, width]. `width` elements hold a head, which is padded with zeros to a multiple of 16
-values. The rows of all heads of all layers lie one after the other; those of each head begin with a tile.
+K [rows / 16, width, 16], V [rows, width]. `width` elements hold a key or a value, which is padded with zeros to a
+multiple of 16 values. The rows of all heads of all layers lie one after the other; those of each head begin with a
+tile.
 Quantized rows have scales: [rows / 16, scales, 16]. `row_formats.py` defines elements and scales.
 """
 
@@ -30,6 +31,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     store,
 )
 from edge.backends.tvm.kv.row_formats import FORMATS, RowFormat
+from edge.model.cores import RowShape
 
 
 @dataclass(frozen=True)
@@ -43,16 +45,21 @@ class Cache:
     key_scales: Buffer
     value_scales: Buffer
     starts: Buffer
-    kv_heads: int
-    head: int  # padded
+    kv_heads: int  # the most of a layer
+    key: int  # values of a key, padded
+    value: int  # of a value
 
     @property
     def form(self) -> RowFormat:
         return FORMATS[self.dtype]
 
     @property
-    def width(self) -> int:
-        return self.head // self.form.packed
+    def key_width(self) -> int:
+        return self.key // self.form.packed
+
+    @property
+    def value_width(self) -> int:
+        return self.value // self.form.packed
 
     def first_row(self, layer: Value, kv_head: Value) -> Value:
         """The number of rows before those of this head."""
@@ -64,24 +71,24 @@ class Cache:
 
     def load_keys(self, first_row: Value, tile: Value, index: Value) -> list[Value]:
         """The dimensions of the index-th element of 16 rows, float32, not yet scaled."""
-        return self._decode(load(self.keys, (first_row + tile * 16) * self.width + index * 16))
+        return self._decode(load(self.keys, (first_row + tile * 16) * self.key_width + index * 16))
 
     def load_some_keys(self, first_row: Value, tile: Value, index: Value, lane: Value) -> Value:
         """The index-th element of 4 rows of a tile, from `lane` on; not of packed formats."""
-        (keys,) = self._decode(load(self.keys, (first_row + tile * 16) * self.width + index * 16 + lane, 4))
+        (keys,) = self._decode(load(self.keys, (first_row + tile * 16) * self.key_width + index * 16 + lane, 4))
         return keys
 
     def load_some_values(self, first_row: Value, row: Value, dimension: Value) -> Value:
         """4 dimensions of a row, from `dimension` on; not of packed formats."""
-        (values,) = self._decode(load(self.values, (first_row + row) * self.width + dimension, 4))
+        (values,) = self._decode(load(self.values, (first_row + row) * self.value_width + dimension, 4))
         return values
 
     def load_values(self, first_row: Value, row: Value, parts: Sequence[int]) -> dict[int, Value]:
         """Parts of 16 dimensions of one row, float32, not yet scaled."""
-        at, packed = (first_row + row) * self.width, self.form.packed
+        at, packed = (first_row + row) * self.value_width, self.form.packed
         found: dict[int, Value] = {}
         for group in sorted({part // packed for part in parts}):
-            if (group + 1) * packed * 16 <= self.head:
+            if (group + 1) * packed * 16 <= self.value:
                 vectors = self._decode(load(self.values, at + group * 16))
             else:
                 vectors = [row_formats.decode_half(load(self.values, at + group * 16, 8))]
@@ -95,15 +102,15 @@ class Cache:
         return [let(self.isa.from_f16(each) if self.form.scale == "float16" else each) for each in stored]
 
     def fetch_values(self, first_row: Value, tile: Value, index: Value, tiles: int) -> None:
-        """Prefetch part `index` of `width` parts of the values of `tiles` tiles."""
-        share = tiles * 16  # elements of width · share
+        """Prefetch part `index` of `key_width` parts of the values of `tiles` tiles."""
+        share = -(-tiles * 16 * self.value_width // self.key_width)  # elements
         for line in range(-(-share // self._line)):
-            prefetch(self.values, (first_row + tile * 16) * self.width + index * share + line * self._line)
+            prefetch(self.values, (first_row + tile * 16) * self.value_width + index * share + line * self._line)
 
     def fetch_keys(self, first_row: Value, tile: Value, row: Value) -> None:
-        """Prefetch part `row`, as large as a row, of the keys from `tile` on."""
-        for line in range(-(-self.width // self._line)):
-            prefetch(self.keys, (first_row + tile * 16 + row) * self.width + line * self._line)
+        """Prefetch part `row`, as large as a key, of the keys from `tile` on."""
+        for line in range(-(-self.key_width // self._line)):
+            prefetch(self.keys, (first_row + tile * 16 + row) * self.key_width + line * self._line)
 
     @property
     def _line(self) -> int:
@@ -112,7 +119,7 @@ class Cache:
 
     def write_key(self, first_row: Value, row: Value, vectors: Sequence[Value]) -> None:
         """vectors: the head's dimensions, 16 in each."""
-        start = let((first_row + quotient(row, 16) * 16) * self.width + remainder(row, 16))
+        start = let((first_row + quotient(row, 16) * 16) * self.key_width + remainder(row, 16))
         for part, vector in enumerate(self._encode(self.key_scales, first_row + row, vectors)):
             if self.form.packed == 2:
                 store(self.keys, start + part * 128, row_formats.neighbours(vector), 8, stride=16)
@@ -120,7 +127,7 @@ class Cache:
                 store(self.keys, start + part * 256, vector, stride=16)
 
     def write_value(self, first_row: Value, row: Value, vectors: Sequence[Value]) -> None:
-        start = let((first_row + row) * self.width)
+        start = let((first_row + row) * self.value_width)
         elements = self._encode(self.value_scales, first_row + row, vectors)
         if self.form.packed == 2:
             for part in range(0, len(elements) - 1, 2):
@@ -147,10 +154,10 @@ def scale_at(row: Value, number: int, count: int) -> Value:
     return (quotient(row, 16) * count + number) * 16 + remainder(row, 16)
 
 
-def move_rows(name: str, head: int, kv_dtype: str) -> Any:
+def move_rows(name: str, row: RowShape, kv_dtype: str) -> Any:
     """The function that copies rows: pairs, int32 [count, 2], hold the source and the target of each copy.
 
-    head: padded. Eviction fills its holes with the last rows of each head.
+    row: padded. Eviction fills its holes with the last rows of each head.
     """
     pointers = row_formats.memory_types(kv_dtype) | {"pairs": "int32"}
     with IRBuilder() as builder, T.prim_func(s_tir=True):
@@ -162,17 +169,24 @@ def move_rows(name: str, head: int, kv_dtype: str) -> Any:
         pairs = arrays.pop("pairs")
         with loop(i64(0), count) as index:
             source, target = (let(T.cast(pairs[index * 2 + end], "int64")) for end in (0, 1))
-            _copy(FORMATS[kv_dtype], head, arrays, source, target)
+            _copy(FORMATS[kv_dtype], row, arrays, source, target)
     return builder.get()
 
 
-def _copy(form: RowFormat, head: int, arrays: dict[str, Buffer], source: Value, target: Value) -> None:
+def _copy(form: RowFormat, shape: RowShape, arrays: dict[str, Buffer], source: Value, target: Value) -> None:
     """Row `target` becomes a copy of row `source`; both count from the start of the arrays."""
-    keys, values, width = arrays["keys"], arrays["values"], head // form.packed
+    keys, values = arrays["keys"], arrays["values"]
+    width, value_width = shape.key // form.packed, shape.value // form.packed
     from_key, to_key = (let(quotient(row, 16) * 16 * width + remainder(row, 16)) for row in (source, target))
-    with loop(i64(0), i64(width)) as element:
-        T.buffer_store(keys, keys[from_key + element * 16], [to_key + element * 16])
-        T.buffer_store(values, values[source * width + element], [target * width + element])
+    both = min(width, value_width)
+    for first, last in ((0, both), (both, max(width, value_width))):
+        if first == last:
+            continue
+        with loop(i64(first), i64(last)) as element:
+            if last <= width:
+                T.buffer_store(keys, keys[from_key + element * 16], [to_key + element * 16])
+            if last <= value_width:
+                T.buffer_store(values, values[source * value_width + element], [target * value_width + element])
     for number in range(form.scales):
         from_scale, to_scale = (let(scale_at(row, number, form.scales)) for row in (source, target))
         for name in ("key_scales", "value_scales"):

@@ -44,7 +44,7 @@ def observe(
     most.value = floats(NEVER)
     with loop(i64(0), tiles) as tile:
         score.value = floats(0)
-        with loop(i64(0), i64(cache.width)) as element:
+        with loop(i64(0), i64(cache.key_width)) as element:
             for part, key in enumerate(cache.load_keys(first_row, tile, element)):
                 x = memory[query.at + element * cache.form.packed + part]
                 score.value = score.value + spread(x) * key

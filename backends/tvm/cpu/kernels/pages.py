@@ -42,16 +42,16 @@ def make_bounds(cache: Cache, bounds: Buffer, at: Value, first_row: Value, page:
     """Store the greatest and the least key of a page in each dimension, float16 [2, head] at offset `at`: rounded away
     from the keys if they are not float16, and at most 65,504, since an infinite bound times 0 would be no number."""
     exact = cache.form.memory == "float16"
-    parts = cache.head // 16
+    parts = cache.key // 16
     found = Strip(2 * parts)
     scales = cache.scales(cache.key_scales, first_row, page)
-    with loop(i64(0), i64(cache.width)) as element:
+    with loop(i64(0), i64(cache.key_width)) as element:
         for part, key in enumerate(cache.load_keys(first_row, page, element)):
             values = let(key * scales[0] if scales else key)
             values = let(values + scales[1]) if len(scales) > 1 else values
             dimension = let(element * cache.form.packed + part)
             found.set_lane(dimension, largest(values))
-            found.set_lane(dimension + cache.head, smallest(values))
+            found.set_lane(dimension + cache.key, smallest(values))
     for part in range(2 * parts):
         bound = let(found[i64(part)])
         bound = bound if exact else _outward(bound, 1 if part < parts else -1)
@@ -66,14 +66,14 @@ def _outward(values: Value, sign: int) -> Value:
 
 def score_page(cache: Cache, bounds: Buffer, at: Value, queries: Buffer, first: Value, group: int) -> Value:
     """The most that a key of a page can score with one of `group` queries, which begin at `first`."""
-    parts = cache.head // 16
+    parts = cache.key // 16
     bound = [let(cache.isa.from_f16(load(bounds, at + part * 16))) for part in range(2 * parts)]
     most = Register(lanes=1)
     most.value = T.float32(-ALWAYS)
     with loop(i64(0), i64(group)) as query:
         score: Value = floats(0)
         for part in range(parts):
-            x = let(load(queries, first + query * cache.head + part * 16))
+            x = let(load(queries, first + query * cache.key + part * 16))
             score = let(score + T.max(x * bound[part], x * bound[parts + part]))
         most.value = T.max(most.value, total(score))
     return most.value

@@ -24,7 +24,7 @@ from edge.backends.tvm.packing.cores import round_up
 
 def attend_step(b: PassBuilder, layer: Value) -> None:
     """Attend to the thread's parts of the rows that each token sees, for all heads."""
-    core, head, source = b.attention, b.cache.head, b.rows_of(layer)
+    core, head, source = b.attention, b.cache.key, b.rows_of(layer)
     rows, limits, parts = b.target.score_rows, _limits(b, layer), b.sums()
     with b.each_token() as token, loop(i64(0), i64(core.kv_heads)) as kv_head:
         visible = let(b.row(source, kv_head, token) + 1)
@@ -51,8 +51,8 @@ def merge_parts(b: PassBuilder, token: Value, row: Value) -> None:
     out = let(b.at("mixed") + row * round_up(core.width, 32))
     with loop(i64(0), i64(core.heads)) as head:
         merge(
-            b.cache, b.floats, core.head_dim, b.parts, b.at("part_stride"), head,
-            work.out, work.maxima, work.sums, b.floats, out + head * core.head_dim,
+            b.cache, b.floats, core.row.value, b.parts, b.at("part_stride"), head,
+            work.out, work.maxima, work.sums, b.floats, out + head * core.row.value,
         )  # fmt: skip
 
 
@@ -60,20 +60,15 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
     """Blocks of query rows go to the threads in turn: later ones see more rows and cost more."""
     core, side, limits, source = b.attention, b.target.score_rows, _limits(b, layer), b.rows_of(layer)
     rows = let(b.count * core.group)
-
-    def last(token: Value) -> Value:
-        """The last token that it sees."""
-        return token if core.causal else b.count - 1
-
     units = let(quotient(rows + (side - 1), side) * core.kv_heads)
     with b.dealt_out(units) as unit:
         kv_head, first = let(remainder(unit, core.kv_heads)), let(quotient(unit, core.kv_heads) * side)
-        start = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.head)
+        start = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.key)
         lines = [let(first + index) for index in range(side)]
         tokens = [let(T.min(quotient(line, core.group), b.count - 1)) for line in lines]
         queries = [
             Query(
-                let(start + line * b.cache.head), let(b.row(source, kv_head, last(token)) + 1), b.position_of(token),
+                let(start + line * b.cache.key), let(b.row(source, kv_head, b.seen(token)) + 1), b.position_of(token),
                 _sink(b, layer, kv_head, line),
             )
             for line, token in zip(lines, tokens, strict=True)
@@ -85,8 +80,8 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
         for index, (line, token) in enumerate(zip(lines, tokens, strict=True)):
             with when(line < rows):
                 head = kv_head * core.group + remainder(line, core.group)
-                at = let(b.at("mixed") + token * round_up(core.width, 32) + head * core.head_dim)
-                finish(b.cache, core.head_dim, index, work, b.floats, at)
+                at = let(b.at("mixed") + token * round_up(core.width, 32) + head * core.row.value)
+                finish(b.cache, core.row.value, index, work, b.floats, at)
 
 
 def observe_last(b: PassBuilder, layer: Value) -> None:
@@ -94,13 +89,13 @@ def observe_last(b: PassBuilder, layer: Value) -> None:
     core, limits, source = b.attention, _limits(b, layer), b.rows_of(layer)
     raw = let(b.at("raw") + b.thread * b.at("raw_stride"))
     with b.shared_out(i64(core.kv_heads)) as kv_head:
-        first = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.head)
+        first = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.key)
         before = i64(0) if b.apart else b.count - b.observed
         with loop(before * core.group, b.count * core.group) as line:
             token = let(quotient(line, core.group))
             with b.if_observed(token) as votes:
-                sink, visible = _sink(b, layer, kv_head, line), let(b.row(source, kv_head, token) + 1)
-                query = Query(let(first + line * b.cache.head), visible, b.position_of(token), sink)
+                sink, visible = _sink(b, layer, kv_head, line), let(b.row(source, kv_head, b.seen(token)) + 1)
+                query = Query(let(first + line * b.cache.key), visible, b.position_of(token), sink)
                 first_row = b.first_row(source, kv_head, token)
                 observe(b.cache, b.floats, query, first_row, raw, 1 / core.group, votes, b.paid, limits)
 
@@ -130,7 +125,7 @@ def _work(b: PassBuilder, part: Value, line: Value) -> Work:
     sizes = work_offsets(b.attention, b.target)
     start = let(b.at("work") + part * b.at("part_stride"))
     return Work(
-        b.floats, scores=start + sizes["scores"], out=let(start + line * b.cache.head),
+        b.floats, scores=start + sizes["scores"], out=let(start + line * b.cache.value),
         maxima=let(start + sizes["maxima"] + line), sums=let(start + sizes["sums"] + line),
         block=b.target.step_block if b.stepwise else b.target.chunk_block,
     )  # fmt: skip

@@ -25,8 +25,7 @@ from edge.backends.tvm.cpu.kernels.timing import add_time
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, store, when
 from edge.backends.tvm.design import Design, low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, PACKINGS, PART, IntegerBlock
-from edge.backends.tvm.packing.cores import Groups, groups_of, round_up
-from edge.backends.tvm.packing.shape import padded_head
+from edge.backends.tvm.packing.cores import LANES, Groups, groups_of, round_up
 from edge.model import cores, layers
 
 
@@ -134,10 +133,10 @@ class PassBuilder:
     @functools.cached_property
     def cache(self) -> Cache:
         """The rows that a block of attention reads."""
-        types = memory_types(self.design.kv_dtype)
+        types, row = memory_types(self.design.kv_dtype), self.attention.row.padded(LANES)
         return Cache(
             isa=self.isa, dtype=self.design.kv_dtype, starts=self._view("starts", "int32"),
-            kv_heads=self.shape.kv_heads, head=padded_head(self.attention.head_dim),
+            kv_heads=self.shape.kv_heads, key=row.key, value=row.value,
             **{name: self._view(self._arena(name), dtype) for name, dtype in types.items()},
         )  # fmt: skip
 
@@ -414,6 +413,12 @@ class PassBuilder:
         place = self._of_sequence(layer, token) * self.shape.kv_heads + kv_head
         before = T.cast(self.lengths[place], "int64")
         return let(before if self.apart else before + token)
+
+    def seen(self, token: Value) -> Value:
+        """The last token of the pass that a token sees."""
+        if self.single or self.apart:
+            return token
+        return let(T.cast(self.tokens[self.count + token], "int64"))
 
     def position_of(self, token: Value) -> Value:
         return let(T.cast(self.tokens[self.count + token], "int64") if self.apart else self.position + token)

@@ -29,10 +29,10 @@ def score_pages(b: PassBuilder, layer: Value) -> None:
     core, source = b.attention, b.rows_of(layer)
     with if_chosen(b, layer) as pages, b.phase("pages", layer), loop(i64(0), i64(core.kv_heads)) as kv_head:
         first_row = b.first_row(source, kv_head, i64(0))
-        queries = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.head)
+        queries = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.key)
         scores = let(b.at("page_scores") + kv_head * b.at("page_stride"))
         with b.shared_out(pages - NEWEST) as page:
-            at = let((quotient(first_row, TILE) + page) * (2 * b.cache.head))
+            at = let((quotient(first_row, TILE) + page) * (2 * b.cache.key))
             with when(page >= b.at("bounded")):
                 make_bounds(b.cache, b.bounds, at, first_row, page)
             score = score_page(b.cache, b.bounds, at, b.floats, queries, core.group)

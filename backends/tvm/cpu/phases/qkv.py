@@ -34,11 +34,11 @@ def qkv(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
     A head of keys or values is one piece of work, because quantized rows need its largest value; so is a head of
     queries that is normalised or transformed. It belongs to the thread that has its first tile.
     """
-    core, parts = b.attention, b.cache.head // 16
+    core = b.attention
     queries_whole = "attn_q_norm" in b.names or b.cache.form.transformed
     before = 0
     for name in ("attn_q", *(() if core.rows_of is not None else ("attn_k", "attn_v"))):
-        heads = core.heads if name == "attn_q" else core.kv_heads
+        heads, parts = core.heads if name == "attn_q" else core.kv_heads, _parts(b, name)
         if name == "attn_q" and not queries_whole:
             with _pieces(b, heads * parts, before, 1) as tile:
                 _query_tile(b, layer, tile, inputs)
@@ -59,15 +59,20 @@ def _pieces(b: PassBuilder, count: int, before: int, size: int) -> Iterator[Valu
         with b.dealt_out(i64(count)) as piece:
             yield piece
         return
-    own = 0 if b.attention.rows_of is not None else 2 * b.attention.kv_heads
-    tiles = (b.attention.heads + own) * (b.cache.head // 16)
+    own = 0 if b.attention.rows_of is not None else b.attention.kv_heads * (b.cache.key + b.cache.value) // 16
+    tiles = b.attention.heads * (b.cache.key // 16) + own
     first, last = (_clip(T.truncdiv(edge - before + (size - 1), i64(size)), count) for edge in b.range(i64(tiles)))
     with loop(first, last) as piece:
         yield piece
 
 
+def _parts(b: PassBuilder, name: str) -> int:
+    """Tiles of a head."""
+    return (b.cache.value if name == "attn_v" else b.cache.key) // 16
+
+
 def _query_tile(b: PassBuilder, layer: Value, tile: Value, inputs: Inputs) -> None:
-    parts = b.cache.head // 16
+    parts = b.cache.key // 16
     head, part = let(quotient(tile, parts)), let(remainder(tile, parts))
     with b.batches() as tokens:
         sums = b.product("attn_q", layer, tile, inputs, b.rows(tokens))
@@ -77,7 +82,7 @@ def _query_tile(b: PassBuilder, layer: Value, tile: Value, inputs: Inputs) -> No
 
 def _store_query(b: PassBuilder, head: Value, token: Value, part: Value | int, vector: Value) -> None:
     """The query heads of a KV head lie side by side, [KV heads, tokens · group, head]."""
-    core, size = b.attention, b.cache.head
+    core, size = b.attention, b.cache.key
     first = b.at("queries") + quotient(head, core.group) * b.at("query_rows") * size
     at = first + (token * core.group + remainder(head, core.group)) * size + part * 16
     if core.temperature:
@@ -86,7 +91,7 @@ def _store_query(b: PassBuilder, head: Value, token: Value, part: Value | int, v
 
 
 def _whole_head(b: PassBuilder, name: str, layer: Value, head: Value, inputs: Inputs) -> None:
-    parts = b.cache.head // 16
+    parts = _parts(b, name)
     with b.batches() as tokens:
         strip = Strip(len(tokens) * parts)
         with loop(i64(0), i64(parts)) as part:
@@ -105,7 +110,7 @@ def _store_head(b: PassBuilder, name: str, layer: Value, head: Value, token: Val
     core = b.attention
     kv_head = quotient(head, core.group) if name == "attn_q" else head
     if name == "attn_v":
-        vectors = unit(vectors, core.head_dim, b.shape.norm_eps) if core.unit_values else vectors
+        vectors = unit(vectors, core.row.value, b.shape.norm_eps) if core.unit_values else vectors
         b.cache.write_value(b.first_row(layer, head, token), b.row(layer, head, token), vectors)
         return
     if f"{name}_norm" in b.names:

@@ -1,0 +1,71 @@
+"""Where the tokens of a pass stand: their positions, and the last token that each of them sees.
+
+The row that a token gets in the cache, its position and the limit of what it sees are three numbers. A picture's rows
+follow each other, but share positions; and all of a span may see each other, whatever their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.records import dataclass
+from edge.types import IntArray
+
+
+@dataclass(frozen=True)
+class Places:
+    """The places of n tokens. Positions have one component, or those of `Rope.sections`: time, height, width."""
+
+    positions: IntArray  # int32 [n], or [n, components]
+    sees: IntArray  # int32 [n]: the index of the last token that each sees: itself, or the end of its span
+
+    @classmethod
+    def after(cls, position: int, count: int, *, causal: bool = True) -> Places:
+        """Consecutive positions from `position` on. causal: tokens see those before them; otherwise all."""
+        own = np.arange(count, dtype=np.int32)
+        return cls(position + own, own if causal else np.full(count, count - 1, np.int32))
+
+    @property
+    def consecutive(self) -> bool:
+        """Whether positions are plain numbers, each one larger than the one before."""
+        return self.positions.ndim == 1 and bool((np.diff(self.positions) == 1).all())
+
+    @property
+    def numbers(self) -> IntArray:
+        """One position of each token, int32 [n], by which the cache orders rows: the largest component so far."""
+        if self.positions.ndim == 1:
+            return self.positions
+        return np.asarray(np.maximum.accumulate(self.positions.max(axis=1)), np.int32)
+
+    @property
+    def next_position(self) -> int:
+        """The position behind these."""
+        return int(self.positions.max()) + 1
+
+    def part(self, tokens: slice) -> Places:
+        """The places of some of the tokens, between which and the others no span lies."""
+        return Places(self.positions[tokens], self.sees[tokens] - tokens.start)
+
+    def passes(self, chunk: int) -> Iterator[slice]:
+        """Passes of at most `chunk` tokens that divide no span. Raises InputError for a longer span."""
+        start, count = 0, len(self.sees)
+        while start < count:
+            sees = self.sees[start : start + chunk]
+            ends = np.flatnonzero(sees == start + np.arange(sees.size))  # `sees` never decreases
+            if not ends.size:
+                raise InputError(f"a span of more than {chunk} tokens does not fit in a pass: choose a larger chunk")
+            yield slice(start, start + int(ends[-1]) + 1)
+            start += int(ends[-1]) + 1
+
+    def check(self, count: int, position: int, components: int) -> None:
+        """Raise InputError unless these are the places of `count` tokens behind `position`, with so many components of
+        positions (0: one)."""
+        own, sees = np.arange(count), self.sees
+        fits = self.positions.shape in ((count,), (count, components)) and sees.shape == (count,)
+        if not fits or (sees < own).any() or (sees >= count).any() or (np.diff(sees) < 0).any():
+            raise InputError(f"these are not the places of {count} tokens")
+        if self.positions.min(initial=position) < position:
+            raise InputError(f"positions begin before {position}, the next one")
