@@ -45,6 +45,12 @@ def _parse_policy(value: Any) -> str:
     return own_policy(value)
 
 
+def _parse_path(flag: str, value: Any) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise InputError(f"{flag} must be a path, not {value!r:.60}")
+    return Path(value)
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -115,12 +121,14 @@ class Options:
     )  # fmt: skip
 
     chat_template: Path | None = option(
-        None, "--chat-template", group=PROMPT, typed=Path, parse=Path, metavar="FILE", written="str | Path | None",
+        None, "--chat-template", group=PROMPT, typed=Path, parse=partial(_parse_path, "--chat-template"),
+        metavar="FILE", written="str | Path | None",
         help="Write chats by the Jinja template in this file, not by the model's own.",
     )  # fmt: skip
 
     prefix: Path | None = option(
-        None, "--prefix", group=PROMPT, typed=Path, parse=Path, metavar="FILE|DIR", written="str | Path | None",
+        None, "--prefix", group=PROMPT, typed=Path, parse=partial(_parse_path, "--prefix"),
+        metavar="FILE|DIR", written="str | Path | None",
         help="Soft prompt before every prompt: a folder that PEFT saved after prompt, P- or prefix tuning.",
     )  # fmt: skip
 

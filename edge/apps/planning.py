@@ -131,7 +131,7 @@ def check_options(options: Options) -> None:
     if options.lora is not None:
         raise UnsupportedError("a bundle has no --lora: make room with --lora-rank, and files of edge export-adapter")
     for flag, value in (
-        ("--provider", options.provider), ("--gpu-layers", options.gpu_layers),
+        ("--prefix", options.prefix), ("--provider", options.provider), ("--gpu-layers", options.gpu_layers),
         ("--gpu-memory", options.gpu_memory), ("--prompt-cache", options.prompt_cache),
     ):  # fmt: skip
         if value is not None:

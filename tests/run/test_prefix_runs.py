@@ -11,10 +11,12 @@ import pytest
 from conftest import GOLDEN
 from hf_folders import Tensors, complaint, write_tensors
 
+from edge.apps.planning import check_options
 from edge.backends.reference.kv import ReferenceKV
 from edge.errors import InputError
 from edge.formats.blocks import dequantize
 from edge.model.given import content_ids
+from edge.options import Options
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
 from edge.run.session import Session
@@ -190,6 +192,8 @@ def test_damaged_or_missing_files_are_refused(tmp_path: Path) -> None:
     weights.unlink()
     assert "there is no adapter_model.safetensors" in complaint(lambda: opened(folder))
     assert "there is no adapter_config.json" in complaint(lambda: opened(tmp_path))
+    assert complaint(lambda: opened(cast(Path, 3))) == "--prefix must be a path, not 3"
+    assert "cannot have --prefix" in complaint(lambda: check_options(Options(prefix=folder)))
 
 
 def test_base_model_of_another_name_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
