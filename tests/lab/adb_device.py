@@ -114,7 +114,6 @@ class _Shell:
     def _take(self) -> None:
         """Pass on what comes, and ask for more once the command has read it."""
         left, stdin = b"", self._process.stdin
-        assert stdin is not None
         while (data := self.taken.get()) is not None:
             left += data
             while len(left) >= _PACKET.size:
@@ -141,7 +140,6 @@ class _Shell:
 
     def _close(self) -> None:
         for each in (self._process.stdin, self._process.stdout, self._process.stderr):
-            assert each is not None
             with suppress(OSError):
                 each.close()
 

@@ -61,16 +61,12 @@ def make_timeline() -> Timeline:
         base=MemoryBase(30 * MIB, 20 * MIB, True, False, 90 * MIB, 20 * MIB, 1024),
         samples=samples,
         marks=[
-            Mark(0.0, "start"),
-            Mark(0.1, "load"),
-            Mark(0.5, "prompt"),
-            Mark(1.0, "answer"),
-            Mark(2.0, "context 512"),
+            Mark(0.0, "start"), Mark(0.1, "load"), Mark(0.5, "prompt"), Mark(1.0, "answer"), Mark(2.0, "context 512"),
         ],
         climate=[Climate(1.0 * second, 50.0 + second, 2e9 - 1e8 * second, 1.0) for second in range(5)],
         sensor="cpu-thermal",
         trip=80.0,
-    )
+    )  # fmt: skip
 
 
 def make_engine(name: str = "cpu", **changes: Any) -> EngineProfile:

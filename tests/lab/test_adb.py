@@ -79,7 +79,7 @@ def quietly(what: str, share: float) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(QEMU is None or ARM is None, reason="no qemu-aarch64-static and aarch64-linux-gnu-gcc")
-def test_a_phone_measures_itself(bench: Bench) -> None:
+def test_phone_measures_itself(bench: Bench) -> None:
     """With the programs of a phone that say what it is, and QEMU for its processor."""
     phone, programs = bench.connect(), bench.folder / "phone"
     phone.before = f"PATH={programs}:$PATH"
@@ -155,7 +155,8 @@ def why(serial: str) -> str:
         return str(error)
 
 
-def test_a_device_that_goes_between_two_words(bench: Bench) -> None:
+@pytest.mark.exhaustive
+def test_device_that_goes_between_two_words(bench: Bench) -> None:
     shut = bench.connect(lets_in=False)
     for serial, said in ((shut.address, "device unauthorized."), ("R3CN", "device 'R3CN' not found")):
         for call in (ask_machine, lambda device: run_kit(device, kit_for(), quietly)):
@@ -164,14 +165,12 @@ def test_a_device_that_goes_between_two_words(bench: Bench) -> None:
             assert str(caught.value) == f"{serial} cannot be reached: {said}"
 
 
-@pytest.mark.parametrize(
-    ("before", "said"),
-    [
-        ('trap "" XFSZ; ulimit -f 64', "has no room for the kit: its disk is full"),  # blocks of 512 bytes
-        ("export HOME=/nowhere TMPDIR=/nowhere", ": no folder can be made there"),
-    ],
-)
-def test_a_kit_that_cannot_be_unpacked_leaves_nothing(bench: Bench, before: str, said: str) -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("before", "said"), [
+    ('trap "" XFSZ; ulimit -f 64', "has no room for the kit: its disk is full"),  # blocks of 512 bytes
+    ("export HOME=/nowhere TMPDIR=/nowhere", ": no folder can be made there"),
+])  # fmt: skip
+def test_kit_that_cannot_be_unpacked_leaves_nothing(bench: Bench, before: str, said: str) -> None:
     phone = bench.connect()
     phone.before = before
     with pytest.raises(EngineError) as caught:
@@ -180,14 +179,12 @@ def test_a_kit_that_cannot_be_unpacked_leaves_nothing(bench: Bench, before: str,
     assert not left(phone)
 
 
-@pytest.mark.parametrize(
-    ("step", "said"),
-    [
-        ("copying", "the connection to ADDRESS was lost while the kit was copied|ADDRESS cannot be reached: .+"),
-        ("sustained", "the connection to ADDRESS was lost while the kit ran"),
-    ],
-)
-def test_a_lost_connection_leaves_nothing(bench: Bench, step: str, said: str) -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("step", "said"), [
+    ("copying", "the connection to ADDRESS was lost while the kit was copied|ADDRESS cannot be reached: .+"),
+    ("sustained", "the connection to ADDRESS was lost while the kit ran"),
+])  # fmt: skip
+def test_lost_connection_leaves_nothing(bench: Bench, step: str, said: str) -> None:
     phone = bench.connect()
 
     def unplug(what: str, share: float) -> None:
@@ -200,7 +197,8 @@ def test_a_lost_connection_leaves_nothing(bench: Bench, step: str, said: str) ->
     bench.wait_until_empty(phone)
 
 
-def test_an_interrupt_here_leaves_nothing_there(bench: Bench) -> None:
+@pytest.mark.exhaustive
+def test_interrupt_here_leaves_nothing_there(bench: Bench) -> None:
     phone = bench.connect()
 
     def interrupt(what: str, share: float) -> None:

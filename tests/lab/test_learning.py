@@ -54,7 +54,7 @@ def test_speeds_of_models_predict_those_of_others() -> None:
             assert guess.error == (error and pytest.approx(error))
 
 
-def test_the_roofline_that_speeds_are_compared_with_is_that_of_predictions() -> None:
+def test_roofline_that_speeds_are_compared_with_matches_predictions() -> None:
     """By what the kit measured of its own model, on a device so slow that nothing else counts."""
     kept = device_of(result(), "my-board")
     kept = replace(kept, figures={name: replace(each, value=each.value / 1e6) for name, each in kept.figures.items()})

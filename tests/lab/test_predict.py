@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from conftest import GOLDEN, open_golden
 from hypothesis import given
 from hypothesis import strategies as st
+from test_cli import edge_json
 from typer.testing import CliRunner
 
 from edge.apps.bundle import prepare
@@ -36,7 +35,8 @@ from edge.plan.device import RUNTIME_BYTES
 from edge.plan.plan import Plan, PlanBytes
 from edge.run.history import Phase, Run, Setting
 
-SPEC = replace(open_golden("llama-gqa-tied").model.spec, network=None, window=0)
+GOLDEN_SPEC = open_golden("llama-gqa-tied").model.spec
+SPEC = replace(GOLDEN_SPEC, network=None, window=0, layer_values=GOLDEN_SPEC.kv_values)
 CONFIG = EngineConfig(capacity=4096, chunk=128, kv_dtype="f16", threads=4)
 BYTES = PlanBytes(interpreter=0, weights=100_000_000, kv=4096 * 20_000, scratch=0)
 PLAN = Plan("cpu", "streaming", 4, CONFIG, 256, BYTES, 0, 1 << 30, "budget")
@@ -52,7 +52,7 @@ def device(name: str = "x", **values: float) -> DeviceProfile:
 KNOWN = device(read_bandwidth=10e9, f32_flops=50e9, core_watts=2.0, idle_watts=1.0, dram_pj_per_byte=100.0)
 
 
-def test_decoding_follows_the_roofline() -> None:
+def test_decoding_follows_roofline() -> None:
     reach = efficiency_of("cpu")
     reading = reach.rows_of("f16").reading
     weights = reach.together(weight_shares(SPEC, "cpu", CONFIG), lambda each: each.reading)
@@ -77,7 +77,6 @@ def test_prompts_follow_arithmetic_where_it_takes_longer(int8_ops: float | None)
     inverse = shares.get("integers", 0) / integers + shares.get("floats", 0) / floats
     linear = (work.flops - work.attention_flops) * inverse
     attention = work.attention_flops / (1e6 * reach.rows_of("f16").float32)
-    assert found.ttft_s is not None
     assert found.ttft_s.value == pytest.approx(linear + attention, rel=1e-3)
     kind = reach.weights["integers"]
     assert integers == pytest.approx(3e6 * (kind.int8 or 0) if int8_ops else 1e6 * kind.float32)
@@ -94,7 +93,7 @@ def test_prompts_are_summed_chunk_by_chunk(prompt: int, start: int, chunk: int, 
     assert roof.prompt_seconds(1 << 40, start, 1e9, 1e9) > 0  # and at once
 
 
-def test_a_pass_takes_longer_with_every_token_and_never_less_than_reading_takes() -> None:
+def test_pass_time_grows_with_tokens() -> None:
     seconds = [predict(SPEC, PLAN, KNOWN, Wanted(prompt=prompt)).ttft_s for prompt in range(1, 129)]
     values = [each.value for each in seconds if each]
     assert values == sorted(set(values))
@@ -107,7 +106,7 @@ types = st.dictionaries(st.sampled_from(["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K",
 
 
 @given(sizes=types, repack=st.booleans())
-def test_every_byte_of_the_weights_is_of_one_kind(sizes: dict[str, int], repack: bool) -> None:
+def test_every_byte_of_weights_is_of_one_kind(sizes: dict[str, int], repack: bool) -> None:
     spec, config = replace(SPEC, type_bytes=tuple(sizes.items())), replace(CONFIG, repack=repack)
     total = sum(sizes.values())
     floats = sum(size for name, size in sizes.items() if name.startswith("F")) / total
@@ -119,41 +118,36 @@ def test_every_byte_of_the_weights_is_of_one_kind(sizes: dict[str, int], repack:
         assert set(shares) <= set(efficiency_of(name).weights)
 
 
-def test_llamacpp_takes_prompts_of_types_that_it_re_lays_faster() -> None:
+def test_llamacpp_speeds_up_relaid_types() -> None:
     def seconds(weight_type: str, int8_ops: float) -> float:
         spec = replace(SPEC, type_bytes=((weight_type, 1000),))
         plan = replace(PLAN, backend="llamacpp", config=replace(CONFIG, repack=weight_type == "Q4_0"))
         host = device(read_bandwidth=40e9, f32_flops=200e9, int8_ops=int8_ops)
         found = predict(spec, plan, host, Wanted(prompt=4)).ttft_s
-        assert found is not None
         return found.value
 
     assert seconds("Q4_0", 2e12) < seconds("Q4_1", 2e12)
     assert seconds("Q4_1", 2e12) == seconds("Q4_1", 9e12)  # the rate of integers says nothing of them
 
 
-def test_joules_are_counted_as_the_estimate_counts_them() -> None:
+def test_joules_are_counted_as_estimate_counts_them() -> None:
     found = predict(SPEC, PLAN, KNOWN, Wanted(contexts=(0,), power=4.5))
     [point] = found.decode
-    assert point.joules is not None
     read = SPEC.weight_bytes + 20_000
     assert point.joules.value == pytest.approx((4 * 2.0 + 1.0) / point.tok_s.value + read * 100e-12)
     assert point.joules.source == "estimated from the profile of x"
-    assert found.watts is not None
     assert found.watts.value == pytest.approx(point.joules.value * point.tok_s.value)
-    assert found.limited_tok_s is not None
     share = (4.5 - 1.0) / (found.watts.value - 1.0)
     assert found.limited_tok_s.value == pytest.approx(point.tok_s.value * share)
 
 
 def test_watts_that_idling_takes_cannot_be_kept() -> None:
     found = predict(SPEC, PLAN, KNOWN, Wanted(power=0.5))
-    assert found.limited_tok_s is not None
     assert found.limited_tok_s.value == 0
 
 
 @given(energy=st.floats(0.01, 5000), prompt=st.integers(1, 6000), time=st.floats(0.01, 500))
-def test_a_budget_buys_what_it_pays_for_and_no_more(energy: float, prompt: int, time: float) -> None:
+def test_budget_buys_what_it_pays_for(energy: float, prompt: int, time: float) -> None:
     found = predict(SPEC, PLAN, KNOWN, Wanted(prompt, (0, 4096), energy=energy, time=time))
     assert found.prompt_joules
     assert found.ttft_s
@@ -208,7 +202,7 @@ def decode_at(found: Prediction) -> list[float]:
     return [1 / each.tok_s.value for each in found.decode]
 
 
-def test_neighbours_leave_free_cores_or_a_share_of_time() -> None:
+def test_neighbours_leave_free_cores_or_share_of_time() -> None:
     def left(neighbours: float, cores: int = 2, threads: int = 2, **kind: bool) -> tuple[float, float]:
         kind = {"steps": True, "gives_way": True} | kind
         found = left_by(Crowd(neighbours, cores), threads, lambda team: {1: 4.0, 2: 5.0}.get(team, 6.0), **kind)
@@ -246,7 +240,7 @@ def test_load_now_scales_quiet_runs(known: bool) -> None:
 
 
 @given(seed=st.integers(0, 1000))
-def test_the_law_of_earlier_runs_is_found_in_spite_of_noise(seed: int) -> None:
+def test_history_fit_survives_noise(seed: int) -> None:
     chance = random.Random(seed)
     contexts = [64, 500, 1000, 1500, 2000, 2500, 3000, 64, 2000, 3000, 1000]
     points = [(c, (0.005 + 2e-6 * c) * chance.uniform(0.97, 1.03)) for c in contexts]
@@ -256,7 +250,7 @@ def test_the_law_of_earlier_runs_is_found_in_spite_of_noise(seed: int) -> None:
     assert found.decode[0].tok_s.source == "measured earlier (11 runs)"
 
 
-def test_one_run_says_where_the_line_lies_and_the_roofline_how_steep_it_is() -> None:
+def test_one_run_sets_intercept_roofline_slope() -> None:
     reach = efficiency_of("cpu")
     found = predict(
         SPEC, PLAN, device("host", read_bandwidth=10e9), Wanted(contexts=(100, 1100)), earlier([(100, 0.03)])
@@ -272,22 +266,19 @@ def test_history_needs_no_ceilings() -> None:
         SPEC, PLAN, device("host"), Wanted(contexts=(100,), energy=30), earlier([(100, 0.03)], 5.0), meter="rapl"
     )
     assert decode_at(found) == pytest.approx([0.03])
-    assert found.decode[0].joules is not None
     assert found.decode[0].joules.value == pytest.approx(0.15)
     assert found.energy_tokens is None  # no prompt was ever measured
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_prompts_take_as_long_as_those_like_them_did(known: bool) -> None:
+def test_prompts_take_as_long_as_similar_ones(known: bool) -> None:
     host = device("host", read_bandwidth=10e9, f32_flops=50e9) if known else device("host")
     plain = predict(SPEC, PLAN, device("host", read_bandwidth=10e9, f32_flops=50e9), Wanted(prompt=1024))
-    assert plain.ttft_s is not None
     runs = [
         Run(0, SETTING, "m", "full", 4096, Phase(1024, 3 * plain.ttft_s.value, 512), None),
         Run(0, SETTING, "m", "full", 4096, Phase(16, 9.0, 8), None),  # too short to say anything of long ones
     ]
     found = predict(SPEC, PLAN, host, Wanted(prompt=1024), runs)
-    assert found.ttft_s is not None
     assert found.ttft_s.value == pytest.approx(3 * plain.ttft_s.value)
     assert found.ttft_s.source == "measured earlier (1 run)"
 
@@ -297,12 +288,10 @@ def test_watts_of_another_meter_are_not_mixed_in() -> None:
     newest, old = earlier([(100, 0.01)] * 5, 50.0), earlier([(100, 0.01)], 5.0)
     runs = [replace(run, energy_source="a battery") for run in newest] + old
     found = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="rapl")
-    assert found.watts is not None
     assert found.watts.value == pytest.approx(5.0)
     assert found.watts.source == "measured earlier (1 run)"
     assert found.decode[0].tok_s.source == "measured earlier (6 runs)"
     unmetered = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="x profile")
-    assert unmetered.watts is not None
     assert unmetered.watts.source == "estimated from the profile of x"
 
 
@@ -354,29 +343,19 @@ def test_planning_for_another_device() -> None:
     assert predicted["unknown"] == []
     shown = run.invoke(app, ["plan", MODEL, "--device", "raspberry-pi-5", "--energy", "30J", "--power", "1W"]).output
     for said in (
-        "planned for raspberry-pi-5 with 2.0 GiB, by its profile",
-        "30 J buy",
-        "cannot be: it draws more",
-        "estimated from the profile of raspberry-pi-5",
-        "GB/s (measured",
-    ):
+        "planned for raspberry-pi-5 with 2.0 GiB, by its profile", "30 J buy", "cannot be: it draws more",
+        "estimated from the profile of raspberry-pi-5", "GB/s (measured",
+    ):  # fmt: skip
         assert said in shown
 
 
-def test_stated_memory_replaces_the_profiles() -> None:
-    def planned(memory: str) -> dict[str, Any]:
-        """In a process of its own: a plan counts the process that makes it, and this one holds other tests' engines."""
-        command = [sys.executable, "-m", "edge", "plan", MODEL, "--device", "raspberry-pi-zero-2w", "--memory", memory]
-        shown = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout
-        found: dict[str, Any] = json.loads(shown)
-        return found
-
-    for stated in (2 << 30, 300 << 20):  # a profile has the memory of the smallest version of its device
-        found = planned(f"{stated >> 20}MiB")
-        assert (found["limit"], found["limit_source"]) == (stated, "budget")
+def test_stated_memory_replaces_profiles() -> None:
+    """In a process of its own: a plan counts the process that makes it, and this one holds other tests' engines."""
+    found = edge_json("plan", MODEL, "--device", "raspberry-pi-zero-2w", "--memory", "300MiB", "--json")
+    assert (found["limit"], found["limit_source"]) == (300 << 20, "budget")
 
 
-def test_free_memory_is_what_the_governor_will_read(tmp_path: Path) -> None:
+def test_free_memory_is_what_governor_will_read(tmp_path: Path) -> None:
     (tmp_path / "no-sensors/proc").mkdir()
     (tmp_path / "no-sensors/proc/meminfo").write_text("MemAvailable:    3000000 kB\n")
     found = plan()
@@ -384,30 +363,19 @@ def test_free_memory_is_what_the_governor_will_read(tmp_path: Path) -> None:
     assert 3_000_000 <= found["limit"] >> 10 < 5_000_000  # and what this process holds
 
 
-@pytest.mark.parametrize(
-    ("device", "engine", "why"),
-    [
-        (
-            "macbook-air-m3",
-            "llamacpp",
-            "llamacpp is assumed: the cpu engine on macos is planned there, or for exported apps",
-        ),
-        (
-            "snapdragon-x-elite",
-            "llamacpp",
-            "llamacpp is assumed: the cpu engine on windows is planned there, or for exported apps",
-        ),
-        ("iphone-16", "cpu", "cpu is assumed, in an app that edge export makes"),
+def test_assumed_engines_have_reason() -> None:
+    there = "llamacpp is assumed: the cpu engine on {} is planned there, or for exported apps"
+    for device, engine, why in (
+        ("macbook-air-m3", "llamacpp", there.format("macos")),
+        ("snapdragon-x-elite", "llamacpp", there.format("windows")),
         ("pixel-9", "cpu", "cpu is assumed, in an app that edge export makes"),
         ("raspberry-pi-5", "cpu", ""),
-    ],
-)
-def test_an_engine_that_nobody_chose_is_named_with_the_reason(device: str, engine: str, why: str) -> None:
-    found = plan("--device", device)
-    assert (found["backend"], found["chosen"]) == (engine, why)
-    assert plan("--device", device, "--backend", "llamacpp")["chosen"] == ""
-    if why:
-        assert f"engine: {why}\n" in run.invoke(app, ["plan", MODEL, "--device", device]).output
+    ):
+        found = plan("--device", device)
+        assert (found["backend"], found["chosen"]) == (engine, why)
+        assert plan("--device", device, "--backend", "llamacpp")["chosen"] == ""
+        if why:
+            assert f"engine: {why}\n" in run.invoke(app, ["plan", MODEL, "--device", device]).output
 
 
 @pytest.mark.parametrize(
@@ -415,7 +383,7 @@ def test_an_engine_that_nobody_chose_is_named_with_the_reason(device: str, engin
     [("iphone-16", []), ("pixel-9", []), ("pixel-9", ["--backend", "llamacpp"]), ("pixel-9", ["--kv-policy", "tova"]),
      ("galaxy-s24", ["--provider", "qnn"])],
 )  # fmt: skip
-def test_a_phone_has_no_interpreter(device: str, flags: list[str]) -> None:
+def test_phone_has_no_interpreter(device: str, flags: list[str]) -> None:
     """Beside an engine's own libraries, an app takes what the C runtime was measured to take, and its tables."""
     engine = engine_named(plan("--device", device, *flags)["backend"])
     found = plan("--device", device, *flags)["bytes"]["interpreter"]
@@ -432,7 +400,7 @@ def _as_planned(device: str, *flags: str) -> tuple[ModelSpec, EngineConfig]:
     return open_model(MODEL).spec, EngineConfig(**config)
 
 
-def test_an_exported_apps_plan_is_foretold() -> None:
+def test_exported_apps_plan_is_foretold() -> None:
     """Weights are never streamed there, so that less memory than they take is refused."""
     model = open_model(MODEL)
     expected = prepare(model, find_profile("pixel-9"), Options()).plan
@@ -442,7 +410,7 @@ def test_an_exported_apps_plan_is_foretold() -> None:
 
 
 @pytest.mark.usefixtures("never_held")
-def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
+def test_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
     flags = ["--backend", "reference", "--max-kv-size", "64", "--threads", "1"]
     assert "edge devices probe" in plan(*flags)["prediction"]["unknown"][0]
     probed = run.invoke(app, ["devices", "probe", "--seconds", "0.1"])
@@ -455,21 +423,16 @@ def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
     assert plan(*flags)["prediction"]["decode"][0]["tok_s"]["source"] == "measured earlier (1 run)"
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--device", "toaster"], "unknown device"),
-        (["--device", "pixel-9", "--backend", "warp"], "unknown backend"),
-        (["--device", "generic-x86"], "say --memory"),
-        (["--device", "macbook-air-m3", "--backend", "cpu"], "on macos is planned there, or for exported apps"),
-        (["--max-kv-size", "64", "--at", "8,65"], "--at 65 is more than the 64 rows of the cache"),
-        (["--prompt-tokens", "9" * 400], "Invalid value"),
-        (["--at", "-1"], "--at takes numbers"),
-        (["--energy", "many"], "is not understood"),
-        (["--device", "raspberry-pi-5", "--threads", "99"], "--threads 99 is more than the 4 cores of raspberry-pi-5"),
-        (["--device", "my-phone"], "figures.core_watts.value"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--device", "toaster"], "unknown device"), (["--device", "pixel-9", "--backend", "warp"], "unknown backend"),
+    (["--device", "generic-x86"], "say --memory"),
+    (["--device", "macbook-air-m3", "--backend", "cpu"], "on macos is planned there, or for exported apps"),
+    (["--max-kv-size", "64", "--at", "8,65"], "--at 65 is more than the 64 rows of the cache"),
+    (["--prompt-tokens", "9" * 400], "Invalid value"), (["--at", "-1"], "--at takes numbers"),
+    (["--energy", "many"], "is not understood"),
+    (["--device", "raspberry-pi-5", "--threads", "99"], "--threads 99 is more than the 4 cores of raspberry-pi-5"),
+    (["--device", "my-phone"], "figures.core_watts.value"),
+])  # fmt: skip
 def test_bad_input_is_refused(tmp_path: Path, flags: list[str], said: str) -> None:
     path = tmp_path / "devices" / "my-phone.toml"
     path.parent.mkdir()

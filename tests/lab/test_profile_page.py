@@ -98,7 +98,7 @@ class Tags(HTMLParser):
 
 
 @pytest.mark.parametrize("profile", [*PROFILES.values(), hostile()], ids=[*PROFILES, "hostile"])
-def test_the_page_has_no_script_and_asks_for_nothing(profile: Profile) -> None:
+def test_page_has_no_script_and_asks_for_nothing(profile: Profile) -> None:
     tags = Tags(document(profile, ".html")).found
     assert not {tag for tag, _ in tags} & {"script", "img", "iframe", "object", "embed", "a", "base", "form"}
     for tag, attributes in tags:
@@ -109,15 +109,12 @@ def test_the_page_has_no_script_and_asks_for_nothing(profile: Profile) -> None:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_pictures_take_their_colours_from_the_page(name: str) -> None:
+def test_pictures_take_their_colours_from_page(name: str) -> None:
     text = document(PROFILES[name], ".html")
     pictures = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert not re.search(r"#[0-9a-f]{3,6}\b|rgb\(", pictures)
     assert ("currentColor" in pictures) == (name == "full")
-
-
-def test_pictures_refer_to_nothing() -> None:
-    assert not re.search(r"""url\(|\bid=|href=["']#""", document(make_profile(), ".html"))
+    assert not re.search(r"""url\(|\bid=|href=["']#""", text)
 
 
 @pytest.mark.parametrize("kind", [".html", ".md", ".json"])
@@ -142,14 +139,14 @@ def test_long_runs_of_all_engines_are_told() -> None:
     assert "minute 5 tok/s" in summary(make_profile(engines=[make_engine(sustained=minutes)]))
 
 
-def test_what_is_not_as_asked_for_is_told_everywhere() -> None:
+def test_unmet_requests_are_told_everywhere() -> None:
     note = "prompts of 20 instead of 30 tokens, the cache has 24 rows"
     profile = make_profile(engines=[make_engine(notes=[note])])
     for text in (summary(profile), *(document(profile, kind) for kind in (".md", ".html", ".json"))):
         assert note in text
 
 
-def test_the_kv_dtype_of_every_engine_is_told() -> None:
+def test_kv_dtype_of_every_engine_is_told() -> None:
     config = make_engine().plan.config
     wide = make_engine("onnx", plan=replace(make_engine().plan, config=replace(config, kv_dtype="f32")))
     profile = make_profile(engines=[make_engine(), wide])
@@ -162,7 +159,7 @@ def test_the_kv_dtype_of_every_engine_is_told() -> None:
     assert "not alike" not in document(make_profile(), ".md")
 
 
-def test_instruments_that_take_more_than_the_budget_are_told() -> None:
+def test_instruments_that_take_more_than_budget_are_told() -> None:
     settings = make_profile().settings
     for peak, more in ((190 << 20, False), (300 << 20, True)):
         text = document(make_profile(engines=[make_engine(operators_peak=peak)]), ".html")
@@ -172,7 +169,7 @@ def test_instruments_that_take_more_than_the_budget_are_told() -> None:
     assert "with its instruments" not in document(free, ".md")
 
 
-def test_the_terminal_says_estimated_too() -> None:
+def test_terminal_says_estimated_too() -> None:
     said = summary(make_profile())
     assert "per token (estimated)" in said
     assert "Memory bandwidth limits" in said
@@ -180,21 +177,15 @@ def test_the_terminal_says_estimated_too() -> None:
     assert "onnxruntime is not installed" in said
 
 
-def test_markdown_keeps_hostile_names_in_their_place() -> None:
+def test_markdown_keeps_hostile_names_in_place() -> None:
     text = document(hostile(), ".md")
     assert "<script>" not in text.replace("\\<script>", "")
-    tables = [line for line in text.splitlines() if line.startswith("|")]
-    for line in tables:
-        cells = re.split(r"(?<!\\)\|", line)
-        assert len(cells) >= 4
     assert "\n# x" not in text
-
-
-def test_a_table_of_markdown_has_equal_rows() -> None:
     block: list[int] = []
-    for line in [*document(hostile(), ".md").splitlines(), ""]:
+    for line in [*text.splitlines(), ""]:
         if line.startswith("|"):
             block.append(len(re.split(r"(?<!\\)\|", line)))
+            assert block[-1] >= 4
         else:
             assert len(set(block)) <= 1
             block = []
@@ -208,10 +199,7 @@ def test_comparisons_have_all_three_kinds() -> None:
     assert '"kind": "edge profile comparison"' in data
 
 
-# In a browser
-
-
-def test_the_browser_would_tell(page: Page, tmp_path: Path) -> None:
+def test_browser_would_tell(page: Page, tmp_path: Path) -> None:
     path = tmp_path / "bad.html"
     path.write_text(
         "<body style='background: white'><main><p style='color: #bbb'>faint</p>"
@@ -242,8 +230,8 @@ def assert_it_prints(page: Page) -> None:
     page.ask("Emulation.setEmulatedMedia", media="")
 
 
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
-def test_words_of_pictures_do_not_lie_upon_each_other(page: Page, tmp_path: Path, share: float) -> None:
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_picture_words_do_not_overlap(page: Page, tmp_path: Path, share: float) -> None:
     """However short a part of the run is that memory's picture has a word for, however near engines are to roofs."""
     timeline = make_engine().timeline
     end = timeline.samples[-1].seconds
@@ -280,16 +268,10 @@ def the_page(name: str) -> str:
     return document(PROFILES.get(name) or hostile(), ".html")
 
 
-@pytest.mark.parametrize(
-    ("width", "dark"),
-    [
-        (390, True),
-        (1280, False),
-        pytest.param(390, False, marks=pytest.mark.exhaustive),
-        pytest.param(1280, True, marks=pytest.mark.exhaustive),
-    ],
-    ids=["390-dark", "1280-light", "390-light", "1280-dark"],
-)
+@pytest.mark.parametrize(("width", "dark"), [
+    (390, True), (1280, False), pytest.param(390, False, marks=pytest.mark.exhaustive),
+    pytest.param(1280, True, marks=pytest.mark.exhaustive),
+], ids=["390-dark", "1280-light", "390-light", "1280-dark"])  # fmt: skip
 @pytest.mark.parametrize("name", [*PROFILES, "hostile", "comparison", "kv", "kv-hostile"])
 def test_browsers_show_it(page: Page, tmp_path: Path, name: str, width: int, dark: bool) -> None:
     path = tmp_path / "report.html"

@@ -28,14 +28,13 @@ FAR = 1000.0  # more than any machine draws
 
 def check_held(run: Sustained | None, watts: float) -> None:
     """By joules of the whole run; what may be spent at once, or in a token of a loaded machine, is a part of it."""
-    assert run is not None
     seconds, paused = (sum(getattr(each, name) for each in run.windows) for name in ("seconds", "paused"))
     joules = sum(each.joules_per_token * each.per_token.count for each in run.windows if each.joules_per_token)
     assert 0 < paused < seconds
     assert joules < watts * (seconds + 1.5)
 
 
-def test_a_kit_holds_its_long_run_to_a_power() -> None:
+def test_kit_holds_its_long_run_to_power() -> None:
     """By the estimate, where nothing measures joules; the estimates of C and of Python agree."""
     done = run_program(kit_for(sustained=2.0, watts=LOW), EDGE_SENSORS="/nowhere")
     assert done.returncode == 0, done.stderr
@@ -46,7 +45,6 @@ def test_a_kit_holds_its_long_run_to_a_power() -> None:
     page = render(".html", profile_report(found), found.to_dict())
     assert f"held to {LOW:g} W by pauses" in page
     assert "watts (estimated)" in page
-    assert result().sustained is not None
     assert all(each.paused == 0 for each in result().sustained.windows)
 
 
@@ -58,19 +56,17 @@ def draw(root: Path, watts: float) -> None:
     (folder / "power1_input").write_text(f"{watts * 1e6:.0f}\n")
 
 
-def test_a_kit_goes_by_its_sensor(tmp_path: Path) -> None:
+def test_kit_goes_by_its_sensor(tmp_path: Path) -> None:
     draw(tmp_path, 1.1 * FAR)
     done = run_program(kit_for(sustained=1.0, watts=FAR), EDGE_SENSORS=str(tmp_path))
     found = parse_result(done.stdout, "it")
-    assert found.sustained is not None
     assert sum(each.paused for each in found.sustained.windows) > 0
     run = profile_of(found).engines[0].sustained
-    assert run is not None
     assert run.first.watts == pytest.approx(1.1 * FAR, rel=0.3)  # another process may run between the readings
 
 
 @pytest.mark.exhaustive  # waits for the seconds of pauses that show it
-def test_a_power_that_pauses_cannot_hold_ends_the_long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_power_that_pauses_cannot_hold_ends_long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw(tmp_path, 2 * FAR)
     ended = f"the long run ended early: pauses cannot hold {FAR:g} W, which the device draws without work"
     done = run_program(kit_for(sustained=600.0, watts=FAR), EDGE_SENSORS=str(tmp_path))
@@ -81,7 +77,7 @@ def test_a_power_that_pauses_cannot_hold_ends_the_long_run(tmp_path: Path, monke
     assert ended in parse(EngineProfile, run_in_child(job, lambda what, share: None)).notes
 
 
-def test_the_long_run_at_home_is_held_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_long_run_at_home_is_held_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EDGE_SENSORS", str(tmp_path))
     job = Job("measure", str(GOLDEN_MODEL), "reference", replace(settings(2.0, LOW), speed_s=0.1, curve_s=0.1))
     engine = parse(EngineProfile, run_in_child(job, lambda what, share: None))
@@ -105,7 +101,6 @@ def test_pauses_are_no_heat(tmp_path: Path) -> None:
     """The speed is that of all the time, of which the verdict knows what was no work."""
     found = held_profile()
     run = found.engines[0].sustained
-    assert run is not None
     assert (run.ratio, run.unpaused_ratio) == (pytest.approx(0.5), pytest.approx(1.0))
     assert evidence_of(found, "").sustained == pytest.approx(1.0)
     assert run.last.watts == pytest.approx(0.044 * run.last.tok_s)
@@ -117,15 +112,12 @@ def test_pauses_are_no_heat(tmp_path: Path) -> None:
     assert asdict(found)["settings"]["watts"] == 5.0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--power", "5W"], "--power holds the long run only: add its length, such as --sustained 5m"),
-        (["--power", "5", "--sustained", "5m", "--on", "web:x"], "--power cannot be held in a page"),
-        (["--power", "much", "--sustained", "5m"], "'much' is not understood"),
-        (["--power", "0W", "--sustained", "5m"], "greater than zero"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--power", "5W"], "--power holds the long run only: add its length, such as --sustained 5m"),
+    (["--power", "5", "--sustained", "5m", "--on", "web:x"], "--power cannot be held in a page"),
+    (["--power", "much", "--sustained", "5m"], "'much' is not understood"),
+    (["--power", "0W", "--sustained", "5m"], "greater than zero"),
+])  # fmt: skip
 def test_wrong_powers_are_one_line(arguments: list[str], said: str) -> None:
     done = edge("profile", str(GOLDEN_MODEL), *arguments)
     assert done.returncode == 2

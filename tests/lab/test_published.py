@@ -38,7 +38,7 @@ def ratios(found: list[Comparison]) -> Ratios:
     return made
 
 
-def test_what_predictions_use_follows_from_the_published_figures(
+def test_what_predictions_use_follows_from_published_figures(
     found: list[Comparison], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
@@ -50,7 +50,7 @@ def test_what_predictions_use_follows_from_the_published_figures(
         del sys.modules["published"]
 
 
-def test_corrections_and_errors_are_those_of_numpy(ratios: Ratios) -> None:
+def test_corrections_and_errors_match_numpy(ratios: Ratios) -> None:
     """A fit of logarithms by least squares, with equal weights of devices, and NumPy's quantiles."""
     assert len(corrections()) == 6
     for each in corrections():
@@ -93,7 +93,7 @@ def test_every_figure_has_its_source() -> None:
 
 
 @pytest.mark.parametrize("name", profile_names()[1:])
-def test_every_predicted_speed_has_an_error_or_says_that_none_is_known(name: str, tmp_path: Path) -> None:
+def test_predicted_speeds_have_errors_or_say_unknown(name: str, tmp_path: Path) -> None:
     profile, file = find_profile(name), outline_model(known_models()["smollm2:135m"], "Q4_0", tmp_path / "outline.gguf")
     spec = read_spec(file)
     for provider in (None, "qnn"):

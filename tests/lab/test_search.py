@@ -55,7 +55,7 @@ COSTS = st.lists(st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3), max_siz
 
 
 @given(COSTS)
-def test_no_point_of_the_front_is_surpassed_and_none_is_lost(points: list[list[float]]) -> None:
+def test_front_is_undominated_and_complete(points: list[list[float]]) -> None:
     kept = front(points, lambda each: each)
     boxes = [box_of(each) for each in kept]
     for each in map(box_of, points):
@@ -65,7 +65,7 @@ def test_no_point_of_the_front_is_surpassed_and_none_is_lost(points: list[list[f
 
 
 @given(COSTS)
-def test_the_front_is_within_a_step_of_every_point(points: list[list[float]]) -> None:
+def test_front_is_within_step_of_every_point(points: list[list[float]]) -> None:
     """By the figures themselves, which know nothing of boxes."""
     kept = front(points, lambda each: each)
     for each in points:
@@ -108,7 +108,7 @@ def use(runner: Here, monkeypatch: pytest.MonkeyPatch) -> Here:
     return runner
 
 
-def test_losses_are_those_of_converted_models(here: Here, tmp_path: Path) -> None:
+def test_losses_match_converted_models(here: Here, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     search(TINY, **SMALL)
     (trial,) = [each for each in here.ran if (each.weights.type, each.cell.policy) == ("Q4_0", "full")]
@@ -126,26 +126,27 @@ def test_losses_are_those_of_converted_models(here: Here, tmp_path: Path) -> Non
     np.testing.assert_allclose([found.kl, found.ratio], [expected.kl_mean, expected.ratio], rtol=1e-4)
 
 
-def test_every_point_is_measured_and_the_front_holds(here: Here) -> None:
+def test_front_holds_and_reports_name_commands(here: Here) -> None:
     found = search(TINY, **SMALL)
     measured = {(each.weights.type, each.cell) for each in here.ran if each.what == "quality"}
+    figures = []
     for point in found.points:
-        assert (point.candidate.weights.type, point.candidate.cell) in measured
-        assert point.candidate.tok_s
-        assert point.candidate.joules
-        assert "estimated" in point.candidate.tok_s.source
-    figures = [
-        (each.quality.kl, each.candidate.memory, -each.candidate.tok_s.value, each.candidate.joules.value)  # type: ignore[union-attr]
-        for each in found.points
-    ]
+        each = point.candidate
+        assert (each.weights.type, each.cell) in measured
+        assert "estimated" in each.tok_s.source
+        figures.append((point.quality.kl, each.memory, -each.tok_s.value, each.joules.value))
     for one in figures:
         assert not any(other != one and all(a <= b for a, b in zip(other, one, strict=True)) for other in figures)
     first = found.points[0]
     assert (first.candidate.weights.type, first.quality.kl) == (None, 0.0)
     assert len(found.points) < found.fitting
+    page, text, data = (render(kind, search_report(found), search_json(found)) for kind in (".html", ".md", ".json"))
+    assert [each["command"] for each in json.loads(data)["points"]] == [each.command for each in found.points]
+    assert page.count('class="mark"') == 3 * len(found.points)
+    assert all(point.command in text for point in found.points)
 
 
-def test_losses_of_kv_dtypes_alone_are_remembered_for_plans(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kv_dtype_losses_serve_plans(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outcomes are given: what counts is which of them belong to a dtype alone."""
     losses = {"f16": 0.0, "int8": 0.02, "int4": 0.3}
 
@@ -162,7 +163,7 @@ def test_losses_of_kv_dtypes_alone_are_remembered_for_plans(here: Here, monkeypa
     assert {dtype: each.kl for dtype, each in found.items()} == {"int8": 0.02, "int4": 0.3}
 
 
-def test_an_interrupted_search_measures_nothing_again(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_search_measures_nothing_again(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted = use(Here(most=3), monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         search(TINY, **SMALL)
@@ -206,7 +207,7 @@ def test_speed_is_measured_on_this_device(here: Here, monkeypatch: pytest.Monkey
     assert "measured here" in render(".md", search_report(found), {})
 
 
-def test_where_a_device_throttles_the_end_of_a_long_run_ranks(
+def test_where_device_throttles_end_of_long_run_ranks(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four threads are the fastest at first, and two in the end."""
@@ -234,7 +235,7 @@ def test_where_a_device_throttles_the_end_of_a_long_run_ranks(
     assert data["points"][0]["candidate"]["sustained"]["seconds"] == 600
 
 
-def test_a_size_of_a_family_is_measured_against_the_largest(here: Here, tmp_path: Path) -> None:
+def test_size_of_family_is_measured_against_largest(here: Here, tmp_path: Path) -> None:
     small = tmp_path / "small.gguf"
     quantize_file(open_model(TINY).file, small, "Q8_0")
     found = search([small, TINY], **{**SMALL, "types": []})
@@ -246,7 +247,7 @@ def test_a_size_of_a_family_is_measured_against_the_largest(here: Here, tmp_path
         search([TINY, GOLDEN / "spm.gguf"], **SMALL)
 
 
-def test_the_smallest_budget_that_is_named_fits(here: Here, tmp_path: Path) -> None:
+def test_smallest_budget_that_is_named_fits(here: Here, tmp_path: Path) -> None:
     profile, model = find_profile("pixel-9"), open_model(TINY)  # for whose apps this process's memory counts nothing
     space = Space(96, (), ("streaming",), ("f32",))
     weights = list(weights_of(model, "tiny", space, tmp_path))
@@ -272,7 +273,7 @@ def test_apps_have_neither_other_engines_nor_every_policy(tmp_path: Path) -> Non
         plan_all(weights, space, phone, Options(backend="reference"))
 
 
-def test_a_budget_of_joules_that_nothing_predicts_is_refused(tmp_path: Path) -> None:
+def test_budget_of_joules_that_nothing_predicts_is_refused(tmp_path: Path) -> None:
     space = Space(96, (), (), ("f32",))
     weights = list(weights_of(open_model(TINY), "tiny", space, tmp_path))
     unknown = replace(find_profile("raspberry-pi-5"), figures={})
@@ -282,18 +283,7 @@ def test_a_budget_of_joules_that_nothing_predicts_is_refused(tmp_path: Path) -> 
         plan_all(weights, space, unknown, Options(backend="reference", memory=1 << 20))
 
 
-def test_reports_name_every_command(here: Here, tmp_path: Path) -> None:
-    found = search(TINY, **SMALL)
-    page = render(".html", search_report(found), search_json(found))
-    text = render(".md", search_report(found), search_json(found))
-    data = json.loads(render(".json", search_report(found), search_json(found)))
-    assert [each["command"] for each in data["points"]] == [each.command for each in found.points]
-    assert page.count('class="mark"') == 3 * len(found.points)
-    for point in found.points:
-        assert point.command in text
-
-
-def test_the_command_line_of_a_setting_makes_what_was_measured_and_runs(here: Here, tmp_path: Path) -> None:
+def test_setting_command_reproduces_measurement(here: Here, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     profile, space = find_profile("raspberry-pi-5"), Space(96, ("q4_0",), ("streaming",), ("f32",))
     options = Options(memory=4 << 30, energy=1000.0, backend="reference")
@@ -315,7 +305,7 @@ def test_the_command_line_of_a_setting_makes_what_was_measured_and_runs(here: He
     assert done.returncode == 0, done.stderr
 
 
-def test_the_command_runs_trials_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_command_runs_trials_in_processes_of_their_own(tmp_path: Path) -> None:
     page = tmp_path / "front.html"
     flags = ["--device", "raspberry-pi-5", "--backend", "reference", "--policies", "full", "--types", "q8_0"]
     flags += ["--tokens", "96"]
@@ -326,53 +316,38 @@ def test_the_command_runs_trials_in_processes_of_their_own(tmp_path: Path) -> No
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_a_trial_stays_within_its_memory(here: Here) -> None:
+def test_trial_stays_within_its_memory(here: Here) -> None:
     search(TINY, **{**SMALL, "policies": ["full"], "types": []})
     assert "budget is 2.0 MiB" in run_trial(here.ran[0], 2 << 20).reason
 
 
-@pytest.mark.parametrize(
-    ("flags", "status", "said"),
-    [
-        (["--device", "pixel-99"], 2, "unknown device 'pixel-99'"),
-        (["--types", "q9"], 2, "there is no type 'q9'"),
-        (["--policies", "best"], 2, "best"),
-        (["--tokens", "100000"], 2, "--tokens must be at most"),
-        (["--memory", "2MiB"], 3, "the smallest that fits is --memory"),
-        (["--text", "/none.txt"], 2, "/none.txt cannot be read"),
-        (["-o", "front.pdf"], 2, "what kind of report"),
-    ],
-)
-def test_errors_are_a_line(flags: list[str], status: int, said: str) -> None:
-    usual = ["--backend", "reference", "--device", "raspberry-pi-5", "--types", "q8_0"]
-    done = edge("search", str(TINY), *usual, *flags)
-    assert done.returncode == status
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-    assert said in done.stderr
-
-
-def test_models_and_texts_that_cannot_be_searched_are_a_line(tmp_path: Path) -> None:
+def test_errors_are_line(tmp_path: Path) -> None:
     (tmp_path / "damaged.gguf").write_bytes(TINY.read_bytes()[:1000])
     (tmp_path / "short.txt").write_text("short", encoding="utf-8")
-    for flags, said in (
-        ([str(tmp_path / "damaged.gguf")], "damaged.gguf"),
-        ([str(TINY), "--text", str(tmp_path / "short.txt")], "give a longer one with --text"),
-        ([str(GOLDEN / "encoders" / "bert-cased.gguf")], "is an encoder"),
-    ):
-        done = edge("search", *flags)
-        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    for model, flags, status, said in (
+        (TINY, ("--device", "pixel-99"), 2, "unknown device 'pixel-99'"),
+        (TINY, ("--types", "q9"), 2, "there is no type 'q9'"), (TINY, ("--policies", "best"), 2, "best"),
+        (TINY, ("--tokens", "100000"), 2, "--tokens must be at most"),
+        (TINY, ("--memory", "2MiB"), 3, "the smallest that fits is --memory"),
+        (TINY, ("--text", "/none.txt"), 2, "/none.txt cannot be read"),
+        (TINY, ("--text", str(tmp_path / "short.txt")), 2, "give a longer one with --text"),
+        (TINY, ("-o", "front.pdf"), 2, "what kind of report"), (tmp_path / "damaged.gguf", (), 2, "damaged.gguf"),
+        (GOLDEN / "encoders" / "bert-cased.gguf", (), 2, "is an encoder"),
+    ):  # fmt: skip
+        usual = ["--backend", "reference", "--device", "raspberry-pi-5", "--types", "q8_0"]
+        done = edge("search", str(model), *usual, *flags)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (status, "", 1)
         assert said in done.stderr
 
 
-def test_a_cluster_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "distributed", None)
     with pytest.raises(EdgeError, match=r"pip install 'edge-runtime\[search\]'"):
         search(TINY, scheduler="tcp://127.0.0.1:9", **SMALL)
 
 
 @pytest.mark.exhaustive
-def test_a_worker_that_dies_loses_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_dies_loses_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers in processes of their own, one of which is killed while it runs a trial."""
     distributed = pytest.importorskip("distributed")  # the extra search
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))

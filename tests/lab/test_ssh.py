@@ -24,7 +24,6 @@ from edge.devices.host import usable_cores
 from edge.errors import EngineError, InputError
 from edge.lab.profiling.kit.make import MODEL, PROGRAM
 from edge.lab.profiling.kit.remote import ask_machine, run_kit
-from edge.lab.profiling.kit.result import parse_result
 from edge.lab.profiling.kit.ssh import Address
 from edge.lab.report.page import render
 from edge.lab.report.search import search_report
@@ -112,7 +111,7 @@ def quietly(what: str, share: float) -> None:
 
 
 @pytest.mark.wing("profiles over ssh")
-def test_a_machine_measures_itself_over_ssh(board: Board) -> None:
+def test_machine_measures_itself_over_ssh(board: Board) -> None:
     found = edge_json("profile", str(GOLDEN_MODEL), "--on", "ssh:board", *QUICK, "--json")
     assert [each["engine"] for each in found["engines"]] == ["cpu"]
     assert found["engines"][0]["plan"]["config"]["threads"] == usable_cores()
@@ -120,7 +119,8 @@ def test_a_machine_measures_itself_over_ssh(board: Board) -> None:
     assert not board.left
 
 
-def test_a_search_measures_its_front_over_ssh(board: Board) -> None:
+@pytest.mark.exhaustive
+def test_search_measures_its_front_over_ssh(board: Board) -> None:
     device = "intel-n100" if platform.machine() == "x86_64" else "raspberry-pi-5"
     wanted = {"device": device, "on": "ssh:board", "types": [], "policies": ["full"], "kv_dtypes": ["f16"],
               "tokens": 64, "threads": 1, "text": f"{os.urandom(200).hex()}"}  # fmt: skip
@@ -144,15 +144,12 @@ def test_a_search_measures_its_front_over_ssh(board: Board) -> None:
     assert [(each.quality, each.speed) for each in again.points] == [(point.quality, point.speed)]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--on", "ssh:board"], "--on ssh:board is another machine: name its --device"),
-        (["--on", "kit:x", "--device", "web"], "--on kit:x: a search measures at ssh:user@host"),
-        (["--on", "adb:-x", "--device", "pixel-9"], "--on adb:-x names no device"),
-        (["--on", "ssh:board", "--device", "pixel-9", "--backend", "onnx"], "with the cpu engine, in a kit"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (["--on", "ssh:board"], "--on ssh:board is another machine: name its --device"),
+    (["--on", "kit:x", "--device", "web"], "--on kit:x: a search measures at ssh:user@host"),
+    (["--on", "adb:-x", "--device", "pixel-9"], "--on adb:-x names no device"),
+    (["--on", "ssh:board", "--device", "pixel-9", "--backend", "onnx"], "with the cpu engine, in a kit"),
+])  # fmt: skip
 def test_searches_elsewhere_that_cannot_be_are_one_line(words: list[str], said: str) -> None:
     done = edge("search", str(GOLDEN_MODEL), *words)
     assert done.returncode == 2
@@ -160,22 +157,7 @@ def test_searches_elsewhere_that_cannot_be_are_one_line(words: list[str], said: 
     assert done.stderr.count("\n") == 1
 
 
-def test_progress_comes_and_nothing_stays(board: Board) -> None:
-    steps: list[str] = []
-    shares: list[float] = []
-
-    def on_step(what: str, share: float) -> None:
-        if what != "copying the kit":
-            steps.append(what)
-            shares.append(share)
-
-    found = parse_result(run_kit(Address("board"), kit_for(), on_step), "it")
-    assert found.prompts == 3
-    assert steps[0] == "loading"
-    assert shares == sorted(shares)
-    assert not board.left
-
-
+@pytest.mark.exhaustive
 def test_machines_are_asked(board: Board) -> None:
     assert ask_machine(Address("board")).cores == usable_cores()
     board.serve("ForceCommand echo only chess is played here")
@@ -191,13 +173,11 @@ def spoil_known_hosts(board: Board) -> None:
     (board.folder / "known").write_text("")
 
 
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (spoil_key, "board: it takes none of your keys: see that ssh board works without a password (ssh-copy-id)"),
-        (spoil_known_hosts, "board: its key is not known here: connect once with ssh board, and confirm the key"),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("spoil", "said"), [
+    (spoil_key, "board: it takes none of your keys: see that ssh board works without a password (ssh-copy-id)"),
+    (spoil_known_hosts, "board: its key is not known here: connect once with ssh board, and confirm the key"),
+])  # fmt: skip
 def test_doors_that_stay_closed(board: Board, spoil: Callable[[Board], None], said: str) -> None:
     spoil(board)
     for call in (lambda: ask_machine(Address("board")), lambda: run_kit(Address("board"), kit_for(), quietly)):
@@ -217,14 +197,12 @@ def test_hosts_that_are_not_there(board: Board) -> None:
             ask_machine(Address("127.0.0.1", port))
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ('trap "" XFSZ; ulimit -f 64', "board has no room for the kit: its disk is full"),  # blocks of 512 bytes
-        ("export HOME=/nowhere TMPDIR=/nowhere", "board: no folder can be made there"),
-    ],
-)
-def test_a_kit_that_cannot_be_unpacked_leaves_nothing(board: Board, command: str, said: str) -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("command", "said"), [
+    ('trap "" XFSZ; ulimit -f 64', "board has no room for the kit: its disk is full"),  # blocks of 512 bytes
+    ("export HOME=/nowhere TMPDIR=/nowhere", "board: no folder can be made there"),
+])  # fmt: skip
+def test_kit_that_cannot_be_unpacked_leaves_nothing(board: Board, command: str, said: str) -> None:
     board.serve(f'ForceCommand {command}; eval "$SSH_ORIGINAL_COMMAND"')
     with pytest.raises(EngineError) as caught:
         run_kit(Address("board"), kit_for(), quietly)
@@ -232,7 +210,8 @@ def test_a_kit_that_cannot_be_unpacked_leaves_nothing(board: Board, command: str
     assert not board.left
 
 
-def test_a_kit_that_the_system_ends(board: Board) -> None:
+@pytest.mark.exhaustive
+def test_kit_that_system_ends(board: Board) -> None:
     ended = list[str]()
 
     def end(what: str, share: float) -> None:
@@ -247,7 +226,8 @@ def test_a_kit_that_the_system_ends(board: Board) -> None:
     board.wait_until_empty()
 
 
-def test_a_lost_connection_leaves_nothing(board: Board) -> None:
+@pytest.mark.exhaustive
+def test_lost_connection_leaves_nothing(board: Board) -> None:
     def cut(what: str, share: float) -> None:
         if what.startswith("sustained"):
             board.cut()
@@ -257,7 +237,8 @@ def test_a_lost_connection_leaves_nothing(board: Board) -> None:
     board.wait_until_empty()
 
 
-def test_an_interrupt_here_leaves_nothing_there(board: Board) -> None:
+@pytest.mark.exhaustive
+def test_interrupt_here_leaves_nothing_there(board: Board) -> None:
     def interrupt(what: str, share: float) -> None:
         if what.startswith("sustained"):
             raise KeyboardInterrupt
@@ -274,7 +255,7 @@ def test_silence_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         run_kit(Address("pi"), kit_for(), quietly, silence=0.2)
 
 
-def test_a_run_removes_what_earlier_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_removes_what_earlier_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a shell that is gone, or before the machine was started again; a run that goes on beside it stays, and that of
     another machine, which shares the home."""
     home, kit = tmp_path / "home", tmp_path / "kit"
@@ -302,15 +283,10 @@ def test_a_run_removes_what_earlier_ones_left(tmp_path: Path, monkeypatch: pytes
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [
-        ("pi", "pi", None),
-        ("pi@raspberrypi.local:2222", "pi@raspberrypi.local", 2222),
-        ("me@[fe80::1%eth0]:22", "me@fe80::1%eth0", 22),
-        ("a.b-c@10.0.0.7", "a.b-c@10.0.0.7", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "host", "port"), [
+    ("pi", "pi", None), ("pi@raspberrypi.local:2222", "pi@raspberrypi.local", 2222),
+    ("me@[fe80::1%eth0]:22", "me@fe80::1%eth0", 22), ("a.b-c@10.0.0.7", "a.b-c@10.0.0.7", None),
+])  # fmt: skip
 def test_addresses(text: str, host: str, port: int | None) -> None:
     assert Address.of(text) == Address(host, port)
 

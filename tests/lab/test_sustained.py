@@ -63,7 +63,7 @@ def add(text: bytes, folder: Path) -> tuple[Any, dict[str, str]]:
     return done, own
 
 
-def test_plans_for_a_device_that_throttles_tell_the_end_of_a_long_run(tmp_path: Path) -> None:
+def test_throttling_plans_tell_end_of_long_run(tmp_path: Path) -> None:
     done, own = add(result_with(THROTTLES), tmp_path)
     assert "It throttles, so plans and searches rank by the end of long runs (measured):" in done.stdout
     assert "after 10 min 60% of the speed at first, 1.33 × the joules per token" in done.stdout
@@ -114,14 +114,11 @@ def test_nothing_changes_where_no_device_throttles(speeds: list[float]) -> None:
     assert [each.sustained for each in predicted(text).decode] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"others": 0.5}, "other programs took up to 50% of the cores in the long run, so it does not count"),
-        ({"length": 2.0}, "the long run took 20 s: heat takes minutes, so it does not count"),
-    ],
-)
-def test_a_long_run_that_says_nothing_of_heat_is_left_out(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"others": 0.5}, "other programs took up to 50% of the cores in the long run, so it does not count"),
+    ({"length": 2.0}, "the long run took 20 s: heat takes minutes, so it does not count"),
+])  # fmt: skip
+def test_long_run_without_heat_is_left_out(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     done, _ = add(result_with(THROTTLES, **changes), tmp_path)
     assert "throttles" not in done.stdout
     assert done.stderr.splitlines() == [f"{said}: measure again with --sustained 10m"]
@@ -129,7 +126,7 @@ def test_a_long_run_that_says_nothing_of_heat_is_left_out(changes: dict[str, Any
 
 
 @pytest.mark.usefixtures("own")
-def test_joules_of_a_long_run_that_nothing_counted_stay_those_at_first() -> None:
+def test_uncounted_joules_stay_initial() -> None:
     for each in predicted(result_with(THROTTLES, sensor=None)).decode:
         assert each.joules
         assert each.sustained
@@ -173,7 +170,7 @@ def test_profiles_of_devices_that_throttle_are_read_back(tmp_path: Path) -> None
     assert read_profile(tmp_path / "it.toml") == made
 
 
-def test_engines_rank_by_the_end_of_their_long_runs() -> None:
+def test_engines_rank_by_end_of_their_long_runs() -> None:
     """The first one is faster at first, the second one in the end."""
     hot = make_engine(sustained=make_sustained(0.005))
     steady = make_engine("llamacpp", sustained=make_sustained(0.0025))

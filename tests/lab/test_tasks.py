@@ -126,7 +126,7 @@ def test_metrics_of_numpy_count_too() -> None:
 
 
 @pytest.mark.evaluations
-def test_a_folder_of_tasks(tmp_path: Path) -> None:
+def test_folder_of_tasks(tmp_path: Path) -> None:
     """Whole texts, in windows where the cache is smaller; examples before questions; requests that do not fit."""
     text, questions = "The sky is blue, and the grass is green. " * 6, tmp_path / "questions.jsonl"
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": text}))

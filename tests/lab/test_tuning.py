@@ -108,32 +108,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_defaults_are_the_target_as_it_is(target: Any) -> None:
+def test_defaults_are_target_as_it_is(target: Any) -> None:
     space = make_space(target, "f16", 4, 512)
     values = defaults(space)
     assert with_tuning(target, values) == target
     assert (values["threads"], values["chunk"]) == (4, 512)
     assert allowed(target, values)
+    assert not any(allowed(target, wrong) for wrong in ({"score_rows": 0}, {"gemm_tokens": 1 << 20}, {"other": 1}))
+    assert "threads" not in defaults(make_space(target, "f16", 1, 512))
     for each in space:
         assert each.default in each.choices
         assert len(set(each.choices)) == len(each.choices) > 1
         assert all(allowed(target, values | {each.name: choice}) for choice in each.choices)
 
 
-@pytest.mark.parametrize("wrong", [{"score_rows": 0}, {"gemm_tokens": 1 << 20}, {"unheard_of": 1}, {"threads": 0}])
-def test_values_that_tuning_never_gives_are_not_allowed(wrong: Values) -> None:
-    assert not allowed(TARGETS[0], wrong)
-
-
-def test_one_core_leaves_no_choice_of_threads() -> None:
-    assert "threads" not in defaults(make_space(TARGETS[0], "f16", 1, 512))
-
-
 # The search
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_planted_optimum_is_found_in_noise(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(2))
+def test_planted_optimum_is_found_in_noise(seed: int) -> None:
     machine = Machine(PLANTED)
     found = search(SPACE, machine.measure, NO_END, seed=seed)
     assert found.values | PLANTED == found.values
@@ -151,7 +144,7 @@ def test_what_only_two_fields_together_bring_is_found() -> None:
     assert any((values["gemm_tokens"], values["chunk_block"]) == (12, 16) for values in best)
 
 
-def test_clearly_worse_candidates_die_early_and_decode_candidates_are_judged_by_decode() -> None:
+def test_bad_candidates_die_early_and_decode_judges_decode() -> None:
     machine = Machine({}, noise=0.001)
     start = defaults(SPACE)
     machine.optimum = start
@@ -162,7 +155,7 @@ def test_clearly_worse_candidates_die_early_and_decode_candidates_are_judged_by_
     assert (fate, len(pairs)) == ("no better", PAIRS)
 
 
-def test_a_candidate_for_decode_and_one_for_prefill_are_one_compilation() -> None:
+def test_decode_and_prefill_candidate_share_compilation() -> None:
     machine = Machine(PLANTED)
     found = search(SPACE, machine.measure, NO_END)
     code = {each.name for each in SPACE if each.compiled}
@@ -171,21 +164,14 @@ def test_a_candidate_for_decode_and_one_for_prefill_are_one_compilation() -> Non
     assert len(compiled) < 0.9 * len(raced)
 
 
-def test_the_same_seed_goes_the_same_way() -> None:
-    def trials(seed: int) -> list[Values]:
-        return [trial.changes for trial in search(SPACE, Machine(PLANTED).measure, NO_END, seed=seed).trials]
-
-    assert trials(3) == trials(3) != trials(4)
-
-
-def test_limits_end_the_search() -> None:
+def test_limits_end_search() -> None:
     assert len(search(SPACE, Machine(PLANTED).measure, Limits(5, math.inf, time.monotonic)).trials) == 5
     ticks = iter(range(10_000))
     assert len(search(SPACE, Machine(PLANTED).measure, Limits(100, 12, lambda: next(ticks))).trials) < 12
 
 
-@pytest.mark.parametrize("deadline", [60, 100, 400, 2000])
-def test_the_comparison_is_within_the_time(deadline: int) -> None:
+@pytest.mark.parametrize("deadline", [60, 400])
+def test_comparison_is_within_time(deadline: int) -> None:
     """By a clock on which every measurement takes a second."""
     now, machine = [0.0], Machine(PLANTED)
 
@@ -248,22 +234,21 @@ def tuning(model: Model, machine: Machine, trials: int = 200, **more: Any) -> Re
     return tune(model.spec.label, setting(machine), trials=trials, seconds=100, **more)
 
 
-def test_a_gain_is_recorded_with_its_spread(tiny: Path, folder: Path) -> None:
+def test_gain_is_recorded_with_its_spread(tiny: Path, folder: Path) -> None:
     statuses: list[Status] = []
     result = tuning(open_model(tiny), Machine(PLANTED), on_status=statuses.append)
     record = result.record
     assert read_records() == [record]
     assert record.kept == "tuned"
     assert record.values | PLANTED == record.values
-    assert record.comparison is not None
     assert record.gain == pytest.approx(record.comparison.median, abs=1e-3)
     assert record.trials == result.measured == statuses[-1].trials
     assert len(read_trials(records.trials_path(record.name))) == record.trials
     assert statuses[-1].best < 1
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_gain_is_never_negative_and_noise_is_none(tiny: Path, folder: Path, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_gain_is_never_negative_and_noise_is_none(tiny: Path, folder: Path, seed: int) -> None:
     """Nothing matters on this machine, and its noise is large."""
     machine = Machine({}, noise=0.1, random=random.Random(seed))
     record = tuning(open_model(tiny), machine, trials=40, seed=seed).record
@@ -272,11 +257,10 @@ def test_a_gain_is_never_negative_and_noise_is_none(tiny: Path, folder: Path, se
         assert record.gain == 1
         assert record.values == defaults(SPACE)
     else:  # one in forty
-        assert record.comparison is not None
         assert record.comparison.floor > 1
 
 
-def test_what_is_slower_in_the_end_is_not_kept(tiny: Path, folder: Path) -> None:
+def test_what_is_slower_in_end_is_not_kept(tiny: Path, folder: Path) -> None:
     """The races lie, the comparison does not."""
     machine = Machine(PLANTED)
 
@@ -290,14 +274,13 @@ def test_what_is_slower_in_the_end_is_not_kept(tiny: Path, folder: Path) -> None
     on_status = lambda status: doing.append("comparing") if "against the defaults" in status.doing else None  # noqa: E731
     record = tuning(open_model(tiny), Fickle(PLANTED), on_status=on_status).record
     assert (record.kept, record.gain, record.values) == ("default", 1.0, defaults(SPACE))
-    assert record.comparison is not None
     assert record.comparison.median < 1
     # Races that were contradicted are shown, and not built upon.
     assert len(read_trials(records.trials_path(record.name))) == record.trials
     assert tuning(open_model(tiny), Machine(PLANTED)).measured > 0
 
 
-def test_ctrl_c_keeps_what_was_found_and_a_second_tuning_goes_on(tiny: Path, folder: Path) -> None:
+def test_interrupted_tuning_is_kept_and_resumed(tiny: Path, folder: Path) -> None:
     model = open_model(tiny)
     first = tuning(model, Machine(PLANTED, interrupt_at=400))
     assert first.interrupted
@@ -314,7 +297,7 @@ def test_ctrl_c_keeps_what_was_found_and_a_second_tuning_goes_on(tiny: Path, fol
     assert read_records() == [second.record]
 
 
-def test_a_trial_that_passes_the_deadline_is_cut_off(tiny: Path, folder: Path) -> None:
+def test_trial_that_passes_deadline_is_cut_off(tiny: Path, folder: Path) -> None:
     class Slow(Machine):
         def measure(self, values: Values, part: str) -> float:
             if values != defaults(SPACE):
@@ -327,7 +310,7 @@ def test_a_trial_that_passes_the_deadline_is_cut_off(tiny: Path, folder: Path) -
     assert read_records() == []
 
 
-def test_a_tuning_without_time_replaces_none_that_was_compared(tiny: Path, folder: Path) -> None:
+def test_tuning_without_time_replaces_none_that_was_compared(tiny: Path, folder: Path) -> None:
     model = open_model(tiny)
     first = tuning(model, Machine(PLANTED)).record
     late = tune(model.spec.label, setting(Machine(PLANTED)), trials=80, seconds=0.0, force=True)
@@ -335,9 +318,7 @@ def test_a_tuning_without_time_replaces_none_that_was_compared(tiny: Path, folde
     assert read_records() == [first]
 
 
-def test_a_comparison_that_is_cut_off_is_said_to_be_missing(
-    tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_comparison_is_reported_missing(tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No time passes by the clock, and the alarm goes off in the comparison alone, however slow the machine is."""
     monkeypatch.setattr("edge.lab.tuning.tune.time", SimpleNamespace(monotonic=lambda: 0.0))
 
@@ -358,15 +339,7 @@ def test_a_comparison_that_is_cut_off_is_said_to_be_missing(
     assert "not compared with the defaults yet: no time was left, give --time 5m" in summary(result, 200, 3)[0]
 
 
-def test_force_forgets_earlier_trials(tiny: Path, folder: Path) -> None:
-    model = open_model(tiny)
-    tuning(model, Machine(PLANTED), trials=10)
-    assert tuning(model, Machine(PLANTED), trials=10).measured == 0
-    assert tuning(model, Machine(PLANTED), trials=10, seed=1).measured == 10
-    assert tuning(model, Machine(PLANTED), trials=10, seed=1, force=True).measured == 10
-
-
-def test_a_torn_table_counts_as_far_as_it_goes(tiny: Path, folder: Path) -> None:
+def test_torn_table_counts_as_far_as_it_goes(tiny: Path, folder: Path) -> None:
     record = tuning(open_model(tiny), Machine(PLANTED), trials=10).record
     path = records.trials_path(record.name)
     path.write_text(path.read_text()[:-40])
@@ -375,7 +348,7 @@ def test_a_torn_table_counts_as_far_as_it_goes(tiny: Path, folder: Path) -> None
     assert tuning(open_model(tiny), Machine(PLANTED), trials=10).measured == 1
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tiny: Path, tmp_path: Path, folder: Path) -> None:
+def test_folder_that_cannot_be_written_is_one_line(tiny: Path, tmp_path: Path, folder: Path) -> None:
     folder.write_text("a file")
     with pytest.raises(InputError, match="EDGE_TUNING"):
         tuning(open_model(tiny), Machine(PLANTED), trials=3)
@@ -406,7 +379,7 @@ def test_records_come_back_as_they_were(folder: Path) -> None:
     assert [each.kept for each in read_records()] == ["default"]
 
 
-def test_the_nearest_record_is_of_the_same_kernels_and_the_most_alike() -> None:
+def test_nearest_record_has_same_kernels() -> None:
     def other(**changes: Any) -> Record:
         return make_record(replace(HERE, **changes), {})
 
@@ -424,36 +397,35 @@ def test_the_nearest_record_is_of_the_same_kernels_and_the_most_alike() -> None:
 
 ODD_JSON = [b"", b"[" * 50_000, b"null", b'"', b"\xff", b"1e999", b"NaN", b"-1", b"{}", b"9" * 5000, b"\0", b"\n"]
 ODD_VALUES: list[Any] = [None, {}, [], "x", -1, 0, 1e308, True, {"step_dealt": None}, {"x": 1}, [1], [[]], {"a": {}}]
-CORRUPT = {
-    "no json": (lambda text: text[:100], "Unterminated string"),
-    "a list": (lambda text: "[]", "Record must be a table"),
-    "a gain below 1": (lambda text: text.replace('"gain": 1.2', '"gain": 0.9'), "gain must be a number from 1"),
-    "not a number": (lambda text: text.replace('"gain": 1.2', '"gain": NaN'), "gain must be a number from 1"),
-    "words for values": (lambda text: text.replace('"threads": 2', '"threads": "two"'), "values.threads must be"),
-    "huge values": (lambda text: text.replace('"threads": 2', f'"threads": {10**18}'), "values.threads must be"),
-    "a truth for a count": (lambda text: text.replace('"cores": 2', '"cores": true'), "subject.cores must be"),
-    "no hidden size": (lambda text: text.replace('"hidden"', '"hiding"'), "subject.shape must be"),
-    "another schema": (lambda text: text.replace('"schema": 1', '"schema": 99'), "schema 99 is not 1"),
-    "no schema": (lambda text: text.replace('"schema"', '"scheme"'), "schema None is not 1"),
-    "another's name": (lambda text: text.replace('"name": "', '"name": "x'), "it is the record of 'x"),
-    "too long": (lambda text: text + " " * 100_000, "too long for a record"),
-    "no subject": (lambda text: text.replace('"subject"', '"object"'), "subject is missing"),
-    "not text": (lambda text: "\udcff", "can't decode"),
-}
+CORRUPT: list[tuple[Callable[[str], str], str]] = [
+    (lambda text: text[:100], "Unterminated string"), (lambda text: "[]", "Record must be a table"),
+    (lambda text: text.replace('"gain": 1.2', '"gain": 0.9'), "gain must be a number from 1"),
+    (lambda text: text.replace('"gain": 1.2', '"gain": NaN'), "gain must be a number from 1"),
+    (lambda text: text.replace('"threads": 2', '"threads": "two"'), "values.threads must be"),
+    (lambda text: text.replace('"threads": 2', f'"threads": {10**18}'), "values.threads must be"),
+    (lambda text: text.replace('"cores": 2', '"cores": true'), "subject.cores must be"),
+    (lambda text: text.replace('"hidden"', '"hiding"'), "subject.shape must be"),
+    (lambda text: text.replace('"schema": 1', '"schema": 99'), "schema 99 is not 1"),
+    (lambda text: text.replace('"name": "', '"name": "x'), "it is the record of 'x"),
+    (lambda text: text + " " * 100_000, "too long for a record"),
+    (lambda text: text.replace('"subject"', '"object"'), "subject is missing"),
+    (lambda text: "\udcff", "can't decode"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("damage", "why"), CORRUPT.values(), ids=CORRUPT.keys())
-def test_a_corrupt_record_is_ignored_with_one_warning(
-    folder: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[str], str], why: str
-) -> None:
+def test_corrupt_records_are_ignored_with_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_record(make_record(HERE, {"threads": 2}))
-    path.write_bytes(damage(path.read_text()).encode(errors="surrogateescape"))
-    with caplog.at_level(logging.WARNING, "edge"):
-        assert read_records() == []
-        assert read_records() == []
-    assert len(caplog.records) == 1
-    assert f"{path} is ignored: " in caplog.text
-    assert why in caplog.text
+    whole = path.read_text()
+    for damage, why in CORRUPT:
+        path.write_bytes(damage(whole).encode(errors="surrogateescape"))
+        records._complained.clear()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "edge"):
+            assert read_records() == []
+            assert read_records() == []
+        assert len(caplog.records) == 1
+        assert f"{path} is ignored: " in caplog.text
+        assert why in caplog.text
 
 
 @pytest.fixture
@@ -465,7 +437,7 @@ def tuned(tiny: Path, folder: Path) -> tuple[Record, bytes, bytes]:
 
 @settings(max_examples=examples(60), suppress_health_check=SHARED_FIXTURES)
 @given(data=st.data())
-def test_whatever_lies_in_the_folder_is_read_or_left_out(
+def test_any_file_in_folder_is_read_or_skipped(
     tuned: tuple[Record, bytes, bytes], folder: Path, data: st.DataObject
 ) -> None:
     """Records and tables of trials with changed bytes, values and shapes; runs and --show go on with what is sound."""
@@ -501,7 +473,7 @@ def plan_for(model: Model, memory: int | None = None, **options: Any) -> Plan:
     return make_plan(model.spec, backend, Options(**options, memory=memory))
 
 
-def test_a_plan_follows_the_record_and_flags_win(tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_follows_record_and_flags_win(tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = open_model(tiny)
     full = {"kv_policy": "full"}
     assert plan_for(model, **full).tuned == "default"
@@ -527,15 +499,7 @@ def test_threads_of_another_processor_say_nothing(tiny: Path, folder: Path) -> N
     assert chosen.tuning == {"spins": 1000}
 
 
-def test_what_was_never_compared_is_used_and_said_to_be_so(tiny: Path, folder: Path) -> None:
-    model = open_model(tiny)
-    write_record(replace(record_for(model, {"spins": 1000}), comparison=None))
-    plan = plan_for(model)
-    assert plan.config.tuning == {"spins": 1000}
-    assert "not compared" in plan.tuned
-
-
-def test_a_record_that_keeps_the_defaults_changes_nothing(tiny: Path, folder: Path) -> None:
+def test_record_that_keeps_defaults_changes_nothing(tiny: Path, folder: Path) -> None:
     model = open_model(tiny)
     before = plan_for(model).config
     record = record_for(model, {"threads": 1, "chunk": 16})
@@ -545,7 +509,7 @@ def test_a_record_that_keeps_the_defaults_changes_nothing(tiny: Path, folder: Pa
     assert plan.tuned == f"default (record {record.name})"
 
 
-def test_values_that_this_version_does_not_know_are_ignored_with_one_warning(
+def test_unknown_values_are_ignored_with_one_warning(
     tiny: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = open_model(tiny)
@@ -555,7 +519,7 @@ def test_values_that_this_version_does_not_know_are_ignored_with_one_warning(
     assert len(caplog.records) == 1
 
 
-def test_the_plan_counts_what_tuned_blocks_need(tiny: Path, folder: Path) -> None:
+def test_plan_counts_what_tuned_blocks_need(tiny: Path, folder: Path) -> None:
     """The promise of memory holds for larger blocks, too."""
     model = open_model(tiny)
     backend = find_backend("cpu", model.file, model.spec)
@@ -587,11 +551,11 @@ def points() -> list[Values]:
 @pytest.mark.parametrize(
     "values",
     [
-        pytest.param(values, id=name, marks=[] if name in ("first", "second") else [pytest.mark.exhaustive])
+        pytest.param(values, id=name, marks=[] if name == "first" else [pytest.mark.exhaustive])
         for name, values in zip(("defaults", "first", "second", "third"), points(), strict=True)
     ],
 )
-def test_every_point_of_the_space_gives_the_same_tokens(
+def test_every_point_of_space_gives_same_tokens(
     tmp_path: Path, engines: Callable[[Engine], Engine], values: Values
 ) -> None:
     model = open_model(write_small(tmp_path / "m.gguf", Small(layers=2, heads=6, kv_heads=3, hidden=96, types="Q4_0")))
@@ -610,7 +574,7 @@ def test_every_point_of_the_space_gives_the_same_tokens(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("into", [0, 3])
+@pytest.mark.parametrize("into", [3])
 def test_weights_are_fetched_into_any_cache(tiny: Path, engines: Callable[[Engine], Engine], into: int) -> None:
     model = open_model(tiny)
     layout = make_layout(model.file, model.spec)
@@ -627,20 +591,7 @@ def test_weights_are_fetched_into_any_cache(tiny: Path, engines: Callable[[Engin
 
 
 @pytest.mark.slow
-def test_batches_of_any_size_serve_every_token(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
-    """With 8-bit activations, which the exact mode has not, batches are of `gemm_tokens`."""
-    model = open_model(write_small(tmp_path / "m.gguf", Small(layers=2, types="Q4_0")))
-    tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 90).astype(np.int32)
-    oracle = engines(REFERENCE.load(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
-    config = EngineConfig(128, 33, "f16", 2, logits_rows=33, tuning={"gemm_tokens": 5, "chunk_dealt": True})
-    engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
-    ours, theirs = engine.forward_all(tokens), oracle.forward_all(tokens)
-    for ours_row, theirs_row in zip(ours, theirs, strict=True):
-        assert np.corrcoef(ours_row, theirs_row)[0, 1] > 0.99
-
-
-@pytest.mark.slow
-def test_the_rig_measures_both_parts_and_loads_a_candidate_once(tiny: Path) -> None:
+def test_rig_measures_both_parts_and_loads_candidate_once(tiny: Path) -> None:
     model = open_model(tiny)
     depths = Depths.of(model.spec.context)
     assert depths.capacity <= model.spec.context
@@ -664,7 +615,7 @@ def trial(changes: Values, against: Values, fate: str, ratio: float | None) -> T
     return Trial(changes, against, (STEP,), fate, 9, ratio, {}, score, 1.0)
 
 
-def test_effects_are_relative_to_the_defaults() -> None:
+def test_effects_are_relative_to_defaults() -> None:
     usual = {"spins": 10, "step_block": 8}
     tried = [
         trial({"spins": 20}, usual, "better", 0.9),
@@ -681,29 +632,23 @@ def test_effects_are_relative_to_the_defaults() -> None:
 # The command
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["MODEL", "--device", "pi5"], "--tracker"),
-        (["MODEL", "--tracker", "localhost:9190"], "--key"),
-        (["MODEL", "--tracker", "nowhere", "--key", "k"], "HOST:PORT"),
-        (["MODEL", "--tracker", "nowhere:1", "--key", "k", "--target", "z80"], "avx2"),
-        (["MODEL", "--target", "avx2"], "--tracker"),
-        (["MODEL", "--time", "soon"], "soon"),
-        (["MODEL", "--kv-dtype", "q8_0"], "q8_0"),
-        (["MODEL", "--show"], "edge tune"),
-        ([], "MODEL"),
-        (["nothing.gguf"], "nothing.gguf"),
-    ],
-)
-def test_wrong_use_is_one_line(tiny: Path, folder: Path, arguments: list[str], words: str) -> None:
-    done = edge("tune", *[str(tiny) if each == "MODEL" else each for each in arguments])
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_wrong_use_is_one_line(tiny: Path, folder: Path) -> None:
+    model = str(tiny)
+    for arguments, words in (
+        ([model, "--device", "pi5"], "--tracker"), ([model, "--tracker", "localhost:9190"], "--key"),
+        ([model, "--tracker", "nowhere", "--key", "k"], "HOST:PORT"),
+        ([model, "--tracker", "nowhere:1", "--key", "k", "--target", "z80"], "avx2"),
+        ([model, "--target", "avx2"], "--tracker"), ([model, "--time", "soon"], "soon"),
+        ([model, "--kv-dtype", "q8_0"], "q8_0"), ([model, "--show"], "edge tune"), ([], "MODEL"),
+    ):  # fmt: skip
+        done = edge("tune", *arguments)
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert edge_json("tune", "--show", "--json") == {"folder": str(folder), "records": []}
 
 
-def test_a_time_for_no_trial_is_an_error(tiny: Path, folder: Path) -> None:
+def test_time_for_no_trial_is_error(tiny: Path, folder: Path) -> None:
     done = edge("tune", str(tiny), "--time", "0.01s", "--json")
     assert done.returncode == 3
     assert "no trial within --time 0.01s" in done.stderr
@@ -712,13 +657,8 @@ def test_a_time_for_no_trial_is_an_error(tiny: Path, folder: Path) -> None:
     assert not list(folder.glob("*.json"))
 
 
-def test_without_records_the_list_says_so(folder: Path) -> None:
-    assert str(folder) in edge("tune", "--show").stdout
-    assert edge_json("tune", "--show", "--json") == {"folder": str(folder), "records": []}
-
-
 @pytest.mark.slow
-def test_the_command_from_tuning_to_a_run(tiny: Path, folder: Path) -> None:
+def test_command_from_tuning_to_run(tiny: Path, folder: Path) -> None:
     found = edge_json("tune", str(tiny), "--trials", "2", "--time", "10m", "--json")
     assert found["trials"] == found["measured"] == 2
     assert not found["late"]
@@ -743,8 +683,9 @@ def test_the_command_from_tuning_to_a_run(tiny: Path, folder: Path) -> None:
     assert planned["tuned"] in edge("plan", str(tiny)).stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-def test_ctrl_c_writes_the_record_and_exits_130(tiny: Path, folder: Path) -> None:
+def test_ctrl_c_writes_record_and_exits_130(tiny: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "edge", "tune", str(tiny), "--time", "20m", "--seed", "1"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 200
@@ -760,8 +701,9 @@ def test_ctrl_c_writes_the_record_and_exits_130(tiny: Path, folder: Path) -> Non
     assert len(read_records()) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_device_behind_a_tracker_is_tuned(tiny: Path, folder: Path, tmp_path: Path) -> None:
+def test_device_behind_tracker_is_tuned(tiny: Path, folder: Path, tmp_path: Path) -> None:
     """Tracker and server on loopback: the candidate travels as a library, and is timed over there."""
     pytest.importorskip("tornado")
     pytest.importorskip("cloudpickle")

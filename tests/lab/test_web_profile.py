@@ -43,7 +43,7 @@ def measure(page: Page, folder: Path, *, isolated: bool) -> Result:
     return parse_result(text.encode(), "it")
 
 
-def test_a_page_measures_its_browser(page: Page, folder: Path, tmp_path: Path) -> None:
+def test_page_measures_its_browser(page: Page, folder: Path, tmp_path: Path) -> None:
     found = measure(page, folder, isolated=True)
     assert complaints(page) == []
     assert all(ratio >= 4.5 for ratio, _ in page.value(CONTRAST))
@@ -52,7 +52,6 @@ def test_a_page_measures_its_browser(page: Page, folder: Path, tmp_path: Path) -
     assert [each.context for each in found.curve] == [16, 48]
     assert found.threads == min(found.cores, found.kit.plan.config.threads)
     assert [each.threads for each in found.by_threads] == [1 << i for i in range(8) if 1 << i < found.threads]
-    assert found.sustained is not None
     assert found.sustained.windows
     assert found.ceilings.read > 1e8
     assert found.ceilings.f32 > 1e8
@@ -64,13 +63,13 @@ def test_a_page_measures_its_browser(page: Page, folder: Path, tmp_path: Path) -
         device_of(found, "mine")
 
 
-def test_a_page_without_isolation_has_one_thread(page: Page, folder: Path) -> None:
+def test_page_without_isolation_has_one_thread(page: Page, folder: Path) -> None:
     found = measure(page, folder, isolated=False)
     assert (found.threads, found.by_threads) == (1, [])
     assert "serve it over HTTPS" in page.value("document.getElementById('figures').textContent")
 
 
-def test_the_command_makes_it_and_says_what_is_wrong(tmp_path: Path) -> None:
+def test_command_makes_it_and_says_what_is_wrong(tmp_path: Path) -> None:
     made = tmp_path / "site"
     run = edge("profile", str(GOLDEN_MODEL), "--on", f"web:{made}", *QUICK)
     assert f"open the page of edge serve-site {made} there" in run.stdout

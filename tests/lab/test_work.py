@@ -63,7 +63,7 @@ def test_layers_with_windows_read_their_windows() -> None:
     assert work_of(spec, CONFIG, need, 1, 9).kv_bytes == pytest.approx(100 * 3 * 10)
 
 
-def test_a_table_of_its_own_is_looked_up_not_read() -> None:
+def test_separate_table_is_looked_up_not_read() -> None:
     untied = replace(SPEC, tied_head=False, parameters=20_000, vocab=100, hidden=50, largest_tensor=10**9)
     assert work_of(untied, CONFIG, NEED, 1, 0).weight_bytes == pytest.approx(10_000 - 100 * 50 / 2)
     copied = work_of(replace(SPEC, embedding_bytes=3_000), replace(CONFIG, repack=True), NEED, 1, 0)
@@ -86,7 +86,7 @@ def test_two_passes_ask_for_both() -> None:
     assert (both.flops, both.bytes) == (first.flops + second.flops, first.bytes + second.bytes)
 
 
-def test_ceilings_are_measured_in_a_process_of_its_own() -> None:
+def test_ceilings_are_measured_in_process_of_its_own() -> None:
     parts: list[float] = []
     measured = measure_ceilings(1, 0.05, parts.append)
     assert measured.read_bytes_per_s > 1e6
