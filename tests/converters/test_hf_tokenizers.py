@@ -118,7 +118,10 @@ def test_golden_folders(name: str, tmp_path: Path) -> None:
     check_ids(tmp_path / "model.gguf", Oracle.from_file(str(FOLDERS / name / "tokenizer.json")), TEXTS)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [
+    pytest.param(each, marks=[pytest.mark.exhaustive] * (each in ("smollm", "llama 3 merging", "gpt2 by its regex")))
+    for each in FAMILIES
+])  # fmt: skip
 def test_byte_level_families(family: str, smollm2_json: dict[str, Any], tmp_path: Path) -> None:
     pre, ignore_merges, name = FAMILIES[family]
     said = {**smollm2_json, "pre_tokenizer": pre, "model": {**smollm2_json["model"], "ignore_merges": ignore_merges}}

@@ -45,6 +45,7 @@ def test_budgets_are_kept_or_refused(limits: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("adapter", ["wgpu:0", pytest.param("opencl:0", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("uncompiled", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_budgets_hold_while_drivers_compile(limits: Any, adapter: str, uncompiled: bool) -> None:

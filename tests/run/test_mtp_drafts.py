@@ -207,7 +207,7 @@ def test_layer_that_is_wrong_drafts_no_more(at_random: Path, monkeypatch: pytest
     assert 0 < wrong < 60 < right  # of 240
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_adapter_loads_both_again(fails: bool, always: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the weights of before; or, where that fails, both as they were."""
     adapter, text = write_adapter(tmp_path / "a.gguf", open_model(MODEL), 3, only=["blk.0.ffn_up"]), HELD_OUT[0]

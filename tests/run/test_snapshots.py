@@ -32,8 +32,8 @@ STRING = 8
 GREEDY = SamplingParams(temperature=0)
 LONG = "once upon a time there was a house by the sea. " * 3
 HYBRIDS = [
-    ("qwen35", "reference"), ("qwen35", "cpu"), ("lfm2", "cpu"), ("gemma3", "cpu"), ("falcon-h1", "llamacpp"),
-    ("nemotron_h", "cpu"), ("qwen35", "onnx"),
+    ("qwen35", "reference"), ("qwen35", "cpu"), ("gemma3", "cpu"), ("falcon-h1", "llamacpp"), ("qwen35", "onnx"),
+    *(pytest.param(name, "cpu", marks=pytest.mark.exhaustive) for name in ("lfm2", "nemotron_h")),
 ]  # fmt: skip
 SMALL = 600 << 20
 
