@@ -37,7 +37,7 @@ def search(sequence: TokenSequence, run: Generation) -> Iterator[str]:
     request, kv = run.request, sequence.engine.kv
     beams, penalty, most = request.beams or 1, request.length_penalty, request.max_tokens or 0
     start, end, held = kv.length, end_of(kv), tuple[int, ...]()
-    if start + most > kv.capacity or sequence.evicted:
+    if start + most > kv.capacity or sequence.rows.evicted:
         raise InputError(
             f"--beams needs KV rows for prompt and answer, {start} + {most}, and there are {kv.capacity}: raise "
             "--max-kv-size or use a smaller --max-tokens"

@@ -78,7 +78,7 @@ def score(
         )
     tokens, done = tokens.astype(np.int32), 0
     reads = sequence.policy.needs.reads  # scored tokens read chosen pages, so their rows are not those of a context
-    if keep_rows and not reads and not sequence.changes and total <= kv.capacity:  # no evictions
+    if keep_rows and not reads and not sequence.rows.changes and total <= kv.capacity:  # no evictions
         beginning = Prompt([tokens[:first]])
         beginning.read()
         done = sequence.keep_beginning(beginning)
@@ -89,7 +89,7 @@ def score(
     while done < total:
         scored = done >= first - 1
         count = min(step, total - done) if scored else min(config.chunk, first - 1 - done)
-        if not sequence.make_room(count):
+        if not sequence.rows.make_room(count):
             raise BudgetError(MEMORY_SHORT)
         part = tokens[done : done + count]
         if not scored:

@@ -49,7 +49,7 @@ def begin(sequence: TokenSequence, run: Generation, shared: int = 0) -> None:
         sequence.reset(shared)
     if not read_ahead(sequence, run.prompt, run.watch):
         sequence.check_fits(run.prompt, shared)
-    cached = sequence.prompt_cache is not None
+    cached = sequence.rows.prompt_cache is not None
     outline = request.outline(run.model, run.prompt.thinks, shared=cached) if kv.has_tail else Outline()
     run.prompt = sequence.begin(run.prompt, outline, follow_up=request.follow_up)
 
@@ -116,11 +116,11 @@ def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int
     while not (reason := watch.before_pass(count) or read_ahead(sequence, prompt, watch)) and (left := prompt.waiting):
         if not chunk:
             size = min(size, sequence.pass_size(left))
-            wanted = min(size, left, size if run.ran else first, sequence.until_place())
+            wanted = min(size, left, size if run.ran else first, sequence.rows.until_place(prompt))
             if not (chunk := watch.affordable(wanted)):
                 reason = "energy"
                 break
-            if not sequence.make_room(chunk):
+            if not sequence.rows.make_room(chunk):
                 reason = "memory"  # planned rows were returned to the system
                 break
         count = run.part_of(chunk, max(2, sequence.policy.needs.queries))  # a single token has kernels of its own
@@ -177,7 +177,7 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
         while reason is None and sequence.pending:
             if sequence.take_ahead():
                 continue
-            if not sequence.make_room(sequence.next_pass):
+            if not sequence.rows.make_room(sequence.next_pass):
                 shrunk = sequence.engine.kv.capacity < sequence.plan.config.capacity
                 reason = "memory" if shrunk else "capacity"
             else:

@@ -69,7 +69,7 @@ class Reclaimer:
         release_free_memory()
 
     def _give_cached(self, nbytes: int, cause: str) -> int:
-        cached, prompt_cache = self._cached(), self.sequences[0].prompt_cache
+        cached, prompt_cache = self._cached(), self.sequences[0].rows.prompt_cache
         if prompt_cache is None or not cached or nbytes <= 0:
             return 0
         prompt_cache.shrink(max(0, cached - nbytes))
@@ -77,7 +77,7 @@ class Reclaimer:
         return freed
 
     def _give_snapshots(self, sequence: TokenSequence, nbytes: int, cause: str) -> int:
-        snapshots, planned = sequence.snapshots, self._snapshots(sequence)
+        snapshots, planned = sequence.rows.snapshots, self._snapshots(sequence)
         if not planned or nbytes <= 0:
             return 0
         snapshots.shrink(max(0, snapshots.most - -(-nbytes * snapshots.most // planned)))
@@ -91,18 +91,18 @@ class Reclaimer:
             rows = kv.capacity - -(-lacking * kv.capacity // (kv.nbytes - kv.fixed))
             rows = max(floor, rows // ROWS_STEP * ROWS_STEP)
             if evicts and kv.capacity - kv.free > rows:
-                sequence.shrink(rows - max(1, rows // EVICTED_SHARE))
+                sequence.rows.shrink(rows - max(1, rows // EVICTED_SHARE))
             kv.shrink(rows)
         if kv.nbytes < before:
             self._note("shrink", before - kv.nbytes, kv.capacity, cause)
         return before - kv.nbytes
 
     def _cached(self) -> int:
-        prompt_cache = self.sequences[0].prompt_cache
+        prompt_cache = self.sequences[0].rows.prompt_cache
         return 0 if prompt_cache is None else prompt_cache.memory
 
     def _snapshots(self, sequence: TokenSequence) -> int:
-        plan, most = self._plan, sequence.snapshots.most
+        plan, most = self._plan, sequence.rows.snapshots.most
         return plan.bytes.snapshots * most // plan.snapshots // plan.config.sequences if most else 0
 
     def _note(self, what: Given, freed: int, left: int, cause: str) -> None:

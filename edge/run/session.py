@@ -384,12 +384,12 @@ class Session:
 
     def make_room(self, count: int) -> bool:
         """Evict until `count` more rows fit, by the policy. False if it may not evict and they do not fit."""
-        return self._sequence.make_room(count)
+        return self._sequence.rows.make_room(count)
 
     def shrink(self, budget: int) -> None:
         """Evict by the policy until no more than `budget` rows are left, on average where heads differ; nothing if it
         never evicts."""
-        self._sequence.shrink(budget)
+        self._sequence.rows.shrink(budget)
 
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """Run tokens, int [n], for which there is room, and observe attention as the policy needs it.

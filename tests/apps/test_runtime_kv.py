@@ -57,9 +57,9 @@ class Pair:
         self.ends: dict[int, KVState] = {}  # to which both can go back, by their numbers of rows
 
     def run(self, count: int) -> None:
-        count, evicted = min(count, self.case.chunk), self.sequence.evicted
-        fits = self.sequence.make_room(count)
-        self.ends = self.ends if evicted == self.sequence.evicted else {}
+        count, evicted = min(count, self.case.chunk), self.sequence.rows.evicted
+        fits = self.sequence.rows.make_room(count)
+        self.ends = self.ends if evicted == self.sequence.rows.evicted else {}
         assert self.c.make_room(count) == fits
         self.check()
         if not fits:
@@ -97,13 +97,13 @@ class Pair:
         elif name == "evict":
             budget = int(rng.integers(max(1, twin.length // 2), twin.length + 2))
             self.ends = self.ends if budget >= twin.length else {}
-            self.sequence.shrink(budget)
+            self.sequence.rows.shrink(budget)
             c.evict(budget)
-        elif name == "keep" and self.sequence.policy.evicts:
+        elif name == "keep" and self.sequence.rows.policy.evicts:
             count = int(rng.integers(twin.length // 2, twin.length + 1))
             heads, self.ends = int(twin.head_lengths.size), {}
             rows = [np.sort(rng.permutation(twin.length)[:count]).astype(np.int32) for _ in range(heads)]
-            if self.sequence.policy.close_gaps:
+            if self.sequence.rows.policy.close_gaps:
                 twin.keep(rows[0], close_gaps=True)
                 c.keep(rows[0])
             else:
@@ -160,7 +160,7 @@ class Pair:
         assert (c.next_position(), c.next_rope_position()) == (twin.next_position, twin.next_rope_position)
         assert c.lengthened() == bool(twin.rope.suffix)
         assert (c.bytes(), c.fixed()) == (twin.nbytes - twin.fixed, twin.fixed)
-        assert c.evicted.value == self.sequence.evicted
+        assert c.evicted.value == self.sequence.rows.evicted
         if twin.state:
             np.testing.assert_array_equal(c.array("states", twin.state.values), twin.state.values)
             assert c.remembered() == SNAPSHOTS * twin.state.nbytes

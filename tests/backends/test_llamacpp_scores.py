@@ -436,7 +436,7 @@ class Twin:
     def __init__(self, session: Session, oracle: TokenOracle | None) -> None:
         self.session, self.oracle, self.kv = session, oracle, session.engine.kv
         self.policy = Recorder(make_policy(session.plan.kv_policy, session.plan.sinks))
-        session._sequence.policy = self.policy  # type: ignore[assignment]
+        session._sequence.rows.policy = self.policy  # type: ignore[assignment]
         self.renumbered = 0
 
     def reset(self) -> None:

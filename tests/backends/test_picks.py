@@ -141,7 +141,7 @@ def state(session: Session) -> tuple[object, ...]:
         saved and bytes(saved.data),
         saved and saved.tail and bytes(saved.tail),
         sequence.pending,
-        sequence.fed,
+        sequence.rows.fed,
     )
 
 

@@ -293,7 +293,7 @@ class Twin:
         self.session, self.oracle = session, oracle
         self.exact = session.plan.config.kv_dtype == "f32"
         self.kv = session.engine.kv
-        self.policy = session._sequence.policy = Recorder(make_policy(session.plan.kv_policy, session.plan.sinks))
+        self.policy = session._sequence.rows.policy = Recorder(make_policy(session.plan.kv_policy, session.plan.sinks))
         self.renumbered = 0
         self.reset()
 
@@ -524,7 +524,7 @@ def session_of(engines: Callable[[Any], Any]) -> Callable[..., Session]:
 def test_follow_up_evicts_by_what_was_observed(policy: str, answer: int, session_of: Callable[..., Session]) -> None:
     """However many rows the answer left free; attention of nobody would be an arbitrary choice."""
     session = session_of(policy, sinks=2)
-    recorder = session._sequence.policy = Recorder(make_policy(policy, 2))
+    recorder = session._sequence.rows.policy = Recorder(make_policy(policy, 2))
     shown: list[FloatArray] = []
     choose = recorder.rows_to_keep
 
@@ -602,7 +602,7 @@ def test_evicted_session_is_not_saved(session_of: Callable[..., Session]) -> Non
 
 def test_observing_happens_only_before_evictions(session_of: Callable[..., Session]) -> None:
     session = session_of("tova", rows=64)
-    recorder = session._sequence.policy = Recorder(make_policy("tova"))
+    recorder = session._sequence.rows.policy = Recorder(make_policy("tova"))
     asked: list[int] = []
     observe = session.engine.observe  # type: ignore[attr-defined]
 

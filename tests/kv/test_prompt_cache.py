@@ -155,7 +155,7 @@ def test_policy_observes_what_it_wants_before_it_evicts(
     options = {"kv_policy": policy, "max_kv_size": 112, "prefill_step_size": 16, "kv_dtype": "f32", "backend": "cpu"}
     answer(open_session(prompt_cache=tmp_path, **options), some_tokens(count))
     session = open_session(prompt_cache=tmp_path, **options)
-    watch = session._sequence.policy = Watch(session._sequence.policy)  # type: ignore[assignment]
+    watch = session._sequence.rows.policy = Watch(session._sequence.rows.policy)  # type: ignore[assignment]
     answer(session, some_tokens(count), count=40)
     assert reused(session) >= 80
     assert len(watch.attention) >= 2  # type: ignore[attr-defined]

@@ -41,8 +41,8 @@ def ids_of(model: Model, *turns: tuple[str, str], **names: Any) -> list[int]:
 
 def rows_of(session: Session) -> list[int]:
     """The tokens of all rows in the cache, which a session with a prompt cache records."""
-    assert len(session._sequence.fed) == session.engine.kv.length
-    return list(session._sequence.fed)
+    assert len(session._sequence.rows.fed) == session.engine.kv.length
+    return list(session._sequence.rows.fed)
 
 
 def said(talk: Conversation, text: str, **options: Any) -> str:

@@ -196,7 +196,7 @@ class Recorder:
 
     def __init__(self, session: Session) -> None:
         self._policy, self._session = make_policy(session.plan.kv_policy, session.plan.sinks), session
-        session._sequence.policy = self  # type: ignore[assignment]
+        session._sequence.rows.policy = self  # type: ignore[assignment]
         self.kept: list[AnyArray] = []
 
     def __getattr__(self, name: str) -> object:

@@ -599,7 +599,7 @@ def test_any_schedule_ends_with_answers_of_one_alone(batch: Batch, seed: int) ->
         assert left < 100 * len(started)
     assert batch.free == SEQUENCES
     for slot in batch._slots:
-        assert slot.engine.kv.length == len(slot.tokens.fed)
+        assert slot.engine.kv.length == len(slot.tokens.rows.fed)
     for answer, which in started:
         (end,) = answer.ends
         if isinstance(end, RunReport) and end.stop_reason == "length":

@@ -121,11 +121,11 @@ def test_sequences_and_drafts_behind_a_prefix_give_the_same_answers(prefix: Path
 def test_dropped_rows_of_a_prefix_run_again(prefix: Path) -> None:
     with opened(prefix) as session:
         expected = answer(session)
-        sequence, fed = session._sequence, list(session._sequence.fed)
+        sequence, fed = session._sequence, list(session._sequence.rows.fed)
         sequence.give_up()
         while sequence.run_again(4):
             pass
-        assert list(sequence.fed) == fed
+        assert list(sequence.rows.fed) == fed
         assert session.engine.kv.length == len(fed)
         assert answer(session) == expected
 

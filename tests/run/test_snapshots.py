@@ -78,8 +78,8 @@ def test_lost_snapshot_reruns_from_earlier_one(name: str) -> None:
         for turn in range(most + 2):
             answer(session, LONG[: 40 + turn], follow_up=turn > 0)
             marks.append(session.mark())
-        assert len(session._sequence.snapshots) == most
-        session._sequence.snapshots.drop(marks[-2].rows)
+        assert len(session._sequence.rows.snapshots) == most
+        session._sequence.rows.snapshots.drop(marks[-2].rows)
         assert session.rewind(marks[-2])
         assert marks[-3].rows <= session.engine.kv.length < marks[-2].rows
         for turn in range(most + 1):
@@ -92,12 +92,12 @@ def test_lost_snapshot_reruns_from_earlier_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lfm2", "gemma3"])
 def test_long_prompt_has_ways_back_into_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.run.sequences.sequence.SNAPSHOT_STEP", 64)
+    monkeypatch.setattr("edge.run.sequences.rows.SNAPSHOT_STEP", 64)
     with open_session(name, "cpu", prefill_step_size=48) as session, open_session(name, "cpu") as other:
         tokens = np.random.default_rng(1).integers(3, 250, 300).astype(np.int32)
         expected = answer(other, tokens)
         assert answer(session, tokens) == expected
-        snapshots = session._sequence.snapshots
+        snapshots = session._sequence.rows.snapshots
         assert [rows for rows in range(500) if snapshots.latest(rows)[0] == rows > 0] == [64, 128, 192, 256]
         assert snapshots.nbytes <= session.plan.bytes.snapshots
 
@@ -131,14 +131,14 @@ def test_session_holds_what_plan_counts() -> None:
         for turn in range(5):
             answer(session, LONG[:50], follow_up=turn > 0)
             session.mark()
-        held = session._sequence.snapshots.nbytes
+        held = session._sequence.rows.snapshots.nbytes
         assert 0 < held <= session.plan.bytes.snapshots
         report = session.report
         assert report.memory.kv > session.engine.kv.nbytes
         mark = session.mark()
         answer(session, "more", follow_up=True)
         session.trim(1)
-        assert session._sequence.snapshots.nbytes == 0
+        assert session._sequence.rows.snapshots.nbytes == 0
         assert not session.rewind(mark)
         assert "snapshots" in [each.action for each in session._loaded.reclaimer.actions]
 
@@ -225,7 +225,7 @@ with edge.load(model, options, memory=counted.total + counted.reserve) as sessio
     for turn in range(6):
         session.generate("once", max_tokens=4, ignore_eos=True, follow_up=turn > 0)
         session.mark()
-    print(json.dumps([session.report.memory.peak_rss, session.options.memory, session._sequence.snapshots.nbytes]))
+    print(json.dumps([session.report.memory.peak_rss, session.options.memory, session._sequence.rows.snapshots.nbytes]))
 """
 
 

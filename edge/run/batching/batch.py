@@ -359,7 +359,7 @@ class Batch:
             (ticket.priority, -slot.engine.kv.length, slot.number)
             for slot in self._slots
             if (ticket := slot.ticket) and ticket.priority > priority and ticket.preempted < _MOST_PREEMPTED
-            and not slot.tokens.evicted
+            and not slot.tokens.rows.evicted
         ]  # fmt: skip
         if not found:
             return []
@@ -377,7 +377,7 @@ class Batch:
         """The number of first rows that each sequence shares with the ticket's prompt; 0 once it has begun."""
         tokens = _whole(ticket.run.prompt) if ticket.sequence is None else None
         return {
-            slot: slot.tokens.shared(tokens) if tokens is not None and slot.may_share(ticket) else 0
+            slot: slot.tokens.rows.shared(tokens) if tokens is not None and slot.may_share(ticket) else 0
             for slot in self._slots
         }  # fmt: skip
 
@@ -385,10 +385,13 @@ class Batch:
         """The generation whose prompt is about to make rows that this ticket's prompt shares; else the ticket itself.
         Shared rows thus run once."""
         tokens = _whole(ticket.run.prompt) if ticket.turns is None else None
-        for slot in self._slots if tokens is not None else ():
+        if tokens is None:
+            return ticket
+        for slot in self._slots:
             other = slot.ticket
-            begun = other is not None and other.turns is not None and other.turn is Turn.PROMPT and not other.again
-            if tokens is not None and other and begun and slot.may_share(ticket) and slot.tokens.is_ahead_of(tokens):
+            if other is None or other.turns is None or other.turn is not Turn.PROMPT or other.again:
+                continue
+            if slot.may_share(ticket) and slot.tokens.rows.is_ahead_of(tokens, slot.tokens.prompt):
                 return other
         return ticket
 
@@ -398,12 +401,12 @@ class Batch:
         donors = [slot] if slot.engine.kv.has_tail else self._slots
         donor = max(donors, key=lambda each: (shared[each], each is slot))
         most = shared[donor]
-        cache, tokens = sequence.prompt_cache, _whole(run.prompt)
+        cache, tokens = sequence.rows.prompt_cache, _whole(run.prompt)
         if cache is not None and tokens is not None and cache.known(slot.engine.kv, tokens[:-1]) > most:
             most = 0
         elif donor is not slot:
             sequence.reset(shared[slot])
-            sequence.take_rows(donor.tokens, most)
+            sequence.rows.take(donor.tokens.rows, most)
         ticket.sequence = sequence
         begin(sequence, run, most)
         run.experts, run.team = self._loaded.expert_counts(), self._loaded.team()
@@ -419,10 +422,10 @@ class Batch:
         try:
             if ticket.turns is None:
                 self._begin(slot, ticket)
-            started, before = time.perf_counter(), len(tokens.fed) if ticket.again else run.ran
+            started, before = time.perf_counter(), len(tokens.rows.fed) if ticket.again else run.ran
             if ticket.again:
                 ticket.again = tokens.run_again(self._at_once())
-                self._ran = len(tokens.fed) - before
+                self._ran = len(tokens.rows.fed) - before
             else:
                 self._advance(ticket)
                 self._ran = run.ran - before

@@ -55,7 +55,7 @@ def embed(
     total = np.zeros(engine.spec.hidden, np.float64)
     for start in range(0, tokens.size, chunk):
         part = tokens[start : start + chunk].astype(np.int32)
-        if not sequence.make_room(part.size):
+        if not sequence.rows.make_room(part.size):
             raise BudgetError(MEMORY_SHORT)
         states = sequence.hidden(cast(HiddenEngine, engine), part)
         if pooling == "mean":

@@ -1,9 +1,8 @@
-"""A sequence: the tokens of a conversation, their rows in the KV cache, and the passes of the engine that run them."""
+"""A sequence: the tokens of a conversation, and the passes of the engine that run them. rows.py has what they leave."""
 
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, cast
@@ -20,22 +19,19 @@ from edge.backends.base import (
     VerifyingEngine,
 )
 from edge.backends.importance import RowImportance
-from edge.backends.kv_cache import KVState, RewindError, end_of
+from edge.backends.kv_cache import KVState
 from edge.errors import InputError
-from edge.kv import make_policy
-from edge.kv.policy import EVERY
+from edge.kv.policy import Policy
 from edge.model.lora import Lora
 from edge.model.prompt import Prompt, joined
-from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.plan import Plan
-from edge.prompt_cache.cost import Cost
-from edge.prompt_cache.tree import BLOCK, SNAPSHOT_STEP, agreement
 from edge.run.budgets.meters import EnergyMeter
 from edge.run.drafting.ahead import Ahead, Outcome
 from edge.run.drafting.draft_model import DraftModel
 from edge.run.sampling.sampler import Sampler
-from edge.run.sequences.eviction import all_rows, evict, queries_to_observe, unobserved
-from edge.run.sequences.snapshots import Mark, Outline, Snapshots
+from edge.run.sequences.eviction import all_rows, queries_to_observe, unobserved
+from edge.run.sequences.rows import SequenceRows
+from edge.run.sequences.snapshots import Mark, Outline
 from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -45,8 +41,8 @@ if TYPE_CHECKING:
 
 
 class TokenSequence:
-    """The tokens of a conversation, and the rows in the engine's KV cache of the tokens that have been run. The plan's
-    policy evicts rows; the prompt cache shares rows of prompts. Only its methods change its fields."""
+    """The tokens of a conversation that are to be run, and their passes. `rows` has the tokens that were run. Only its
+    methods change its fields."""
 
     def __init__(
         self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter,
@@ -56,18 +52,20 @@ class TokenSequence:
         learned: the fitted importance of rows, for policies that need it. prefix: the beginning of prompts, by its
         ids."""
         self.prefix = prefix
-        self.engine, self.plan, self.lora, self.prompt_cache = engine, plan, lora, prompt_cache
-        self._cost = Cost.of_model(engine.spec)  # of recomputing rows that the prompt cache evicts
-        self.policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
+        self.engine, self.plan, self.lora = engine, plan, lora
+        self.rows = SequenceRows(engine, plan, prompt_cache, learned)
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
-        self.snapshots = Snapshots(plan.snapshots if engine.kv.has_tail else 0)
         self.ahead = Ahead(plan.config.drafts, draft, engine.spec.vocab)
-        self._meter, self._learned = meter, learned
+        self._meter = meter
         self._mtp = cast("MTPLayer", draft) if plan.config.mtp else None
         # Whether tokens that run together have the results of separate passes.
         self._exact = engine.capabilities.verifies and not self.policy.needs.queries
-        self.changes = engine.kv.foresight > 0  # rows of a short text are not those of a long one
         self._forget()
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that evicts rows."""
+        return self.rows.policy
 
     def _forget(self) -> None:
         self.given = self.prefix.given if self.prefix else None  # rows of ids beyond the vocabulary
@@ -77,14 +75,7 @@ class TokenSequence:
         self._leave()
         self.ran = 1  # tokens of the answer in the last pass
         self._answered = 0  # tokens of the answer
-        self.snapshots.drop(0)
-        self.fed = array("i")  # tokens of all rows, if none has been evicted
         self.lost = False  # whether a change of adapters has dropped the conversation
-        self._again = array("i")  # tokens whose rows were dropped, and have to run again
-        self.evicted = 0  # rows
-        self._outline = Outline()  # of the last prompt
-        self._ends = list[int]()  # row counts at which to store the prompt in the prompt cache
-        self._prompts_end: int | None = None  # tokens of `fed` up to the end of the last prompt; None while one runs
         self._outcome: Outcome = np.zeros(0, np.float32)  # of the last pass, during a generation
 
     def _leave(self) -> None:
@@ -94,10 +85,8 @@ class TokenSequence:
 
     def reset(self, shared: int = 0) -> None:
         """Forget the conversation: empty the KV cache, except the first rows, which the next prompt shares."""
-        self.engine.kv.truncate(shared)
-        fed = self.fed[:shared] if shared else array("i")
+        self.rows.reset(shared)
         self._forget()
-        self.fed = fed
 
     def forget(self) -> None:
         """Forget the conversation, and all texts, including earlier conversations', from which drafts are copied: the
@@ -105,57 +94,24 @@ class TokenSequence:
         self.reset()
         self.ahead.forget_texts()
 
-    def shared(self, tokens: IntArray) -> int:
-        """The number of first rows that a prompt that begins with these tokens shares with this sequence."""
-        kv = self.engine.kv
-        count = self._common(np.frombuffer(self.fed, np.int32)[: kv.length], tokens)
-        return count if count >= kv.earliest else 0
-
-    def is_ahead_of(self, tokens: IntArray) -> bool:
-        """Whether the rest of this sequence's prompt will make rows that a prompt of these tokens shares."""
-        kv = self.engine.kv
-        text = np.concatenate([np.array(self.fed, np.int32), self.prompt.peek(max(0, tokens.size - len(self.fed)))])
-        common = self._common(text, tokens)
-        if kv.has_tail:  # by the prompt cache
-            return any(kv.length < end <= common for end in self._ends)
-        return common > kv.length
-
-    def _common(self, text: IntArray, tokens: IntArray) -> int:
-        """The number of a prompt's first tokens whose rows are those of `text`. Never all: the last token is run."""
-        kv = self.engine.kv
-        fits = len(self.fed) == kv.length and tokens.size <= kv.capacity  # else evictions would come at other times
-        if not fits or self.evicted or self.changes or self.policy.needs.queries or not text.size:
-            return 0
-        return min(agreement(text, tokens), max(0, tokens.size - 1))
-
-    def take_rows(self, other: TokenSequence, count: int) -> None:
-        """Append another sequence's rows after these, up to row `count`. These tokens must be a prefix of its own."""
-        kv = self.engine.kv
-        for first in range(kv.length, count, BLOCK):
-            last = min(first + BLOCK, count)
-            kv.append(other.engine.kv.save(first, last))
-            self.fed.extend(other.fed[first:last])
-
     def give_up(self) -> None:
         """Drop all rows, none of which has been evicted; `resume` and `run_again` restore them."""
         self._leave()
-        self._again, self.fed = self.fed + self._again, array("i")
-        self.engine.kv.truncate(0)
-        self.snapshots.drop(0)
+        self.rows.give_up()
 
     def resume(self, engine: Engine) -> None:
         """Continue with an engine whose cache is empty."""
-        self.engine = engine
+        self.engine = self.rows.engine = engine
 
     def run_again(self, most: int) -> bool:
         """Rerun at most `most` tokens whose rows were dropped. False: none is left."""
-        if self._again:
-            count = min(most, self.chunk, len(self._again))
-            tokens = np.array(self._again[:count], np.int32)
-            self.engine.kv.announce(len(self._again))
-            del self._again[:count]
+        if self.rows.again:
+            count = min(most, self.chunk, len(self.rows.again))
+            tokens = np.array(self.rows.again[:count], np.int32)
+            self.engine.kv.announce(len(self.rows.again))
+            del self.rows.again[:count]
             self.forward_prompt(tokens, upcoming=1)
-        return bool(self._again)
+        return bool(self.rows.again)
 
     def forward_prompt(self, tokens: IntArray, upcoming: int) -> FloatArray:
         """As `forward`, but the tokens read all rows."""
@@ -189,8 +145,9 @@ class TokenSequence:
             prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks, given=prompt.given)
             self.ahead.drop(len(self.pending))  # noted again as part of the prompt
         else:
-            self.ahead.restart(np.array(self.fed, np.int32))
-        self.prompt, self.pending, self._prompts_end, self._outline = prompt, [], None, outline
+            self.ahead.restart(np.array(self.rows.fed, np.int32))
+        self.prompt, self.pending = prompt, []
+        self.rows.begin(outline)
         if prompt.given:
             self.given = prompt.given.joined(self.given)
         self.ran = 1
@@ -215,16 +172,16 @@ class TokenSequence:
         self._outcome = self.forward_prompt(tokens, upcoming)
         self.prompt.advance(count)
         self.ahead.note(tokens)
-        self._keep_place()
+        self.rows.keep_place(self.prompt)
 
     def end_prompt(self) -> None:
         """Note that the whole prompt has been run; the answer follows."""
-        self._prompts_end, self._answered = len(self.fed), 0
+        self.rows.prompts_end, self._answered = len(self.rows.fed), 0
 
     @property
     def prompt_done(self) -> bool:
         """Whether the last prompt was run to its end."""
-        return self._prompts_end is not None
+        return self.rows.prompts_end is not None
 
     def next_token(self, sample: Sampler) -> int:
         """The next token, from the last pass's outcome. Raises EngineError if the model produced NaN."""
@@ -250,10 +207,8 @@ class TokenSequence:
 
     def continue_from(self, rows: int, end: KVState | None, tokens: list[int]) -> None:
         """Truncate to the first `rows`; these tokens become pending. end: as for `branch`."""
-        self.engine.kv.truncate(rows, end)
+        self.rows.cut(rows, end)
         self._leave()
-        self.snapshots.drop(rows + 1)
-        self.fed = self.fed[:rows]
         self.pending = tokens
 
     def append(self, token: int) -> None:
@@ -359,10 +314,9 @@ class TokenSequence:
     def settle(self) -> None:
         """Drop the rows of tokens run ahead that the answer has not reached."""
         if count := self.ahead.settle():
-            self.engine.kv.truncate(self.engine.kv.length - count)
+            self.rows.drop(count)
             if self._mtp:
                 self._mtp.drop(count)
-            del self.fed[-count:]
 
     def settle_choices(self) -> None:
         """Drop tokens that the engine chose, since a grammar holds. Drafts stay, since their logits are known."""
@@ -373,7 +327,7 @@ class TokenSequence:
         """End the generation: keep only rows of the conversation, and store them in the prompt cache."""
         self._outcome = np.zeros(0, np.float32)
         self.settle()
-        self.remember()
+        self.rows.remember()
 
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """As `Session.forward`."""
@@ -401,7 +355,7 @@ class TokenSequence:
         if (tokens[:count] != prefix.ids[first : first + count]).any():
             return tokens
         cast(GivenEngine, self.engine).append_rows(prefix.rows[:, :, :, first : first + count])
-        self.fed.frombytes(tokens[:count].astype(np.int32, copy=False).tobytes())
+        self.rows.add(tokens[:count])
         return tokens[count:]
 
     def hidden(self, engine: HiddenEngine, tokens: IntArray) -> FloatArray:
@@ -418,7 +372,7 @@ class TokenSequence:
             cast(ObservedEngine, self.engine).observe(queries, votes=needs.votes)
 
     def _count(self, tokens: IntArray, passes: int = 1, sharing: int = 1) -> None:
-        """Count tokens that were run: the bytes read for them, and `fed`. sharing: sequences in the same pass."""
+        """Count tokens that were run: the bytes read for them, and rows. sharing: sequences in the same pass."""
         kv = self.engine.kv
         weights = self.engine.spec.weight_bytes + (self.lora.size.nbytes if self.lora else 0)
         rows = kv.length - (passes - 1) / 2  # on average
@@ -427,57 +381,21 @@ class TokenSequence:
             self._mtp.clear()
         elif self._mtp:
             self._mtp.ran(tokens)
-        if not self.evicted:
-            self.fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
-
-    def make_room(self, count: int) -> bool:
-        """As `Session.make_room`."""
-        kv = self.engine.kv
-        if count <= kv.free:
-            return True
-        if not self.policy.evicts or count > kv.capacity:
-            return False
-        self.shrink(kv.capacity - max(count, min(self.plan.evict_step, max(1, kv.capacity // EVICTED_SHARE))))
-        return True
-
-    def shrink(self, budget: int) -> None:
-        """As `Session.shrink`."""
-        kv = self.engine.kv
-        if kv.length <= budget or not self.policy.evicts:
-            return
-        self.remember()
-        self.evicted += evict(kv, self.policy, budget, self.engine.spec.context, self._learned)
-        if self.evicted:
-            self.fed = array("i")
-        self.snapshots.drop(0)
+        self.rows.add(tokens)
 
     def mark(self, *, hold: bool) -> Mark:
         """As `Session.mark`."""
-        kv = self.engine.kv
         left = joined([*self._left()])
         self.prompt, self.pending = Prompt([left]), []
-        self.snapshots.take(kv)
-        return Mark(kv.length, self.evicted, left, self._prompts_end, end_of(kv) if hold else None)
+        return self.rows.mark(left, hold=hold)
 
     def rewind(self, mark: Mark) -> bool:
         """As `Session.rewind`."""
-        kv = self.engine.kv
-        if self.evicted != mark.evicted or kv.length < mark.rows or (mark.rows and self.policy.needs.queries):
-            return False
-        rows, end = mark.rows, mark.end
-        if end is None and 0 < rows < min(kv.earliest, kv.length):
-            rows, end = self.snapshots.latest(rows)
-            if end is None or (rows < mark.rows and self.evicted):  # then the tokens in between are unknown
-                return False
-        again = np.array(self.fed[rows : mark.rows], np.int32)
-        try:
-            kv.truncate(rows, end)
-        except RewindError:  # rows have changed their form since
+        again = self.rows.rewind(mark)
+        if again is None:
             return False
         self._leave()
-        self.snapshots.drop(rows + 1)
-        self.fed, self._prompts_end = self.fed[:rows], mark.prompts_end
-        self.ahead.restart(np.array(self.fed, np.int32))
+        self.ahead.restart(np.array(self.rows.fed, np.int32))
         self.prompt, self.pending = Prompt([again, mark.left]), []
         return True
 
@@ -485,75 +403,26 @@ class TokenSequence:
         return chain(self.prompt.rest(), [np.array(self.pending, np.int32)])
 
     def keep_beginning(self, prompt: Prompt) -> int:
-        """Keep the rows of the prefix shared with `prompt`, and drop the others. Returns the number of kept rows, fewer
-        than the prompt's tokens: at least one is run for its logits."""
-        kv = self.engine.kv
-        tokens = prompt.peek(min(len(self.fed), max(0, prompt.waiting - 1)))
-        differ = np.flatnonzero(tokens != np.array(self.fed[: tokens.size], np.int32))
-        rows = int(differ[0]) if differ.size else tokens.size
-        if self.prompt_cache is not None and self.prompt_cache.known(kv, prompt.peek(kv.capacity)[:-1]) > rows:
-            rows = 0  # the prompt cache has a longer prefix
-        if not rows or self.evicted or not (rows == kv.length or self.rewind(Mark(rows))):
+        """Keep the rows of the prefix shared with `prompt`, and drop the others. Returns the number of kept rows."""
+        kv, rows = self.engine.kv, self.rows.beginning(prompt)
+        if not rows or not (rows == kv.length or self.rewind(Mark(rows))):
             self.reset()
             return 0
         self.prompt, self.pending = Prompt(()), []
-        self.fed = self.fed[: kv.length]  # fewer than `rows` where a snapshot was taken before
-        return kv.length
+        return kv.length  # fewer than `rows` where a snapshot was taken before
 
     def reuse(self) -> int:
-        """Take the prompt's first rows from the prompt cache. Returns their number.
-
-        The last token runs for its logits, and as many as the policy observes before an eviction run, too: restored
-        rows have no attention. A policy that counts the attention of all queries must observe the whole prompt.
-        """
-        kv, prompt, queries = self.engine.kv, self.prompt, self.policy.needs.queries
-        if kv.length:  # rows that the last prompt shared with this one
+        """Take the prompt's first rows from those that the last prompt shared with it, or from the prompt cache.
+        Returns their number."""
+        kv, prompt = self.engine.kv, self.prompt
+        if kv.length:
             prompt.advance(kv.length)
-            self._keep_place()
+            self.rows.keep_place(prompt)
             return kv.length
-        kv.announce(prompt.waiting)  # decides which stored rows fit this text
-        if self.prompt_cache is None or queries == EVERY:
-            return 0
-        most = min(prompt.waiting, kv.capacity) - max(1, queries, self._outline.opening or 0)
-        if prompt.waiting > kv.capacity:  # chunks begin, and rows are evicted, where they would be without the cache
-            most -= most % self.pass_size(prompt.waiting)
-        tokens = prompt.peek(kv.capacity)
-        reused = self.prompt_cache.restore(kv, tokens, most, self._cost)
-        prompt.advance(reused)
-        self.ahead.note(tokens[:reused])
-        self.fed = array("i", tokens[:reused].tolist())
-        self._keep_place()
+        reused = self.rows.restore(prompt, self.pass_size(prompt.waiting))
+        self.ahead.note(np.array(self.rows.fed, np.int32))
         return reused
 
     def choose_ends(self) -> None:
-        """Choose the row counts at which the running prompt is stored in the prompt cache."""
-        kv, prompt, queries = self.engine.kv, self.prompt, self.policy.needs.queries
-        self._ends = []
-        if self.prompt_cache is None or self.evicted or queries == EVERY or not kv.has_tail:
-            return
-        tokens = np.concatenate([np.array(self.fed, np.int32), prompt.peek(kv.free)])
-        step = self.pass_size(prompt.waiting) if prompt.waiting > kv.free else 1  # evictions come where they would
-        known = tokens[: max(0, tokens.size - max(1, queries))]
-        ends = self.prompt_cache.ends(kv, known, self._outline.system, prompt.ends)
-        self._ends = [end for end in ends if end > kv.length and end % step == 0]
-
-    def until_place(self) -> int:
-        """Prompt tokens up to the next place at which `run_prompt` stores rows or takes a snapshot."""
-        kv, prompt = self.engine.kv, self.prompt
-        places = [end - kv.length for end in self._ends[:1]]
-        if self.snapshots.most and prompt.waiting <= kv.free:  # evictions come where they would
-            places += [SNAPSHOT_STEP - kv.length % SNAPSHOT_STEP, prompt.waiting - (self._outline.opening or 0)]
-        return min((each for each in places if each > 0), default=prompt.waiting)
-
-    def _keep_place(self) -> None:
-        kv, prompt = self.engine.kv, self.prompt
-        if self._ends and kv.length == self._ends[0]:
-            del self._ends[0]
-            self.remember()
-        if (prompt.ended and prompt.waiting == self._outline.opening) or kv.length % SNAPSHOT_STEP == 0:
-            self.snapshots.take(kv)
-
-    def remember(self) -> None:
-        """Store the rows of all prompts so far, and of the answers between them, in the prompt cache."""
-        if self.prompt_cache is not None and not self.evicted:
-            self.prompt_cache.store(self.engine.kv, np.array(self.fed[: self._prompts_end], np.int32), self._cost)
+        """Choose where the running prompt is stored in the prompt cache."""
+        self.rows.choose_ends(self.prompt, self.pass_size(self.prompt.waiting))
