@@ -6,7 +6,6 @@ in chunks of about 50 ms between such passes. All run the loop of `loop.py`, so 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from edge.options import Options
 from edge.run.batching.order import Order
 from edge.run.batching.scheduler import Scheduler
 from edge.run.batching.slots import Prepare, Slot, Ticket, Work, key_of
+from edge.run.batching.stream import Driver, Stream
 from edge.run.budgets.governor import RunLimits
 from edge.run.budgets.meters import EnergyMeter, Watch
 from edge.run.budgets.shares import Ledger, whole_of
@@ -80,7 +80,7 @@ class Batch:
         self._admitted = self._prompts = 0
         self._left = time.perf_counter()  # when the last step ended
         self.closed = False
-        self._waiting, self._is_driven = threading.Condition(), False
+        self.driver = Driver(self.step)
 
     def __enter__(self) -> Batch:
         return self
@@ -240,22 +240,6 @@ class Batch:
         answer = "".join(stream)
         check_complete(stream.report, answer)
         return answer
-
-    def step_until(self, ready: Callable[[], bool]) -> None:
-        """Drive, or wait for the driving thread, until `ready` returns True."""
-        while True:
-            with self._waiting:
-                while not ready() and self._is_driven:
-                    self._waiting.wait()
-                if ready():
-                    return
-                self._is_driven = True
-            try:
-                self.step()
-            finally:
-                with self._waiting:
-                    self._is_driven = False
-                    self._waiting.notify_all()
 
     def _running(self) -> list[Ticket]:
         return [slot.ticket for slot in self._slots if slot.ticket is not None]
@@ -524,40 +508,6 @@ class Batch:
             self._observe(run, ticket.report)
         run.free()
         ticket.tell(error or ticket.report)
-
-
-class Stream:
-    """An iterator over the pieces of an answer of a `Batch`; close it if the rest is not wanted."""
-
-    def __init__(self, batch: Batch, request: Request, hooks: Hooks, lora: str | Path | Loras | None) -> None:
-        """As `Batch.start`."""
-        self._batch = batch
-        self._pieces, self._result = pieces, result = deque[str](), list[RunReport | Exception]()
-        hooks = replace(hooks, piece=pieces.append, end=result.append)
-        self._ticket = batch.start(request, hooks, lora=lora)
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> str:
-        self._batch.step_until(lambda: bool(self._pieces or self._result))
-        if self._pieces:
-            return self._pieces.popleft()
-        error, self._result[0] = self._result[0], StopIteration()
-        raise error if isinstance(error, Exception) else StopIteration
-
-    @property
-    def report(self) -> RunReport | None:
-        """The report; None until the end, and for a generation that never began."""
-        return self._ticket.report
-
-    def close(self) -> None:
-        """End the generation."""
-        self._batch.cancel(self._ticket)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_ticket") and not self._batch.closed:
-            self.close()
 
 
 def _whole(prompt: Prompt) -> IntArray | None:
