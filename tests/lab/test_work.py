@@ -26,7 +26,8 @@ from edge.model.spec import ModelSpec
 
 CONFIG = EngineConfig(capacity=64, chunk=64, kv_dtype="f16", threads=1)
 NEED = Footprint(weights=10_000, kv=6_400, scratch=0, runtime=0)
-SPEC = replace(open_golden("llama-gqa-tied").model.spec, network=None, window=0)
+GOLDEN = open_golden("llama-gqa-tied").model.spec
+SPEC = replace(GOLDEN, network=None, window=0, layer_values=GOLDEN.kv_values)
 
 
 def with_windows(windows: Sequence[int]) -> ModelSpec:
