@@ -1,11 +1,10 @@
 """Speed beside busy neighbours: edge with a fixed number of threads, with its own team, and llama.cpp.
 
-    python benchmarks/busy.py [MODEL] [--before PYTHON] [--busy 0,1,2,4,8] [--kinds decode,prefill,batch] [--json]
+    python benchmarks/busy.py [MODEL] [--busy 0,1,2,4,8] [--kinds decode,prefill,batch] [--json]
 
 N loops that never sleep run beside each unit of work, wherever the system puts them. All engines are loaded at once and
-take turns within each round, so that the machine's mood is everybody's. --before: the Python of an environment that has
-edge's parent revision, whose teams are fixed; without it, "fixed" is this revision with --threads 1 alone. Joules are
-the worker's CPU time by the profile of the processor, per token: an estimate, and shown as one.
+take turns within each round, so that the machine's mood is everybody's. Joules are the worker's CPU time by the profile
+of the processor, per token: an estimate, and shown as one.
 """
 
 from __future__ import annotations
@@ -77,22 +76,18 @@ def neighbours(count: int) -> Iterator[None]:
             each.wait()
 
 
-def columns(model: str, before: str | None, threads: int, kinds: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def columns(model: str, threads: int, kinds: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """The names and commands of the workers."""
     cells, sequences = 1024, 4 if "batch" in kinds else 1
     edge, llama = str(WORKERS / "edge_worker.py"), str(WORKERS / "llama_worker.py")
-    for count in dict.fromkeys((1, threads)):
-        if before or count == 1:
-            command = [before or sys.executable, edge, "serve", model, "cpu", str(count), str(cells), str(sequences)]
-            yield f"{'before' if before else 'edge'}, {count}", command
-    yield "edge", [sys.executable, edge, "serve", model, "cpu", str(threads), str(cells), str(sequences)]
+    for name, count in {**{f"{each} fixed": -each for each in (1, threads)}, "edge": threads}.items():
+        yield name, [sys.executable, edge, "serve", model, "cpu", str(count), str(cells), str(sequences)]
     yield f"llama.cpp, {threads}", [sys.executable, llama, "serve", model, str(threads), str(cells), str(sequences)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
-    parser.add_argument("--before", help="the Python of an environment with the parent revision")
     parser.add_argument("--busy", default="0,1,2,4,8")
     parser.add_argument("--kinds", default="decode", help=", ".join(_KINDS))
     parser.add_argument("--rounds", type=int, default=3)
@@ -104,7 +99,7 @@ def main() -> None:
     path = str(find_model(options.model))
     with ExitStack() as opened:
         found = []
-        for name, command in columns(path, options.before, options.threads, kinds):
+        for name, command in columns(path, options.threads, kinds):
             if name not in options.without.split(";"):
                 worker = Worker(name, command, {**os.environ, "EDGE_HISTORY": "0"})
                 found.append(Column(name, opened.enter_context(closing(worker))))

@@ -1,6 +1,7 @@
 """edge for `peers.py`: its engine behind the line protocol, or a plain script through `edge.load`.
 
-edge_worker.py serve  FILE BACKEND[:KV] THREADS CELLS [SEQUENCES]  KV: the dtype of its rows, f16 unless stated
+edge_worker.py serve  FILE BACKEND[:KV] THREADS CELLS [SEQUENCES]  KV: the dtype of its rows, f16 unless stated. THREADS
+                                                       below 0: so many in every pass (cpu)
 edge_worker.py start  FILE BACKEND THREADS CELLS       one token after a 16-token text
 edge_worker.py memory FILE BACKEND THREADS CELLS N     N random tokens, the last 32 of them generated
 """
@@ -30,9 +31,13 @@ class EdgeSteps(Steps):
         module = find_backend(backend, model.file, model.spec)
         repack = module.can_repack(model.spec)
         config = EngineConfig(
-            cells, chunk=512, kv_dtype=kv_dtype or "f16", threads=threads, repack=repack, sequences=sequences
+            cells, chunk=512, kv_dtype=kv_dtype or "f16", threads=abs(threads), repack=repack, sequences=sequences
         )
         self._engine = module.load(model.file, model.spec, config)
+        if threads < 0:
+            from edge.backends.tvm.cpu.arguments import Job
+
+            cast(Any, self._engine)._workers._job[Job.slot("fixed")] = 1
         self.vocab = model.spec.vocab
         self.version = ", ".join(f"{name} {version}" for name, version in module.versions().items())
 

@@ -42,7 +42,8 @@ ask:
   %there = icmp eq i64 %answer, 0
   br i1 %there, label %done, label %gone
 gone:
-  %before = atomicrmw add ptr %line, i32 1073741824 seq_cst
+  %forever = add i32 %found, 1073741824
+  %swapped = cmpxchg ptr %line, i32 %found, i32 %forever seq_cst seq_cst
   %dead = getelementptr i8, ptr %line, i64 12
   store i32 1, ptr %dead, align 4
   br label %done
@@ -116,15 +117,25 @@ define internal i64 @NAME() {
   ret i64 %now
 }
 """
-# In units of 100 ns. The performance counter has a unit that programs have to ask for.
-_FILE_TIME = """
-declare void @GetSystemTimePreciseAsFileTime(ptr)
+# The counter never jumps, as the time of day does. Whole seconds and the rest are scaled apart: the product with 10^9
+# would not fit.
+_COUNTER = """
+declare i32 @QueryPerformanceCounter(ptr)
+declare i32 @QueryPerformanceFrequency(ptr)
 
 define internal i64 @edge_now() {
   %time = alloca i64, align 8
-  call void @GetSystemTimePreciseAsFileTime(ptr %time)
+  %unit = alloca i64, align 8
+  %read = call i32 @QueryPerformanceCounter(ptr %time)
+  %asked = call i32 @QueryPerformanceFrequency(ptr %unit)
   %count = load i64, ptr %time
-  %now = mul i64 %count, 100
+  %rate = load i64, ptr %unit
+  %seconds = udiv i64 %count, %rate
+  %rest = urem i64 %count, %rate
+  %whole = mul i64 %seconds, 1000000000
+  %scaled = mul i64 %rest, 1000000000
+  %part = udiv i64 %scaled, %rate
+  %now = add i64 %whole, %part
   ret i64 %now
 }
 
@@ -147,7 +158,7 @@ def sleeping(target: Target) -> str:
 def clocks(target: Target) -> str:
     """`edge_now`: nanoseconds since some event, int64. `edge_worked`: those of CPU time of the calling thread."""
     if target.system not in _CLOCKS:
-        return _FILE_TIME
+        return _COUNTER
     names = zip(("edge_now", "edge_worked"), _CLOCKS[target.system], strict=True)
     text = (_CLOCK.replace("NAME", name).replace("NUMBER", str(number)) for name, number in names)
     return "declare i32 @clock_gettime(i32, ptr)\n" + "".join(text)
