@@ -78,7 +78,9 @@ def prefer_fast_cores() -> None:
     """Have macOS run this thread on fast cores, as work that a user waits for, and Windows at full speed also in the
     background (no EcoQoS). Does nothing on other systems."""
     if sys.platform == "win32":
-        kernel, speed = ctypes.WinDLL("kernel32"), (ctypes.c_uint32 * 3)(1, 1, 0)  # version, EXECUTION_SPEED, off
-        kernel.SetThreadInformation(ctypes.c_void_p(_THIS_THREAD), _POWER_THROTTLING, speed, ctypes.sizeof(speed))
+        change = getattr(ctypes.WinDLL("kernel32"), "SetThreadInformation", None)  # Wine may have none
+        speed = (ctypes.c_uint32 * 3)(1, 1, 0)  # version, EXECUTION_SPEED, off
+        if change is not None:
+            change(ctypes.c_void_p(_THIS_THREAD), _POWER_THROTTLING, speed, ctypes.sizeof(speed))
     if sys.platform == "darwin":
         ctypes.CDLL(None).pthread_set_qos_class_self_np(_USER_INITIATED, 0)
