@@ -95,10 +95,10 @@ def test_commands_advise_options_they_have(arguments: list[str], kept: bool) -> 
 
 
 def test_what_command_refuses_it_says_without_such_advice(tmp_path: Path) -> None:
-    model = write_small(tmp_path / "m.gguf", Small(architecture="arcee"))
+    model = write_small(tmp_path / "m.gguf", Small(architecture="xverse"))
     command = [sys.executable, "-m", "edge", "compile", str(model), "--device", "raspberry-pi-5", "-o", "pi"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
-    assert (done.returncode, done.stderr) == (2, "edge: arcee models run on llama.cpp only\n")
+    assert (done.returncode, done.stderr) == (2, "edge: xverse models run on llama.cpp only\n")
 
 
 def test_options_that_messages_name_exist() -> None:

@@ -76,8 +76,14 @@ LACKING = {
 """What no core has, of architectures that llama.cpp alone runs. Those in neither table have no description yet."""
 
 USUAL: dict[str, tuple[str, ...]] = {
+    "chatglm": ("attn_q.bias", "attn_k.bias", "attn_v.bias", "ffn_up.weight"),
+    "exaone4": ("attn_q_norm.weight", "post_attention_norm.weight", "post_ffw_norm.weight"),
     "gemma2": ("post_attention_norm.weight", "post_ffw_norm.weight"),
     "gemma3": ("attn_q_norm.weight", "post_attention_norm.weight", "post_ffw_norm.weight"),
+    "glm4": (
+        "attn_q.bias", "attn_k.bias", "attn_v.bias", "ffn_up.weight", "post_attention_norm.weight",
+        "post_ffw_norm.weight",
+    ),
     "gpt-oss": ("ffn_down_exps.weight",),
     "lfm2moe": ("ffn_down_exps.weight",),
     "phi3": ("attn_qkv.weight", "ffn_up.weight"),
@@ -85,7 +91,8 @@ USUAL: dict[str, tuple[str, ...]] = {
     "qwen3": ("attn_q_norm.weight",),
     "qwen3moe": ("attn_q_norm.weight", "ffn_down_exps.weight"),
     "qwen35moe": ("ffn_down_exps.weight",),
-}
+    "seed_oss": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
+}  # fmt: skip
 """Tensors of the first layer that tell `find_network` what a header does not state. All files of these architectures
 have them, so a model can be described without its file (`edge/model/layout.py`)."""
 
