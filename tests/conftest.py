@@ -16,7 +16,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surroundings import CACHE, EXAMPLES, SHARED_FIXTURES, calm, examples, forked, in_flags, own_cache  # noqa: F401
+from surroundings import (  # noqa: F401
+    CACHE,
+    EXAMPLES,
+    SHARED_FIXTURES,
+    calm,
+    examples,
+    exhaustive,
+    forked,
+    in_flags,
+    own_cache,
+)
 
 # isort: split
 import pytest
@@ -87,11 +97,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_wanted(item: pytest.Item) -> bool:
         if any(item.get_closest_marker(name) and config.option.markexpr != name for name in ("train", "evaluations")):
             return False
-        exhaustive = item.get_closest_marker("exhaustive") is not None
+        seldom = item.get_closest_marker("exhaustive") is not None
         if chosen in ("no", "all"):
-            return chosen == "all" or not exhaustive or item.nodeid.partition("::")[2].startswith(named)
+            return chosen == "all" or not seldom or item.nodeid.partition("::")[2].startswith(named)
         share, shares = map(int, chosen.split("/"))
-        return exhaustive and zlib.crc32(item.nodeid.encode()) % shares == share - 1
+        return seldom and zlib.crc32(item.nodeid.encode()) % shares == share - 1
 
     kept = [item for item in items if is_wanted(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 # Two threads of OpenBLAS in each of two workers wait for each other: small products take ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -48,6 +49,11 @@ settings.register_profile(
 )
 settings.register_profile("all", settings.get_profile("test"), max_examples=10 * EXAMPLES)
 settings.load_profile("test")
+
+
+def exhaustive(*values: Any, id: str | None = None) -> Any:
+    """A parameter for which only make test-all runs a test."""
+    return pytest.param(*values, id=id, marks=pytest.mark.exhaustive)
 
 
 def examples(count: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, exhaustive
 from fallbacks import write_undescribed
 from runtime_library import build
 from test_cli import edge, edge_json
@@ -128,7 +128,7 @@ TEXTS = {"words": "The quick brown fox. " * 100, "a word": "a" * 65000, "emoji":
 
 @pytest.mark.parametrize(
     "model",
-    [GGUF, GOLDEN / "qwen35.gguf", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in PACKAGED)],
+    [GGUF, GOLDEN / "qwen35.gguf", *(exhaustive(each) for each in PACKAGED)],
     ids=lambda model: Path(model).name,
 )
 def test_a_program_stays_below_the_manifests_peak(
@@ -175,7 +175,7 @@ int main(int, char **words)
 """
 
 
-@pytest.mark.parametrize("way", ["pkg-config", pytest.param("cmake", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("way", ["pkg-config", exhaustive("cmake")])
 def test_a_program_in_cpp_is_built_as_the_readme_says(
     way: str, made: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

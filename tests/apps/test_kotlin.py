@@ -33,6 +33,7 @@ def programs() -> Path:
     return compile_kotlin(KOTLIN / "src", KOTLIN / "sample", PROGRAMS)
 
 
+@pytest.mark.exhaustive
 def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
     assert echo["info"] == [
         "ModelInfo(name=echo 😀, license=MIT, policy=streaming, kvDtype=int8, isa=avx2, vocab=300, context=2048, "

@@ -145,6 +145,7 @@ def test_a_library_for_android_cannot_call_what_bionic_lacks(tmp_path: Path, mad
             )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_pass_of_a_gpu_calls_what_bionic_has(tmp_path: Path, made: dict[str, Path]) -> None:
     """And takes 48 KiB at most."""

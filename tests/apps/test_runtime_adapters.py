@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 import numpy as np
 import pytest
 from bundles import Pair, bundle_of, bundle_sources, model_of, recorded_session
+from conftest import exhaustive
 from ctypes_bundle import BundleSession, open_bundle
 from lora_files import write_adapter
 from runtime_library import RUNTIME, build
@@ -42,10 +42,6 @@ PROMPT = [5, 9, 40, *range(60, 90)]
 ROWS = {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
 # By which any change of logits is seen:
 DRAWN = {"temperature": 20.0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 3, "ignore_eos": 1}
-
-
-def exhaustive(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
 @lru_cache

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bundles import Pair, bundle_sources, recorded_session
+from conftest import exhaustive
 from ctypes_bundle import open_bundle
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,10 +60,6 @@ def eager_pair(name: str, **options: Any) -> Iterator[Pair]:
         bundle.session() as exported,
     ):
         yield Pair(python, exported, recorded)
-
-
-def exhaustive(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
 @pytest.mark.parametrize(

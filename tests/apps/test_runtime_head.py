@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundles import pair_of
+from conftest import exhaustive
 from small_models import Small, write_small
 from test_runtime_pass import ARM_COMPILER, Case, build_harness, host_isa, run_harness, write_model
 
@@ -59,9 +60,8 @@ def test_the_largest_logits_are_those_of_the_whole_head(tmp_path: Path, model: M
     check(found, whole, wanted)
 
 
-@pytest.mark.parametrize(
-    "isa", ["dotprod", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("neon", "i8mm"))]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("isa", ["dotprod", "neon", "i8mm"])
 def test_on_arm_too(tmp_path: Path, model: Model, isa: str) -> None:
     """Under QEMU."""
     arm = pytest.importorskip("test_arm")
@@ -82,9 +82,7 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("halved")
-@pytest.mark.parametrize(
-    ("name", "count"), [("smollm2-135m", 40), pytest.param("gemma3-270m", 1000, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize(("name", "count"), [("smollm2-135m", 40), exhaustive("gemma3-270m", 1000)])
 def test_answers_are_those_of_python(name: str, count: int) -> None:
     """Greedy, and drawn from few; and with a penalty that needs the whole head, but is too small to change a logit."""
     find_model(name)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import exhaustive
 from runtime_kv import Case, InC, make_sequence, make_twin, new_rows
 
 from edge.apps.planning import SNAPSHOTS
@@ -179,7 +180,7 @@ class Pair:
             np.testing.assert_array_equal(c.ages(), twin.ages.reshape(len(twin.lengths), -1))
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("seeds", [range(3), exhaustive(range(3, 60))])
 @pytest.mark.parametrize("name", CASES)
 def test_operations_leave_the_same_rows(name: str, seeds: range) -> None:
     for seed in seeds:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundles import bundle_of, bundle_sources, model_of, pair_of
-from conftest import GOLDEN, run_child
+from conftest import GOLDEN, exhaustive, run_child
 from ctypes_bundle import BundleSession, Piece, _check, _Info, _Source, open_bundle
 from runtime_library import RUNTIME, build
 from test_gguf_file import GGUF, U32
@@ -53,9 +53,9 @@ def ids(count: int, seed: int = 1) -> list[int]:
 @pytest.mark.parametrize(
     "policy",
     [
-        "streaming", "h2o", "full", pytest.param("window", marks=pytest.mark.exhaustive),
-        pytest.param("streaming:sinks=2", marks=pytest.mark.exhaustive),
-        pytest.param("h2o:recent=0.3", marks=pytest.mark.exhaustive),
+        "streaming", "h2o", "full", exhaustive("window"),
+        exhaustive("streaming:sinks=2"),
+        exhaustive("h2o:recent=0.3"),
     ],
 )  # fmt: skip
 def test_answers_are_those_of_the_python_session(policy: str) -> None:
@@ -80,8 +80,8 @@ def test_answers_are_those_of_the_python_session(policy: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "dtype"),
     [
-        ("streaming", "f16"), ("h2o", "f16"), pytest.param("streaming", "int8", marks=pytest.mark.exhaustive),
-        pytest.param("h2o", "int8", marks=pytest.mark.exhaustive),
+        ("streaming", "f16"), ("h2o", "f16"), exhaustive("streaming", "int8"),
+        exhaustive("h2o", "int8"),
     ],
 )  # fmt: skip
 def test_the_rows_of_a_system_prompt_stay(policy: str, dtype: str) -> None:
@@ -117,13 +117,13 @@ def test_a_trim_leaves_room_behind_a_system_prompt() -> None:
         pair.ask(TEXT * 2, max_tokens=5, temperature=0, ignore_eos=1)
 
 
-@pytest.mark.parametrize("options", [{"keep": 9}, pytest.param({"sinks": 0}, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("options", [{"keep": 9}, exhaustive({"sinks": 0})])
 def test_what_was_said_of_pinned_rows_holds(options: dict[str, int]) -> None:
     with pair_of(MODEL, kv_policy="streaming", **options, **FEW) as pair:
         pair.ask(TEXT * 3, system=SYSTEM, max_tokens=20, temperature=0, ignore_eos=1)
 
 
-@pytest.mark.parametrize("policy", ["h2o", pytest.param("streaming", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("policy", ["h2o", exhaustive("streaming")])
 def test_longrope_chooses_factors_by_the_whole_text(policy: str) -> None:
     """The C library makes tokens word by word, the session block by block: both look 256 positions ahead."""
     with pair_of("phi3-longrope", kv_policy=policy, **FEW) as pair:
@@ -219,11 +219,11 @@ def test_turns_can_be_taken_back() -> None:
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
-        *product(HYBRIDS, ("streaming", "h2o")), ("nemotron_h", "streaming"), ("gpt-oss", "h2o"),
-        ("lfm2moe", "streaming"), ("gemma4", "streaming"),
+        (HYBRIDS[0], "h2o"), ("nemotron_h", "streaming"), ("gpt-oss", "h2o"), ("gemma4", "streaming"),
         *(
-            pytest.param(*each, marks=pytest.mark.exhaustive)
+            exhaustive(*each)
             for each in (
+                *product(HYBRIDS[1:], ("streaming", "h2o")), (HYBRIDS[0], "streaming"), ("lfm2moe", "streaming"),
                 ("gpt-oss", "streaming"), ("gemma4", "h2o"), ("granitehybrid", "h2o"),
                 *product(("qwen3moe", "qwen35moe"), ("streaming", "h2o")),
             )
@@ -245,7 +245,7 @@ def test_models_of_several_forms_answer_as_the_python_session(name: str, policy:
         pair.ask(TEXT, raw=True, max_tokens=10, temperature=0, ignore_eos=1)
 
 
-@pytest.mark.parametrize("name", [*HYBRIDS, pytest.param("gemma4", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", [*HYBRIDS, exhaustive("gemma4")])
 def test_turns_can_be_taken_back_where_rows_are_no_way_back(name: str) -> None:
     """Where no snapshot is left, rows before the turn run again with the next prompt, also those of a saved state."""
     with pair_of(name, kv_policy="streaming", **(ROWS | {"max_kv_size": 160})) as pair:
@@ -335,10 +335,10 @@ def test_the_last_turn_of_a_hybrid_can_be_taken_back_behind_turns_that_run_with_
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
-        (MODEL, "streaming"), ("qwen35", "streaming"), pytest.param(MODEL, "full", marks=pytest.mark.exhaustive),
-        pytest.param("lfm2", "full", marks=pytest.mark.exhaustive),
-        pytest.param("gemma3", "streaming", marks=pytest.mark.exhaustive),
-        pytest.param(MODEL, "h2o", marks=pytest.mark.exhaustive),
+        (MODEL, "streaming"), ("qwen35", "streaming"), exhaustive(MODEL, "full"),
+        exhaustive("lfm2", "full"),
+        exhaustive("gemma3", "streaming"),
+        exhaustive(MODEL, "h2o"),
     ],
 )  # fmt: skip
 def test_a_new_conversation_goes_on_from_the_system_s_text(name: str, policy: str) -> None:
@@ -753,7 +753,7 @@ def test_calls_in_any_order_from_two_threads(name: str) -> None:
     run_program("fuzz_api", "1", "400", model_name=name)
 
 
-@pytest.mark.parametrize("times", ["60", pytest.param("1000", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("times", ["60", exhaustive("1000")])
 def test_nothing_is_left_of_sessions_that_have_ended(times: str) -> None:
     run_program("soak", times)
 

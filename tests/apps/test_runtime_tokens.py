@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import examples
+from conftest import examples, exhaustive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_library import build
@@ -127,7 +127,7 @@ FEW = ("default", "jais-2", "kimi-k2", "deepseek-v3", "youtu", "viking")  # in w
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in FEW else pytest.param(name, marks=pytest.mark.exhaustive) for name in RULES.values()],
+    [name if name in FEW else exhaustive(name) for name in RULES.values()],
 )
 def test_words_of_every_rule(name: str) -> None:
     rule = PRE_TOKENIZERS[name]

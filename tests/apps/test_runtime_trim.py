@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from bundles import bundle_of
+from conftest import exhaustive
 from ctypes_bundle import BundleSession, open_bundle
 from profiles import MIB
 from small_models import Small, write_small
@@ -66,11 +67,11 @@ def test_a_soft_trim_gives_back_pages_that_hold_no_row(tmp_path: Path) -> None:
     ("name", "options"),
     [
         (MODEL, STREAMING),
-        pytest.param(MODEL, STREAMING | {"kv_policy": "h2o", "kv_dtype": "int4"}, marks=pytest.mark.exhaustive),
-        pytest.param("gemma3", STREAMING | FULL, marks=pytest.mark.exhaustive),
-        pytest.param("qwen35", STREAMING | FULL, marks=pytest.mark.exhaustive),
-        pytest.param("lfm2", STREAMING | {"kv_policy": "streaming"}, marks=pytest.mark.exhaustive),
-        pytest.param("phi3-longrope", STREAMING | {"kv_policy": "h2o"}, marks=pytest.mark.exhaustive),
+        exhaustive(MODEL, STREAMING | {"kv_policy": "h2o", "kv_dtype": "int4"}),
+        exhaustive("gemma3", STREAMING | FULL),
+        exhaustive("qwen35", STREAMING | FULL),
+        exhaustive("lfm2", STREAMING | {"kv_policy": "streaming"}),
+        exhaustive("phi3-longrope", STREAMING | {"kv_policy": "h2o"}),
     ],
 )  # fmt: skip
 def test_a_soft_trim_changes_no_answer(name: str, options: dict[str, Any]) -> None:

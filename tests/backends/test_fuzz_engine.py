@@ -22,6 +22,7 @@ import gguf
 import gguf.quants
 import numpy as np
 import pytest
+from conftest import exhaustive
 from fallbacks import FALLBACKS
 from test_gguf_file import ARRAY, BOOL, F32, F64, GGUF, GOLDEN, I32, STRING, U8, U32, U64, Value
 
@@ -41,7 +42,7 @@ MUTANTS = 500  # in one test
 TRIED = 60  # of those that llama.cpp tries
 LONG = 20  # as many tests in make test-all
 
-BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.exhaustive) for block in range(1, LONG))]
+BLOCKS = [0, *(exhaustive(block) for block in range(1, LONG))]
 
 
 def quantized(kind: gguf.GGMLQuantizationType) -> GGUF:

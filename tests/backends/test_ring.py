@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CHUNK, GOLDEN, bring_back, examples, load_engine, some_tokens
+from conftest import CHUNK, GOLDEN, bring_back, examples, exhaustive, load_engine, some_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_architectures import EXACT, open_family, require_native
@@ -269,7 +269,7 @@ def test_logits_are_those_of_transformers(
         ("f32", "gemma2"),
         ("f16", "gemma3"),
         ("int8", "gemma3"),
-        pytest.param("int4", "gemma3", marks=pytest.mark.exhaustive),
+        exhaustive("int4", "gemma3"),
     ],
 )
 def test_a_ring_gives_what_a_cache_gives_that_keeps_all_rows(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine, open_golden, run_child, some_tokens
+from conftest import GOLDEN, exhaustive, load_engine, open_golden, run_child, some_tokens
 from small_models import Small, write_small
 
 from edge.backends.base import Engine
@@ -145,7 +145,8 @@ print(json.dumps({"fell": full - memory_use().rss, "promised": nbytes - engine.k
 
 
 @pytest.mark.parametrize(
-    ("backend", "kv_dtype"), [("llamacpp", "f16"), ("cpu", "f16"), ("cpu", "int8"), ("onnx", "f32")]
+    ("backend", "kv_dtype"),
+    [("llamacpp", "f16"), exhaustive("cpu", "f16"), ("cpu", "int8"), ("onnx", "f32")],
 )
 def test_memory_really_goes_back(backend: str, kv_dtype: str, tmp_path: Path) -> None:
     if backend == "onnx":

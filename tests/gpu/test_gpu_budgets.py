@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from conftest import GOLDEN, run_child
+from conftest import GOLDEN, exhaustive, run_child
 from lora_files import write_adapter
 
 from edge.backends import find_backend
@@ -127,7 +127,7 @@ def test_other_engines_have_nothing_on_a_gpu() -> None:
 @pytest.mark.usefixtures("wgpu")
 @pytest.mark.parametrize(("name", "adapts"), [
     ("llama-gqa-tied", True), ("qwen35moe", False),
-    *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("qwen35moe", True), ("gemma4", False))),
+    *(exhaustive(*each) for each in (("qwen35moe", True), ("gemma4", False))),
 ])  # fmt: skip
 def test_two_sessions_at_once_and_what_they_allocate(name: str, adapts: bool, tmp_path: Path) -> None:
     """The count is the buffers' bytes, or little more: padding of weights is counted at its most."""
@@ -187,7 +187,7 @@ def test_pocl_compiles_until_there_are_binaries(
 @pytest.mark.usefixtures("wgpu")
 @pytest.mark.parametrize(
     ("prompt", "answer", "rows"),
-    [(2, 2, 256), pytest.param(200, 300, 256, marks=pytest.mark.exhaustive)],
+    [(2, 2, 256), exhaustive(200, 300, 256)],
 )  # fmt: skip
 def test_the_predicted_peak_holds(prompt: int, answer: int, rows: int) -> None:
     """On a driver whose buffers lie in the resident set, through prefill and beyond the end of the cache."""

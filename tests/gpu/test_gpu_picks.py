@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, GPU_HOST, SOME_GPU
+from conftest import GOLDEN, GPU_HOST, SOME_GPU, exhaustive
 from test_picks import state
 
 from edge.backends.kv_cache import end_of
@@ -66,7 +66,7 @@ def logits_like(kind: str, vocab: int) -> FloatArray:
 
 
 @pytest.mark.parametrize("kind", ["normal", "tied", "tiny", "infinite", "damaged"])
-@pytest.mark.parametrize("vocab", [5, 1025, 70_000, pytest.param(262_144, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("vocab", [5, 1025, 70_000, exhaustive(262_144)])
 def test_picks_are_numpys(device: Device, vocab: int, kind: str) -> None:
     logits = logits_like(kind, vocab)
     order = np.argsort(np.where(np.isnan(logits), -np.inf, -logits.astype(np.float64)), kind="stable")
@@ -108,7 +108,7 @@ PROMPT = np.arange(5, 25, dtype=np.int32)
 
 @pytest.fixture(
     scope="module",
-    params=["llama-window", pytest.param("gemma3", marks=pytest.mark.exhaustive)],
+    params=["llama-window", exhaustive("gemma3")],
 )
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     if not host_named(GPU_HOST).adapters():

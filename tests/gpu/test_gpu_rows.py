@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, GPU_HOST, SHARED_FIXTURES, SOME_GPU, bring_back, load_engine, on_gpu
+from conftest import GOLDEN, GPU_HOST, SHARED_FIXTURES, SOME_GPU, bring_back, exhaustive, load_engine, on_gpu
 from heads_oracle import HeadOracle
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -111,9 +111,9 @@ CASES = [
     Case(2, 2, 80, "int4", 40, normed=True, gated=True),
     # As by default on NVIDIA's GPUs.
     Case(2, 2, 32, "int8", 8, sinks=True, tuning=NVIDIA, alone=True),
-    pytest.param(Case(2, 3, 16, "f16", 8, window=40, tuning=NVIDIA), marks=pytest.mark.exhaustive),
-    pytest.param(Case(2, 2, 80, "int4", 40, tuning=NVIDIA, alone=True), marks=pytest.mark.exhaustive),
-    pytest.param(Case(2, 16, 128, "int8", 0), marks=pytest.mark.exhaustive),
+    exhaustive(Case(2, 3, 16, "f16", 8, window=40, tuning=NVIDIA)),
+    exhaustive(Case(2, 2, 80, "int4", 40, tuning=NVIDIA, alone=True)),
+    exhaustive(Case(2, 16, 128, "int8", 0)),
 ]
 
 
@@ -344,9 +344,7 @@ def test_keys_come_back_as_they_were_encoded(rows: DeviceRows) -> None:
     assert rows.keys(np.arange(0), 0).shape == (0, 32)
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "count"), [(1600, 16, 2400), (16, 1600, 2400), (48, 16, 2500), (16, 48, 2500)]
-)
+@pytest.mark.parametrize(("source", "target", "count"), [(1600, 16, 2400), (16, 48, 2500)])
 def test_neighbouring_rows_move_over_themselves(rows: DeviceRows, source: int, target: int, count: int) -> None:
     everything = np.arange(4096)
     before, other = rows.keys(everything, 0), b"".join(rows.save(everything[None]))
@@ -386,7 +384,7 @@ def engine_of(name: str, place: str, dtype: str = "f32") -> Iterator[tuple[GPUEn
     ("name", "place", "votes"),
     [
         ("llama-gqa-tied", SOME_GPU, False), ("gemma3", SOME_GPU, True), ("llama-window", SOME_GPU, False),
-        pytest.param("llama-window", "opencl:0", False, marks=pytest.mark.exhaustive),
+        exhaustive("llama-window", "opencl:0", False),
     ],
 )  # fmt: skip
 def test_rows_of_different_heads_are_kept_and_renumbered(name: str, place: str, votes: bool) -> None:
@@ -476,9 +474,13 @@ def test_learned_importance_is_that_of_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("policy", "name"),
     [
-        *((name, "llama-gqa-tied") for name in POLICY_NAMES if name not in ("full", "kvzap", "quest")),
-        ("h2o", "qwen35"),
-        pytest.param("adakv", "gemma4", marks=pytest.mark.exhaustive),
+        *((name, "llama-gqa-tied") for name in ("streaming", "tova", "adakv")),  # by place, by attention, head by head
+        *(
+            exhaustive(name, "llama-gqa-tied")
+            for name in POLICY_NAMES
+            if name not in ("full", "kvzap", "quest", "streaming", "tova", "adakv")
+        ),
+        *(exhaustive(*each) for each in (("h2o", "qwen35"), ("adakv", "gemma4"))),
     ],
 )
 def test_every_policy_keeps_what_it_keeps_on_the_cpu(policy: str, name: str) -> None:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, exhaustive
 from gguf import GGMLQuantizationType
 from lora_files import write_adapter
 from shaders import dawn_says, has_dawn, metal_says
@@ -103,13 +103,14 @@ def families(language: str) -> Iterator[tuple[str, Program]]:
         yield f"{name} with adapters", program(GOLDEN / f"{name}.gguf", language, FAMILIES[name], rank=8)
 
 
-@pytest.mark.wing("WGSL by Dawn")
+@pytest.mark.exhaustive
 @dawn
 def test_dawn_compiles_the_kernels_of_all_architectures() -> None:
     """With the limits of WebGPU: 8 storage buffers, 256 threads, 16 KiB of workgroup memory."""
     assert dawn_says(sources(dict(families("wgsl")))) == {}
 
 
+@pytest.mark.wing("WGSL by Dawn")
 @dawn
 def test_dawn_compiles_the_kernels_of_all_block_types(block_types: Path) -> None:
     assert dawn_says(sources({"blocks": program(block_types, "wgsl")})) == {}
@@ -150,6 +151,7 @@ def test_kernels_keep_to_portable_limits() -> None:
             assert all(part.offset % 256 == 0 for part in dispatch.slices)
 
 
+@pytest.mark.exhaustive
 def test_without_an_adapter_programs_are_those_without_room_for_any() -> None:
     for name in ADAPTED:
         path, kv_dtype = GOLDEN / f"{name}.gguf", FAMILIES[name]
@@ -212,7 +214,7 @@ def test_a_child_makes_kernels(language: str, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.wing("CUDA by NVRTC")
 @pytest.mark.skipif(not find_spec("cuda"), reason="no cuda-bindings")
-@pytest.mark.parametrize("which", ["gemma3", pytest.param("all", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("which", ["gemma3", exhaustive("all")])
 def test_nvrtc_compiles_kernels(which: str, request: pytest.FixtureRequest) -> None:
     from edge.backends.tvm.gpu.hosts.cuda import compile_source
 
@@ -229,10 +231,10 @@ def test_nvrtc_compiles_kernels(which: str, request: pytest.FixtureRequest) -> N
 @pytest.mark.skipif(not shutil.which("oclgrind") or not find_spec("pyopencl"), reason="no oclgrind with pyopencl")
 @pytest.mark.parametrize(("name", "kv_dtype", "rank"), [
     ("llama-one-layer", "f16", 0),
-    pytest.param("llama-one-layer", "f16", 3, marks=pytest.mark.exhaustive),
-    pytest.param("gemma3", "f32", 8, marks=pytest.mark.exhaustive),
+    exhaustive("llama-one-layer", "f16", 3),
+    exhaustive("gemma3", "f32", 8),
     *(
-        pytest.param(name, kv_dtype, 0, marks=pytest.mark.exhaustive)
+        exhaustive(name, kv_dtype, 0)
         for name in ("llama-one-layer", "gemma3", "gpt2", "qwen35", "lfm2") for kv_dtype in ("f16", "int8", "int4")
         if (name, kv_dtype) != ("llama-one-layer", "f16")
     ),

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import exhaustive
 from small_models import Small, write_small
 
 from edge.backends import find_backend
@@ -149,12 +150,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
 @pytest.mark.parametrize(
     ("device", "kv_dtype"),
     [
-        ("raspberry-pi-zero-2w", "f16"),
-        pytest.param("raspberry-pi-5", "f16", marks=pytest.mark.exhaustive),
+        exhaustive("raspberry-pi-zero-2w", "f16"),
+        exhaustive("raspberry-pi-5", "f16"),
         ("pixel-9", "f16"),
-        pytest.param("raspberry-pi-5", "int8", marks=pytest.mark.exhaustive),
-        pytest.param("raspberry-pi-zero-2w", "int8", marks=pytest.mark.exhaustive),
-        pytest.param("pixel-9", "int8", marks=pytest.mark.exhaustive),
+        exhaustive("raspberry-pi-5", "int8"),
+        exhaustive("raspberry-pi-zero-2w", "int8"),
+        exhaustive("pixel-9", "int8"),
     ],
 )
 def test_arm_writes_the_same_tokens(
@@ -173,6 +174,7 @@ def test_arm_writes_the_same_tokens(
         np.testing.assert_array_equal(linked[1], ours[1])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_code_for_macos_writes_the_same_tokens(
     tmp_path: Path, harness: Path, models: dict[str, Model], monkeypatch: pytest.MonkeyPatch

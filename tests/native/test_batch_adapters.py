@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, open_golden
+from conftest import GOLDEN, exhaustive, open_golden
 from lora_files import write_adapter
 from small_models import Small, write_small
 
@@ -68,7 +68,7 @@ class Case:
         return [np.array(engine.forward(self.next[step, number][None])) for step in range(STEPS)]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [exhaustive(1), 2])
 def test_rows_of_a_batch_are_those_of_steps_with_its_adapters(threads: int, tmp_path: Path) -> None:
     Case(open_golden("llama-gqa-tied").model, tmp_path).check("f16", threads)
 

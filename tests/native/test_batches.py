@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, open_golden
+from conftest import GOLDEN, exhaustive, open_golden
 
 from edge.backends import engine_named
 from edge.backends.base import BatchedEngine, EngineConfig, ObservedEngine
@@ -84,7 +84,7 @@ def check_rows(model: Model, kv_dtype: str, threads: int = 2) -> None:
                 assert (row == expected).all(), (number, step)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [exhaustive(1), 2])
 def test_rows_of_a_batch_are_those_of_steps(threads: int) -> None:
     check_rows(open_golden("llama-gqa-tied").model, "f16", threads)
 

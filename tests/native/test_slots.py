@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run_child
+from conftest import exhaustive, run_child
 from fallbacks import open_fallback
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,7 +57,10 @@ def answers(engine: Engine, vocab: int) -> FloatArray:
     return np.concatenate(found + [engine.forward_all(tokens[at : at + 1]).copy() for at in range(75, 90)])
 
 
-@pytest.mark.parametrize("mixture", ["qwen3moe", "qwen35moe", "lfm2moe", "gpt-oss"])
+@pytest.mark.parametrize(
+    "mixture",
+    ["qwen35moe", *(exhaustive(each) for each in ("qwen3moe", "lfm2moe", "gpt-oss"))],
+)
 def test_experts_in_slots_change_no_bit(mixture: str, engines: Callable[[Engine], Engine]) -> None:
     """With a shared expert, leading dense layers, biases; with as few slots as a token takes, and some more."""
     model = open_fallback(mixture)[0]

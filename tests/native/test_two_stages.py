@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import examples
+from conftest import examples, exhaustive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
@@ -132,7 +132,7 @@ def test_the_largest_logits_are_those_of_the_whole_head(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ["avx2", "generic"])
+@pytest.mark.parametrize("isa", ["avx2", exhaustive("generic")])
 def test_tied_heads_of_one_block(
     isa: str, tmp_path: Path, engines: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, open_golden
+from conftest import GOLDEN, exhaustive, open_golden
 
 import edge
 from edge.backends import engine_named
@@ -101,7 +101,7 @@ def test_drafts_have_the_logits_of_steps_in_every_dtype(kv_dtype: str) -> None:
     check(open_model(GOLDEN / "gemma3.gguf"), kv_dtype)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen35", pytest.param("nemotron_h", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ["qwen35", *(exhaustive(each) for each in ("lfm2", "nemotron_h"))])
 def test_recurrent_states_forget_wrong_drafts(name: str) -> None:
     """A snapshot between has the tokens that stayed."""
     model = open_model(GOLDEN / f"{name}.gguf")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, find_adapters, load_engine, open_golden
+from conftest import GOLDEN, exhaustive, find_adapters, load_engine, open_golden
 from typer.testing import CliRunner
 
 import edge
@@ -100,7 +100,7 @@ def both(model: Model, rows: int, chunk: int, steps: int, prompt: int) -> list[t
 # The same answers
 
 
-@pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3"])
+@pytest.mark.parametrize("name", ["gemma3", exhaustive("llama-gqa-tied")])
 def test_greedy_tokens_are_those_of_the_cpu(name: str) -> None:
     """Over 40 steps, in a cache that evicts, with sliding windows and without."""
     emulated, static, plain = both(open_model(GOLDEN / f"{name}.gguf"), ROWS, CHUNK, steps=40, prompt=44)
@@ -136,7 +136,7 @@ def test_shards_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", [
-    "h2o", "keydiff", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("snapkv", "tova", "knorm"))
+    "h2o", "keydiff", *(exhaustive(each) for each in ("snapkv", "tova", "knorm"))
 ])  # fmt: skip
 def test_policies_that_look_work_on_the_host(folder: Path, policy: str) -> None:
     """By queries and keys that the NPU hands out, each head evicts its own rows: those of the ordinary graph, whose

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from browser import Page, complaints, until
-from conftest import NEEDS_WASM
+from conftest import NEEDS_WASM, exhaustive
 from test_web_page import READY
 from web_site import served, site_of
 
@@ -101,7 +101,7 @@ def test_one_module_at_least_is_this_browsers(page: Page, site: Path) -> None:
         assert "wasm is damaged: upload the site again" in page.value(STATUS)
 
 
-@pytest.mark.parametrize("kind", ["truncated", pytest.param("swapped", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kind", ["truncated", exhaustive("swapped")])
 def test_a_model_of_another_length_or_site(page: Page, site: Path, kind: str) -> None:
     damage(site, MODEL, kind)
     with served(site) as (url, _):
