@@ -70,10 +70,10 @@ def test_answers_with_adapters_are_those_of_the_gpu_engine(host: str, tmp_path: 
         assert use["gpu_bytes"] == sum(counted.values())
 
 
-@pytest.mark.exhaustive
 def test_what_is_no_adapter_for_this_gpu_leaves_a_session_without_one(host: str, tmp_path: Path) -> None:
     """The same code, whatever the host."""
-    folder, cpus = bundle_of(MODEL, gpu=True, lora_rank=RANK, **ROWS), bundle_of(MODEL, lora_rank=RANK, **ROWS)
+    options = ROWS | {"kv_dtype": "int4"}
+    folder, cpus = bundle_of(MODEL, gpu=True, lora_rank=RANK, **options), bundle_of(MODEL, lora_rank=RANK, **options)
     adapter = adapter_of(tmp_path, 1, 20)
     data, of_cpu = packed(adapter, folder), packed(adapter, cpus)
     with open_bundle(folder) as bundle, bundle.session(engine=Engine.GPU, cache=kernels()) as gpu:

@@ -151,7 +151,6 @@ def driver_library() -> Iterator[Path]:
         ctypes.c_uint32.in_dll(ctypes.CDLL(str(library)), f"driver_{name}").value = 0
 
 
-@pytest.mark.exhaustive
 def test_auto_takes_the_faster_engine_and_remembers_it(driver_library: Path, tmp_path: Path) -> None:
     shutil.copytree(kernels(), tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.race"))
     choosing: dict[str, Any] = {"engine": Engine.AUTO, "cache": str(tmp_path), "temperature": 0.0, "max_tokens": 20}
