@@ -43,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return folder, said
 
 
-def test_the_folder_says_what_it_holds(made: tuple[Path, dict[str, Any]]) -> None:
+def test_folder_says_what_it_holds(made: tuple[Path, dict[str, Any]]) -> None:
     folder, said = made
     manifest = json.loads((folder / MANIFEST).read_text())
     assert manifest.items() <= said.items()
@@ -57,7 +57,7 @@ def test_the_folder_says_what_it_holds(made: tuple[Path, dict[str, Any]]) -> Non
     assert [path.name for path in folder.parent.iterdir()] == ["chat"]  # nothing temporary is left
 
 
-def test_the_command_shows_all_files_unless_it_is_told_to_be_quiet(tmp_path: Path) -> None:
+def test_export_lists_files_unless_quiet(tmp_path: Path) -> None:
     folder = tmp_path / "chat"
     arguments = ["export", str(GGUF), "--max-kv-size", "64", "--isa", ISA, "--force", "-o", str(folder)]
     shown = CliRunner().invoke(app, arguments).stdout
@@ -67,7 +67,7 @@ def test_the_command_shows_all_files_unless_it_is_told_to_be_quiet(tmp_path: Pat
     assert (quiet.exit_code, quiet.output) == (0, "")
 
 
-def test_the_command_says_what_a_gpu_and_an_npu_take(tmp_path: Path) -> None:
+def test_export_shows_gpu_and_npu_memory(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     arguments = ["export", str(GGUF), "--max-kv-size", "64", "--isa", ISA, "--gpu", "--npu", "-o", str(tmp_path / "a")]
     done = CliRunner().invoke(app, arguments)
@@ -84,13 +84,13 @@ def test_memory_limits_a_gpus_buffers_too() -> None:
         prepare(model, phone, limit, gpu=True)
 
 
-def test_the_same_inputs_give_the_same_bytes(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_same_inputs_give_the_same_bytes(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, _ = made
     again = export(GGUF, tmp_path / "again", max_kv_size=64, isas=[ISA])
     assert again == json.loads((folder / MANIFEST).read_text())
 
 
-def test_the_plan_has_memory_for_the_keys_of_a_system_prompt() -> None:
+def test_plan_counts_keys_of_a_system_prompt() -> None:
     model = open_model(GGUF)
     plans = [
         prepare(model, find_profile(HOST), Options().updated(max_kv_size=64, keep=keep), [ISA]) for keep in (None, 9)
@@ -104,7 +104,7 @@ def test_the_plan_has_memory_for_the_keys_of_a_system_prompt() -> None:
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "shared"])
-def test_the_example_answers_as_the_session_does(static: bool, made: tuple[Path, dict[str, Any]]) -> None:
+def test_example_answers_as_the_session_does(static: bool, made: tuple[Path, dict[str, Any]]) -> None:
     """Built as its README says."""
     folder, _ = made
     commands = re.findall(r"\bcc example\.c[^\n`]*", (folder / "README.md").read_text())
@@ -131,7 +131,7 @@ TEXTS = {"words": "The quick brown fox. " * 100, "a word": "a" * 65000, "emoji":
     [GGUF, GOLDEN / "qwen35.gguf", *(exhaustive(each) for each in PACKAGED)],
     ids=lambda model: Path(model).name,
 )
-def test_a_program_stays_below_the_manifests_peak(
+def test_program_stays_below_the_manifests_peak(
     model: str | Path, made: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     """Also while a long word is cut into tokens, after which a second for running them is enough."""
@@ -176,9 +176,7 @@ int main(int, char **words)
 
 
 @pytest.mark.parametrize("way", ["pkg-config", exhaustive("cmake")])
-def test_a_program_in_cpp_is_built_as_the_readme_says(
-    way: str, made: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_readme_builds_a_cpp_program(way: str, made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     if shutil.which(way) is None or shutil.which("c++") is None:
         pytest.skip(f"no {way}, or no C++ compiler")
     folder = tmp_path / "chat"
@@ -200,7 +198,7 @@ def test_a_program_in_cpp_is_built_as_the_readme_says(
     assert said == b"64"
 
 
-def test_files_are_compared_with_the_manifest_as_the_readme_says(made: tuple[Path, dict[str, Any]]) -> None:
+def test_readme_checks_files_against_the_manifest(made: tuple[Path, dict[str, Any]]) -> None:
     if shutil.which("jq") is None:
         pytest.skip("no jq")
     command = re.findall(r"^jq .*$", (made[0] / "README.md").read_text(), re.MULTILINE)[0]
@@ -208,7 +206,7 @@ def test_files_are_compared_with_the_manifest_as_the_readme_says(made: tuple[Pat
     assert sorted(said.split()[::2]) == sorted(f"{name}:" for name in made[1]["files"])
 
 
-def test_an_older_bundle_is_replaced_by_force_alone(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_older_bundle_is_replaced_by_force_alone(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder = tmp_path / "chat"
     shutil.copytree(made[0], folder)
     before = (folder / MODEL).read_bytes()
@@ -223,7 +221,7 @@ def test_an_older_bundle_is_replaced_by_force_alone(made: tuple[Path, dict[str, 
             export(GGUF, folder, isas=[ISA], force=True)
 
 
-def test_files_that_were_added_to_a_bundle_are_not_lost(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_files_added_to_a_bundle_are_kept(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder = tmp_path / "chat"
     shutil.copytree(made[0], folder)
     (folder / "src").mkdir()
@@ -245,7 +243,7 @@ def test_files_that_were_added_to_a_bundle_are_not_lost(made: tuple[Path, dict[s
     assert {path.name for path in tmp_path.iterdir()} == {"chat", "main.c"}
 
 
-def test_of_two_exports_into_a_new_folder_one_is_refused(tmp_path: Path) -> None:
+def test_second_export_into_a_folder_is_refused(tmp_path: Path) -> None:
     """The other comes first when the bundle is about to take its place."""
     folder = tmp_path / "chat"
 

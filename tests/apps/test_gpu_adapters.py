@@ -70,7 +70,7 @@ def test_answers_with_adapters_are_those_of_the_gpu_engine(host: str, tmp_path: 
         assert use["gpu_bytes"] == sum(counted.values())
 
 
-def test_what_is_no_adapter_for_this_gpu_leaves_a_session_without_one(host: str, tmp_path: Path) -> None:
+def test_refused_adapter_leaves_none_on_the_gpu(host: str, tmp_path: Path) -> None:
     """The same code, whatever the host."""
     options = ROWS | {"kv_dtype": "int4"}
     folder, cpus = bundle_of(MODEL, gpu=True, lora_rank=RANK, **options), bundle_of(MODEL, lora_rank=RANK, **options)

@@ -85,7 +85,7 @@ def test_kotlin_throws_what_the_library_says(echo: dict[str, list[str]]) -> None
     assert echo["rewind"] == ["UNSUPPORTED: rows were evicted"]
 
 
-def test_a_closed_session_says_so(echo: dict[str, list[str]]) -> None:
+def test_closed_session_says_so(echo: dict[str, list[str]]) -> None:
     assert echo["closed"] == ["the session is closed"]
     assert echo["closed answer"] == ["INTERRUPTED"]
     assert echo["model closed"] == ["the model is closed"]
@@ -102,7 +102,7 @@ def test_answers_are_cancelled_and_sessions_go_on(echo: dict[str, list[str]]) ->
     assert echo["left"] == ["INTERRUPTED"]
 
 
-def test_no_session_is_used_by_two_threads_or_after_its_end(echo: dict[str, list[str]]) -> None:
+def test_kotlin_session_refuses_two_threads_and_use_after_end(echo: dict[str, list[str]]) -> None:
     assert echo["faults"] == ["0"]
 
 
@@ -136,11 +136,11 @@ def test_assets_are_copied_once_and_whole(phone: dict[str, list[str]]) -> None:
     assert phone["updated"] == ["opened [2-model.edge] 2"]
 
 
-def test_the_sample_activity_is_short() -> None:
+def test_sample_activity_is_short() -> None:
     assert len((KOTLIN / "sample" / "ChatActivity.kt").read_text(encoding="utf-8").splitlines()) < 100
 
 
-def test_a_bundle_answers_in_kotlin_as_edge_does_in_python(tmp_path: Path) -> None:
+def test_kotlin_answers_are_those_of_python(tmp_path: Path) -> None:
     """Token by token: greedy and drawn, follow-ups, saved states, rewound and cancelled answers."""
     pytest.importorskip("tvm_ffi")
     program, bundle = programs(), bundle_of(MODEL, **ROWS)

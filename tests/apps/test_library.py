@@ -118,7 +118,7 @@ def test_loaders_find_what_they_want_in_the_library(made: dict[str, Path], syste
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_the_library_exports_the_header_and_calls_what_is_allowed(made: dict[str, Path], system: str) -> None:
+def test_library_exports_the_header_and_calls_allowed_functions(made: dict[str, Path], system: str) -> None:
     library = made[system] / SHARED
     symbols = [line.split() for line in ask("nm", "-DP", library).splitlines()]
     assert {name for name, kind, *_ in symbols if kind == "T"} == set(exported())
@@ -129,7 +129,7 @@ def test_the_library_exports_the_header_and_calls_what_is_allowed(made: dict[str
 
 
 @pytest.mark.slow
-def test_a_library_for_android_cannot_call_what_bionic_lacks(tmp_path: Path, made: dict[str, Path]) -> None:
+def test_library_for_android_cannot_call_what_bionic_lacks(tmp_path: Path, made: dict[str, Path]) -> None:
     """A function of stdio, and one whose numbers differ between the C libraries."""
     for call in ('fopen("a", "r")', "sysconf(_SC_NPROCESSORS_ONLN)"):
         text = (
@@ -147,7 +147,7 @@ def test_a_library_for_android_cannot_call_what_bionic_lacks(tmp_path: Path, mad
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_the_pass_of_a_gpu_calls_what_bionic_has(tmp_path: Path, made: dict[str, Path]) -> None:
+def test_pass_of_a_gpu_calls_what_bionic_has(tmp_path: Path, made: dict[str, Path]) -> None:
     """And takes 48 KiB at most."""
     model, tables = open_golden("llama-gqa-tied").model, {"trusted.c": WITH_GPU}
     folder = make(model, tmp_path / "gpu", "android", "dotprod", gpu=True, **tables)
@@ -158,7 +158,7 @@ def test_the_pass_of_a_gpu_calls_what_bionic_has(tmp_path: Path, made: dict[str,
 
 
 @pytest.mark.slow
-def test_the_archive_is_all_that_a_program_needs(tmp_path: Path, made: dict[str, Path]) -> None:
+def test_archive_is_all_that_a_program_needs(tmp_path: Path, made: dict[str, Path]) -> None:
     if platform.machine() != "x86_64":
         pytest.skip("the program runs on x86-64")
     (tmp_path / "main.c").write_text(OPENING)
@@ -169,7 +169,7 @@ def test_the_archive_is_all_that_a_program_needs(tmp_path: Path, made: dict[str,
 
 
 @pytest.mark.slow
-def test_the_same_inputs_give_the_same_bytes(tmp_path: Path, made: dict[str, Path]) -> None:
+def test_same_inputs_give_the_same_bytes(tmp_path: Path, made: dict[str, Path]) -> None:
     again = make(open_golden("llama-gqa-tied").model, tmp_path / "again", "linux", "avx2")
     for name in (STATIC, SHARED):
         assert (again / name).read_bytes() == (made["linux"] / name).read_bytes()
@@ -190,13 +190,13 @@ def test_all_instruction_sets_take_at_most_450_kib(tmp_path: Path, system: str, 
     assert (folder / SHARED).stat().st_size <= 450 << 10
 
 
-def test_the_functions_of_the_header_are_exported() -> None:
+def test_functions_of_the_header_are_exported() -> None:
     names = exported()
     assert {"edge_open", "edge_begin", "edge_end", "edge_next", "edge_cancel", "edge_tokenize"} <= set(names)
     assert len(names) == len(set(names)) >= 15
 
 
-def test_a_linker_takes_our_archive(tmp_path: Path) -> None:
+def test_linker_takes_our_archive(tmp_path: Path) -> None:
     (tmp_path / "part.c").write_text("int part(void);\nint part(void) { return 42; }\n")
     (tmp_path / "main.c").write_text("int part(void);\nint main(void) { return part(); }\n")
     member = build([tmp_path / "part.c"], ("-c",), ".o").read_bytes()
@@ -207,7 +207,7 @@ def test_a_linker_takes_our_archive(tmp_path: Path) -> None:
     assert "part in part.o" in said.stdout
 
 
-def test_a_compiler_for_another_machine_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiler_for_another_machine_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = find_toolchain(platform.machine(), "linux")
     other = {"x86_64": "aarch64", "aarch64": "x86_64"}[platform.machine()]
     monkeypatch.setenv("CC", own.compiler[0])
@@ -234,7 +234,7 @@ def test_a_compiler_for_another_machine_is_not_taken(monkeypatch: pytest.MonkeyP
         ("false", "CC names false, which does not answer as C compilers do (-dumpmachine): correct it, or unset CC"),
     ],
 )  # fmt: skip
-def test_a_compiler_that_is_named_must_be_one(command: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_that_is_named_must_be_one(command: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", command)
     with pytest.raises(InputError) as raised:
         find_toolchain(platform.machine(), "linux")
@@ -245,7 +245,7 @@ def test_a_compiler_that_is_named_must_be_one(command: str, says: str, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_library_for_apple_links_and_calls_public_functions_only(tmp_path: Path) -> None:
+def test_apple_library_calls_public_functions_only(tmp_path: Path) -> None:
     """By zig, which has Apple's headers and a linker of Mach-O."""
     pytest.importorskip("ziglang", reason="pip install ziglang")
     model = open_golden("llama-gqa-tied").model

@@ -157,7 +157,7 @@ def test_weights_stay_where_the_file_is_mapped(framework: Framework) -> None:
         assert own < counted / 2
 
 
-def test_a_conversation_goes_on_as_on_the_cpu(framework: Framework) -> None:
+def test_conversation_goes_on_as_on_the_cpu(framework: Framework) -> None:
     with (
         opened() as bundle,
         bundle.session(engine=Engine.GPU, **GREEDY) as gpu,
@@ -183,7 +183,7 @@ def test_a_conversation_goes_on_as_on_the_cpu(framework: Framework) -> None:
         (7, BudgetError, "A GPU cannot hold the model"),
     ],
 )
-def test_what_cannot_run_is_a_status_and_the_cpu_answers(
+def test_refusals_are_statuses_and_the_cpu_answers(
     framework: Framework, refuses: int, error: type[Exception], says: str, tmp_path: Path
 ) -> None:
     framework.set(refuses=refuses)
@@ -197,7 +197,7 @@ def test_what_cannot_run_is_a_status_and_the_cpu_answers(
             assert session.answer(PROMPT, Role.RAW)[2] == Finish.LENGTH
 
 
-def test_what_does_not_compile_is_not_tried_at_each_start(framework: Framework, tmp_path: Path) -> None:
+def test_compile_errors_are_remembered(framework: Framework, tmp_path: Path) -> None:
     framework.set(refuses=5)
     before = framework.compiles
     with opened() as bundle:
@@ -211,12 +211,12 @@ def test_what_does_not_compile_is_not_tried_at_each_start(framework: Framework, 
         bundle.session(engine=Engine.GPU).end()
 
 
-def test_a_lost_device_is_a_status(framework: Framework) -> None:
+def test_lost_device_is_a_status(framework: Framework) -> None:
     with opened() as bundle:
         check_lost_device(bundle, framework.library, "Metal: Caused GPU Hang Error")
 
 
-def test_a_prompt_is_cancelled_within_a_chunk(framework: Framework) -> None:
+def test_prompt_is_cancelled_within_a_chunk(framework: Framework) -> None:
     with opened() as bundle:
         check_cancelled_prompt(bundle, framework.library)
 

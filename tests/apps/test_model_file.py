@@ -168,7 +168,7 @@ def test_damage_is_one_line(damage: Callable[[bytes], bytes], says: str, made: P
     assert "\n" not in said
 
 
-def test_a_file_within_another_begins_where_its_sections_are_aligned(made: Path) -> None:
+def test_embedded_file_needs_aligned_sections(made: Path) -> None:
     within = made.with_name("within")
     for offset in (1, 4, 32, 64, 4096):
         within.write_bytes(bytes(offset) + made.read_bytes())

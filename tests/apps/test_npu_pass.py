@@ -123,7 +123,7 @@ def test_models_policies_and_types_of_rows(name: str, options: dict[str, Any]) -
             exported.rewind()
 
 
-def test_a_state_comes_back_and_goes_on_from_the_cpu() -> None:
+def test_state_moves_between_npu_and_cpu() -> None:
     folder = bundle_of(MODEL, npu=True, **ROWS)
     greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 60}
     with (
@@ -175,7 +175,7 @@ def test_damaged_graphs_are_an_error(
         bundle.session(engine=Engine.NPU, npu=str(graphs_of(bundle_of(MODEL, npu=True, **ROWS)))).end()
 
 
-def test_libraries_that_are_no_or_an_older_onnx_runtime_are_an_error(tmp_path: Path) -> None:
+def test_wrong_onnx_runtime_libraries_are_refused(tmp_path: Path) -> None:
     older = (
         "#include <stddef.h>\n"
         "static const void *api(unsigned version) { (void)version; return NULL; }\n"
@@ -199,7 +199,7 @@ def test_libraries_that_are_no_or_an_older_onnx_runtime_are_an_error(tmp_path: P
             bundle.session(engine=Engine.NPU)
 
 
-def test_without_onnx_runtime_the_app_is_told_to_bring_it(copied: Path) -> None:
+def test_missing_onnx_runtime_is_named(copied: Path) -> None:
     """In a process that has not loaded it."""
     (copied / LIBRARY).unlink()
     program = (
@@ -218,7 +218,7 @@ def test_without_onnx_runtime_the_app_is_told_to_bring_it(copied: Path) -> None:
     )
 
 
-def test_bundles_without_graphs_refuse_the_engine_and_are_no_larger() -> None:
+def test_bundles_without_graphs_refuse_the_npu_and_stay_small() -> None:
     plain, with_graphs = bundle_of(MODEL, **ROWS), bundle_of(MODEL, npu=True, **ROWS)
     with open_bundle(plain) as bundle, pytest.raises(UnsupportedError, match="no graphs for an NPU: export it with"):
         bundle.session(engine=Engine.NPU, npu="npu")
@@ -259,7 +259,7 @@ def ort() -> Callable[..., Any]:
     return call
 
 
-def test_functions_of_plugins_are_where_the_runtime_looks_for_them(ort: Callable[..., Any]) -> None:
+def test_plugin_functions_have_the_offsets_of_the_header(ort: Callable[..., Any]) -> None:
     """A session on the CPU does not call them; the others have computed the answers above."""
     env, devices, count = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_size_t()
     assert ort("CreateEnv", ctypes.c_int32(4), b"edge", ctypes.pointer(env)) is None
@@ -284,7 +284,7 @@ def test_functions_of_plugins_are_where_the_runtime_looks_for_them(ort: Callable
         ort(name, handle, result=None)
 
 
-def test_a_process_without_python_stays_below_the_manifests_peak() -> None:
+def test_process_without_python_stays_below_the_manifests_peak() -> None:
     """Three turns on the NPU's pass; the session of the CPU beside it is small."""
     folder = bundle_of(MODEL, npu=True, **ROWS)
     library = (f"-Wl,-rpath,{folder}", "-Dmain=answers")
@@ -320,7 +320,7 @@ def test_qnn_as_a_plugin_gives_the_cpus_answers(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.exhaustive
-def test_a_phones_bundle_has_contexts_and_no_weights_beside_them(tmp_path: Path) -> None:
+def test_phone_bundle_has_contexts_without_weights(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime_qnn")
     if not shutil.which("aarch64-linux-gnu-gcc"):
         pytest.skip("no C compiler for aarch64")

@@ -201,7 +201,7 @@ def test_auto_takes_the_faster_engine_and_remembers_it(driver_library: Path, tmp
             before = runs.value
 
 
-def test_a_gpu_that_fails_once_is_timed_again(driver_library: Path, tmp_path: Path) -> None:
+def test_gpu_that_fails_once_is_timed_again(driver_library: Path, tmp_path: Path) -> None:
     shutil.copytree(kernels(), tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.race"))
     choosing: dict[str, Any] = {"engine": Engine.AUTO, "cache": str(tmp_path), "temperature": 0.0, "max_tokens": 20}
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
@@ -219,7 +219,7 @@ def test_a_gpu_that_fails_once_is_timed_again(driver_library: Path, tmp_path: Pa
         assert [*tmp_path.glob("*.race")]
 
 
-def test_what_a_driver_refuses_is_not_tried_at_each_start(driver_library: Path, tmp_path: Path) -> None:
+def test_driver_refusals_are_remembered(driver_library: Path, tmp_path: Path) -> None:
     """Neither to compile what it cannot, nor to load binaries that it no longer takes."""
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
         is_gpu, refuses, compiles = (
@@ -242,7 +242,7 @@ def test_what_a_driver_refuses_is_not_tried_at_each_start(driver_library: Path, 
         assert kept.stat().st_size > 1000
 
 
-def test_a_session_that_cannot_begin_is_null(driver_library: Path) -> None:
+def test_session_that_cannot_begin_is_null(driver_library: Path) -> None:
     """Where the GPU's has begun and ended before, in a race."""
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
         ctypes.c_uint32.in_dll(bundle.library, "driver_is_gpu").value = 1
@@ -255,12 +255,12 @@ def _sealed(data: bytes) -> bytes:
     return data + hashlib.sha256(data).digest()
 
 
-def test_a_lost_device_is_a_status(driver_library: Path) -> None:
+def test_lost_device_is_a_status(driver_library: Path) -> None:
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
         check_lost_device(bundle, bundle.library, "OpenCL error -36", cache=kernels())
 
 
-def test_the_device_chooses_tokens(driver_library: Path) -> None:
+def test_device_chooses_tokens(driver_library: Path) -> None:
     """Of a greedy answer logits come to the process for the first token only, of a draw the largest; and what was run
     beyond a stop leaves nothing behind."""
     greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 60}
@@ -292,7 +292,7 @@ def test_the_device_chooses_tokens(driver_library: Path) -> None:
             assert gpu.use()["rows"] == cpu.use()["rows"]
 
 
-def test_weights_stay_in_the_mapped_file_where_the_driver_takes_them_so(driver_library: Path) -> None:
+def test_weights_stay_mapped_where_the_driver_shares_them(driver_library: Path) -> None:
     folder = bundle_of(MODEL, gpu=True, **ROWS)
     weights = json.loads((folder / "manifest.json").read_text())["gpu"]["bytes"]["weights"]
     greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 40}
@@ -308,7 +308,7 @@ def test_weights_stay_in_the_mapped_file_where_the_driver_takes_them_so(driver_l
     assert answers[0] == answers[1]
 
 
-def test_a_prompt_is_cancelled_within_a_chunk(driver_library: Path) -> None:
+def test_prompt_is_cancelled_within_a_chunk(driver_library: Path) -> None:
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
         check_cancelled_prompt(bundle, bundle.library, cache=kernels())
 
@@ -320,11 +320,11 @@ def test_twenty_thousand_tokens_take_no_more_memory() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [MODEL, "gemma4"])
-def test_a_process_without_python_stays_below_the_manifests_peak(name: str, tmp_path: Path) -> None:
+def test_process_without_python_stays_below_the_manifests_peak(name: str, tmp_path: Path) -> None:
     check_peak(name, tmp_path, os.environ)
 
 
-def test_a_device_that_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
+def test_missing_device_is_one_line(tmp_path: Path) -> None:
     program = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from ctypes_bundle import open_bundle\n"

@@ -186,7 +186,7 @@ def test_instruction_sets_are_those_of_the_python_engine(system: Any) -> None:
     assert not system.runs_isa(b"sve")
 
 
-def test_fast_cores_are_the_physical_ones_that_may_be_used(system: Any) -> None:
+def test_fast_cores_are_allowed_physical_cores(system: Any) -> None:
     assert system.fastest_cores() == usable_cores()
 
 
@@ -232,7 +232,7 @@ def arm_cores(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int]:
     return count
 
 
-def test_fast_cores_of_arm_are_those_that_finish_equal_shares_first(arm_cores: Callable[..., int]) -> None:
+def test_fast_arm_cores_finish_equal_shares_first(arm_cores: Callable[..., int]) -> None:
     assert arm_cores([1_800_000, 1_800_000]) == 2
     assert arm_cores([1_800_000, 3_100_000]) == arm_cores([3_100_000, 1_800_000]) == 1
     assert arm_cores([None, None]) == 2  # a virtual machine
@@ -310,7 +310,7 @@ def test_threads_wait_for_each_other(tmp_path: Path, waiting: str, checked: str)
 
 
 @pytest.mark.wing("C on ARM, under QEMU")
-def test_the_same_runs_on_arm() -> None:
+def test_same_runs_on_arm() -> None:
     if shutil.which("qemu-aarch64-static") is None:
         pytest.skip("no qemu-aarch64-static")
     program = build([*PARTS, BARRIER], ["-static"], compiler="aarch64-linux-gnu-gcc")

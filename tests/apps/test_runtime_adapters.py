@@ -104,7 +104,7 @@ def test_answers_with_adapters_are_those_of_the_python_session(name: str, option
     assert len({tuple(each) for each in answers}) == 4
 
 
-def test_the_runtime_s_scale_is_that_of_the_file() -> None:
+def test_runtime_s_scale_is_that_of_the_file() -> None:
     name = quantized()
     folder, path = bundle_of(name, lora_rank=RANK, **ROWS), adapter_of(name, 1)
     with session_of(folder) as session:
@@ -119,7 +119,7 @@ def test_the_runtime_s_scale_is_that_of_the_file() -> None:
                 session.set_adapter(packed(name, path, folder), scale)
 
 
-def test_a_session_s_own_memory_holds_the_adapter(tmp_path: Path) -> None:
+def test_session_s_own_memory_holds_the_adapter(tmp_path: Path) -> None:
     """Counted by the plan; read from a file that may go."""
     name = quantized()
     folder = bundle_of(name, lora_rank=RANK, **ROWS)
@@ -158,7 +158,7 @@ def test_states_are_those_of_one_adapter() -> None:
         assert session.answer([7, 8], Role.IDS) == expected
 
 
-def test_adapters_that_do_not_belong_to_a_bundle_are_refused(tmp_path: Path) -> None:
+def test_foreign_adapters_are_refused(tmp_path: Path) -> None:
     name = quantized()
     folder, plain = bundle_of(name, lora_rank=RANK, **ROWS), bundle_of(NAME, **ROWS)
     data, large = packed(name, adapter_of(name, 1), folder), adapter_of(name, 3, 40)
@@ -233,7 +233,7 @@ def test_no_damage_leads_outside_of_the_memory(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "exact"), [(NAME, False), (NAME, True), ("quantized", False), ("qwen35", False)])
-def test_the_room_of_a_matrix_is_what_packing_takes(name: str, exact: bool) -> None:
+def test_room_of_a_matrix_is_what_packing_takes(name: str, exact: bool) -> None:
     model = model_of(quantized() if name == "quantized" else name)
     lora = open_lora(parse_lora(write_adapter(folder_of("room") / "a.gguf", model, RANK)), model.file, model.spec)
     assert lora is not None

@@ -200,7 +200,7 @@ class _Both:
         assert self._library.drafts_gain(self._c) == pytest.approx(self.python.report().gain or 0.0)
 
 
-def test_drafts_are_as_long_as_those_of_the_python_session() -> None:
+def test_draft_lengths_are_those_of_the_python_session() -> None:
     """For the same text, times of passes, and luck."""
     both, most = _Both(7), 7
     rng, lengths = np.random.default_rng(3), set[int]()
@@ -223,7 +223,7 @@ def test_drafts_are_as_long_as_those_of_the_python_session() -> None:
 
 
 @given(repetitive_texts(), st.integers(0, 3))
-def test_the_same_is_copied_as_in_the_python_session(pieces: list[list[int]], skipped: int) -> None:
+def test_same_is_copied_as_in_the_python_session(pieces: list[list[int]], skipped: int) -> None:
     """Whatever the text: the longest match, of many places; where it is not verified, the same is learned."""
     both = _Both(5)
     for rows in range(1, 7):

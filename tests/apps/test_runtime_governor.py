@@ -281,7 +281,7 @@ WORK = st.tuples(
     measured=st.booleans(),
     steps=st.lists(WORK, min_size=1, max_size=20),
 )  # fmt: skip
-def test_a_watch_stops_and_pauses_as_its_python_twin(
+def test_watch_stops_and_pauses_as_its_python_twin(
     options: dict[str, float], measured: bool, steps: list[tuple[float, float, float, float, int]]
 ) -> None:
     """An app that reads after every pass. The device's own costs are 0 where it measures."""
@@ -321,7 +321,7 @@ def test_joules_are_estimated_until_the_app_reads_them() -> None:
     assert app.c_look(1)[0] == "energy"
 
 
-def test_what_was_estimated_too_much_between_two_readings_is_taken_back() -> None:
+def test_reading_corrects_overestimated_energy() -> None:
     """A limit of power counts what was read in the end: here half of the estimate, for which it would pause."""
     app, paused = App({"power": 4.0}, True, Power(3.0, 0.5, 0.0)), list[float]()
     app.start()
@@ -337,7 +337,7 @@ def test_what_was_estimated_too_much_between_two_readings_is_taken_back() -> Non
     assert paused[9] == paused[-1]  # none once it has saved up what estimates exceed readings by, in between
 
 
-def test_a_gpus_work_costs_as_that_of_all_cores() -> None:
+def test_gpus_work_costs_as_that_of_all_cores() -> None:
     """Of which the process has seen a part."""
     app = App({"energy": 30.0}, False, Power(3.0, 0.5, 200.0))
     app.start()
@@ -350,7 +350,7 @@ def test_a_gpus_work_costs_as_that_of_all_cores() -> None:
     assert app.c_look(1)[0] == "energy"
 
 
-def test_joules_that_were_read_long_before_an_answer_do_not_count() -> None:
+def test_stale_readings_do_not_count() -> None:
     app = App({"energy": 10.0}, True, Power(3.0, 0.5, 200.0))
     app.lib.watch_read(app.c, ctypes.byref(app.readings()), False)
     app.joules += 500.0
@@ -362,7 +362,7 @@ def test_joules_that_were_read_long_before_an_answer_do_not_count() -> None:
     assert app.lib.watch_joules(app.c) == pytest.approx(0.0)
 
 
-def test_a_meter_that_begins_anew_takes_nothing_back() -> None:
+def test_meter_that_begins_anew_takes_nothing_back() -> None:
     app = App({"energy": 30.0}, True, Power(3.0, 0.5, 200.0))
     app.start()
     app.joules += 10.0
@@ -389,7 +389,7 @@ def test_memory_is_returned_until_nothing_is_left(spare: int) -> None:
     assert app.c_look(1, 3 * MIB) == (None, 0.0)  # not again before the app has read it again
 
 
-def test_the_last_tokens_of_an_answer_are_within_the_power_limit_too() -> None:
+def test_last_tokens_stay_within_the_power_limit() -> None:
     app = App({"power": 2.0}, True, Power())
     app.start()
     app.work(1.0, 2.0, 0)
@@ -403,7 +403,7 @@ def test_the_last_tokens_of_an_answer_are_within_the_power_limit_too() -> None:
     assert 2.0 * seconds == pytest.approx(6.0, abs=0.01)
 
 
-def test_a_cancelled_answer_does_not_wait() -> None:
+def test_cancelled_answer_does_not_wait() -> None:
     app = App({"power": 0.1}, True, Power())
     app.start()
     app.work(1.0, 20.0, 0)

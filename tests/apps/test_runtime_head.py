@@ -52,7 +52,7 @@ def check(found: FloatArray, whole: FloatArray, wanted: int) -> None:
 
 
 @pytest.mark.parametrize("wanted", WANTED)
-def test_the_largest_logits_are_those_of_the_whole_head(tmp_path: Path, model: Model, wanted: int) -> None:
+def test_largest_logits_are_those_of_the_whole_head(tmp_path: Path, model: Model, wanted: int) -> None:
     isa, runs = host_isa(), runs_of(40)
     write_model(tmp_path / "model.edge", model, CASE, isa, CASE.threads + 1)
     program = build_harness(tmp_path, model, CASE, isa)

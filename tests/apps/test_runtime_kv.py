@@ -191,7 +191,7 @@ def test_operations_leave_the_same_rows(name: str, seeds: range) -> None:
 
 
 @pytest.mark.parametrize("name", ["pinned", "ring int8", "long", "states", "apart"])
-def test_a_damaged_state_is_refused_or_harmless(name: str) -> None:
+def test_damaged_state_is_refused_or_harmless(name: str) -> None:
     """Most changes hit rows, which are any numbers; the session can run on in any case."""
     pair, rng, refused = Pair(CASES[name], 1), np.random.default_rng(0), 0
     for _ in range(20):
@@ -215,7 +215,7 @@ def test_a_damaged_state_is_refused_or_harmless(name: str) -> None:
     pair.c.close()
 
 
-def test_a_state_wants_room() -> None:
+def test_state_wants_room() -> None:
     pair = Pair(CASES["full"], 0)
     for _ in range(5):
         pair.run(16)

@@ -224,7 +224,7 @@ def test_positions_that_a_model_has_not_learned_are_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.exhaustive
-def test_an_answer_ends_where_a_model_has_learned_no_further_positions(tmp_path: Path) -> None:
+def test_answer_ends_with_learned_positions(tmp_path: Path) -> None:
     """Rows are evicted, and positions go on."""
     export(GOLDEN / "gpt2.gguf", tmp_path / "bundle", isas=[host_isa()], max_kv_size=64, kv_policy="h2o")
     with open_bundle(tmp_path / "bundle") as bundle, bundle.session(temperature=0, ignore_eos=1) as session:

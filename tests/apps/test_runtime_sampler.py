@@ -192,7 +192,7 @@ def test_shown_text_is_that_of_the_python_twin(texts: list[str], pieces: list[st
     assert c.rest() == python.rest()
 
 
-def test_a_new_answer_forgets_what_was_held_back() -> None:
+def test_new_answer_forgets_what_was_held_back() -> None:
     c = CStops([b"stop"])
     assert c.feed("a sto") == ("a ", False)
     library().stops_start(c.handle)

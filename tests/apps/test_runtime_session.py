@@ -84,7 +84,7 @@ def test_answers_are_those_of_the_python_session(policy: str) -> None:
         exhaustive("h2o", "int8"),
     ],
 )  # fmt: skip
-def test_the_rows_of_a_system_prompt_stay(policy: str, dtype: str) -> None:
+def test_rows_of_a_system_prompt_stay(policy: str, dtype: str) -> None:
     with pair_of(MODEL, pinned=24, kv_policy=policy, kv_dtype=dtype, **FEW) as pair:
         bundled = pair.exported
         assert pair.python.model.system_rows(SYSTEM) == 24
@@ -101,12 +101,12 @@ def test_the_rows_of_a_system_prompt_stay(policy: str, dtype: str) -> None:
         pair.ask(TEXT * 3, max_tokens=20, temperature=0, ignore_eos=1, system=SYSTEM, told=True)
 
 
-def test_less_than_half_of_the_rows_are_a_system_prompts() -> None:
+def test_system_prompt_takes_less_than_half_the_rows() -> None:
     with pair_of(MODEL, pinned=(64 - 8) // 2, kv_policy="streaming", **FEW) as pair:
         pair.ask(TEXT * 3, system=SYSTEM * 3, max_tokens=20, temperature=0, ignore_eos=1)
 
 
-def test_a_trim_leaves_room_behind_a_system_prompt() -> None:
+def test_trim_leaves_room_behind_a_system_prompt() -> None:
     text = SYSTEM * 14
     rows = model_of(MODEL).system_rows(text)
     with pair_of(MODEL, pinned=rows, kv_policy="streaming", **(ROWS | {"max_kv_size": 300})) as pair:
@@ -163,7 +163,7 @@ def test_stop_strings_end_an_answer_before_them() -> None:
         pair.ask("Go on", max_tokens=10, temperature=0, ignore_eos=1)
 
 
-def test_a_cancelled_answer_can_be_followed_up() -> None:
+def test_cancelled_answer_can_be_followed_up() -> None:
     with pair_of(MODEL, **STREAMING) as pair:
         pair.exported.set(temperature=0, ignore_eos=1)
         pair.exported.append(Role.USER, "Tell me a story")
@@ -184,7 +184,7 @@ def test_a_cancelled_answer_can_be_followed_up() -> None:
         pair.ask("And then?", max_tokens=20, temperature=0)
 
 
-def test_an_answer_that_is_not_read_to_its_end_ends() -> None:
+def test_unread_answer_ends() -> None:
     with pair_of(MODEL, **STREAMING) as pair:
         pair.ask("Hi", max_tokens=5, temperature=0, ignore_eos=1)
         stream = pair.python.stream("More", follow_up=True, ignore_eos=True)
@@ -246,7 +246,7 @@ def test_models_of_several_forms_answer_as_the_python_session(name: str, policy:
 
 
 @pytest.mark.parametrize("name", [*HYBRIDS, exhaustive("gemma4")])
-def test_turns_can_be_taken_back_where_rows_are_no_way_back(name: str) -> None:
+def test_hybrid_turns_can_be_rewound(name: str) -> None:
     """Where no snapshot is left, rows before the turn run again with the next prompt, also those of a saved state."""
     with pair_of(name, kv_policy="streaming", **(ROWS | {"max_kv_size": 160})) as pair:
         turns = [ids(20, seed) for seed in range(3)]
@@ -276,7 +276,7 @@ def test_turns_can_be_taken_back_where_rows_are_no_way_back(name: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_long_earlier_conversation_leaves_snapshots_on_its_way(tmp_path: Path) -> None:
+def test_long_earlier_conversation_leaves_snapshots_on_its_way(tmp_path: Path) -> None:
     file = GGUF.read(GOLDEN / "lfm2.gguf")
     file.metadata["lfm2.context_length"] = (U32, 8192)
     model, options = file.write(tmp_path / "model.gguf"), ROWS | {"max_kv_size": 4096, "prefill_step_size": 100}
@@ -297,7 +297,7 @@ def test_a_long_earlier_conversation_leaves_snapshots_on_its_way(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["lfm2", "gemma4"])
-def test_a_state_without_the_tokens_of_its_rows_is_damaged(name: str) -> None:
+def test_state_without_tokens_is_damaged(name: str) -> None:
     with (
         open_bundle(bundle_of(name, kv_policy="streaming", **ROWS)) as bundle,
         bundle.session(temperature=0, ignore_eos=1, max_tokens=4) as session,
@@ -310,12 +310,12 @@ def test_a_state_without_the_tokens_of_its_rows_is_damaged(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_a_session_holds_the_state_and_its_copy_as_planned(name: str) -> None:
+def test_session_memory_includes_state_and_snapshots(name: str) -> None:
     with open_bundle(bundle_of(name, kv_policy="streaming", **ROWS)) as bundle, bundle.session() as session:
         assert session.use()["kv"] == bundle.info()["kv"] > (1 + SNAPSHOTS) * model_of(name).spec.state_bytes > 0
 
 
-def test_the_last_turn_of_a_hybrid_can_be_taken_back_behind_turns_that_run_with_it() -> None:
+def test_hybrid_rewinds_the_last_turn_of_a_joint_prefill() -> None:
     with pair_of("lfm2", kv_policy="streaming", **ROWS) as pair:
         pair.exported.append(Role.USER, TEXT)
         pair.exported.append(Role.ASSISTANT, "Hello.")
@@ -341,7 +341,7 @@ def test_the_last_turn_of_a_hybrid_can_be_taken_back_behind_turns_that_run_with_
         exhaustive(MODEL, "h2o"),
     ],
 )  # fmt: skip
-def test_a_new_conversation_goes_on_from_the_system_s_text(name: str, policy: str) -> None:
+def test_new_conversation_keeps_system_rows(name: str, policy: str) -> None:
     with pair_of(name, kv_policy=policy, **ROWS) as pair:
         told, rows = {"system": SYSTEM, "told": True}, pair.python.model.system_rows(SYSTEM)
         kept = 0 if policy == "h2o" else rows  # of attention they have what later texts paid
@@ -372,7 +372,7 @@ def test_a_new_conversation_goes_on_from_the_system_s_text(name: str, policy: st
         assert pair.exported.use()["rows"] == 0
 
 
-def test_an_earlier_conversation_runs_from_its_text() -> None:
+def test_earlier_conversation_runs_from_its_text() -> None:
     with pair_of(MODEL, **STREAMING) as pair:
         turns = [("Hi", "Hello."), ("And?", "")]
         for text, answer in turns:
@@ -388,7 +388,7 @@ def test_an_earlier_conversation_runs_from_its_text() -> None:
         pair.ask("So?", max_tokens=8, temperature=0)
 
 
-def test_a_state_of_more_turns_begins_as_the_one_before() -> None:
+def test_saved_states_share_their_beginning() -> None:
     """But for its header: who saves after each turn writes what changed."""
     page = 64  # bytes
     with (
@@ -433,7 +433,7 @@ def test_saved_conversations_go_on(policy: str) -> None:
             assert other.answer("Go on") == expected
 
 
-def test_memory_that_is_given_back_is_that_of_the_python_session() -> None:
+def test_trims_are_those_of_the_python_session() -> None:
     with pair_of(MODEL, kv_policy="streaming", max_kv_size=500, prefill_step_size=16, threads=1) as pair:
         pair.ask(ids(480), max_tokens=4, temperature=0, ignore_eos=1)
         before = pair.exported.use()
@@ -465,7 +465,7 @@ def test_memory_that_google_play_counts(tmp_path: Path) -> None:
         assert use()["anonymous"] + use()["swapped"] - before < size // 2
 
 
-def test_a_question_that_no_longer_fits_ends_its_answer() -> None:
+def test_question_that_no_longer_fits_ends_its_answer() -> None:
     folder = bundle_of(MODEL, kv_policy="full", max_kv_size=500, prefill_step_size=16, threads=1)
     with open_bundle(folder) as bundle, bundle.session(ignore_eos=1) as session:
         session.append(Role.USER, TEXT * 8)
@@ -549,7 +549,7 @@ def test_what_cannot_be_opened_is_said_in_a_line(tmp_path: Path) -> None:
             _check(bundle.library.edge_info, bundle._model, byref(info))
 
 
-def test_a_system_text_that_does_not_fit_is_refused_whole() -> None:
+def test_oversized_system_text_is_refused_whole() -> None:
     """What follows the text may still fit behind its words that fit."""
     with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle, bundle.session() as session:
         taken = [takes_system(session, "internationalization " * 5 + "x" * length) for length in range(100)]
@@ -651,7 +651,7 @@ with open_bundle(sys.argv[1]) as bundle, bundle.session(**options) as session:
 """
 
 
-def test_a_forked_child_begins_sessions_of_its_own() -> None:
+def test_forked_child_begins_sessions_of_its_own() -> None:
     child = run_child(FORKED, bundle_of(MODEL, **STREAMING))
     assert child.status == 0, child.errors
     process, (*said, same), still_same = child.output
@@ -728,7 +728,7 @@ print(json.dumps(said))
 """
 
 
-def test_a_file_that_is_cut_short_while_it_is_open_is_an_error(tmp_path: Path) -> None:
+def test_truncated_open_file_is_an_error(tmp_path: Path) -> None:
     folder = bundle_of(MODEL, **STREAMING)
     shutil.copy(folder / "model.edge", tmp_path)
     child = run_child(CUT, tmp_path, folder / "libedge.so")

@@ -231,7 +231,7 @@ def test_long_text_in_blocks(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("char", ["a", " ", "\n", "👍"])
-def test_a_million_times_one_character(model: str, char: str) -> None:
+def test_million_times_one_character(model: str, char: str) -> None:
     """In linear time, and without recursion: these take a few tenths of a second."""
     _, c = both(model)
     start = time.process_time()

@@ -44,7 +44,7 @@ def private() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read from /proc")
-def test_a_soft_trim_gives_back_pages_that_hold_no_row(tmp_path: Path) -> None:
+def test_soft_trim_returns_empty_pages(tmp_path: Path) -> None:
     """Of rows that an answer has left, which is taken back. The capacity stays."""
     model = write_small(tmp_path / "long.gguf", Small(layers=2, context=ROWS))
     options = STREAMING | {"kv_policy": "full", "max_kv_size": ROWS}
@@ -74,7 +74,7 @@ def test_a_soft_trim_gives_back_pages_that_hold_no_row(tmp_path: Path) -> None:
         exhaustive("phi3-longrope", STREAMING | {"kv_policy": "h2o"}),
     ],
 )  # fmt: skip
-def test_a_soft_trim_changes_no_answer(name: str, options: dict[str, Any]) -> None:
+def test_soft_trim_changes_no_answer(name: str, options: dict[str, Any]) -> None:
     """Before a question, between its append and its answer, and between tokens."""
     with two_sessions(name, options) as (trimmed, other):
         for length in (30, 70, 45):
@@ -91,7 +91,7 @@ def test_a_soft_trim_changes_no_answer(name: str, options: dict[str, Any]) -> No
         assert trimmed.save() == other.save()
 
 
-def test_a_trim_of_another_thread_waits_for_the_next_token() -> None:
+def test_trim_of_another_thread_waits_for_a_token() -> None:
     """It refuses nothing, and disturbs no call of the thread that answers."""
     with two_sessions(MODEL, STREAMING, max_tokens=60, threads=2) as (trimmed, other):
         ended = threading.Event()
@@ -130,7 +130,7 @@ def test_rows_are_given_back_while_a_prompt_runs() -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_latest_request_before_the_end_of_a_call_is_heeded() -> None:
+def test_latest_trim_of_a_call_counts() -> None:
     with open_bundle(bundle_of(MODEL, **STREAMING | {"max_kv_size": 500})) as bundle:
         for _ in range(200):
             with bundle.session(**GREEDY) as session:

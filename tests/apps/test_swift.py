@@ -44,7 +44,7 @@ def test_sources_follow_swift_s_grammar(path: Path, tmp_path: Path) -> None:
     assert errors(text[:last] + text[last + 1 :])  # so that its silence means something
 
 
-def test_the_sample_view_is_short() -> None:
+def test_sample_view_is_short() -> None:
     assert len((SWIFT / "Sample" / "ChatView.swift").read_text(encoding="utf-8").splitlines()) < 100
 
 
@@ -81,7 +81,7 @@ def sources(c_target: Path) -> list[Path]:
 
 @ZIG
 @pytest.mark.exhaustive
-def test_the_c_target_builds_for_macos(c_target: Path, tmp_path: Path) -> None:
+def test_c_target_builds_for_macos(c_target: Path, tmp_path: Path) -> None:
     """As a C library, by its README's command, without warnings, and nothing is left undefined."""
     kit, out = c_target.parents[1], tmp_path / "libedge.dylib"
     (words,) = re.findall(r"^cc (.*) -o libedge\.dylib$", (kit / "README.md").read_text(encoding="utf-8"), re.M)
@@ -94,7 +94,7 @@ def test_the_c_target_builds_for_macos(c_target: Path, tmp_path: Path) -> None:
 @ZIG
 @pytest.mark.skipif(shutil.which("llvm-objdump") is None, reason="no llvm-objdump")
 @pytest.mark.exhaustive
-def test_the_c_target_builds_for_ios(c_target: Path, tmp_path: Path) -> None:
+def test_c_target_builds_for_ios(c_target: Path, tmp_path: Path) -> None:
     """For the plainest of Apple's CPUs without a word from compiler or assembler. Objects have the platform that the
     app is built for, no code that is written, and call nothing private."""
     zig = Path(importlib.import_module("ziglang").__file__ or "").parent

@@ -92,7 +92,7 @@ def test_answers_are_those_of_the_gpu_engine_evictions_included() -> None:
         assert use["gpu"] == host_named("wgpu").adapters()[0].name
 
 
-def test_a_follow_up_continues_as_on_the_cpu(driver: ctypes.CDLL) -> None:
+def test_follow_up_continues_as_on_the_cpu(driver: ctypes.CDLL) -> None:
     with (
         open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle,
         bundle.session(engine=Engine.GPU, **GREEDY) as gpu,
@@ -116,7 +116,7 @@ def test_a_follow_up_continues_as_on_the_cpu(driver: ctypes.CDLL) -> None:
         (6, "the app's library of webgpu.h lacks functions: bring wgpu-native 29, or"),
     ],
 )
-def test_what_cannot_run_is_a_status_and_the_cpu_answers(
+def test_refusals_are_statuses_and_the_cpu_answers(
     driver: ctypes.CDLL, refuses: int, says: str, tmp_path: Path
 ) -> None:
     ctypes.c_uint32.in_dll(driver, "driver_refuses").value = refuses
@@ -132,7 +132,7 @@ def test_what_cannot_run_is_a_status_and_the_cpu_answers(
             assert session.answer(PROMPT, Role.RAW)[2] == Finish.LENGTH
 
 
-def test_what_a_driver_cannot_compile_is_not_tried_at_each_start(driver: ctypes.CDLL, tmp_path: Path) -> None:
+def test_compile_errors_of_a_driver_are_remembered(driver: ctypes.CDLL, tmp_path: Path) -> None:
     refuses, is_gpu, compiles = (
         ctypes.c_uint32.in_dll(driver, f"driver_{name}") for name in ("refuses", "is_gpu", "compiles")
     )
@@ -165,7 +165,7 @@ def test_another_library_is_another_race(driver: ctypes.CDLL, tmp_path: Path) ->
         assert [*tmp_path.glob("*.race")] == [record]
 
 
-def test_a_device_that_hangs_is_a_status(driver: ctypes.CDLL) -> None:
+def test_device_that_hangs_is_a_status(driver: ctypes.CDLL) -> None:
     """It is asked, not waited for, and left as it is; another session goes on."""
     hangs = ctypes.c_uint32.in_dll(driver, "driver_hangs")
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle:
@@ -223,17 +223,17 @@ def test_auto_times_a_gpu_and_takes_no_software(driver: ctypes.CDLL, tmp_path: P
             assert "was faster: 128 tokens of a prompt" in session.use()["engine_why"]
 
 
-def test_a_lost_device_is_a_status(driver: ctypes.CDLL) -> None:
+def test_lost_device_is_a_status(driver: ctypes.CDLL) -> None:
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle:
         check_lost_device(bundle, driver, "WebGPU: .+", later=40)
 
 
-def test_a_prompt_is_cancelled_within_a_chunk(driver: ctypes.CDLL) -> None:
+def test_prompt_is_cancelled_within_a_chunk(driver: ctypes.CDLL) -> None:
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle:
         check_cancelled_prompt(bundle, driver)
 
 
-def test_an_answer_is_cancelled_within_a_burst(driver: ctypes.CDLL) -> None:
+def test_answer_is_cancelled_within_a_burst(driver: ctypes.CDLL) -> None:
     """Of the tokens that were sent, each of two submissions; none comes to the app."""
     with (
         open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle,
@@ -253,7 +253,7 @@ def test_an_answer_is_cancelled_within_a_burst(driver: ctypes.CDLL) -> None:
         assert gpu.use()["rows"] <= len(gpu.tokenize(PROMPT)) + 1 + len(tokens)
 
 
-def test_the_declarations_are_those_of_the_header(tmp_path: Path) -> None:
+def test_declarations_are_those_of_the_header(tmp_path: Path) -> None:
     """The driver compiles with the real webgpu.h, and structures and numbers are the same with ours."""
     ours = (RUNTIME / "gpu" / "webgpu_abi.h").read_text()
     callbacks = re.findall(r"^CALLBACK_INFO\((\w+)\)", ours, re.MULTILINE)
@@ -319,7 +319,7 @@ def answer_with(name: str, folder: Path, options: dict[str, Any], flags: tuple[s
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [MODEL, "gemma4"])
-def test_a_process_without_python_stays_below_the_manifests_peak(name: str, tmp_path: Path) -> None:
+def test_process_without_python_stays_below_the_manifests_peak(name: str, tmp_path: Path) -> None:
     check_peak(name, tmp_path, environment(tmp_path))
 
 

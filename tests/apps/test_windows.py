@@ -148,12 +148,12 @@ def ask(program: str, *arguments: str | Path) -> str:
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_folder_has_what_a_program_needs(bundle: Path) -> None:
+def test_folder_has_what_a_program_needs(bundle: Path) -> None:
     files = {path.name for path in bundle.iterdir()} - {"program.exe"}
     assert files == {"README.md", "edge.h", "example.c", "edge.dll", "edge.lib", "model.edge", "manifest.json"}
 
 
-def test_the_dll_has_the_functions_of_the_header_and_needs_what_windows_has(bundle: Path) -> None:
+def test_dll_exports_the_header_and_imports_system_libraries(bundle: Path) -> None:
     said = ask("x86_64-w64-mingw32-objdump", "-p", bundle / "edge.dll")
     assert "file format pei-x86-64" in said
     assert set(re.findall(r"^\t\[ *\d+\] (\w+)$", said, re.M)) == set(exported())
@@ -162,7 +162,7 @@ def test_the_dll_has_the_functions_of_the_header_and_needs_what_windows_has(bund
     }  # fmt: skip
 
 
-def test_the_same_inputs_give_the_same_bytes(bundle: Path, tmp_path: Path) -> None:
+def test_same_inputs_give_the_same_bytes(bundle: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     edge.export(model_of(MODEL), again, isas=manifest_isas(bundle), **BUNDLE)
     for name in ("edge.dll", "edge.lib", "manifest.json"):
@@ -175,7 +175,7 @@ def manifest_isas(bundle: Path) -> str:
     return found[1]
 
 
-def test_the_runtime_compiles_without_warnings() -> None:
+def test_runtime_compiles_without_warnings() -> None:
     """A warning is an error."""
     command = [COMPILER, "-std=c11", "-O2", *WARNINGS, *FLAGS, *includes(), "-fsyntax-only"]
     subprocess.run([*command, *sorted(RUNTIME.glob("*.c"))], check=True)
@@ -215,7 +215,7 @@ def test_answers_are_those_of_the_python_session(program: Path, bundle: Path, tm
         pair.ask("Hi", **GREEDY)
 
 
-def test_a_model_is_a_part_of_a_file_that_a_program_has_opened(program: Path, bundle: Path, tmp_path: Path) -> None:
+def test_model_may_be_part_of_an_open_file(program: Path, bundle: Path, tmp_path: Path) -> None:
     content = (bundle / "model.edge").read_bytes()
     (tmp_path / "assets").write_bytes(b"x" * 64 + content + b"y" * 99)
     with session_of(program) as session, session_of(program) as plain:
@@ -227,7 +227,7 @@ def test_a_model_is_a_part_of_a_file_that_a_program_has_opened(program: Path, bu
 
 
 @pytest.mark.exhaustive
-def test_a_gpu_answers_through_opencl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_answers_through_opencl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the OpenCL of Linux, to which Wine's passes calls on: what is compiled is kept in a folder, and used again."""
     pytest.importorskip("pyopencl")
     monkeypatch.setenv("POCL_WORK_GROUP_METHOD", "loops")  # as Python's host sets it
@@ -270,7 +270,7 @@ def test_errors_are_one_line(program: Path, bundle: Path, tmp_path: Path) -> Non
         assert len(session.answer("Hi")[0]) == 5
 
 
-def test_the_example_answers_as_the_session_does(bundle: Path) -> None:
+def test_example_answers_as_the_session_does(bundle: Path) -> None:
     """Built as its README says."""
     (line,) = re.findall(rf"^{COMPILER} example\.c .*$", (bundle / "README.md").read_text(), re.M)
     subprocess.run(line, shell=True, cwd=bundle, check=True)

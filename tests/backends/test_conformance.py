@@ -353,7 +353,7 @@ def test_kept_rows_stay_at_their_positions(open_engine: OpenEngine, golden: Gold
 
 @ONE_LAYER
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 7], []], ids=["some", "none"])
-def test_evicting_the_newest_row_leaves_new_tokens_their_positions_or_is_refused(
+def test_evicting_the_newest_row_keeps_positions_or_is_refused(
     open_engine: OpenEngine, golden: Golden, close_to: CloseTo, rows: list[int]
 ) -> None:
     """Not every engine can leave a gap before the next token; one that cannot must say so at once."""
@@ -543,9 +543,7 @@ def test_rows_that_do_not_belong_there_are_refused(open_engine: OpenEngine, gold
 
 
 @ONE_LAYER
-def test_a_full_cache_can_be_saved_after_its_gaps_were_closed(
-    open_engine: OpenEngine, golden: Golden, close_to: CloseTo
-) -> None:
+def test_full_cache_is_saved_after_closing_gaps(open_engine: OpenEngine, golden: Golden, close_to: CloseTo) -> None:
     """256 rows are exactly what llama.cpp allocates: nothing is left for a token that settles its shift."""
     engine, other = (open_engine(capacity=256, chunk=64) for _ in range(2))
     tokens = np.tile(golden.tokens, 4)
@@ -560,7 +558,7 @@ def test_a_full_cache_can_be_saved_after_its_gaps_were_closed(
 
 
 @ONE_LAYER
-def test_a_foreign_state_is_refused(
+def test_foreign_state_is_refused(
     open_engine: OpenEngine,
     golden: Golden,
     row: Row,
@@ -645,7 +643,7 @@ def test_bad_rows_are_refused(open_engine: OpenEngine, golden: Golden, close_to:
 
 
 @ONE_LAYER
-def test_a_closed_engine_says_so(open_engine: OpenEngine, golden: Golden) -> None:
+def test_closed_engine_says_so(open_engine: OpenEngine, golden: Golden) -> None:
     engine = open_engine()
     engine.forward(golden.tokens[:8])
     engine.close()
@@ -782,7 +780,7 @@ def test_quantized_rows_give_nearly_the_same_logits(smollm2: Model, kv_dtype: st
 
 
 @pytest.mark.parametrize(("kv_dtype", "bits"), [("f32", 32), ("q8_0", 8.5), ("q4_0", 4.5)])
-def test_the_cache_is_as_large_as_its_dtype_says(smollm2: Model, kv_dtype: str, bits: float) -> None:
+def test_cache_is_as_large_as_its_dtype_says(smollm2: Model, kv_dtype: str, bits: float) -> None:
     _, nbytes = prompt_logits(smollm2, kv_dtype, False)
     _, f16_nbytes = prompt_logits(smollm2, "f16", False)
     assert nbytes == f16_nbytes * bits / 16

@@ -293,7 +293,7 @@ def test_accepted_mutants_do_not_crash_llama_cpp(block: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
-def test_mutants_that_llama_cpp_accepts_in_its_trial_do_not_crash_it_later(block: int) -> None:
+def test_mutants_accepted_in_the_trial_do_not_crash_llama_cpp(block: int) -> None:
     """Of the architectures whose headers edge does not check in full."""
     if not is_installed():
         pytest.skip("needs llama-cpp-python")
@@ -333,7 +333,7 @@ def run_mutants(first: int, count: int, *which: str) -> Counter[str]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value", "ignore:divide by zero")
 @pytest.mark.parametrize("block", BLOCKS)
-def test_mutants_that_our_own_engines_accept_are_run_and_packed(
+def test_mutants_accepted_by_own_engines_run_and_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
@@ -373,7 +373,7 @@ def run_on_our_engines(path: Path) -> str:
 
 
 @pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
-def test_small_heads_in_a_quantized_cache_do_not_crash_llama_cpp(tmp_path: Path, kv_dtype: str) -> None:
+def test_small_quantized_heads_do_not_crash_llama_cpp(tmp_path: Path, kv_dtype: str) -> None:
     if not is_installed():
         pytest.skip("needs llama-cpp-python")
     heads_of_32 = GGUF.read().set(

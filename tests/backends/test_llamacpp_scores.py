@@ -244,7 +244,7 @@ def test_saved_rows_come_back_without_attention(cut: int, engines: Callable[[Eng
 
 
 @pytest.mark.parametrize("error", [ValueError("of ours"), KeyboardInterrupt()])
-def test_what_goes_wrong_in_the_callback_is_raised_and_leaves_no_rows(
+def test_callback_errors_are_raised_and_leave_no_rows(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine]
 ) -> None:
     model, tokens = model_of("llama-gqa-tied"), some_tokens(40)
@@ -271,7 +271,7 @@ def test_what_goes_wrong_in_the_callback_is_raised_and_leaves_no_rows(
 
 
 @pytest.mark.parametrize("when", [True, False])
-def test_an_interrupt_waits_for_the_end_of_the_pass(
+def test_interrupt_waits_for_the_end_of_the_pass(
     when: bool, monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine]
 ) -> None:
     """Python would raise it on entry to the callback, where ctypes prints and forgets it, and so end the pass early."""
@@ -299,7 +299,7 @@ def test_an_interrupt_waits_for_the_end_of_the_pass(
 
 
 @pytest.mark.parametrize("observes", [False, True])
-def test_an_interrupted_pass_is_booked(
+def test_interrupted_pass_is_booked(
     observes: bool, monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine]
 ) -> None:
     """Or the next one would find rows in llama.cpp that edge knows nothing of."""
@@ -352,7 +352,7 @@ else:
 
 
 @pytest.mark.parametrize("way", ["close", "drop", "leave"])
-def test_an_observed_engine_may_be_dropped(way: str) -> None:
+def test_observed_engine_may_be_dropped(way: str) -> None:
     """In a process of its own: a callback that llama.cpp calls after its end takes the process with it."""
     child = run_child(_DROP, way)
     assert (child.status, child.output) == (0, "the engine is closed"), child.errors
@@ -402,7 +402,7 @@ def test_what_llama_cpp_cannot_show_is_refused(tmp_path: Path, engines: Callable
             load(model, backend="llamacpp", kv_policy=policy)
 
 
-def test_a_model_whose_positions_cannot_be_shifted_ends_with_its_context(tmp_path: Path) -> None:
+def test_unshiftable_model_ends_with_its_context(tmp_path: Path) -> None:
     fields = {"rope__scaling__type": "yarn", "rope__scaling__factor": 2.0, "rope__scaling__original_context_length": 32}
     model = open_model(write_small(tmp_path / "yarn.gguf", Small(context=64), **fields))
     with load(model, backend="llamacpp", kv_policy="h2o", max_kv_size=32, threads=1) as session:
@@ -503,9 +503,7 @@ CHUNKS = st.lists(st.tuples(st.integers(1, CHUNK), st.integers(1, CHUNK)), min_s
 @settings(max_examples=examples(15))
 @given(capacity=st.sampled_from([16, 23, 40]), chunks=CHUNKS)
 @example(capacity=16, chunks=[(8, 8), (8, 8), (8, 1), *[(1, 1)] * 20, (8, 8)])
-def test_a_session_is_what_an_oracle_that_hides_rows_says(
-    policy: str, capacity: int, chunks: list[tuple[int, int]]
-) -> None:
+def test_session_equals_an_oracle_that_hides_rows(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
     twin = twin_of(policy, capacity)
     assert (feed_chunks(twin, chunks) > capacity) == bool(twin.policy.evictions)
 

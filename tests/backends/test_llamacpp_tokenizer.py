@@ -89,7 +89,7 @@ def test_users_text_never_becomes_a_mark(tmp_path: Path) -> None:
         assert tokenizer.decode(tokenizer.encode(f"a{mark}{mark}b")) == f"a{mark}{mark}b"
 
 
-def test_the_second_start_tries_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_start_tries_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = read_gguf(named(tmp_path, "superbpe"))
     first = LlamaCppTokenizer(file).encode("once more").tolist()
 
@@ -165,7 +165,7 @@ def test_without_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 # Runs
 
 
-def test_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = unknown().write(tmp_path / "m.gguf")
     with caplog.at_level(logging.WARNING, "edge"), load(path, memory="8GiB", max_kv_size=64) as session:
         assert session.plan.backend == "llamacpp"
@@ -229,7 +229,7 @@ print(json.dumps([refused, smallest, own, report.memory.peak_rss, report.timings
 """
 
 
-def test_the_trial_of_a_tokenizer_counts_toward_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_of_a_tokenizer_counts_toward_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
     child = run_child(_TRIAL, unknown().write(tmp_path / "m.gguf"))
     assert child.status == 0, child.errors

@@ -40,7 +40,7 @@ def test_rows_end_with_a_window_that_llama_cpp_ignores() -> None:
     assert planned(model, kv_memory="1MiB") <= 20
 
 
-def test_the_api_says_it_too() -> None:
+def test_api_says_it_too() -> None:
     with pytest.raises(InputError, match=r"llama.cpp ignores this model's sliding window"):
         edge.load(GOLDEN / f"{WINDOW}.gguf", backend="llamacpp", max_kv_size=ROWS)
     with edge.load(GOLDEN / f"{WINDOW}.gguf", backend="llamacpp") as session:
@@ -49,7 +49,7 @@ def test_the_api_says_it_too() -> None:
         assert session.report.kv.capacity == 20
 
 
-def test_the_engine_itself_refuses_them(engines: Callable[[Engine], Engine]) -> None:
+def test_engine_itself_refuses_them(engines: Callable[[Engine], Engine]) -> None:
     with pytest.raises(UnsupportedError, match=r"24 KV rows are too many: llama.cpp ignores"):
         load_engine(opened(WINDOW), "llamacpp", "f16", capacity=ROWS)
     engines(load_engine(opened(WINDOW), "llamacpp", "f16", capacity=20))
@@ -69,7 +69,7 @@ def test_plan_and_engine_agree_whose_windows_llama_cpp_knows(
             load_engine(model, "llamacpp", "f16", capacity=ROWS)
 
 
-def test_llama_cpp_has_longropes_short_factors_unless_the_run_is_long() -> None:
+def test_llama_cpp_uses_short_longrope_factors_for_short_runs() -> None:
     model = opened(LONGROPE)
     assert planned(model) == planned(model, expected_tokens=256) == 256
     assert planned(model, expected_tokens=257) == planned(model, expected_tokens=257, max_kv_size=512) == 512

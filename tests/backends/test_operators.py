@@ -94,7 +94,7 @@ def test_tvm_counts_bytes_and_flops(quantized: Model) -> None:
     assert only(chunk, "embed", None).bytes == TOKENS * 64 * block // 32
 
 
-def test_a_timed_pass_gives_the_same_logits_and_lasts_no_less_than_its_phases(quantized: Model) -> None:
+def test_timed_pass_gives_the_same_logits_and_sums_its_phases(quantized: Model) -> None:
     """The parts lie inside of the whole, by the same clock."""
     design = Design.of(make_layout(quantized.file, quantized.spec), "f16", choose_target())
     plain = NativeEngine(quantized.file, quantized.spec, CONFIG)

@@ -288,7 +288,7 @@ def test_tokens_ahead_stay_within_the_energy_budget() -> None:
         assert max(engine_of(pair).bursts) > 4
 
 
-def test_the_time_is_up_before_tokens_ahead_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_up_before_tokens_ahead_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = 0.0
     watch = partial(Watch, clock=lambda: time.perf_counter() + passed)
     monkeypatch.setattr("edge.run.session.Watch", watch)
@@ -346,7 +346,7 @@ def test_damaged_weights_are_noticed_behind_the_tokens_before() -> None:
     data=st.data(),
 )
 @settings(max_examples=examples(40))
-def test_a_sampler_draws_the_same_from_candidates(
+def test_sampler_draws_the_same_from_candidates(
     logits: FloatArray, top_k: int, temperature: float, data: st.DataObject
 ) -> None:
     banned = data.draw(st.sets(st.integers(0, logits.size - 1), max_size=min(4, logits.size - 1)))

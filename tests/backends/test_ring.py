@@ -156,9 +156,7 @@ OPERATION = st.one_of(
     window=st.integers(2, 40), chunk=st.integers(1, 16), slack=st.sampled_from([1, 3, 64]),
     operations=st.lists(OPERATION, min_size=5, max_size=60),
 )  # fmt: skip
-def test_a_ring_holds_what_a_window_sees(
-    window: int, chunk: int, slack: int, operations: list[tuple[Any, ...]]
-) -> None:
+def test_ring_holds_what_a_window_sees(window: int, chunk: int, slack: int, operations: list[tuple[Any, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ring, "SLACK", slack)
         kv, text, count = token_cache(window, chunk, 200), list[int](), 0
@@ -272,7 +270,7 @@ def test_logits_are_those_of_transformers(
         exhaustive("int4", "gemma3"),
     ],
 )
-def test_a_ring_gives_what_a_cache_gives_that_keeps_all_rows(
+def test_ring_equals_a_cache_of_all_rows(
     backend: str, dtype: str, name: str, engines: Callable[[Engine], Engine]
 ) -> None:
     """Chunks of many sizes, and steps."""
@@ -287,7 +285,7 @@ def test_a_ring_gives_what_a_cache_gives_that_keeps_all_rows(
 
 
 @on_engines
-def test_a_cache_goes_back_as_far_as_its_ring(backend: str, engines: Callable[[Engine], Engine]) -> None:
+def test_cache_goes_back_as_far_as_its_ring(backend: str, engines: Callable[[Engine], Engine]) -> None:
     engine, tokens = engines(open_one(backend, "gemma3")), some_tokens(200)
     expected = engine.forward_all(tokens)
     kv = engine.kv
@@ -307,7 +305,7 @@ def test_a_cache_goes_back_as_far_as_its_ring(backend: str, engines: Callable[[E
 
 
 @on_engines
-def test_a_saved_state_fits_caches_of_other_sizes(backend: str, engines: Callable[[Engine], Engine]) -> None:
+def test_saved_state_fits_caches_of_other_sizes(backend: str, engines: Callable[[Engine], Engine]) -> None:
     engine, tokens = engines(open_one(backend, "gemma3")), some_tokens(200)
     engine.forward(tokens[:100])
     state = engine.kv.save()
@@ -361,7 +359,7 @@ def sessions(open_session: Callable[..., Session]) -> Callable[..., Session]:
 
 
 @pytest.mark.parametrize("memory", [None, "16MiB"])
-def test_the_prompt_cache_resumes_where_a_tail_is(
+def test_prompt_cache_resumes_where_a_tail_is(
     memory: str | None, sessions: Callable[..., Session], tmp_path: Path
 ) -> None:
     """The same prompt at once; from the third on, others with the same beginning: the second finds where they part."""
@@ -376,7 +374,7 @@ def test_the_prompt_cache_resumes_where_a_tail_is(
     assert reused == [0, 192, 0, 128, 192]
 
 
-def test_windows_in_all_layers_need_no_more_rows_than_they_see() -> None:
+def test_windows_in_all_layers_need_their_rows_only() -> None:
     """The plan has 256 rows for 480 tokens, and evictions change nothing."""
     model, tokens = open_model(GOLDEN / "llama-window.gguf"), some_tokens(480)
     expected = load_engine(model, "reference", "f32", capacity=480).forward_all(tokens)
@@ -391,7 +389,7 @@ def test_windows_in_all_layers_need_no_more_rows_than_they_see() -> None:
 
 
 @pytest.mark.parametrize("slack", [200, 4])
-def test_a_turn_is_taken_back_where_windows_have_moved_on(
+def test_turn_is_undone_past_a_ring(
     slack: int, sessions: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its rows, or by a snapshot."""

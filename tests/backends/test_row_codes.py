@@ -66,7 +66,7 @@ def test_rows_come_back_within_half_a_step(head: int, seed: int, size: float) ->
 
 
 @given(heads, seeds)
-def test_a_row_that_is_stored_again_stays_what_it_is(head: int, seed: int) -> None:
+def test_requantized_row_is_unchanged(head: int, seed: int) -> None:
     stored, scales = codes.encode(INT4, some_rows(seed, 7, head))
     again, scales_again = codes.encode(INT4, codes.decode(INT4, stored, scales))
     assert np.abs(again.astype(int) - stored).max() <= 1
@@ -216,9 +216,7 @@ def test_attention_sees_the_rounded_rows(model: Model, engines: Callable[[Engine
 
 
 @pytest.mark.parametrize("close_gaps", [False, True])
-def test_kept_rows_and_rotated_sinks_are_those_that_were_written(
-    engines: Callable[[Engine], Engine], *, close_gaps: bool
-) -> None:
+def test_kept_rows_and_rotated_sinks_are_unchanged(engines: Callable[[Engine], Engine], *, close_gaps: bool) -> None:
     require_native()
     engine = native(open_golden("llama-gqa-tied").model, INT4)
     engines(engine)

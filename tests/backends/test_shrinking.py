@@ -98,7 +98,7 @@ def _session(model: Model, backend: str, policy: str) -> Session:
 
 
 @pytest.mark.parametrize(("backend", "policy"), BY_POLICY)
-def test_rows_that_differ_from_head_to_head_stay_as_they_are(backend: str, policy: str) -> None:
+def test_rows_of_each_head_are_unchanged_by_shrinking(backend: str, policy: str) -> None:
     if backend == "onnx":
         pytest.importorskip("onnxruntime")
     error = ROUNDED if backend == "llamacpp" else EXACT

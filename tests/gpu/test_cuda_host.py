@@ -167,7 +167,7 @@ def opened(driver: Driver, *features: str) -> cuda.CudaDevice:
     )
 
 
-def test_a_recording_is_captured_once_and_replayed(driver: Driver) -> None:
+def test_recording_is_captured_once_and_replayed(driver: Driver) -> None:
     device = opened(driver)
     device.prepare({"edge_add": KERNEL})
     out, x = device.create(16), device.create(1024)
@@ -212,7 +212,7 @@ def test_launches_of_a_graph_overlap_those_before(driver: Driver) -> None:
         device.close()
 
 
-def test_a_kernel_that_takes_too_many_registers_is_refused(driver: Driver) -> None:
+def test_kernel_that_takes_too_many_registers_is_refused(driver: Driver) -> None:
     driver.threads = 16
     with pytest.raises(EngineError, match="edge_add with 16 threads at most"):
         opened(driver).prepare({"edge_add": KERNEL})

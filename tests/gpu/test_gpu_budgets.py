@@ -73,7 +73,7 @@ def test_buffers_in_main_memory_count_with_the_process() -> None:
     assert (made.bytes.on_card, made.gpu_limit, made.config.adapter) == (False, None, "integrated")
 
 
-def test_a_card_has_a_budget_of_its_own() -> None:
+def test_card_has_a_budget_of_its_own() -> None:
     """The process keeps what is not on the card, and the cache is as large as the card allows."""
     card = GPUMemory("card", unified=False, free=2048 * MIB)
     made, alike = plan_on(card, memory="200MiB"), plan_on(GPUMemory("integrated", unified=True))
@@ -147,7 +147,7 @@ def test_two_sessions_at_once_and_what_they_allocate(name: str, adapts: bool, tm
 
 
 @pytest.mark.usefixtures("wgpu")
-def test_a_first_run_has_room_for_what_a_driver_compiles_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_run_counts_the_drivers_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside all that the engine allocates."""
     model, compiling = open_model(GOLDEN / "llama-gqa-tied.gguf"), 500 * MIB
     rows: dict[str, Any] = {"backend": "gpu", "max_kv_size": 64}
@@ -189,7 +189,7 @@ def test_pocl_compiles_until_there_are_binaries(
     ("prompt", "answer", "rows"),
     [(2, 2, 256), exhaustive(200, 300, 256)],
 )  # fmt: skip
-def test_the_predicted_peak_holds(prompt: int, answer: int, rows: int) -> None:
+def test_predicted_peak_holds(prompt: int, answer: int, rows: int) -> None:
     """On a driver whose buffers lie in the resident set, through prefill and beyond the end of the cache."""
     if host_named("wgpu").adapters()[0].kind != "cpu":
         pytest.skip("this driver's buffers are not in the resident set")
@@ -213,7 +213,7 @@ print(json.dumps([code, loaded, memory_use().peak]))
 
 
 @pytest.mark.parametrize("command", [["run", "-p", "hi"], ["plan"]], ids=["run", "plan"])
-def test_a_budget_without_room_for_a_driver_is_refused_before_one_is_loaded(command: list[str]) -> None:
+def test_small_budget_is_refused_before_loading_a_driver(command: list[str]) -> None:
     """Drivers take 100 MiB, even to show their GPUs: the refusal would exceed the budget."""
     pytest.importorskip("wgpu")
     child = run_child(UNSEEN, *command, "smollm2-135m", "--backend", "gpu", "--memory", "100MiB")

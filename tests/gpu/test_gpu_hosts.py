@@ -94,7 +94,7 @@ def read_floats(device: Device, buffer: Any, count: int) -> np.ndarray:
     return device.read(buffer, 0, 4 * count).view(np.float32)
 
 
-def test_a_gpu_that_is_switched_off_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switched_off_gpu_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_GPU", "off")
     with pytest.raises(UnsupportedError, match="unset EDGE_GPU"):
         choose_adapter()
@@ -227,7 +227,7 @@ def test_reading_is_measured_by_adding_up_words(device: Device, monkeypatch: pyt
     assert parts[-1] == 1
 
 
-def test_a_probed_gpu_is_part_of_the_profile(adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probed_gpu_is_part_of_the_profile(adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "_BUFFER", 1 << 22)
     monkeypatch.setattr(ceilings, "probe_profile", lambda *_: describe_host())
     monkeypatch.setenv("EDGE_GPU", adapter.place)
@@ -375,7 +375,7 @@ print(device.allocated >> 20)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_wgpu_uses_the_memory_that_it_counts_and_says_when_there_is_none(wgpu: WGPUDevice) -> None:
+def test_wgpu_memory_is_as_counted_and_its_lack_an_error(wgpu: WGPUDevice) -> None:
     if wgpu.adapter.kind != "cpu":
         pytest.skip("memory of a GPU is not in the resident set")
     environment = {name: each for name, each in os.environ.items() if name != "XDG_RUNTIME_DIR"}
@@ -456,7 +456,7 @@ def test_nvrtcs_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert cuda._compiled("edge_next", source, "sm_90") == code
 
 
-def test_cuda_compiles_for_the_device_or_for_the_newest_that_nvrtc_knows() -> None:
+def test_cuda_architecture_is_the_newest_known() -> None:
     cuda = nvrtc()
     assert cuda.architecture_for(9, 0) == "sm_90"
     assert cuda.architecture_for(99, 9).startswith("compute_")
@@ -496,7 +496,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, names: list[tuple[str, str, str]]) 
         ("Pthread", "opencl:0"),
     ],
 )  # fmt: skip
-def test_an_adapter_is_chosen_by_name_or_place(monkeypatch: pytest.MonkeyPatch, wanted: str | None, place: str) -> None:
+def test_adapter_is_chosen_by_name_or_place(monkeypatch: pytest.MonkeyPatch, wanted: str | None, place: str) -> None:
     pretend(monkeypatch, [*reversed(NAMES), ("wgpu", "NVIDIA GeForce RTX 3080", "discrete")])
     monkeypatch.delenv("EDGE_GPU", raising=False)
     assert choose_adapter(wanted).place == place

@@ -231,7 +231,7 @@ def test_embeddings_are_scaled_then_given_their_positions(device: Device) -> Non
     np.testing.assert_allclose(found, padded(expected), rtol=1e-6)
 
 
-def test_a_short_convolution_goes_on_from_its_state(device: Device) -> None:
+def test_short_convolution_goes_on_from_its_state(device: Device) -> None:
     """A chunk, then a step."""
     packed, core, tokens = Packed(), ShortConvolution(hidden=40, kernel=4), 6
     taps, channels, first = normal(40, 4, seed=1), normal(tokens, 120), 8
@@ -250,7 +250,7 @@ def test_a_short_convolution_goes_on_from_its_state(device: Device) -> None:
 
 
 @pytest.mark.parametrize(("size", "value_size"), [(96, 32), pytest.param(16, 48, marks=MORE)])
-def test_a_gated_delta_net_goes_on_from_its_state(device: Device, size: int, value_size: int) -> None:
+def test_gated_delta_net_goes_on_from_its_state(device: Device, size: int, value_size: int) -> None:
     """Several threads share a column, and value heads share keys."""
     packed, core, tokens, first = Packed(), DeltaNet(4, 2, size, value_size, kernel=4), 5, 16
     random = np.random.default_rng(3)
@@ -490,7 +490,7 @@ def test_weights_arrive_slice_by_slice(name: str, limit: int) -> None:
         )
 
 
-def test_layers_of_the_same_types_share_a_layout_and_unknown_types_are_refused(tmp_path: Path) -> None:
+def test_equal_layers_share_a_layout_and_unknown_types_are_refused(tmp_path: Path) -> None:
     mixed = Small(layers=3, types={"": "Q4_0", "blk.1.ffn_down": "Q8_0"}, tied=False)
     model = open_model(write_small(tmp_path / "mixed.gguf", mixed))
     weights = make_weights(model.file, model.spec, 1 << 27)

@@ -152,7 +152,7 @@ def test_kernels_keep_to_portable_limits() -> None:
 
 
 @pytest.mark.exhaustive
-def test_without_an_adapter_programs_are_those_without_room_for_any() -> None:
+def test_programs_without_adapter_equal_plain_ones() -> None:
     for name in ADAPTED:
         path, kv_dtype = GOLDEN / f"{name}.gguf", FAMILIES[name]
         plain, adapted = (program(path, "wgsl", kv_dtype, rank=rank) for rank in (0, 8))
@@ -204,7 +204,7 @@ def test_dawn_compiles_the_kernels_of_every_golden_model(block_types_everywhere:
 
 
 @pytest.mark.parametrize("language", ["cuda", "metal"])  # the others' children work for the tests of those drivers
-def test_a_child_makes_kernels(language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_makes_kernels(language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It imports less of TVM than these tests do."""
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     model = open_model(GOLDEN / "llama-one-layer.gguf")

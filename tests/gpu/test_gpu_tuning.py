@@ -33,7 +33,7 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_TUNING", str(tmp_path))
 
 
-def test_the_rig_times_both_parts_of_candidates(model: Model) -> None:
+def test_rig_times_both_parts_of_candidates(model: Model) -> None:
     setting, loads = gpu_setting(model.file, model.spec, "f16"), list[int]()
     start = defaults(setting.space)
     usual = Tuning.of(choose_adapter())
@@ -70,7 +70,7 @@ def test_records_belong_to_an_adapter(model: Model) -> None:
 
 
 @pytest.mark.parametrize("values", [{"rows": 3}, {"attend": 1 << 20}, {"spins": 10}, {"chunk": 0}])
-def test_values_that_tuning_does_not_choose_never_reach_a_compiler(
+def test_untunable_values_never_reach_a_compiler(
     model: Model, caplog: pytest.LogCaptureFixture, values: dict[str, int | bool]
 ) -> None:
     write(make_subject(model.spec, choose_adapter(), "f16"), values)
@@ -79,7 +79,7 @@ def test_values_that_tuning_does_not_choose_never_reach_a_compiler(
 
 
 @pytest.mark.slow
-def test_the_command_from_tuning_to_a_run() -> None:
+def test_command_from_tuning_to_a_run() -> None:
     path = str(GOLDEN / "llama-one-layer.gguf")
     with on_gpu(SOME_GPU):
         found = edge_json("tune", path, "--backend", "gpu", "--trials", "1", "--time", "10m", "--json")

@@ -49,7 +49,7 @@ def forbidden(*_: object, **__: object) -> None:
     raise AssertionError("it is decided already")
 
 
-def test_a_first_run_times_both_and_later_ones_go_by_it(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_run_races_and_later_runs_use_its_result(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has timed the GPU" in plan_here(model.file, model.spec, Options())[1].chosen
     with load(model, time="1h", max_kv_size=64) as session:  # its seconds are counted
         assert find_race(model.spec) is None
@@ -77,7 +77,7 @@ def test_a_first_run_times_both_and_later_ones_go_by_it(model: Model, monkeypatc
         load(model, max_kv_size=64)
 
 
-def test_the_faster_one_is_taken_where_it_fits(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faster_one_is_taken_where_it_fits(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(**options: Any) -> str:
         return plan_here(model.file, model.spec, Options.parse(max_kv_size=64, **options))[0].NAME
 
@@ -97,9 +97,7 @@ def test_the_faster_one_is_taken_where_it_fits(model: Model, monkeypatch: pytest
     assert plan_here(model.file, model.spec, Options())[1].chosen == ""
 
 
-def test_a_driver_that_was_not_measured_is_passed_over_under_a_memory_budget(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unmeasured_driver_is_skipped_under_a_memory_budget(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its compiler may take any amount. The budget is far above what the process of the tests has grown to."""
     keep_race(model.spec, Race(choose_adapter().key, "cpu", cpu=Pace(100, 10), gpu=Pace(50, 20)))
 
@@ -153,7 +151,7 @@ def test_engines_are_loaded_together_only_if_both_fit(together: bool, caplog: py
     assert "broken takes no part in the choice of an engine: the GPU was lost" in caplog.text
 
 
-def test_an_engine_that_gives_nan_fails() -> None:
+def test_engine_that_gives_nan_fails() -> None:
     golden = open_golden("llama-gqa-tied").model
     plan = make_plan(golden.spec, engine_named("reference"), Options(max_kv_size=64))
     engine = engine_named("reference").load(golden.file, golden.spec, plan.config)
@@ -163,7 +161,7 @@ def test_an_engine_that_gives_nan_fails() -> None:
         lap(engine)
 
 
-def test_no_driver_is_loaded_where_the_system_shows_no_gpu(tmp_path: Path) -> None:
+def test_no_driver_is_loaded_without_a_gpu(tmp_path: Path) -> None:
     assert seen_gpus(tmp_path) == ""
     node = tmp_path / "sys/class/drm/renderD128/device"
     node.mkdir(parents=True)
@@ -180,9 +178,7 @@ def test_no_driver_is_loaded_where_the_system_shows_no_gpu(tmp_path: Path) -> No
     assert run_child(code, PATH).output == []
 
 
-def test_the_speed_of_a_gpu_is_not_predicted_before_it_ran(
-    model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gpu_speed_is_not_predicted_before_a_run(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Not from ceilings of the processor, nor are its joules; earlier runs do tell."""
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))  # other tests have run this model on this GPU
     monkeypatch.setenv("EDGE_HISTORY", "0")

@@ -69,21 +69,19 @@ class Case:
 
 
 @pytest.mark.parametrize("threads", [exhaustive(1), 2])
-def test_rows_of_a_batch_are_those_of_steps_with_its_adapters(threads: int, tmp_path: Path) -> None:
+def test_batch_with_adapters_equals_steps(threads: int, tmp_path: Path) -> None:
     Case(open_golden("llama-gqa-tied").model, tmp_path).check("f16", threads)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["qwen35moe", "falcon-h1", "lfm2", "gemma3", "gpt2", "phi3"])
-def test_rows_of_a_batch_are_those_of_steps_with_adapters_in_every_architecture(name: str, tmp_path: Path) -> None:
+def test_batch_with_adapters_equals_steps_in_every_architecture(name: str, tmp_path: Path) -> None:
     Case(open_model(GOLDEN / f"{name}.gguf"), tmp_path).check("f16")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "kv_dtype"), [("Q4_0", "int8"), ("F16", "f16"), ("F16", "f32")])
-def test_rows_of_a_batch_are_those_of_steps_with_adapters_in_every_type(
-    kind: str, kv_dtype: str, tmp_path: Path
-) -> None:
+def test_batch_with_adapters_equals_steps_in_every_type(kind: str, kv_dtype: str, tmp_path: Path) -> None:
     write_small(tmp_path / "small.gguf", Small(layers=2, types=kind))
     Case(open_model(tmp_path / "small.gguf"), tmp_path).check(kv_dtype)
 

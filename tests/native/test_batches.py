@@ -85,11 +85,11 @@ def check_rows(model: Model, kv_dtype: str, threads: int = 2) -> None:
 
 
 @pytest.mark.parametrize("threads", [exhaustive(1), 2])
-def test_rows_of_a_batch_are_those_of_steps(threads: int) -> None:
+def test_batch_equals_steps(threads: int) -> None:
     check_rows(open_golden("llama-gqa-tied").model, "f16", threads)
 
 
-def test_rows_of_a_batch_of_a_recurrent_model_are_those_of_steps() -> None:
+def test_batch_of_recurrent_model_equals_steps() -> None:
     check_rows(open_model(GOLDEN / "falcon-h1.gguf"), "f16")
 
 
@@ -97,24 +97,24 @@ def test_rows_of_a_batch_of_a_recurrent_model_are_those_of_steps() -> None:
 @pytest.mark.parametrize(
     "name", sorted(path.stem for path in GOLDEN.glob("*.gguf") if path.with_suffix(".npz").exists())
 )
-def test_rows_of_a_batch_are_those_of_steps_in_every_architecture(name: str) -> None:
+def test_batch_equals_steps_in_every_architecture(name: str) -> None:
     check_rows(open_model(GOLDEN / f"{name}.gguf"), "f16")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kv_dtype", ["int8", "int4", "f32"])
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", "qwen3moe"])
-def test_rows_of_a_batch_are_those_of_steps_in_every_dtype(name: str, kv_dtype: str) -> None:
+def test_batch_equals_steps_in_every_dtype(name: str, kv_dtype: str) -> None:
     check_rows(open_model(GOLDEN / f"{name}.gguf"), kv_dtype)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kv_dtype", ["f16", "int8", "int4"])
-def test_rows_of_a_batch_of_a_real_model_are_those_of_steps(smollm2: Model, kv_dtype: str) -> None:
+def test_batch_of_real_model_equals_steps(smollm2: Model, kv_dtype: str) -> None:
     check_rows(smollm2, kv_dtype)
 
 
-def test_a_batch_observes_each_sequence_as_it_asks() -> None:
+def test_batch_observes_each_sequence_as_it_asks() -> None:
     """Attention and votes, as steps accumulate them, in the same pass; a third sequence observes nothing."""
     model = open_golden("llama-gqa-tied").model
     tokens, asked = np.arange(1, 13, dtype=np.int32), ((1, False), (1, True), (0, False))

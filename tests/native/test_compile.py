@@ -76,7 +76,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_pass_depends_on_no_source_that_its_key_leaves_out() -> None:
+def test_key_of_pass_hashes_all_its_sources() -> None:
     root = Path(sources.__file__).parent
     files = [
         file for name in sources.PASS for file in ([root / name] if name.endswith(".py") else (root / name).iterdir())
@@ -94,7 +94,7 @@ def test_a_pass_depends_on_no_source_that_its_key_leaves_out() -> None:
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_every_device_is_one_that_code_can_be_made_for(name: str) -> None:
+def test_every_device_has_a_target(name: str) -> None:
     from tvm.target import Target
     from tvm.target.codegen import llvm_get_cpu_archlist
 
@@ -110,12 +110,12 @@ def test_every_device_is_one_that_code_can_be_made_for(name: str) -> None:
         assert all(source.startswith("https://") for source in profile.sources)
 
 
-def test_an_unknown_device_is_answered_with_all_names() -> None:
+def test_unknown_device_is_answered_with_all_names() -> None:
     with pytest.raises(InputError, match=r"'toaster'.*host.*raspberry-pi-5"):
         find_profile("toaster")
 
 
-def test_no_code_is_made_for_systems_that_could_not_load_it(tmp_path: Path) -> None:
+def test_unloadable_systems_are_refused(tmp_path: Path) -> None:
     refused = edge("compile", str(MODEL), "--device", "iphone-16", "-o", str(tmp_path / "x"))
     assert (refused.returncode, "use edge export --device iphone-16" in refused.stderr) == (2, True)
 
@@ -131,7 +131,7 @@ def test_no_code_is_made_for_systems_that_could_not_load_it(tmp_path: Path) -> N
         ("x86_64", "avx2 fma f16c avx_vnni", "avxvnni"),
     ],
 )
-def test_the_best_that_a_cpu_has_is_chosen(monkeypatch: pytest.MonkeyPatch, machine: str, flags: str, isa: str) -> None:
+def test_best_that_a_cpu_has_is_chosen(monkeypatch: pytest.MonkeyPatch, machine: str, flags: str, isa: str) -> None:
     monkeypatch.delenv("EDGE_ISA", raising=False)
     monkeypatch.setattr(targets.platform, "machine", lambda: machine)
     monkeypatch.setattr(targets, "_cpu_flags", lambda: frozenset(flags.split()))
@@ -177,7 +177,7 @@ def test_code_for_other_computers_calls_their_functions(
 
 
 @pytest.mark.slow
-def test_the_folder_says_what_it_holds(made: Path) -> None:
+def test_folder_says_what_it_holds(made: Path) -> None:
     about = json.loads((made / "design.json").read_text())
     assert {path.name for path in made.iterdir()} == set(FILES)
     for name in ("run.o", "run.img", "weights.bin"):
@@ -194,7 +194,7 @@ def test_the_folder_says_what_it_holds(made: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_is_renewed_and_strangers_files_are_left_alone(tmp_path: Path) -> None:
+def test_folder_is_renewed_unless_it_holds_other_files(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "weights.bin").write_text("of another time")
@@ -230,7 +230,7 @@ def test_bad_input_gets_one_line(tmp_path: Path, args: list[str], says: str) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_profile_of_an_unknown_isa_is_refused() -> None:
+def test_profile_of_an_unknown_isa_is_refused() -> None:
     profile = find_profile("raspberry-pi-4")
     with pytest.raises(InputError, match="unknown isa 'mips': choose "):
         target_of(replace(profile, isa="mips"))
@@ -242,9 +242,7 @@ def test_a_profile_of_an_unknown_isa_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_device_without_a_compiler_runs_what_it_was_given(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_without_compiler_runs_added_passes(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(model: Path) -> Child:
         return run_child(WITHOUT_TVM, "run", model, "-p", "Hi", "-n", "5", "--raw", "--backend", "cpu")
 
@@ -306,7 +304,7 @@ def tuned_record(model: Model, values: dict[str, int], cpu: str = "") -> str:
 
 
 @pytest.mark.slow
-def test_a_tuning_record_reaches_devices_without_a_compiler(
+def test_tuning_record_reaches_devices_without_a_compiler(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its image it is used; alone, what is compiled in is left out. The image that was added last counts."""
@@ -400,7 +398,7 @@ def test_quiet_prints_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_for_gpus_holds_the_program_and_the_weights(tmp_path: Path) -> None:
+def test_gpu_folder_holds_program_and_weights(tmp_path: Path) -> None:
     from edge.backends.tvm.gpu.hosts import PORTABLE
     from edge.backends.tvm.gpu.program import Program
     from edge.backends.tvm.gpu.weights import make_weights, pack_weights

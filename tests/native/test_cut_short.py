@@ -38,7 +38,7 @@ print(json.dumps([cut, said]))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "llamacpp", "onnx"])
-def test_a_file_that_is_cut_short_is_an_error(backend: str, tmp_path: Path) -> None:
+def test_file_that_is_cut_short_is_an_error(backend: str, tmp_path: Path) -> None:
     pytest.importorskip({"cpu": "tvm_ffi", "llamacpp": "llama_cpp", "onnx": "onnxruntime"}[backend])
     path = tmp_path / "model.gguf"
     shutil.copy(GOLDEN / "llama-gqa-tied.gguf", path)
@@ -49,7 +49,7 @@ def test_a_file_that_is_cut_short_is_an_error(backend: str, tmp_path: Path) -> N
     assert said == [f"{name} was cut short while it was in use: restore it, and load the model again"] * 2
 
 
-def test_the_reference_engine_has_copied_its_weights(tmp_path: Path) -> None:
+def test_reference_engine_has_copied_its_weights(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     shutil.copy(GOLDEN / "llama-gqa-tied.gguf", path)
     with load(path, backend="reference", max_kv_size=64) as session:

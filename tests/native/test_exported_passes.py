@@ -103,7 +103,7 @@ def test_compilers_of_apps_take_turns_where_memory_is_short(
 
 
 @pytest.mark.slow
-def test_several_passes_lie_in_one_library_and_call_nothing_else(designs: list[Design]) -> None:
+def test_passes_share_a_library_without_other_calls(designs: list[Design]) -> None:
     assert [each.target.name for each in designs] == ["avx512vnni", "avxvnni", "avx2"]
     seen = set[str]()
     for design, path in zip(designs, exported_objects(designs), strict=True):
@@ -152,7 +152,7 @@ class ExportedWorkers:
 
 
 @pytest.mark.slow
-def test_an_exported_pass_computes_what_the_engine_computes(
+def test_exported_pass_computes_what_the_engine_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model
 ) -> None:
     """Bit for bit, in chunks and steps, on three threads, which sleep and wake by the app's functions."""

@@ -50,7 +50,7 @@ print(json.dumps([refused, smallest, frugal, report.peak_rss, later]))
 
 
 @pytest.mark.slow
-def test_the_compiler_counts_and_the_smallest_budget_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_counts_and_the_smallest_budget_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     child = run_child(_FIRST, MODEL)
     assert child.status == 0, child.errors
@@ -79,7 +79,7 @@ except edge.BudgetError as error:
 
 
 @pytest.mark.slow
-def test_a_compiler_beyond_the_budget_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_beyond_the_budget_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If its peak was planned too low, the run ends: no answer comes from a budget that was passed."""
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     child = run_child(_BEYOND, MODEL)
@@ -101,7 +101,7 @@ def test_compilers_take_what_is_planned(
     assert not caplog.records
 
 
-def test_a_first_run_is_planned() -> None:
+def test_first_run_is_planned() -> None:
     """Quick where that fits, else frugal, else refused with what would fit now and later."""
     spec, engine = open_model(MODEL).spec, engine_named("reference")
 

@@ -33,7 +33,7 @@ def written(folder: Path, data: bytes) -> Path:
     return path
 
 
-def test_a_good_image_is_copied_as_it_is(tmp_path: Path) -> None:
+def test_good_image_is_copied_as_it_is(tmp_path: Path) -> None:
     header = {"entries": {"run": 0, "move": 255}, "imports": {"madvise": 248}}
     assert parse(image(header)) == (header["entries"], header["imports"], BODY)
     loaded = Image(written(tmp_path, image(header)))
@@ -79,7 +79,7 @@ def test_reading_an_image_takes_the_memory_of_the_image(tmp_path: Path) -> None:
     ],
     ids=range(19),
 )
-def test_a_damaged_image_is_one_line(data: bytes, tmp_path: Path) -> None:
+def test_damaged_image_is_one_line(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"^[^\n]*pass\.img is no compiled pass \([^\n]+\): edge cache clear"):
         Image(written(tmp_path, data))
 
@@ -100,7 +100,7 @@ def test_no_place_lies_outside(data: st.DataObject) -> None:
         assert all(0 <= at <= len(body) - 8 for at in imports.values())
 
 
-def test_a_function_that_the_system_lacks_is_named(tmp_path: Path) -> None:
+def test_function_that_the_system_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="calls 'no_such_function', which this system does not have"):
         Image(written(tmp_path, image({"entries": {}, "imports": {"no_such_function": 0}})))
 
@@ -112,7 +112,7 @@ def test_what_is_too_long_is_not_read(tmp_path: Path) -> None:
         Image(path)
 
 
-def test_an_image_that_others_may_write_is_not_loaded(tmp_path: Path) -> None:
+def test_image_that_others_may_write_is_not_loaded(tmp_path: Path) -> None:
     good: dict[str, Any] = {"entries": {"run": 0}, "imports": {}}
     path = written(tmp_path, image(good))
     path.chmod(0o666)

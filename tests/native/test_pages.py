@@ -136,7 +136,7 @@ def check_bounds(bounds: AnyArray, keys: FloatArray) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", *(pytest.param(each, marks=exhaustive) for each in ("int8", "int4", "f32"))])
-def test_a_step_reads_the_pages_of_the_highest_bounds(dtype: str) -> None:
+def test_step_reads_the_pages_of_the_highest_bounds(dtype: str) -> None:
     """With all rows, and those behind a truncation; up to as many rows as are read, it is what `full` does."""
     model = model_of(NAME)
     tokens = some_tokens(model)
@@ -254,7 +254,7 @@ def test_each_token_of_which_logits_are_wanted_chooses() -> None:
     np.testing.assert_array_equal(found, steps(engine, tokens[200:]))
 
 
-def test_a_session_reads_pages_for_the_answer_alone() -> None:
+def test_session_reads_pages_for_the_answer_alone() -> None:
     """The cut of a prompt into chunks does not matter, though one leaves a single token; nor do drafts."""
     model, answers = model_of(NAME), []
     prompt = some_tokens(model, 3 * CHUNK + 1)
@@ -271,7 +271,7 @@ def test_a_session_reads_pages_for_the_answer_alone() -> None:
     assert answers[0] != answers[1]
 
 
-def test_scores_and_saved_rows_do_not_depend_on_what_ran_before() -> None:
+def test_scores_and_saved_rows_are_independent_of_earlier_runs() -> None:
     model = model_of(NAME)
     text, first = some_tokens(model, 3 * CHUNK + 20), 2 * CHUNK + 2  # a chunk of the context is one token
     found, keys = [], set()

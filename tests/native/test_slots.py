@@ -166,7 +166,7 @@ def test_slots_stay_within_the_plan(resident: int, threads: int) -> None:
     assert 0 <= more.streamed <= need.streamed <= packed_bytes(spec)
 
 
-def test_an_interrupt_waits_for_the_end_of_the_pass(
+def test_interrupt_waits_for_the_end_of_the_pass(
     tmp_path: Path, engines: Callable[[Engine], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = skewed_model(tmp_path / "model.gguf")
@@ -189,7 +189,7 @@ def test_an_interrupt_waits_for_the_end_of_the_pass(
     np.testing.assert_array_equal(engine.forward(tokens[11:]), plain.forward(tokens[11:]))
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+def test_file_that_cannot_be_read_is_one_line(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     model = skewed_model(tmp_path / "model.gguf", seed=int.from_bytes(os.urandom(2)))  # a file of its own
     plain, engine = engines(native(model, CONFIG)), engines(native(model, CONFIG, slots=5))
     tokens = of_topics(model.spec.vocab, 12)
@@ -247,7 +247,7 @@ print(json.dumps({"text": text, "report": report, "peak": peak, "hits": experts 
 
 
 @pytest.mark.slow
-def test_a_budget_below_a_mixture_holds_and_changes_no_token(tmp_path: Path) -> None:
+def test_mixture_above_its_budget_gives_the_same_tokens(tmp_path: Path) -> None:
     """Measured in a process of its own. The plan, made anew, then knows how many choices are hits."""
     model = skewed_model(tmp_path / "mixture.gguf", large=True, layers=6, experts=40, ffn=192)
 

@@ -95,7 +95,7 @@ def test_streamed_weights_change_no_bit(name: str, engines: Callable[[Engine], E
         assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_a_pass_leaves_nothing_of_what_is_streamed(smollm2: Model, engines: Callable[[Engine], Engine]) -> None:
+def test_pass_leaves_nothing_of_what_is_streamed(smollm2: Model, engines: Callable[[Engine], Engine]) -> None:
     backend, layout = native(smollm2), make_layout(smollm2.file, smollm2.spec)
     least = backend.footprint(smollm2.spec, CONFIG).least_weights
     assert least is not None
@@ -134,7 +134,7 @@ def can_put_out(folder: Path) -> bool:
         return False
 
 
-def test_from_a_disk_what_is_streamed_leaves_the_page_cache(
+def test_weights_streamed_from_disk_leave_the_page_cache(
     smollm2: Model, engines: Callable[[Engine], Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or else the system makes room for it by what stays."""
@@ -261,7 +261,7 @@ def plan(memory: int, **request: int | None) -> Plan:
 
 
 @pytest.mark.usefixtures("planning_process")
-def test_rows_that_a_run_needs_are_worth_more_than_weights_in_memory() -> None:
+def test_needed_rows_take_precedence_over_resident_weights() -> None:
     ample, tight = plan(250 * MIB, expected_tokens=2000), plan(170 * MIB, expected_tokens=2000)
     assert (ample.config.resident, ample.bytes.streamed) == (0, 0)
     assert ample.config.capacity == tight.config.capacity == 2048
@@ -271,7 +271,7 @@ def test_rows_that_a_run_needs_are_worth_more_than_weights_in_memory() -> None:
 
 @pytest.mark.usefixtures("planning_process")
 @pytest.mark.parametrize(("policy", "streams"), [("streaming", False), ("full", True)])
-def test_a_plan_loses_the_smaller_share_of_rows_or_weights(policy: str, streams: bool) -> None:
+def test_plan_gives_up_the_smaller_share(policy: str, streams: bool) -> None:
     made = plan(300 * MIB, expected_tokens=7730, expected_prompt=7670, kv_policy=policy)
     assert bool(made.bytes.streamed) == streams
     assert (made.config.capacity >= 7730) == streams
@@ -279,7 +279,7 @@ def test_a_plan_loses_the_smaller_share_of_rows_or_weights(policy: str, streams:
 
 
 @pytest.mark.usefixtures("planning_process")
-def test_of_rows_that_nobody_asked_for_as_many_as_fit_beside_the_weights() -> None:
+def test_unrequested_rows_fit_beside_the_weights() -> None:
     chat = plan(175 * MIB)
     assert not chat.config.resident
     assert 256 <= chat.config.capacity < 1024
@@ -290,7 +290,7 @@ def test_of_rows_that_nobody_asked_for_as_many_as_fit_beside_the_weights() -> No
 
 @pytest.mark.usefixtures("planning_process")
 @given(memory=st.integers(110 * MIB, 200 * MIB))
-def test_a_streamed_plan_fills_its_budget(memory: int) -> None:
+def test_streamed_plan_fills_its_budget(memory: int) -> None:
     made = plan(memory, expected_tokens=700)
     assert made.bytes.total + made.bytes.reserve <= memory
     assert made.config.capacity == 768
@@ -320,7 +320,7 @@ def test_no_other_chunk_reads_less(memory: int, prompt: int, answer: int, chunk:
 
 
 @pytest.mark.usefixtures("planning_process")
-def test_the_chunk_follows_from_the_prompt() -> None:
+def test_chunk_follows_from_the_prompt() -> None:
     def chunk(expected: int | None, prompt: int | None) -> int:
         return plan(130 * MIB, expected_tokens=expected, expected_prompt=prompt).config.chunk
 
@@ -333,7 +333,7 @@ def test_the_chunk_follows_from_the_prompt() -> None:
 
 
 @pytest.mark.usefixtures("planning_process")
-def test_the_forecast_of_a_prompt_is_that_of_the_plan_of_its_run() -> None:
+def test_forecast_of_a_prompt_equals_its_plan() -> None:
     found = forecast(opened("smollm2-135m"), backend="cpu", memory=130 * MIB, expected_tokens=1000, prompt=990)
     assert found.plan.config.chunk == 512
     assert found.streaming is not None
@@ -341,7 +341,7 @@ def test_the_forecast_of_a_prompt_is_that_of_the_plan_of_its_run() -> None:
 
 
 @pytest.mark.usefixtures("planning_process")
-def test_the_smallest_budget_has_weights_streamed() -> None:
+def test_smallest_budget_has_weights_streamed() -> None:
     with pytest.raises(BudgetError, match=r"\(256 KV rows, weights streamed\)") as caught:
         plan(50 * MIB)
     assert caught.value.smallest is not None
@@ -387,7 +387,7 @@ def run(memory: int, rows: int) -> Child:
 @pytest.mark.wing("SmolLM2 135M")
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [exhaustive(0.6), 0.35])
-def test_a_budget_below_the_weights_holds_and_changes_no_token(share: float) -> None:
+def test_weights_above_their_budget_give_the_same_tokens(share: float) -> None:
     run(0, 512)  # compiles, and packs
     ample = run(0, 512)
     counted = ample.output["memory"]
@@ -404,7 +404,7 @@ def test_a_budget_below_the_weights_holds_and_changes_no_token(share: float) -> 
 
 
 @pytest.mark.slow
-def test_the_first_start_stays_within_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_start_stays_within_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     budget = 320 * MIB  # compiles, in a process that counts, and packs
     child = run(budget, 256)
@@ -425,7 +425,7 @@ def test_what_streaming_costs_is_measured_here(tmp_path: Path) -> None:
     assert measure_paging(tmp_path / "file", 1) is None
 
 
-def test_the_cost_is_that_of_the_bytes() -> None:
+def test_cost_is_that_of_the_bytes() -> None:
     assert streaming_cost(0, 2) is None
     cost = streaming_cost(100 * MIB, 2)
     assert cost is not None

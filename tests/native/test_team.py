@@ -119,7 +119,7 @@ def test_attempts_grow_rarer_until_one_succeeds(rule: Rule) -> None:
     assert rule.pause == 8
 
 
-def test_chunks_use_the_whole_team_where_a_small_one_is_short_of_time(rule: Rule) -> None:
+def test_chunks_use_the_whole_team_under_time_pressure(rule: Rule) -> None:
     rule.reset(2).run(8, 8, MANY_STALLS)
     assert rule.job["scarce"] > 4 * MS  # until passes show that it is not
     assert rule.run(3, passes=60) == 1
@@ -353,7 +353,7 @@ engine.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="needs Linux on x86-64")
-def test_a_thread_that_the_system_has_ended() -> None:
+def test_thread_that_the_system_has_ended() -> None:
     command = [sys.executable, "-c", DYING, GOLDEN / "llama-gqa-tied.gguf"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["the system has ended a thread of the engine: load the model again"] * 2

@@ -249,7 +249,7 @@ def test_every_weight_comes_back_from_the_packed_file(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q1_0", exhaustive("Q2_0")])
-def test_types_beyond_gguf_are_read_as_llama_cpp_reads_them(
+def test_types_beyond_gguf_are_those_of_llama_cpp(
     tmp_path: Path, engines: Callable[[Engine], Engine], kind: str
 ) -> None:
     from edge.converters.ggml import quantize_with_llamacpp
@@ -414,7 +414,7 @@ def test_every_instruction_set_rounds_rows_alike(
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("every", [False, True], ids=["two", "every"])
-def test_instruction_sets_write_the_same_text_from_one_packed_file(
+def test_instruction_sets_share_a_packed_file_and_its_text(
     smollm2: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: Callable[[Engine], Engine], every: bool
 ) -> None:
     """The same but for ties: sums in another order may round an activation to the other side, in 30 layers."""
@@ -457,7 +457,7 @@ def windowed(tmp_path: Path) -> Model:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_token_sees_its_window_only(windowed: Model, engines: Callable[[Engine], Engine], threads: int) -> None:
+def test_token_sees_its_window_only(windowed: Model, engines: Callable[[Engine], Engine], threads: int) -> None:
     tokens = tokens_of(windowed, 75)
     expected, network = expected_logits(windowed, tokens), windowed.spec.network
     assert network is not None
@@ -500,7 +500,7 @@ def test_windows_reach_over_rows_that_are_gone(
             bring_back(engine.kv, state)
 
 
-def test_an_empty_window_beside_a_full_cache(windowed: Model, engines: Callable[[Engine], Engine]) -> None:
+def test_empty_window_beside_a_full_cache(windowed: Model, engines: Callable[[Engine], Engine]) -> None:
     """All kept rows lie far behind: a token sees itself alone, whatever else is in the cache."""
     engine, tokens = engines(open_with(windowed, "f32", threads=3, chunk=16)), tokens_of(windowed, 60)
     engine.forward(tokens)
@@ -532,7 +532,7 @@ STREAM = (("f32", 1e-3), ("f16", 3e-2), ("int8", 5e-1))
 
 @pytest.mark.parametrize(("kv_dtype", "tolerance"), STREAM)
 @pytest.mark.parametrize(("step", "sinks", "capacity"), [(1, 4, 32), (3, 4, 32), (3, 40, 64)])
-def test_a_stream_without_end_does_not_drift(
+def test_stream_without_end_does_not_drift(
     engines: Callable[[Engine], Engine], kv_dtype: str, tolerance: float, step: int, sinks: int, capacity: int
 ) -> None:
     """Sinks, and pinned rows, are rotated at every eviction; after 600 tokens they must be what a fresh run gives."""
@@ -606,7 +606,7 @@ def empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, cut, empty])
-def test_a_damaged_packed_file_is_made_again(own_folder: Path, damage: Callable[[Path], None]) -> None:
+def test_damaged_packed_file_is_made_again(own_folder: Path, damage: Callable[[Path], None]) -> None:
     golden = open_golden("llama-gqa-tied")
     open_with(golden.model, "f32").close()
     (path,) = (own_folder / "weights").glob("*.bin")
@@ -618,7 +618,7 @@ def test_a_damaged_packed_file_is_made_again(own_folder: Path, damage: Callable[
     assert path.read_bytes() == whole
 
 
-def test_a_changed_model_gets_a_packed_file_of_its_own(own_folder: Path, tmp_path: Path) -> None:
+def test_changed_model_has_its_own_packed_file(own_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     for seed in (1, 2):
         model = open_model(write_small(path, Small(layers=2, seed=seed)))
@@ -749,45 +749,45 @@ def refused(model: Model, match: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["blk.0.ffn_up", "token_embd", "output"])
-def test_a_block_type_without_kernels_is_named(tmp_path: Path, name: str) -> None:
+def test_block_type_without_kernels_is_named(tmp_path: Path, name: str) -> None:
     model = open_edited(tmp_path, Small(types="Q4_0", tied=False))
     name = f"{name}.weight"
     model.file.tensors[name] = replace(model.file.tensors[name], type="NVFP4")
     refused(model, rf"NVFP4 \({name}\).*--backend llamacpp")
 
 
-def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+def test_missing_tensor_is_named(tmp_path: Path) -> None:
     def drop(weights: dict[str, AnyArray]) -> None:
         del weights["blk.0.ffn_norm"]
 
     refused(open_edited(tmp_path, Small(), drop), r"no tensor blk\.0\.ffn_norm\.weight")
 
 
-def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
+def test_unknown_tensor_is_named(tmp_path: Path) -> None:
     def add(weights: dict[str, AnyArray]) -> None:
         weights["blk.0.attn_q_scale"] = np.ones((64, 64), np.float32)
 
     refused(open_edited(tmp_path, Small(), add), r"blk\.0\.attn_q_scale.*--backend llamacpp")
 
 
-def test_a_tensor_that_only_some_layers_have_is_named(tmp_path: Path) -> None:
+def test_tensor_that_only_some_layers_have_is_named(tmp_path: Path) -> None:
     def add(weights: dict[str, AnyArray]) -> None:
         weights["blk.0.attn_q.bias"] = np.ones(64, np.float32)
 
     refused(open_edited(tmp_path, Small(layers=2), add), r"blk\.1\.attn_q\.bias.*--backend llamacpp")
 
 
-def test_an_architecture_without_a_network_is_named(tmp_path: Path) -> None:
+def test_architecture_without_a_network_is_named(tmp_path: Path) -> None:
     refused(open_edited(tmp_path, Small(architecture="arcee")), "arcee.*--backend llamacpp")
 
 
-def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     choose(monkeypatch, "nonsense")
     with pytest.raises(InputError, match=r"EDGE_ISA 'nonsense'.*generic"):
         open_with(open_golden("llama-one-layer").model, "f32")
 
 
-def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("EDGE_CACHE", str(blocked / "cache"))
@@ -817,7 +817,7 @@ print('"alive"')
 
 
 @pytest.mark.slow
-def test_weights_that_are_no_numbers_do_not_end_the_process(tmp_path: Path) -> None:
+def test_nan_weights_do_not_end_the_process(tmp_path: Path) -> None:
     types = {"": "Q4_0", "token_embd": "F32", "attn_k": "F16", "attn_v": "Q8_0", "ffn_up": "Q4_1"}
 
     def spoil(weights: dict[str, AnyArray]) -> None:
@@ -838,7 +838,7 @@ def test_weights_that_are_no_numbers_do_not_end_the_process(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("hidden", [exhaustive(64), 40])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_token_that_is_no_number_does_not_outlast_its_row(
+def test_nan_token_affects_its_own_row_only(
     tmp_path: Path, engines: Callable[[Engine], Engine], hidden: int, bad: float
 ) -> None:
     """Scratch memory outlives a pass, and the padding in it as well."""

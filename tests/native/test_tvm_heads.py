@@ -90,7 +90,7 @@ def test_nothing_is_added_up_unless_asked(native: NativeEngine, golden: Golden) 
     assert not native.kv.attention.any()
 
 
-def test_an_engine_without_room_for_attention_says_so(golden: Golden, engines: Callable[[Engine], Engine]) -> None:
+def test_engine_without_room_for_attention_says_so(golden: Golden, engines: Callable[[Engine], Engine]) -> None:
     engine = engines(load_engine(golden.model, "cpu", "f32"))
     assert isinstance(engine, NativeEngine)
     with pytest.raises(UnsupportedError, match="observes"):

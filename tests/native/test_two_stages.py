@@ -110,7 +110,7 @@ def bad_states(random: np.random.Generator) -> FloatArray:
 @pytest.mark.slow
 @settings(max_examples=examples(4), deadline=None)
 @given(seed=st.integers(0, 1 << 30), spread=st.sampled_from([0.0, 1.0, 4.0]), threads=st.sampled_from([1, 2, 3]))
-def test_the_largest_logits_are_those_of_the_whole_head(
+def test_largest_logits_are_those_of_the_whole_head(
     tmp_path_factory: pytest.TempPathFactory, seed: int, spread: float, threads: int
 ) -> None:
     """spread: powers of ten between scales."""
@@ -150,7 +150,7 @@ def test_layouts_with_halves_are_packed_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_row_counts_once_its_logits_are_there(
+def test_row_counts_once_its_logits_are_there(
     tmp_path: Path, engines: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interruption between the stages leaves none."""

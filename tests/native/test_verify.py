@@ -146,7 +146,7 @@ def test_sequences_verify_drafts_of_their_own() -> None:
                 each.kv.truncate(at + 4)
 
 
-def test_only_as_many_drafts_are_verified_as_there_is_room_for() -> None:
+def test_drafts_are_limited_by_free_rows() -> None:
     with closing(load(open_golden("llama-gqa-tied").model)) as engine:
         with pytest.raises(UnsupportedError, match="7 drafts at once, not 8"):
             engine.verify(np.ones(9, np.int32))
@@ -172,7 +172,7 @@ COLD, WARM = SamplingParams(temperature=0.3, seed=5, repeat_penalty=1.05), Sampl
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35"])
 @pytest.mark.parametrize("sampling", [SamplingParams(), COLD, WARM])
-def test_an_answer_is_the_same_with_drafts_and_without(name: str, sampling: SamplingParams) -> None:
+def test_answer_is_the_same_with_drafts_and_without(name: str, sampling: SamplingParams) -> None:
     """Evictions included: the cache is too small for prompt and answer."""
     text, report = _answers(name, "auto", sampling=sampling)
     plain, without = _answers(name, "off", sampling=sampling)
@@ -185,7 +185,7 @@ def test_an_answer_is_the_same_with_drafts_and_without(name: str, sampling: Samp
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tokens_that_a_grammar_forces_run_together_with_the_rows_of_steps(temperature: float) -> None:
+def test_forced_tokens_run_together_and_equal_steps(temperature: float) -> None:
     """Also behind drafted tokens, and together with others."""
     pytest.importorskip("llguidance")
     grammar = Grammar(regex=r"(The answer, in a word, is [a-c]\.){6}")
@@ -218,7 +218,7 @@ def test_tokens_that_a_grammar_forces_run_together_with_the_rows_of_steps(temper
     assert found["auto"] == found["off"]
 
 
-def test_drafts_are_not_copied_from_what_was_forgotten_or_is_of_another_tenant() -> None:
+def test_drafts_never_come_from_forgotten_or_foreign_text() -> None:
     tokens = np.arange(5, 45, dtype=np.int32)
     with edge.load(GOLDEN / "llama-gqa-tied.gguf", max_kv_size=200, backend="cpu") as session:
         session.generate(tokens, max_tokens=4, ignore_eos=True)

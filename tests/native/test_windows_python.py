@@ -140,7 +140,7 @@ def test_logits_are_those_of_linux(tmp_path: Path, design: Design) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_model_is_compiled_and_runs(tmp_path: Path) -> None:
+def test_model_is_compiled_and_runs(tmp_path: Path) -> None:
     """By TVM for Windows. Memory is what Windows says of the process."""
     model = GOLDEN / f"{MODEL}.gguf"
     words = ("-m", "edge", "run", windows_path(model), *RUN)

@@ -111,7 +111,7 @@ def test_greedy_tokens_are_those_of_the_cpu(name: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["gpt2", "phi3-longrope", "qwen3", "gemma2", "granite", "smollm3", "mistral3"])
-def test_greedy_tokens_of_other_architectures_are_those_of_the_cpu(name: str) -> None:
+def test_greedy_tokens_of_other_architectures_equal_the_cpus(name: str) -> None:
     emulated, static, plain = both(open_model(GOLDEN / f"{name}.gguf"), ROWS, CHUNK, steps=24, prompt=44)
     assert emulated[0] == static[0] == plain[0]
 
@@ -150,7 +150,7 @@ def test_policies_that_look_work_on_the_host(folder: Path, policy: str) -> None:
     assert answers["qnn"] == answers["cpu-static"] == answers["cpu"]
 
 
-def test_masks_hide_free_rows_fillers_and_what_is_behind_a_window() -> None:
+def test_masks_hide_free_rows_fillers_and_rows_outside_windows() -> None:
     mask = np.empty((4, 10), np.float32)  # six rows, three of them in use, and four tokens, the last two real
     fill_mask(mask, 3, 2, 0, None)
     assert (mask == 0).astype(int).tolist() == [
@@ -167,7 +167,7 @@ def test_masks_hide_free_rows_fillers_and_what_is_behind_a_window() -> None:
 # Context binaries
 
 
-def test_a_folder_says_what_it_was_compiled_for(folder: Path) -> None:
+def test_folder_says_what_it_was_compiled_for(folder: Path) -> None:
     said = json.loads((folder / "edge.json").read_text())["npu"]
     assert (said["device"], said["soc"], said["arch"], said["provider"]) == ("galaxy-s24", 57, "75", "qnn")
     assert (said["form"]["rows"], said["form"]["chunk"], said["form"]["kv_dtype"]) == (ROWS, CHUNK, "f16")
@@ -240,7 +240,7 @@ def test_chunk_and_step_share_their_weights(small: Small) -> None:
     assert len(shared) < 2 * alone - 0.8 * weights
 
 
-def test_a_graph_around_a_context_runs_it(small: Small) -> None:
+def test_graph_around_a_context_runs_it(small: Small) -> None:
     """The emulator loads contexts of one graph; those of graphs that share weights, only an NPU does."""
     around = small.step(small.compile_step())
     beside = {"ep.context_file_path": str(small.files.folder / "any.onnx")}
@@ -285,7 +285,7 @@ def test_what_cannot_be_compiled_is_refused(tmp_path: Path, options: tuple[str, 
     assert not target.exists()
 
 
-def test_a_chip_that_the_compiler_does_not_know(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chip_that_the_compiler_does_not_know(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = find_profile("galaxy-s24")
     assert profile.npu is not None
     for npu, error, said in (
@@ -297,7 +297,7 @@ def test_a_chip_that_the_compiler_does_not_know(small: Small, monkeypatch: pytes
             small.compile("galaxy-s24")
 
 
-def test_a_context_larger_than_the_chip_addresses(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_larger_than_the_chip_addresses(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     """The estimate before compiling says how many shards; what the compiler made is measured."""
     profile = find_profile("galaxy-s24")
     found = replace(profile, figures=profile.figures | {"npu_context": Figure(1e3, "assumed", "test")})
@@ -340,7 +340,7 @@ def test_contexts_of_another_model_or_version_are_refused(copied: Path) -> None:
         opened(lambda npu: npu["form"].update(rows=-1))
 
 
-def test_a_damaged_context_is_refused(copied: Path) -> None:
+def test_damaged_context_is_refused(copied: Path) -> None:
     context = copied / "npu.0.bin"
     context.write_bytes(context.read_bytes()[:-1] + b"?")
     with pytest.raises(ModelFormatError, match="its hash differs"), edge.load(copied, provider="qnn"):

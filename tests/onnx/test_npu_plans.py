@@ -54,7 +54,7 @@ def outlook(tmp_path: Path, name: str = "smollm2:135m", device: str = "galaxy-s2
 # Which models
 
 
-def test_a_context_is_as_large_as_the_vendors_compiler_made_it(tmp_path: Path) -> None:
+def test_context_size_is_that_of_the_vendors_compiler(tmp_path: Path) -> None:
     """Both graphs over the same weights, compiled by QNN for this chip (docs/npu.md): SmolLM2 in Q4_1, and in Q4_0,
     with a head of 8 bits."""
     real = open_model("smollm2-135m")
@@ -66,7 +66,7 @@ def test_a_context_is_as_large_as_the_vendors_compiler_made_it(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("kind", "size"), [("Q4_0", 4_751_360), ("Q4_1", 5_574_656)])
-def test_two_layers_as_wide_as_smollm2s_have_their_share_of_a_context(tmp_path: Path, kind: str, size: int) -> None:
+def test_two_wide_layers_have_their_share_of_a_context(tmp_path: Path, kind: str, size: int) -> None:
     """Compiled likewise, 512 rows and chunks of 32 tokens. At a width of 1,536, 29,663,232 and 34,500,608."""
     small = Small(layers=2, hidden=576, heads=9, kv_heads=3, head=64, ffn=1536, types=kind, context=1024)
     model = open_model(write_small(tmp_path / "small.gguf", small))
@@ -135,7 +135,7 @@ def test_floats_can_be_compiled(tmp_path: Path) -> None:
 # Predictions
 
 
-def test_an_npu_reads_all_rows_for_every_token(tmp_path: Path) -> None:
+def test_npu_reads_all_rows_for_every_token(tmp_path: Path) -> None:
     few, many = (outlook(tmp_path, max_kv_size=rows) for rows in (256, 2048))
     rate = 60e9 * EFFICIENCY.weights["integers"].reading
     row_bytes = 30 * 2 * 3 * 64 * 2  # layers, keys and values, KV heads, values, float16
@@ -149,7 +149,7 @@ def test_an_npu_reads_all_rows_for_every_token(tmp_path: Path) -> None:
         assert "estimated" in point.tok_s.source
 
 
-def test_a_prompt_takes_whole_chunks(tmp_path: Path) -> None:
+def test_prompt_takes_whole_chunks(tmp_path: Path) -> None:
     file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
     chosen = Options.parse(provider="qnn", memory="4GiB")
     times = []
@@ -182,7 +182,7 @@ def test_unknown_figures_leave_speeds_unknown(tmp_path: Path) -> None:
     assert "npu_watts of galaxy-s24 is unknown" in found.unknown[1]
 
 
-def test_the_rate_of_bytes_says_something_of_floats() -> None:
+def test_rate_of_bytes_says_something_of_floats() -> None:
     assert find_profile("snapdragon-x-elite").npu_flops == pytest.approx(45e12 / 4)
     assert S24.npu_flops == 12.03e12
     assert replace(S24, figures={}).npu_flops is None
@@ -206,7 +206,7 @@ def test_bad_requests_are_refused(
         outlook(tmp_path, device=device, **options)
 
 
-def test_the_command_shows_the_npu_and_that_it_estimates() -> None:
+def test_command_shows_the_npu_and_that_it_estimates() -> None:
     flags = [
         "plan",
         "smollm2-135m",
@@ -247,7 +247,7 @@ def test_what_a_provider_makes_of_this_device_is_unknown() -> None:
     assert found["prediction"]["unknown"][0].startswith("how fast --provider qnn is shows in its first runs")
 
 
-def test_a_plan_here_goes_by_the_figures_of_the_npu_that_is_here(tmp_path: Path) -> None:
+def test_local_plan_uses_the_local_npus_figures(tmp_path: Path) -> None:
     plan, spec = outlook(tmp_path).plan, outlined(tmp_path, "smollm2:135m", "Q4_0")[1]
     here = replace(S24, name=HOST, figures={k: v for k, v in S24.figures.items() if k != "npu_watts"})
     found = predict(spec, plan, here, Wanted())

@@ -72,7 +72,7 @@ def test_attention_is_observed_as_in_the_native_engine(name: str, tolerance: flo
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
 
 
-def test_evicted_rows_and_a_restored_state_leave_the_same_logits(engines: Engines) -> None:
+def test_evicted_and_restored_rows_give_the_same_logits(engines: Engines) -> None:
     model, tokens, _ = open_fallback("granitehybrid")
     engine, other = (engines(load_engine(model, each, "f32")) for each in ("onnx", "reference"))
     kept = np.r_[0:4, 20:40].astype(np.int32)

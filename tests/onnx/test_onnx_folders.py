@@ -82,9 +82,7 @@ def test_graphs_are_the_bytes_that_onnx_itself_would_write(tmp_path: Path) -> No
             assert onnx.load_model_from_string(graph).SerializeToString() == graph
 
 
-def test_a_folder_runs_without_the_onnx_package(
-    folder: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_runs_without_the_onnx_package(folder: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)  # importing it fails
     assert np.isfinite(
         engines(load_engine(open_model(folder), "onnx", "f32")).forward(np.arange(5, dtype=np.int32))
@@ -96,7 +94,7 @@ def test_what_onnx_runtime_refuses_is_one_line(tmp_path: Path) -> None:
         open_session(bytes(100), tmp_path, CPU, 1)
 
 
-def test_a_folder_whose_name_is_not_unicode(folder: Path) -> None:
+def test_folder_whose_name_is_not_unicode(folder: Path) -> None:
     named = folder.rename(folder.parent / os.fsdecode(b"\xff"))
     assert "only paths that are Unicode" in refusal(named)
 
@@ -223,7 +221,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, METADATA, "model.onnx"])
-def test_a_flipped_bit_is_noticed(name: str, folder: Path, engines: Engines) -> None:
+def test_flipped_bit_is_noticed(name: str, folder: Path, engines: Engines) -> None:
     engines(load_engine(open_model(folder), "onnx", "f32"))
     flip(folder / name)
     assert f"{name}: not the file that was written (its hash differs)" in refusal(folder)
@@ -244,7 +242,7 @@ def test_weights_that_are_no_numbers_leave_no_scales(folder: Path, monkeypatch: 
     assert not [entry for entry in cache.entries() if entry.path.name.endswith("scales")]
 
 
-def test_a_folder_cannot_spoil_the_scales_of_another(
+def test_folder_cannot_spoil_the_scales_of_another(
     folder: Path, sound: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its weights are others, and it claims to be the other one; or its header is, with the same weights."""

@@ -91,7 +91,7 @@ def test_rows_of_different_heads_are_kept_and_renumbered(name: str, seed: int, v
 
 
 @pytest.mark.parametrize("chunk", [40, 100])
-def test_all_queries_of_a_long_chunk_are_observed_a_few_at_a_time(chunk: int, engines: Engines) -> None:
+def test_queries_of_a_long_chunk_are_observed_in_parts(chunk: int, engines: Engines) -> None:
     assert chunk > MOST_OBSERVED
     engine, oracle = onnx_engine(engines, chunk=chunk), HeadOracle(open_golden(MODEL).model, capacity=160, chunk=chunk)
     for part in (some_tokens(chunk), some_tokens(30, 2)):
@@ -115,7 +115,7 @@ def test_rounded_keys_get_nearly_the_attention_of_exact_ones(dtype: str, engines
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_kept_rows_are_bit_equal_and_keeping_all_changes_nothing(dtype: str, seed: int, engines: Engines) -> None:
+def test_kept_rows_are_bit_equal(dtype: str, seed: int, engines: Engines) -> None:
     engine = onnx_engine(engines, dtype)
     engine.observe(2)
     engine.forward(some_tokens(50, seed))
@@ -179,7 +179,7 @@ def test_heads_with_different_numbers_of_rows_are_refused(engines: Engines) -> N
         engine.kv.save()
 
 
-def test_an_engine_without_room_for_attention_says_so(engines: Engines) -> None:
+def test_engine_without_room_for_attention_says_so(engines: Engines) -> None:
     engine = engines(load_engine(open_golden(MODEL).model, "onnx", "f32"))
     assert isinstance(engine, OnnxEngine)
     with pytest.raises(UnsupportedError, match="observes"):
@@ -212,7 +212,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=5,kernel=3", "keydiff", "knorm"])
-def test_the_same_policy_keeps_the_same_rows_on_two_engines(policy: str, engines: Engines) -> None:
+def test_policies_keep_the_same_rows_on_two_engines(policy: str, engines: Engines) -> None:
     require_native()
     kept = {}
     for backend in ("onnx", "cpu"):

@@ -67,9 +67,7 @@ def error_of(model: Model, name: str | None, folder: Path, engines: Engines) -> 
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_outliers_spoil_plain_int8_and_neither_smoothquant_nor_llm_int8(
-    architecture: str, tmp_path: Path, engines: Engines
-) -> None:
+def test_outliers_spoil_plain_int8_only(architecture: str, tmp_path: Path, engines: Engines) -> None:
     model = small_model(tmp_path, architecture)
     names = ("w8a8", "smoothquant", "llm-int8", None)
     plain, smoothed, split, exact = (error_of(model, name, tmp_path / str(name), engines) for name in names)
@@ -133,7 +131,7 @@ PLAIN = [(None, types) for types in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0
 
 
 @pytest.mark.parametrize(("name", "types"), [*PLAIN, *((name, types) for name in METHODS for types in ("F32", "F16"))])
-def test_sizes_are_known_beforehand_and_floats_stay_what_they_are(
+def test_sizes_are_predicted_and_floats_unchanged(
     name: str | None, types: str, tmp_path: Path, engines: Engines
 ) -> None:
     model = small_model(tmp_path, types=types)
@@ -162,7 +160,7 @@ def test_methods_are_named_and_say_what_they_need(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [None, *METHODS])
-def test_a_weight_that_was_written_wrongly_is_found(name: str | None, tmp_path: Path) -> None:
+def test_weight_that_was_written_wrongly_is_found(name: str | None, tmp_path: Path) -> None:
     model = small_model(tmp_path, types="Q4_1" if name is None else "F32")
     layout = make_layout(model.file, model.spec, find_method(name, model.file, model.spec, statistics_of(model)))
     write_weights(model.file, layout, tmp_path / "data")

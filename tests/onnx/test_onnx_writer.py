@@ -42,7 +42,7 @@ def convert(model: Model, folder: Path, **options: Any) -> dict[str, int]:
 # What is written
 
 
-def test_a_folder_passes_the_checker_and_runs_in_plain_onnx_runtime(tmp_path: Path) -> None:
+def test_folder_passes_the_checker_and_runs_in_onnx_runtime(tmp_path: Path) -> None:
     """Without anything of ours: rows go in and come back as ordinary arrays."""
     golden = open_golden("llama-gqa-untied")
     spec, count, capacity = golden.model.spec, golden.tokens.size, 80
@@ -64,7 +64,7 @@ def test_a_folder_passes_the_checker_and_runs_in_plain_onnx_runtime(tmp_path: Pa
     np.testing.assert_allclose(logits[0], golden.logits, rtol=0, atol=1e-3)
 
 
-def test_a_folder_is_opened_and_runs_as_its_source_does(tmp_path: Path, engines: Engines) -> None:
+def test_folder_runs_as_its_source(tmp_path: Path, engines: Engines) -> None:
     source = open_family("llama-llama3").model
     sizes = convert(source, tmp_path / "model")
     assert sizes == {path.name: path.stat().st_size for path in (tmp_path / "model").iterdir()}
@@ -100,7 +100,7 @@ def test_folders_of_every_kind_give_the_logits_of_transformers(name: str, tmp_pa
         np.testing.assert_allclose(logits, family.expected, rtol=0, atol=tolerance)
 
 
-def test_heads_that_onnx_runtime_has_no_attention_for_are_refused(tmp_path: Path) -> None:
+def test_unsupported_head_sizes_are_refused(tmp_path: Path) -> None:
     model = open_model(write_small(tmp_path / "small.gguf", Small(head=20)))
     with pytest.raises(UnsupportedError, match="heads of a multiple of 8 values, not 20"):
         find_backend("onnx", model.file, model.spec)
@@ -136,7 +136,7 @@ def test_grids_come_through_unchanged(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q4_K"])
-def test_what_a_whole_zero_point_leaves_over_is_multiplied_by_means(kind: str) -> None:
+def test_remainder_of_integer_zero_points_uses_means(kind: str) -> None:
     """Columns for means are rounded to 4 bits: that must cost much less than rounding the weights to 4 bits did."""
     values, raw = blocks_of(kind)
     blocks = with_means(to_blocks(raw, kind, 4))
@@ -247,7 +247,7 @@ def test_weights_that_are_no_numbers_leave_nothing(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == ["small.gguf"]
 
 
-def test_an_interrupted_conversion_leaves_what_was_there(tmp_path: Path) -> None:
+def test_interrupted_conversion_leaves_what_was_there(tmp_path: Path) -> None:
     def interrupt(done: float) -> None:
         raise KeyboardInterrupt
 
@@ -281,7 +281,7 @@ def test_what_is_in_the_way_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(InputError, match="cannot be written"):
         convert(open_golden("llama-one-layer").model, tmp_path / "model")
@@ -305,7 +305,7 @@ def damage(path: Path, make: Callable[[bytes], bytes]) -> None:
         (MANIFEST, lambda data: data.replace(b"token_embd", b"token_embx"), "has no token_embd"),
     ],
 )
-def test_a_damaged_folder_is_refused(name: str, make: Callable[[bytes], bytes], message: str, tmp_path: Path) -> None:
+def test_damaged_folder_is_refused(name: str, make: Callable[[bytes], bytes], message: str, tmp_path: Path) -> None:
     convert(open_golden("llama-one-layer").model, tmp_path / "model")
     damage(tmp_path / "model" / name, make)
     with pytest.raises(EdgeError, match=message):

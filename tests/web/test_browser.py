@@ -26,7 +26,7 @@ class _Asking(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_page_does_not_hear_what_the_one_before_complained_of(tmp_path: Path) -> None:
+def test_errors_of_an_earlier_page_are_dropped(tmp_path: Path) -> None:
     (tmp_path / "quiet.html").write_text("<p>quiet")
     with chromium(tmp_path / "browser") as page:
         with ThreadingHTTPServer(("127.0.0.1", 0), _Asking) as server:

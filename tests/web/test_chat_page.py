@@ -77,7 +77,7 @@ def open_page(page: Page, url: str, width: int = 1280, *, dark: bool = False) ->
     until(page, READY)
 
 
-def test_an_answer_is_shown_as_it_comes(page: Page, server: tuple[str, Script]) -> None:
+def test_answer_is_shown_as_it_comes(page: Page, server: tuple[str, Script]) -> None:
     url, script = server
     script.answers = [["Hel", "lo **you**"]]
     script.go.clear()
@@ -105,7 +105,7 @@ def test_an_answer_is_shown_as_it_comes(page: Page, server: tuple[str, Script]) 
     assert complaints(page) == []
 
 
-def test_an_answer_is_stopped(page: Page, server: tuple[str, Script]) -> None:
+def test_answer_is_stopped(page: Page, server: tuple[str, Script]) -> None:
     """The server notices, and what was said stays."""
     url, script = server
     script.answers = [["One", " two"], ["Three"]]
@@ -197,7 +197,7 @@ def test_all_is_readable_and_has_a_name(page: Page, server: tuple[str, Script], 
     assert ("navigation" in roles) == (width > 600)  # on a phone it is a drawer
 
 
-def test_a_keyboard_is_enough(page: Page, server: tuple[str, Script]) -> None:
+def test_keyboard_is_enough(page: Page, server: tuple[str, Script]) -> None:
     url, script = server
     script.answers = [["a", "b"]]
     script.go.clear()
@@ -368,7 +368,7 @@ def test_tool_calls_are_shown_and_answered(page: Page, server: tuple[str, Script
     assert results == [("tool", "sunny", "a"), ("tool", "noon", "b")]
 
 
-def test_a_key_is_asked_for(page: Page, server: tuple[str, Script]) -> None:
+def test_key_is_asked_for(page: Page, server: tuple[str, Script]) -> None:
     url, script = server
     script.key, script.answers = "a secret", [["ok"]]
     show(page, url, 1280)
@@ -465,7 +465,7 @@ def test_markdown_is_that_of_commonmark(page: Page, server: tuple[str, Script]) 
     assert [each for each in made if each[1] != each[2]] == []
 
 
-def test_a_long_answer_keeps_its_first_blocks(page: Page, server: tuple[str, Script]) -> None:
+def test_long_answer_keeps_its_first_blocks(page: Page, server: tuple[str, Script]) -> None:
     """Nodes are not made anew with each piece, so a selection and a scrolled table stay."""
     url, _ = server
     open_page(page, url)

@@ -90,13 +90,13 @@ def test_modules_are_webassembly_in_the_order_of_speed(site: Path) -> None:
     assert json.loads(said) == [["memory", "now", "random", "read", "write"]] * 3
 
 
-def test_the_same_inputs_give_the_same_bytes(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_inputs_give_the_same_bytes(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.apps.site.PIECE", PIECE)
     again = export(GGUF, tmp_path / "again", device="web", max_kv_size=ROWS, memory="64MiB")
     assert again == json.loads((site / MANIFEST).read_text())
 
 
-def test_the_readme_names_all_files(site: Path) -> None:
+def test_readme_names_all_files(site: Path) -> None:
     """Of this folder; a browser asks for the rest by the name of browsers: site.webmanifest."""
     text = (site / "README.md").read_text()
     names = {path.name for path in site.iterdir()} - {"README.md", "site.webmanifest"}
@@ -104,7 +104,7 @@ def test_the_readme_names_all_files(site: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_page_of_ones_own_answers_as_the_readme_says(site: Path, tmp_path: Path) -> None:
+def test_readme_page_answers(site: Path, tmp_path: Path) -> None:
     """As the session does."""
     folder = tmp_path / "site"
     shutil.copytree(site, folder)
@@ -130,7 +130,7 @@ def test_hosts_are_told_the_headers_that_serve_site_sends(site: Path) -> None:
     assert {name: value for name, value in HEADERS.items() if name.startswith("Cross-Origin")}.items() <= told.items()
 
 
-def test_a_site_is_served_whole(site: Path) -> None:
+def test_site_is_served_whole(site: Path) -> None:
     manifest = json.loads((site / MANIFEST).read_text())
     with served(site) as (address, _):
         connection = HTTPConnection(urlsplit(address).netloc, timeout=120)
@@ -140,7 +140,7 @@ def test_a_site_is_served_whole(site: Path) -> None:
         connection.close()
 
 
-def test_a_changed_site_is_replaced_by_force_alone(site: Path, tmp_path: Path) -> None:
+def test_changed_site_is_replaced_by_force_alone(site: Path, tmp_path: Path) -> None:
     """And not if it holds files of others."""
     folder = tmp_path / "site"
     shutil.copytree(site, folder)
@@ -180,7 +180,7 @@ def test_memory_is_512_mib_unless_it_is_stated() -> None:
 
 
 @pytest.mark.parametrize("memory", [None, 2 << 30, MOST])
-def test_a_model_that_no_page_has_room_for(memory: int | None) -> None:
+def test_model_that_no_page_has_room_for(memory: int | None) -> None:
     """Nobody is sent after a --memory that is refused then."""
     spec = replace(model_of(NAME).spec, vocab=1 << 28)
     with pytest.raises(

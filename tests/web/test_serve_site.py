@@ -80,9 +80,7 @@ def request(port: int, path: str, method: str = "GET", **headers: str) -> tuple[
         ("/empty", "empty", "application/octet-stream"),
     ],
 )
-def test_files_come_with_their_type_and_the_headers_of_isolation(
-    path: str, name: str, kind: str, site: Path, port: int
-) -> None:
+def test_files_have_types_and_isolation_headers(path: str, name: str, kind: str, site: Path, port: int) -> None:
     response, body = request(port, path)
     assert (response.status, body) == (200, (site / name).read_bytes())
     assert (response.headers["Content-Type"], response.headers["Accept-Ranges"]) == (kind, "bytes")
@@ -142,7 +140,7 @@ def test_other_ranges_are_ignored(wanted: str, port: int) -> None:
 
 
 @pytest.mark.parametrize("header", ["Content-Length: 30", "Transfer-Encoding: chunked"])
-def test_the_content_of_a_request_is_not_another_request(header: str, port: int) -> None:
+def test_content_of_a_request_is_not_another_request(header: str, port: int) -> None:
     """Else a proxy in front could take the second answer for that of another client."""
     with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.sendall(f"GET / HTTP/1.1\r\n{header}\r\n\r\nGET /page.css HTTP/1.1\r\n\r\n".encode())
@@ -151,7 +149,7 @@ def test_the_content_of_a_request_is_not_another_request(header: str, port: int)
     assert (answer.count(b"HTTP/1.1 "), answer.endswith(b"\r\n\r\nindex.html")) == (1, True)
 
 
-def test_a_file_that_has_not_changed_is_not_sent_again(port: int) -> None:
+def test_unchanged_file_is_not_sent_again(port: int) -> None:
     tag = request(port, "/model.edge")[0].headers["ETag"]
     same, nothing = request(port, "/model.edge", If_None_Match=tag)
     assert (same.status, nothing, same.headers["ETag"]) == (304, b"", tag)
@@ -160,14 +158,14 @@ def test_a_file_that_has_not_changed_is_not_sent_again(port: int) -> None:
     assert request(port, "/model.edge", Range="bytes=0-9", If_Range='"another"')[1] == MODEL
 
 
-def test_a_file_that_becomes_another_has_another_tag(site: Path, port: int) -> None:
+def test_file_that_becomes_another_has_another_tag(site: Path, port: int) -> None:
     tag = request(port, "/page.css")[0].headers["ETag"]
     before = (site / "page.css").stat().st_mtime_ns
     os.utime(site / "page.css", ns=(before, before + 10**9))
     assert request(port, "/page.css", If_None_Match=tag)[0].status == 200
 
 
-def test_a_connection_serves_several_requests(port: int) -> None:
+def test_connection_serves_several_requests(port: int) -> None:
     with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
         for path, status in (("/", 200), ("/none", 404), ("/model.edge", 200), ("/page.css", 200)):
             connection.request("GET", path)
@@ -203,7 +201,7 @@ def test_without_the_headers_of_isolation(site: Path) -> None:
     assert not [name for name in headers if name.startswith("Cross-Origin")]
 
 
-def test_the_command_serves_until_it_is_interrupted(site: Path) -> None:
+def test_command_serves_until_it_is_interrupted(site: Path) -> None:
     command = [sys.executable, "-m", "edge", "serve-site", str(site), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

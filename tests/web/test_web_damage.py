@@ -73,7 +73,7 @@ def test_all_that_a_visit_needs_is_tried(site: Path) -> None:
         for place, kind in enumerate(KINDS)
     ],
 )
-def test_a_damaged_file_is_named(page: Page, site: Path, name: str, kind: str) -> None:
+def test_damaged_file_is_named(page: Page, site: Path, name: str, kind: str) -> None:
     with served(site) as (url, _):
         damage(site, name, kind)
         page.visit(url)
@@ -102,7 +102,7 @@ def test_one_module_at_least_is_this_browsers(page: Page, site: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["truncated", exhaustive("swapped")])
-def test_a_model_of_another_length_or_site(page: Page, site: Path, kind: str) -> None:
+def test_model_of_another_length_or_site(page: Page, site: Path, kind: str) -> None:
     damage(site, MODEL, kind)
     with served(site) as (url, _):
         page.visit(url)
@@ -129,7 +129,7 @@ def test_half_a_page_says_so_without_its_scripts(page: Page, site: Path, place: 
         assert "upload the site again" in page.value(STATUS)
 
 
-def test_what_a_visit_does_not_need_is_not_asked_for(page: Page, site: Path) -> None:
+def test_visit_requests_needed_files_only(page: Page, site: Path) -> None:
     for name in ("README.md", "_headers", "edge/index.d.ts", "edge/package.json", "chat/icon.svg", "site.webmanifest"):
         damage(site, name, "truncated")
     with served(site) as (url, _):

@@ -185,7 +185,7 @@ def watch_answer(page: Page) -> tuple[Any, ...]:
 
 
 @pytest.mark.exhaustive
-def test_a_lost_device_changes_no_token(page: Page) -> None:
+def test_lost_device_changes_no_token(page: Page) -> None:
     """In the middle of an answer, after evictions; and the module answers from then on, with drafts."""
     with served(site_of(NAME, "simd", gpu=True)) as (url, _):
         at(page, url)
@@ -254,7 +254,7 @@ def test_without_a_gpu_the_module_answers(page: Page, change: str, reason: str |
      "{ const found = getMappedRange.apply(this, all); new Uint8Array(found).fill(255); return found; };",
      "the GPU computed no number (NaN)"),
 ])  # fmt: skip
-def test_the_module_runs_the_pass_that_a_gpu_fails(page: Page, change: str, reason: str) -> None:
+def test_module_runs_the_pass_that_a_gpu_fails(page: Page, change: str, reason: str) -> None:
     with served(site_of(NAME, "simd", gpu=True)) as (url, _):
         at(page, url)
         found = run(page, f"""
@@ -267,7 +267,7 @@ def test_the_module_runs_the_pass_that_a_gpu_fails(page: Page, change: str, reas
 
 
 @pytest.mark.exhaustive
-def test_a_gpu_needs_room_in_the_memory_that_a_page_grants(page: Page) -> None:
+def test_gpu_needs_room_in_a_pages_memory(page: Page) -> None:
     with served(site_of(NAME, "simd", gpu=True)) as (url, _):
         at(page, url)
         found = run(page, f"""
@@ -282,7 +282,7 @@ def test_a_gpu_needs_room_in_the_memory_that_a_page_grants(page: Page) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_module_answers_until_a_gpu_is_ready_and_races_with_it(page: Page) -> None:
+def test_module_answers_until_the_gpu_is_ready(page: Page) -> None:
     with served(site_of(NAME, "simd", gpu=True)) as (url, _):
         at(page, url)
         found = run(page, f"""
@@ -308,7 +308,7 @@ def test_the_module_answers_until_a_gpu_is_ready_and_races_with_it(page: Page) -
 
 
 @pytest.mark.exhaustive
-def test_a_visit_goes_by_the_race_of_an_earlier_one(page: Page) -> None:
+def test_later_visit_uses_an_earlier_race(page: Page) -> None:
     """Where the CPU was faster, the GPU's weights are not loaded again; another adapter is raced."""
     slow = HARDWARE + (
         "const map = GPUBuffer.prototype.mapAsync; GPUBuffer.prototype.mapAsync = async function (...all) "

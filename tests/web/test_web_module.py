@@ -279,7 +279,7 @@ def test_damaged_models_are_refused(tmp_path: Path) -> None:
         module.begin(temperature=0, max_tokens=2)
 
 
-def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
+def test_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
     bundle = prepare(model_of(NAME), find_profile("web"), Options().updated(**OPTIONS), ISAS)
     again = make_modules(bundle.designs, tmp_path, tables={"trusted.c": trusted_source(make_sections(bundle))})
     assert [each.name for each in again] == [f"edge-{isa}.wasm" for isa in ISAS]
@@ -298,7 +298,7 @@ def test_without_zig_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
         find_zig()
 
 
-def test_the_runtime_compiles_for_32_bits_without_warnings(tmp_path: Path) -> None:
+def test_runtime_compiles_for_32_bits_without_warnings(tmp_path: Path) -> None:
     web = RUNTIME.parent / "web" / "c"
     sources = [each for each in RUNTIME.glob("*.c") if each.name not in NATIVE]
     target = ("-target", "wasm32-wasi", "-mcpu=generic+simd128+atomics+bulk_memory", "-std=c11", *WARNINGS)

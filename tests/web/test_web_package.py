@@ -97,7 +97,7 @@ def test_answers_are_those_of_edge(page: Page, site: Sent, folder: Path) -> None
     assert report["measured"] is False
 
 
-def test_a_second_visit_downloads_nothing(page: Page, site: Sent) -> None:
+def test_second_visit_downloads_nothing(page: Page, site: Sent) -> None:
     found = run(page, """
       await (await Edge.open('./')).close();
       const stored = await Edge.stored('./');
@@ -112,7 +112,7 @@ def test_a_second_visit_downloads_nothing(page: Page, site: Sent) -> None:
     assert (found["left"], found["after"]) == (0, "closed")
 
 
-def test_a_broken_download_goes_on_where_it_stopped(page: Page, site: Sent, folder: Path) -> None:
+def test_broken_download_goes_on_where_it_stopped(page: Page, site: Sent, folder: Path) -> None:
     site.cut = [3 * PIECE + 100, 5]
     found = run(page, f"const session = await Edge.open('./', options); return {ASK};")
     assert found == expected("abc", 24)
@@ -120,7 +120,7 @@ def test_a_broken_download_goes_on_where_it_stopped(page: Page, site: Sent, fold
     assert site.bytes == (folder / MODEL).stat().st_size + 105
 
 
-def test_an_aborted_download_goes_on_at_the_next_visit(page: Page, site: Sent) -> None:
+def test_aborted_download_goes_on_at_the_next_visit(page: Page, site: Sent) -> None:
     site.cut = [2 * PIECE]
     found = run(page, """
       const abort = new AbortController();
@@ -140,7 +140,7 @@ def test_damaged_pieces_are_fetched_again(page: Page, site: Sent) -> None:
     assert [span.start for span in site.spans[:2]] == [0, PIECE]
 
 
-def test_a_site_that_stays_damaged_is_an_error(page: Page, site: Sent) -> None:
+def test_site_that_stays_damaged_is_an_error(page: Page, site: Sent) -> None:
     site.flip = [PIECE] * 9
     found = run(page, "await Edge.open('./');")
     assert found["code"] == "bad-file"
@@ -177,7 +177,7 @@ def test_two_sessions_download_once(page: Page, site: Sent) -> None:
     assert site.bytes == found_size(site)
 
 
-def test_a_table_of_embeddings_stays_in_storage(page: Page) -> None:
+def test_table_of_embeddings_stays_in_storage(page: Page) -> None:
     """Two sessions read it there at once. Without storage, there is an error."""
     ask = "await session.ask('abc', { temperature: 0, maxTokens: 8, ignoreEos: true })"
     with served(site_of("gemma4", "simd")) as (url, sent):

@@ -34,7 +34,7 @@ def turns(page: Page) -> list[str]:
     return said
 
 
-def test_a_chat_on_a_phone(page: Page, folder: Path) -> None:
+def test_chat_on_a_phone(page: Page, folder: Path) -> None:
     with served(folder) as (url, sent):
         sent.cut = [100]  # the download pauses, so that the question comes before its end
         show(page, url, 390)
@@ -74,7 +74,7 @@ def test_a_chat_on_a_phone(page: Page, folder: Path) -> None:
     assert turns(page) == []
 
 
-def test_an_answer_is_stopped_on_a_desk_in_the_dark(page: Page, folder: Path) -> None:
+def test_answer_is_stopped_on_a_dark_desktop(page: Page, folder: Path) -> None:
     with served(folder) as (url, _):
         show(page, url, 1280, dark=True)
         until(page, READY)
@@ -94,7 +94,7 @@ def test_an_answer_is_stopped_on_a_desk_in_the_dark(page: Page, folder: Path) ->
         assert complaints(page) == []
 
 
-def test_an_answer_is_copied(page: Page, folder: Path) -> None:
+def test_answer_is_copied(page: Page, folder: Path) -> None:
     with served(folder) as (url, _):
         page.ask("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
         show(page, url, 390)
@@ -107,7 +107,7 @@ def test_an_answer_is_copied(page: Page, folder: Path) -> None:
         assert copied.split() == turns(page)[1].split()
 
 
-def test_a_question_is_edited_and_its_answer_retried(page: Page, folder: Path) -> None:
+def test_question_is_edited_and_its_answer_retried(page: Page, folder: Path) -> None:
     """The session forgets the turns after it: the same question has the same answer."""
     with served(folder) as (url, _):
         show(page, url, 390)
@@ -205,7 +205,7 @@ def test_every_control_has_a_name(page: Page, folder: Path) -> None:
         assert all(named[role] for role in roles & named.keys() - {"status"}), named
 
 
-def test_the_service_worker_isolates_a_page(page: Page, folder: Path) -> None:
+def test_service_worker_isolates_a_page(page: Page, folder: Path) -> None:
     """Where the server does not: after one reload."""
     with served(folder, isolated=False) as (url, _):
         page.visit(url)

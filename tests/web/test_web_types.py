@@ -42,24 +42,24 @@ def complaints(folder: Path, *files: str) -> str:
     return done.stdout
 
 
-def test_the_scripts_have_their_types(site: Path) -> None:
+def test_scripts_have_their_types(site: Path) -> None:
     scripts = [f"{part}/{each.name}" for part in ("chat", "edge") for each in sorted((site / part).glob("*.js"))]
     assert complaints(site, "start.js", "page.js", "chats.js", *scripts) == ""
 
 
-def test_the_scripts_of_the_profiling_page_have_their_types(site: Path, tmp_path: Path) -> None:
+def test_scripts_of_the_profiling_page_have_their_types(site: Path, tmp_path: Path) -> None:
     shutil.copytree(site / "edge", tmp_path / "edge")
     shutil.copytree(PROFILING, tmp_path, dirs_exist_ok=True)
     assert complaints(tmp_path, "kit.js", "ceiling.js") == ""
 
 
-def test_the_scripts_of_the_served_page_have_their_types(tmp_path: Path) -> None:
+def test_scripts_of_the_served_page_have_their_types(tmp_path: Path) -> None:
     shutil.copytree(SERVED, tmp_path, dirs_exist_ok=True)
     shutil.copytree(WEB / "chat", tmp_path / "chat")
     assert complaints(tmp_path, *(each.name for each in sorted(SERVED.glob("*.js")))) == ""
 
 
-def test_the_stated_types_are_those_of_the_package(site: Path) -> None:
+def test_stated_types_are_those_of_the_package(site: Path) -> None:
     """What index.js exports is assignable to what index.d.ts says, and nothing is missing there."""
     shutil.copy(site / "edge" / "index.js", site / "edge" / "made.js")
     (site / "stated.ts").write_text(
