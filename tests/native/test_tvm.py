@@ -778,7 +778,7 @@ def test_tensor_that_only_some_layers_have_is_named(tmp_path: Path) -> None:
 
 
 def test_architecture_without_a_network_is_named(tmp_path: Path) -> None:
-    refused(open_edited(tmp_path, Small(architecture="arcee")), "arcee.*--backend llamacpp")
+    refused(open_edited(tmp_path, Small(architecture="baichuan")), "baichuan.*--backend llamacpp")
 
 
 def test_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
