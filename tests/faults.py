@@ -26,11 +26,11 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# In a mount namespace: "$@" with all else read-only.
+# In a mount namespace: "$@" with all else read-only. Compilers and drivers keep caches in HOME.
 _CONFINED = """
 for each in "$1" "$2" $(readlink -f "$1"/build/*) /dev; do mount --rbind "$each" "$each" || exit 125; done
 mount -o remount,ro,bind / && mount -o remount,ro,bind /dev || exit 125
-cd "$1" && shift 2
+export HOME="$2/edge-faults-home" && mkdir -p "$HOME" && cd "$1" && shift 2
 exec "$@"
 """
 SUFFIXES = (".py", ".c", ".h", ".js", ".mjs")
