@@ -17,6 +17,16 @@
  * is too long is cut. error: may be NULL. */
 edge_status edge_fail(edge_error *error, edge_status code, const char *format, ...);
 
+static inline uint32_t smaller(uint32_t one, uint32_t other)
+{
+    return one < other ? one : other;
+}
+
+static inline uint32_t whole_tiles(uint32_t count) /* rounded up to a multiple of TILE */
+{
+    return (count + TILE - 1) / TILE * TILE;
+}
+
 /* Every part of a session has a function `x_layout` that takes its memory from an arena. It runs twice: with memory NULL,
  * to count bytes, and with memory. */
 typedef struct { uint8_t *memory; uint64_t used; } arena;

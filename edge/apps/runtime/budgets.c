@@ -25,7 +25,7 @@ void governor_init(governor_state *state, double time)
 }
 
 static double larger(double one, double other) { return other > one ? other : one; }
-static double smaller(double one, double other) { return other < one ? other : one; }
+static double lesser(double one, double other) { return other < one ? other : one; }
 static double newest(double before, double now) { return isnan(now) ? before : now; }
 
 /* Corrects `duty`, the share of time that may be spent working, by the distance to the temperature limit. */
@@ -35,10 +35,10 @@ static void correct_duty(const run_limits *limits, governor_state *state, const 
         return;
     double error = limits->max_temp - CELSIUS_MARGIN - now->celsius, change;
     if (isnan(state->error)) /* the device may be too hot from the start */
-        change = GAIN * smaller(0, error);
+        change = GAIN * lesser(0, error);
     else
         change = GAIN * (error - state->error) + INTEGRAL * error * (now->time - state->corrected_at);
-    state->duty = smaller(1, larger(LEAST_DUTY, state->duty + change));
+    state->duty = lesser(1, larger(LEAST_DUTY, state->duty + change));
     state->error = error;
     state->corrected_at = now->time;
 }
@@ -73,11 +73,11 @@ static double give_back(const governor_state *state, const sample *now, enum cau
     double lacking = isnan(memory->limit) ? 0 : memory->needed - memory->limit;
     if (lacking > 0) {
         *cause = CAUSE_LIMIT;
-        return smaller(memory->spare, lacking + MEMORY_SLACK);
+        return lesser(memory->spare, lacking + MEMORY_SLACK);
     }
     if (state->shorts >= SHORT_READINGS && !isnan(memory->available)) {
         *cause = CAUSE_FREE;
-        return smaller(memory->spare, memory->needed - memory->available + MEMORY_SLACK);
+        return lesser(memory->spare, memory->needed - memory->available + MEMORY_SLACK);
     }
     if (memory->stalled >= STALLED && now->time - state->gave_at >= SETTLE_S) { /* false for NAN */
         *cause = CAUSE_PRESSURE;
@@ -158,7 +158,7 @@ decision governor_decide(const run_limits *limits, governor_state *state, const 
         made.cause = CAUSE_NONE;
         return made;
     }
-    made.pause = pause <= SHORTEST_PAUSE_S ? 0 : smaller(pause, LONGEST_PAUSE_S);
+    made.pause = pause <= SHORTEST_PAUSE_S ? 0 : lesser(pause, LONGEST_PAUSE_S);
     made.give = give;
     return made;
 }

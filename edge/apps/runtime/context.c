@@ -76,7 +76,7 @@ static uint32_t fewest_rows(const edge_session *s)
     return least < capacity ? least : capacity;
 }
 
-double context_spare(const edge_session *s)
+static double spare_bytes(const edge_session *s)
 {
     uint64_t capacity = kv_capacity(s->rows), rows = s->accelerator ? 0 : capacity - fewest_rows(s); /* accelerators: 0 */
     return (double)(rows * kv_bytes(s->rows) / capacity);
@@ -120,16 +120,11 @@ void context_trim(edge_session *s)
     int32_t asked = __atomic_exchange_n(&s->trim, 0, __ATOMIC_ACQUIRE);
     if (!asked)
         return;
-    give(s, rint((double)(asked - 1) / (double)EDGE_TRIM_ALL * context_spare(s)));
+    give(s, rint((double)(asked - 1) / (double)EDGE_TRIM_ALL * spare_bytes(s)));
     if (s->accelerator)
         return;
     kv_release(s->rows);
     pass_release(s->pass);
-}
-
-static uint32_t smaller(uint32_t one, uint32_t other)
-{
-    return one < other ? one : other;
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
@@ -149,7 +144,7 @@ static edge_finish look_around(edge_session *s, uint32_t tokens)
 {
     double wanted = 0;
     context_trim(s);
-    edge_finish reason = watch_look(&s->watch, tokens, &s->cancelled, s->needed, context_spare(s), &wanted);
+    edge_finish reason = watch_look(&s->watch, tokens, &s->cancelled, s->needed, spare_bytes(s), &wanted);
     if (wanted > 0)
         give(s, wanted);
     return __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_INTERRUPTED : reason;
@@ -158,7 +153,7 @@ static edge_finish look_around(edge_session *s, uint32_t tokens)
 void context_pay(edge_session *s)
 {
     double wanted = 0;
-    watch_pay(&s->watch, &s->cancelled, s->needed, context_spare(s), &wanted);
+    watch_pay(&s->watch, &s->cancelled, s->needed, spare_bytes(s), &wanted);
     if (wanted > 0)
         give(s, wanted);
 }

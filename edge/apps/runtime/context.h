@@ -14,7 +14,6 @@ edge_finish context_prompt(edge_session *s); /* runs all waiting tokens; sets `l
 edge_finish context_step(edge_session *s);   /* runs the generated token; sets `logits` */
 void context_pay(edge_session *s);           /* at the end of an answer: waits for its power limit */
 void context_trim(edge_session *s);          /* trims as edge_trim has requested; drafts must be dropped */
-double context_spare(const edge_session *s); /* bytes that could be returned to the system */
 turn_mark context_mark(const edge_session *s);
 bool context_rewind(edge_session *s, const turn_mark *mark);
 

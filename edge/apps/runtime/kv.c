@@ -33,11 +33,6 @@
 
 #include <string.h>
 
-static uint32_t tiles_of(uint32_t count)
-{
-    return (count + TILE - 1) / TILE * TILE;
-}
-
 /* ---- layout ----------------------------------------------------------------------------------------------------- */
 
 static void lay_out(arena *from, kv *k, kv_part *p, bool ringed, uint32_t capacity, uint32_t start, uint32_t lists)
@@ -45,7 +40,7 @@ static void lay_out(arena *from, kv *k, kv_part *p, bool ringed, uint32_t capaci
     const edge_config *config = k->model->config;
     uint32_t kv_heads = ringed ? config->ring_kv_heads : config->whole_kv_heads;
     uint32_t *of = take(from, sizeof *of * config->layers * config->kv_heads);
-    *p = (kv_part){.start = start, .even = tiles_of(capacity), .capacity = capacity, .longest = capacity, .lists = 1};
+    *p = (kv_part){.start = start, .even = whole_tiles(capacity), .capacity = capacity, .longest = capacity, .lists = 1};
     for (uint32_t layer = 0; layer < config->layers; layer++) {
         const layer_config *own = k->model->layers + layer;
         if (own->rowless || (own->ringed != 0) != ringed)
@@ -382,7 +377,7 @@ static void release(kv *k, const kv_part *p, uint32_t first, uint32_t count)
 void kv_release(kv *k)
 {
     for (kv_part *p = &k->whole; p; p = p == &k->whole ? &k->ring : NULL)
-        for (uint32_t head = 0, used = tiles_of(p->length); head < p->heads; head++)
+        for (uint32_t head = 0, used = whole_tiles(p->length); head < p->heads; head++)
             release(k, p, p->start + head * p->even + used, p->even - used);
     if (k->state_bytes)
         release_memory((uint8_t *)k->snapshots + k->held * k->state_bytes, (SNAPSHOTS - k->held) * k->state_bytes);
@@ -395,10 +390,10 @@ void kv_shrink(kv *k, uint32_t capacity)
     capacity = capacity > least ? capacity : least;
     if (capacity >= p->capacity)
         return;
-    p->capacity = capacity, p->even = tiles_of(capacity);
+    p->capacity = capacity, p->even = whole_tiles(capacity);
     for (uint32_t head = 0; head < p->heads; head++) {
         uint32_t source = p->start + head * before, target = p->start + head * p->even;
-        rows_shift(p->rows, source, target, tiles_of(p->length));
+        rows_shift(p->rows, source, target, whole_tiles(p->length));
         if (p->observed)
             memmove(k->paid + target, k->paid + source, sizeof(float) * p->length);
     }

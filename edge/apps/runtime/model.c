@@ -95,7 +95,7 @@ static bool config_is_possible(const edge_config *c)
         && within(c->whole_kv_heads, 1, c->kv_heads) && within(c->whole_head, 16, c->head) && c->whole_head % 16 == 0
         && within(c->ring_kv_heads, 1, c->kv_heads) && within(c->ring_head, 16, c->head) && c->ring_head % 16 == 0
         && c->layer_inputs <= MOST_INPUTS && !c->table_type == !c->layer_inputs
-        && c->padded_vocab == (c->vocab + 15) / 16 * 16 && within(c->context, 1, 1 << 30);
+        && c->padded_vocab == whole_tiles(c->vocab) && within(c->context, 1, 1 << 30);
     bool plan = within(c->capacity, 1, MOST_ROWS) && within(c->chunk, 1, MOST_TOKENS) && c->chunk <= c->capacity
         && within(c->threads, 1, MOST_THREADS) && within(c->evict_step, 1, c->capacity) && c->pinned < c->capacity
         && c->sinks <= c->pinned && c->drafts <= MOST_DRAFTS && (!c->drafts || c->policy != POLICY_H2O)
@@ -164,13 +164,13 @@ static bool design_is_possible(const edge_config *c, const design_config *d, uin
     return memchr(d->isa, 0, sizeof d->isa) && d->isa[0] && within(d->gemm_tokens, 1, MOST_GEMM)
         && within(d->tokens, c->chunk, MOST_TOKENS + MOST_GEMM) && d->tokens % d->gemm_tokens == 0
         && d->rope_size == (ahead + d->gemm_tokens) * 2 * c->head
-        && d->observed == (c->policy == POLICY_H2O ? (c->capacity + 15) / 16 * 16 : 0)
+        && d->observed == (c->policy == POLICY_H2O ? whole_tiles(c->capacity) : 0)
         && d->floats <= MOST_SCRATCH && d->integers <= MOST_SCRATCH && d->integers
         && d->normals % 16 == 0 && d->normals <= d->floats && heads * c->head <= d->floats - d->normals
         && d->temperatures % 16 == 0 && d->temperatures <= d->floats
         && (!c->tempered || d->tokens <= d->floats - d->temperatures)
         && d->layer_inputs % 16 == 0 && d->layer_inputs <= d->floats
-        && (uint64_t)d->tokens * c->layers * ((c->layer_inputs + 15) / 16 * 16) <= d->floats - d->layer_inputs
+        && (uint64_t)d->tokens * c->layers * whole_tiles(c->layer_inputs) <= d->floats - d->layer_inputs
         && (!d->tiles || (d->tiles == c->padded_vocab / HEAD_TILE && d->head_upper <= d->floats
                           && d->tiles <= d->floats - d->head_upper && d->head_lower <= d->floats
                           && d->tiles <= d->floats - d->head_lower && d->head_tiles <= d->integers

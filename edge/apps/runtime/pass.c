@@ -79,7 +79,7 @@ static pass *layout_accelerated(arena *from, const edge_model *model, kv *rows, 
     pass *p = take(from, sizeof *p);
     uint64_t bytes = model->config->padded_vocab * sizeof(float);
     float *logits = take(from, bytes);
-    uint32_t count = (model->config->layer_inputs + 15) / 16 * 16 * model->config->layers * model->config->chunk;
+    uint32_t count = whole_tiles(model->config->layer_inputs) * model->config->layers * model->config->chunk;
     float *inputs = take(from, count * sizeof *inputs);
     bytes += count * sizeof *inputs;
     if (p)

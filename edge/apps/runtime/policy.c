@@ -29,8 +29,6 @@ policy *policy_layout(arena *from, const edge_model *model)
     return taken;
 }
 
-static uint32_t smaller(uint32_t one, uint32_t other) { return one < other ? one : other; }
-
 bool policy_evicts(const policy *p) { return p->config->policy != POLICY_FULL; }
 bool policy_observes(const policy *p) { return p->config->policy == POLICY_H2O; }
 

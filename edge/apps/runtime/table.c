@@ -16,7 +16,7 @@ typedef struct { uint32_t values, bytes; decoder *decode; } block_type;
 
 static bool read_row(const edge_model *model, uint64_t at, uint32_t count, const block_type *type, float factor, float *out)
 {
-    uint32_t size = model->config->layer_inputs, padded = (size + 15) / 16 * 16, value = 0;
+    uint32_t size = model->config->layer_inputs, padded = whole_tiles(size), value = 0;
     uint8_t piece[PIECE];
     float values[MOST_VALUES];
     for (uint32_t blocks = count / type->values; blocks;) {
@@ -36,7 +36,7 @@ static bool read_row(const edge_model *model, uint64_t at, uint32_t count, const
 static bool read_rows(const edge_model *model, const int32_t *tokens, uint32_t count, float *inputs, block_type type)
 {
     const edge_config *c = model->config;
-    uint32_t width = c->layers * c->layer_inputs, stride = c->layers * ((c->layer_inputs + 15) / 16 * 16);
+    uint32_t width = c->layers * c->layer_inputs, stride = c->layers * whole_tiles(c->layer_inputs);
     uint64_t row = model->sizes[SECTION_TABLE] / c->vocab;
     float factor = (float)sqrt((double)c->layer_inputs / 2);
     for (uint32_t i = 0; i < count; i++)

@@ -90,7 +90,7 @@ static void write_positions(gpu *g, const int32_t *positions)
 static void write_inputs(gpu *g, const pass_input *input)
 {
     const edge_config *c = g->model->config;
-    uint32_t stride = g->config->input_stride, padded = (c->layer_inputs + 15) / 16 * 16, vectors = input->count * c->layers;
+    uint32_t stride = g->config->input_stride, padded = whole_tiles(c->layer_inputs), vectors = input->count * c->layers;
     for (uint32_t i = 0; i < vectors; i++)
         memcpy(g->inputs + (size_t)i * stride, input->inputs + (size_t)i * padded, padded * sizeof *g->inputs);
     gpu_write(g, g->config->layer_inputs, 0, g->inputs, (uint64_t)vectors * stride * sizeof *g->inputs, false);

@@ -41,22 +41,17 @@ static bool timed(edge_session *s, const int32_t *tokens, uint32_t count, double
     return logits != NULL;
 }
 
-static uint32_t least(uint32_t one, uint32_t other)
-{
-    return one < other ? one : other;
-}
-
 /* Times a prompt and the first tokens behind it; fewer of both on slow engines. */
 static bool lap(edge_session *s, pace *found)
 {
     int32_t tokens[RACE_PROMPT];
-    uint32_t capacity = kv_capacity(s->rows), most = least(least(s->chunk, RACE_PROMPT), capacity / 2);
-    uint32_t count = least(RACE_FEW, most), steps = 0;
+    uint32_t capacity = kv_capacity(s->rows), most = smaller(smaller(s->chunk, RACE_PROMPT), capacity / 2);
+    uint32_t count = smaller(RACE_FEW, most), steps = 0;
     double unmeasured = 0, prompt = 0, spent = 0;
     for (uint32_t i = 0; i < RACE_PROMPT; i++)
         tokens[i] = (int32_t)((i * 2654435761u >> 8) % s->model->config->vocab);
     kv_clear(s->rows);
-    if (!timed(s, tokens, least(2, count), &unmeasured) || !timed(s, tokens, count, &prompt))
+    if (!timed(s, tokens, smaller(2, count), &unmeasured) || !timed(s, tokens, count, &prompt))
         return false;
     if (most > count && prompt * most / count < LAP_S / 2) {
         kv_clear(s->rows);
@@ -66,7 +61,7 @@ static bool lap(edge_session *s, pace *found)
     }
     if (!timed(s, tokens, 1, &unmeasured))
         return false;
-    for (; steps < least(RACE_STEPS, capacity / 4) && (!steps || spent < LAP_S / 2); steps++)
+    for (; steps < smaller(RACE_STEPS, capacity / 4) && (!steps || spent < LAP_S / 2); steps++)
         if (!timed(s, tokens + steps, 1, &spent))
             return false;
     *found = (pace){count / prompt, steps / spent};

@@ -53,7 +53,7 @@ void arena_flush(gpu_arena *rows)
     gpu *g = rows->gpu;
     const gpu_config *config = g->config;
     if (rows->staged) {
-        uint64_t tiles = (rows->staged + TILE - 1) / TILE * TILE, first = rows->count;
+        uint64_t tiles = whole_tiles(rows->staged), first = rows->count;
         if (rows->which & MOVED_KEYS)
             gpu_write(g, config->keys[rows->number], first * rows->row_bytes, rows->keys, tiles * rows->row_bytes, true);
         if (rows->which & MOVED_VALUES)

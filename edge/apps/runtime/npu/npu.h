@@ -69,7 +69,7 @@ static inline uint32_t npu_layer_rows(const npu *n, uint32_t layer)
 {
     const edge_config *c = n->model->config;
     uint32_t rows = n->model->layers[layer].ringed ? c->ring_rows : c->capacity;
-    return (rows + TILE - 1) / TILE * TILE;
+    return whole_tiles(rows);
 }
 
 /* ort.c */
