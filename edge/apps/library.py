@@ -41,7 +41,7 @@ LIBC = (
     "mmap", "munmap", "madvise", "open", "close", "fcntl", "read", "write", "pread", "lseek", "getpid", "memcpy",
     "memmove", "memset", "memcmp", "memchr", "strlen", "strcmp", "pthread_create", "pthread_join", "clock_gettime",
     "nanosleep", "sched_setaffinity", "sched_getaffinity", "getauxval", "rename", "unlink",
-    "uname",
+    "uname", "access", "strchr", "strcpy", "strspn", "strcspn",
 )  # fmt: skip
 LIBDL = ("dlopen", "dlsym")
 LIBM = tuple(
