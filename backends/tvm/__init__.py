@@ -16,14 +16,10 @@ from edge.model.cores import Core
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from edge.backends.tvm.cpu.memory import PassMemory
     from edge.backends.tvm.engine import NativeEngine
 
 KV_DTYPES = ("f16", "int8", "int4", "f32")  # f32 is the exact mode: float32 activations too, for tests
-
-# Bytes for each row of a head: its physical row and position, and scratch of the policy.
-_BOOKKEEPING = 12 + 36
-# Bytes for each value of keys that are read or rotated at once.
-_LOOKED_AT = 24
 
 # Measured: the engine's Python modules, its threads and the compiled code.
 _RUNTIME_BYTES = 6 << 20
@@ -124,63 +120,36 @@ class CPU(Backend):
         return False
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
-        """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
-        from edge.backends.ring import LayerKinds
-        from edge.backends.row_lists import pinned_bytes
-        from edge.backends.tvm.adapters import adapter_bytes, padded_rank
-        from edge.backends.tvm.cpu.arguments import Kept, make_scratch
+        """Of the arrays that the engine allocates; the weights are those of the packed file."""
         from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
         from edge.backends.tvm.kv.householder import REFLECTION_BYTES
-        from edge.backends.tvm.kv.pages import bounds_bytes, pages_held
-        from edge.backends.tvm.kv.regions import TILE, make_regions
-        from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
-        from edge.backends.tvm.packing.cores import round_up
-        from edge.backends.tvm.packing.shape import Shape, padded_head, rope_values
-        from edge.backends.tvm.targets import planning_target, with_tuning
-        from edge.model.tensors import find_network
+        from edge.backends.tvm.kv.row_formats import FORMATS
+        from edge.backends.tvm.targets import planning_target
 
-        shape, target = Shape.of(spec), with_tuning(planning_target(), config.tuning)
-        network = find_network(spec)
         if config.lora_rank:
             check_cores("cpu engine with adapters", spec, hybrid_cores)
-        kinds = LayerKinds.of(network.windows, network.rowless)
-        core, apart = shape.attention, shape.ringed.kv_heads if shape.apart else 0
-        regions, rings = make_regions(kinds, core.kv_heads, config, spec.context, apart)
-        heads, longest = len(kinds.whole) * core.kv_heads, round_up(regions.longest, TILE)
-        observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
-        kept = Kept.of(network, target.gemm_tokens, config.drafts)
-        given = config.chunk, config.threads, observed, rank, config.together, kept.floats, pages_held(config)
-        halves = not shape.encoder and "Q8_0" in dict(spec.type_bytes)  # the head, which may be of another type
-        scratch = make_scratch(shape, target, *given, estimates=halves * (1 + config.drafts))
-        per_row, in_ring = (row_bytes(each, config.kv_dtype) // each.kv_heads for each in (core, shape.ringed))
-        fixed = rings.size * (in_ring + 4) + 4 * sum(network.fixed_values)
-        per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
-        per_whole += bounds_bytes(padded_head(core.head_dim)) * (config.reads > 0)
-        logits = max(config.logits_rows, config.together) * shape.padded_vocab
-        tables = max(1, len(network.ropes))
-        sizes = config.chunk, target.gemm_tokens, shape.padded_head
-        batch = rope_values(*sizes, config.sequences) - rope_values(*sizes)
-        rope = tables * (round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head + batch)
-        by_head = 0
-        if config.per_head:  # keys are read layer by layer, and rotated head by head
-            at_once = 2 if config.observes else max(2, core.kv_heads)
-            by_head = longest * (heads * _BOOKKEEPING + at_once * shape.padded_head * _LOOKED_AT)
-        pinned = pinned_bytes(heads, shape.padded_head, config.pinned)
-        streaming = streaming_need(spec, config)
+        memory, system = self.memory(spec, config), planning_target().system
+        table, streaming = spec.network is not None and spec.network.layer_inputs > 0, streaming_need(spec, config)
         return Footprint(
             weights=packed_bytes(spec),
-            kv=config.sequences * (regions.size * per_whole + fixed),
-            scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope + config.threads * kept.copied)
-            + config.sequences * (by_head + pinned),
-            runtime=_RUNTIME_BYTES
-            + REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
-            + _TABLE_BYTES * (shape.layer_inputs > 0),
+            kv=memory.bytes("kv") + memory.bytes("fixed"),
+            scratch=memory.bytes("scratch") + sum(memory.temporaries.values()),
+            runtime=_RUNTIME_BYTES + REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed + _TABLE_BYTES * table,
             streamed=streaming.streamed,
-            fixed_kv=config.sequences * fixed,
-            least_weights=None if spec.encoder or target.system != "linux" else streaming.least,
-            lora=config.loras * adapter_bytes(network, rank, exact=config.kv_dtype == "f32"),
-            on_disk=spec.table_bytes if shape.layer_inputs else 0,
+            fixed_kv=memory.bytes("fixed"),
+            least_weights=None if spec.encoder or system != "linux" else streaming.least,
+            lora=memory.bytes("lora"),
+            on_disk=spec.table_bytes if table else 0,
         )
+
+    def memory(self, spec: ModelSpec, config: EngineConfig) -> PassMemory:
+        """The arrays of a pass, for plans."""
+        from edge.backends.tvm.cpu.memory import PassMemory
+        from edge.backends.tvm.targets import planning_target, with_tuning
+
+        target = with_tuning(planning_target(), config.tuning)
+        halves = not spec.encoder and "Q8_0" in dict(spec.type_bytes)  # the head, which may be of another type
+        return PassMemory.of(spec, config, target, estimates=halves * (1 + config.drafts))
 
     def expert_forecast(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> ExpertForecast | None:
         """From recorded choices, if an engine with slots has run this model here; else for uniform routing."""

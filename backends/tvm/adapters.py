@@ -14,7 +14,6 @@ import numpy as np
 
 from edge.backends.tvm.cpu.arguments import Table
 from edge.backends.tvm.design import low_rank_blocks
-from edge.backends.tvm.memory import aligned_zeros
 from edge.backends.tvm.packing.blocks import BLOCKS, TILE
 from edge.backends.tvm.packing.cores import groups_of, round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place, units_of
@@ -84,11 +83,10 @@ class Adapters:
     """The adapters that an engine holds, each in a part of `memory`. The engine's table has the offsets of those that
     the next pass applies. Sequences name a part by its number; None: no adapter."""
 
-    def __init__(self, layout: PackedLayout, table: AnyArray, rank: int, count: int, *, exact: bool) -> None:
-        """rank: the largest, padded. count: of the parts."""
-        self._layout, self._table, self._exact = layout, table, exact
-        self._size = adapter_bytes(layout.network, rank, exact=exact)
-        self.memory = aligned_zeros(count * self._size, "uint8")
+    def __init__(self, layout: PackedLayout, table: AnyArray, memory: AnyArray, count: int, *, exact: bool) -> None:
+        """memory: uint8, of all parts. count: of the parts."""
+        self._layout, self._table, self._exact, self.memory = layout, table, exact, memory
+        self._size = memory.size // count
         slots = Table.of(layout.shape)
         layers = range(layout.shape.layers)
         self._slots = [(layer, slot) for layer in layers for slot in slots.lora]

@@ -20,36 +20,35 @@ from edge.backends.checks import check_lora, check_positions, check_tokens, chec
 from edge.backends.counts import ExpertCounts
 from edge.backends.fixed_state import FixedState
 from edge.backends.kv_cache import state_key
-from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope
 from edge.backends.token_table import TokenTable
 from edge.backends.tvm import ENGINE
-from edge.backends.tvm.adapters import Adapters, padded_rank
+from edge.backends.tvm.adapters import Adapters
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
-from edge.backends.tvm.cpu.arguments import Job, Kept, Table, fill_table, make_scratch
+from edge.backends.tvm.cpu.arguments import LORA, PAGES, POINTERS, RINGS, STATES, TIMES, Job, Table
 from edge.backends.tvm.cpu.elf import Call, Image
+from edge.backends.tvm.cpu.memory import PassMemory
 from edge.backends.tvm.cpu.states import normed
 from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
+from edge.backends.tvm.cpu.table import fill_table
 from edge.backends.tvm.cpu.timing import thread_words
 from edge.backends.tvm.cpu.two_stages import MOST_CANDIDATES, TwoStages, largest_of
 from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.kv.pages import pages_held, pages_read
-from edge.backends.tvm.kv.regions import TILE, make_regions
+from edge.backends.tvm.kv.memory import RING, ArenaSize
+from edge.backends.tvm.kv.pages import pages_read
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, choose_normals, make_kv
 from edge.backends.tvm.memory import aligned_zeros, pointer
-from edge.backends.tvm.packing.cores import LANES, round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout, make_layout
-from edge.backends.tvm.packing.shape import ROPE_AHEAD, rope_values
+from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.packing.weights import PackedWeights, Ranges, open_weights
 from edge.backends.tvm.sequence import Angles, NativeKV, NativeSequence
 from edge.backends.tvm.sources import source_hash
 from edge.errors import EngineError, InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
-from edge.model.cores import Attention
 from edge.model.given import GivenRows
 from edge.model.lora import Lora
 from edge.model.places import Places
@@ -59,6 +58,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 if TYPE_CHECKING:
     from edge.backends.tvm.cpu.slots import ExpertSlots
 
+_ARRAYS = tuple(name for name in POINTERS if name not in ("job", "lines", "weights"))
 _COMPILING = "compiling for this CPU (first run only)"
 
 
@@ -76,7 +76,7 @@ class NativeEngine:
         self.spec, self.config, self._file = spec, config, file
         self._layout = layout = make_layout(file, spec, halve=True)
         design = replace(Design.here(layout, config), timed=timed)
-        target, self._batches = design.target, design.batches
+        self._batches = design.batches
         need = streaming_need(spec, config)
         streams = make_streams(layout, need.kept, config.threads) if config.resident else None
         resident, slots = streams.resident if streams else None, need.slots
@@ -89,107 +89,85 @@ class NativeEngine:
             placed = layout.beside(main._layout, at - self._base, others_at - self._base)
         self._disk = Disk(streams is not None)
 
-        positions = spec.context if config.per_head else config.capacity  # gaps stay open as long as the context allows
-        shape = layout.shape
-        self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         name = f"{ENGINE.NAME} {source_hash('kv', 'cpu/kernels', 'cpu/phases')}"
         if config.reads:  # rows of answers differ from those of policy `full`
             name += f" {config.reads}"
         key = state_key(name, file, spec, config.kv_dtype)
-        network = layout.network
-        kinds = LayerKinds.of(network.windows, network.rowless)
-        apart = shape.ringed.kv_heads if shape.apart else 0
-        sequences = range(config.sequences)
-        parts = [
-            make_regions(kinds, shape.attention.kv_heads, config, spec.context, apart, number) for number in sequences
-        ]
-        regions, rings = parts[0]
-        observed = round_up(regions.longest, TILE) if config.observes else 0
-        rank = padded_rank(config.lora_rank)
-        kept = Kept.of(network, target.gemm_tokens, config.drafts)
-        sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats, pages_held(config)
-        bounded = design.estimates * (1 + config.drafts)
-        scratch, copies = make_scratch(shape, target, *sizes, estimates=bounded), config.threads * kept.copied
-        tokens = round_up(config.chunk, target.gemm_tokens)
-        rope_size = rope_values(tokens, target.gemm_tokens, self._head, config.sequences)
+        memory = PassMemory.of(spec, config, design.target, design.estimates * (1 + config.drafts))
+        self._arrays = arrays = memory.allocate()
+        shape, network, scratch = layout.shape, layout.network, memory.scratch
         reads = 0
         if slots:
             from edge.backends.tvm.cpu.slots import ExpertSlots, reads_size
 
             reads = reads_size(layout)
-        table = np.array(
-            fill_table(placed, scratch, rope_size, streams, reads, kept, copies, choose=config.reads > 0), np.int64
-        )
-        self._table = aligned_zeros(table.size, "int64")
-        self._table[:] = table
+        numbers = fill_table(placed, memory, streams, reads)
+        self._table = arrays["table"] = aligned_zeros(len(numbers), "int64")
+        self._table[:] = numbers
         at = Table.of(shape).slot("pages")
         self._pages = self._table[at : at + 2]  # "pages" and "bounded"
-        self._adapters = Adapters(layout, self._table, rank, config.loras, exact=design.exact)
-        self._floats = aligned_zeros(scratch.floats, "float32")
-        self._integers = aligned_zeros(scratch.integers, "int32")
+        self._adapters = Adapters(layout, self._table, arrays["lora"], config.loras, exact=design.exact)
+        self._floats, self._integers = arrays["floats"], arrays["integers"]
         address = self._weights.ctypes.data
         self._experts: ExpertSlots | None = None
         if slots:
             self._experts = ExpertSlots(packed.path, layout, scratch, self._table, self._integers, slots, address)
-        at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head
-        self._normals = normals = self._floats[at : at + count].reshape(-1, self._head)
-        at, count = scratch.offsets["x"], tokens * shape.padded_hidden
-        self._behind_layers = self._floats[at : at + count].reshape(tokens, -1)[:, : spec.hidden]
+
+        def of_floats(name: str, *shape: int) -> FloatArray:
+            return scratch.array(self._floats, name).reshape(-1, *shape)
+
+        self._normals = normals = of_floats("normals", shape.padded_head)
+        self._behind_layers = of_floats("x", shape.padded_hidden)[:, : spec.hidden]
         self._ran = 0  # tokens of the last pass
-        at, count = scratch.offsets.get("given", 0), count if "given" in scratch.offsets else 0
-        self._given = self._floats[at : at + count].reshape(-1, shape.padded_hidden)
+        self._given = of_floats("given", shape.padded_hidden)
         self.stages: TwoStages | None = None  # of the head; counts are those of all sequences
         if design.estimates and not config.resident:
-            self.stages = TwoStages.of(spec.vocab, bounded, scratch, self._floats, self._integers)
+            self.stages = TwoStages.of(spec.vocab, scratch, self._floats, self._integers)
         self.most_candidates = MOST_CANDIDATES if self.stages else 0
-        at, count = scratch.offsets["layer_inputs"], tokens * shape.layers * shape.padded_inputs
-        self._inputs = self._floats[at : at + count].reshape(tokens, shape.layers, -1) if count else self._floats[:0]
-        self._token_table = TokenTable(file, f"{TABLE}.weight") if count else None
+        self._inputs = of_floats("layer_inputs", shape.layers, max(1, shape.padded_inputs))
+        self._token_table = TokenTable(file, f"{TABLE}.weight") if shape.layer_inputs else None
         self._temperature = next((core.temperature for core in network.attention if core), None)
-        at = scratch.offsets["temperatures"]
-        self._temperatures = self._floats[at : at + (tokens if self._temperature else 0)]
+        self._temperatures = of_floats("temperatures")
 
-        def rows_of(core: Attention, count: int, move: str) -> HostRows:
-            def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
-                Call(image, move, (*map(pointer, arrays), pointer(pairs), len(pairs)))()
+        def make_arena(size: ArenaSize) -> Arena[HostRows]:
+            def move_rows(stored: Iterable[AnyArray], pairs: AnyArray) -> None:
+                name = "move_ring" if size.prefix else "move"
+                Call(image, name, (*map(pointer, stored), pointer(pairs), len(pairs)))()
 
-            row = core.row.padded(LANES)
-            return HostRows(count, row, config.kv_dtype, normals[:, : row.key], move_rows)
+            rows = HostRows(size, arrays, config.kv_dtype, normals[:, : size.row.key], move_rows)
+            return Arena(shape, rows, arrays, size.prefix)
 
-        count = config.sequences
-        here = count * (regions.size + (0 if apart else rings.size))
-        own_rows = rows_of(shape.attention, here, "move")
-        self._arena = Arena(shape, own_rows, observes=config.observes, together=config.together, pages=config.reads > 0)
-        self._rings = (
-            Arena(shape, rows_of(shape.ringed, count * rings.size, "move_ring"), observes=False, beside=self._arena)
-            if apart else None
-        )  # fmt: skip
+        self._arena, *rings = map(make_arena, memory.kv.arenas)
+        self._rings = rings[0] if rings else None
         self._model_key = key
-        self._states = aligned_zeros(copies + count * sum(network.fixed_values), "float32")
-        most = 1 + config.drafts
+        most, count = 1 + config.drafts, config.sequences
         states = [
             FixedState(network.fixed_values, each, partial(self._apply, number), most) if each.size else None
-            for number, each in enumerate(self._states[copies:].reshape(count, -1))
+            for number, each in enumerate(arrays["states"][memory.copies :].reshape(count, -1))
         ]
-        # Weights are packed so that pairs are neighbours.
-        ropes = [CacheRope(file, layout.network, positions, halves=False, head=shape.padded_head) for _ in sequences]
-        self._tokens = aligned_zeros(max(2 * tokens, 4 * config.together), "int32")
-        tables = len(ropes[0].rotation.angles)
-        self._rope = aligned_zeros(tables * rope_size, "float32")
-        self._angles = self._rope.reshape(tables, -1, 2 * self._head)
+        # Weights are packed so that pairs are neighbours. Gaps stay open as long as the context allows.
+        positions = spec.context if config.per_head else config.capacity
+        ropes = [CacheRope(file, network, positions, halves=False, head=shape.padded_head) for _ in states]
+        self._tokens = arrays["tokens"]
+        self._angles = arrays["rope"].reshape(memory.arrays["rope"].shape)
         self._chunk_angles = Angles(self._angles)
-        first = max(tokens, ROPE_AHEAD) + target.gemm_tokens
         self._sequences = [
             NativeSequence(
-                number, spec, config, make_kv(self._arena, kinds, *own, rope, key, config, state, self._rings),
-                Angles(self._angles, first + number * ROPE_AHEAD) if count > 1 else self._chunk_angles, self._run,
-                self._verify, self._adapt, self._run_top if self.stages else None,
+                number, spec, config,
+                make_kv(
+                    self._arena, memory.kv.kinds, *memory.kv.regions(number), rope, key, config, state, self._rings,
+                ),
+                Angles(self._angles, memory.rope.ahead + number * ROPE_AHEAD) if count > 1 else self._chunk_angles,
+                self._run, self._verify, self._adapt, self._run_top if self.stages else None,
             )
-            for number, own, rope, state in zip(sequences, parts, ropes, states, strict=True)
+            for number, (rope, state) in enumerate(zip(ropes, states, strict=True))
         ]  # fmt: skip
-        self._batch_angles = first + count * ROPE_AHEAD
-        self._logits = aligned_zeros(max(config.logits_rows, config.together) * self._padded_vocab, "float32")
-        self.times = aligned_zeros(config.threads * thread_words(shape.layers) if timed else 0, "int64")
+        self._batch_angles = memory.rope.together
+        self._logits = arrays["logits"]
+        self._padded_vocab = shape.padded_vocab
+        self.times = arrays["times"] = aligned_zeros(
+            config.threads * thread_words(shape.layers) if timed else 0, "int64"
+        )
         self._workers: Workers | None = Workers(
             image, config.threads, self._pointers(), fixed=bool(timed or streams or slots)
         )
@@ -372,9 +350,10 @@ class NativeEngine:
             self._experts.close()
             self._experts = None
         self.stages = None
+        self._arrays.clear()
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
         self._others = None
-        self._temperatures = self._states = self._inputs = self._adapters.memory = np.zeros(0, np.uint8)
+        self._temperatures = self._inputs = self._adapters.memory = np.zeros(0, np.uint8)
         self._normals = self._behind_layers = self._given = np.zeros((0, 0), np.float32)
 
     def _check_weights(self) -> None:
@@ -514,16 +493,12 @@ class NativeEngine:
             self._inputs[part, :, :size] = rows.reshape(-1, layers, size) * np.float32(math.sqrt(size / 2))
 
     def _pointers(self) -> tuple[Any, ...]:
-        """The arguments of a pass, in the order of `generator.POINTERS`."""
-        arena, rings = self._arena, self._rings
-        apart = (*rings.rows.arrays.values(), rings.positions) if rings else ()
-        arrays = (
-            self._table, self._floats, self._integers, *arena.rows.arrays.values(),
-            arena.lengths, arena.positions, self._tokens, self._logits, self._rope,
-            arena.paid, arena.starts, *apart,
-            *(each for each in (self._states, self.times, self._adapters.memory, arena.bounds) if each.size),
-        )  # fmt: skip
-        return ctypes.c_void_p(self._base), *map(pointer, arrays)
+        """The arguments of a pass, in the order of `generator.pointers_of`."""
+        rings = [f"{RING}{name}" for name in RINGS] if self._rings else []
+        optional = [
+            name for name in (*STATES, *TIMES, *LORA, *PAGES) if name in self._arrays and self._arrays[name].size
+        ]
+        return ctypes.c_void_p(self._base), *(pointer(self._arrays[name]) for name in (*_ARRAYS, *rings, *optional))
 
 
 def _prepare(

@@ -199,7 +199,7 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
             scratch_bytes=plan.bytes.scratch, peak=plan.predicted_peak, pinned=bundle.prompt_rows,
         ),
         Section.LAYERS: model_file.layers_section(layout),
-        Section.DESIGNS: model_file.designs_section(layout, config, [each.target for each in bundle.designs]),
+        Section.DESIGNS: model_file.designs_section(model, layout, config, [each.target for each in bundle.designs]),
         Section.ANGLES: model_file.angles_section(model, layout, config),
         Section.STRINGS: model_file.strings_section(
             _name(model), _license(model), plan.kv_policy.partition(":")[0], config.kv_dtype

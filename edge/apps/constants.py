@@ -23,8 +23,7 @@ from edge.backends.tvm.cpu.arguments import LINE, LINES, Job
 from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, State
 from edge.backends.tvm.gpu.picking import TOP
 from edge.backends.tvm.kv import row_formats
-from edge.backends.tvm.kv.regions import TILE
-from edge.backends.tvm.kv.rows import SPARE_ROWS
+from edge.backends.tvm.kv.regions import SPARE_ROWS, TILE
 from edge.backends.tvm.packing import blocks
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.targets import TARGETS

@@ -14,21 +14,21 @@ import numpy as np
 
 from edge.apps.c_struct import c_struct, filled
 from edge.backends.base import EngineConfig
-from edge.backends.ring import LayerKinds
 from edge.backends.tvm.adapters import padded_rank
 from edge.backends.tvm.gpu import ENGINE as GPU_ENGINE
 from edge.backends.tvm.gpu import SHOWN_BYTES, kernels_bytes
 from edge.backends.tvm.gpu.adapters import Adapters
 from edge.backends.tvm.gpu.compiled import program_of
-from edge.backends.tvm.gpu.design import KEYS, MOST_MOVED, RING, RING_MOVE, VALUES, Design, RowForm, input_stride
+from edge.backends.tvm.gpu.design import KEYS, MOST_MOVED, RING_MOVE, VALUES, Design, RowForm, input_stride
 from edge.backends.tvm.gpu.export import any_gpu, places_of, write_weights
 from edge.backends.tvm.gpu.hosts.opencl import POCL_COMPILER_BYTES
-from edge.backends.tvm.gpu.kv import STAGED, arena_bytes
+from edge.backends.tvm.gpu.kv import STAGED
+from edge.backends.tvm.gpu.memory import DeviceMemory
 from edge.backends.tvm.gpu.picking import top_offset
 from edge.backends.tvm.gpu.program import Dispatch, Program, Slice
 from edge.backends.tvm.gpu.weights import WeightsLayout
+from edge.backends.tvm.kv.memory import RING
 from edge.backends.tvm.kv.regions import TILE
-from edge.backends.tvm.kv.rows import SPARE_ROWS
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.shape import Shape
 from edge.errors import UnsupportedError
@@ -212,11 +212,10 @@ def make_programs(
     design, program = designs[0], programs[languages[0]]
     assert all(_without_sources(each) == _without_sources(program) for each in programs.values())
     passes = _passes(program, design)
-    arenas, positions = _arenas(model.spec, design, config)
-    sizes = design.buffers(positions)
-    for arena in arenas:
-        found = arena_bytes(arena.rows, arena.form.head, design.kv_dtype)
-        sizes |= {arena.prefix + name: size for name, size in found.items()}
+    memory = DeviceMemory.of(model.spec, config, design.tables)
+    arenas, placed = _arenas(memory, design), memory.arrays[f"{memory.kv.arenas[-1].prefix}positions"]
+    positions = placed.size + placed.spare if placed.size else 0  # as kv.c has them
+    sizes = {name: buffer.nbytes for name, buffer in memory.buffers.items()} | design.buffers(positions)
     used = {part.buffer for dispatches in passes.values() for each in dispatches for part in each.slices}
     buffers = {name: round_up(size, BUFFER_ALIGNMENT) for name, size in sizes.items() if name in used}
     places = {name: place for name, place in places_of(design.weights.buffers).items() if name in used}
@@ -275,21 +274,16 @@ class _Arena:
     heads: list[int]  # numbered across all layers
 
 
-def _arenas(spec: ModelSpec, design: Design, config: EngineConfig) -> tuple[list[_Arena], int]:
-    """The arenas, with rows as kv.c lays them out, and the number of rows that have a position."""
-    network, shape = find_network(spec), design.shape
-    kinds = LayerKinds.of(network.windows, network.rowless)
-    in_ring = kinds.ring_rows(config.capacity, config.chunk)
-    parts = [("", shape.attention, tuple(sorted((*kinds.whole, *kinds.ringed))))]
-    if shape.apart:
-        parts = [("", shape.attention, kinds.whole), (RING, shape.ringed, kinds.ringed)]
+def _arenas(memory: DeviceMemory, design: Design) -> list[_Arena]:
+    shape, kinds = design.shape, memory.kv.kinds
     arenas = []
-    for prefix, core, layers in parts:
-        rows = sum(round_up(in_ring if layer in kinds.ringed else config.capacity, TILE) for layer in layers)
-        heads = [layer * shape.kv_heads + head for layer in layers for head in range(core.kv_heads)]
-        rotated = 2 * min(design.pairs, core.head_dim // 2)
-        arenas.append(_Arena(prefix, core.kv_heads * rows, RowForm.of(core, design.kv_dtype), rotated, heads))
-    return arenas, arenas[-1].rows + SPARE_ROWS if shape.windowed else 0
+    for size in memory.kv.arenas:
+        ringed = kinds.ringed if size.ringed else ()
+        layers = sorted((*ringed, *kinds.whole)) if size.whole else ringed
+        heads = [layer * shape.kv_heads + head for layer in layers for head in range(size.core.kv_heads)]
+        rotated = 2 * min(design.pairs, size.core.head_dim // 2)
+        arenas.append(_Arena(size.prefix, size.rows, RowForm.of(size.core, design.kv_dtype), rotated, heads))
+    return arenas
 
 
 def _section(

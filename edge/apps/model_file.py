@@ -22,14 +22,13 @@ from edge.backends.base import EngineConfig
 from edge.backends.checks import check_whole
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import find_rotation
-from edge.backends.tvm.adapters import padded_rank
-from edge.backends.tvm.cpu.arguments import Kept, fill_table, make_scratch
+from edge.backends.tvm.cpu.memory import PassMemory
+from edge.backends.tvm.cpu.scratch import Kept
+from edge.backends.tvm.cpu.table import fill_table
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.kv.regions import TILE
-from edge.backends.tvm.packing.blocks import TILE as HEAD_TILE
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout
-from edge.backends.tvm.packing.shape import padded_head, rope_values
+from edge.backends.tvm.packing.shape import padded_head
 from edge.backends.tvm.packing.weights import write_weights
 from edge.backends.tvm.targets import Target
 from edge.devices.profiles.profile import Power
@@ -171,26 +170,19 @@ def layers_section(layout: PackedLayout) -> bytes:
     return b"".join(filled(LAYER, each) for each in rows)
 
 
-def designs_section(layout: PackedLayout, config: EngineConfig, targets: Sequence[Target]) -> bytes:
+def designs_section(model: Model, layout: PackedLayout, config: EngineConfig, targets: Sequence[Target]) -> bytes:
     """Scratch sizes and tables of the passes for these instruction sets, the best first."""
     head = np.array([len(targets), 0], "<u4").tobytes()
     at, rows, tables = round_up(len(head) + len(targets) * DESIGN.itemsize, ALIGNMENT), [], b""
     for target in targets:
-        observed = round_up(config.capacity, TILE) if config.observes else 0
-        rank = padded_rank(config.lora_rank)
-        kept = Kept.of(layout.network, target.gemm_tokens, config.drafts)
-        sizes = config.chunk, config.threads, observed, rank, config.together, kept.floats
         estimates = Design.of(layout, config.kv_dtype, target).estimates
-        scratch = make_scratch(layout.shape, target, *sizes, estimates=int(estimates))
-        copies = config.threads * kept.copied
-        tokens = round_up(config.chunk, target.gemm_tokens)
-        rope_size = rope_values(tokens, target.gemm_tokens, layout.shape.padded_head)
-        table = np.array(fill_table(layout, scratch, rope_size, kept=kept, states=copies), "<i8").tobytes()
+        memory = PassMemory.of(model.spec, config, target, int(estimates))
+        table, scratch = np.array(fill_table(layout, memory), "<i8").tobytes(), memory.scratch
         values = {
-            "isa": target.name.encode(), "gemm_tokens": target.gemm_tokens, "tokens": tokens, "rope_size": rope_size,
-            "observed": observed, "floats": scratch.floats, "integers": scratch.integers,
-            **{name: scratch.offsets[name] for name in _OFFSETS},
-            "tiles": layout.shape.padded_vocab // HEAD_TILE if estimates else 0,
+            "isa": target.name.encode(), "gemm_tokens": target.gemm_tokens, "tokens": memory.tokens,
+            "rope_size": memory.table_of_angles, "observed": scratch.offsets["raw_stride"],
+            "floats": scratch.floats, "integers": scratch.integers,
+            **{name: scratch.offsets[name] for name in _OFFSETS}, "tiles": scratch.counts["head_tiles"],
             "table": at + len(tables), "numbers": len(table) // 8,
         }  # fmt: skip
         rows.append(filled(DESIGN, values))

@@ -21,7 +21,7 @@ from edge.backends.head_kv import HeadKV
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.tvm.kv.householder import reflect
-from edge.backends.tvm.kv.regions import make_regions
+from edge.backends.tvm.kv.memory import ArenaSize, KVMemory
 from edge.backends.tvm.kv.row_formats import FORMATS, encode, pack_keys
 from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import Arena, NativeStore, make_kv
@@ -117,21 +117,23 @@ def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[HostRows]]:
         case.capacity, case.chunk, case.dtype, 1, observes=bool(rule.needs.queries), per_head=rule.needs.looks,
         pinned=pinned_rows(rule) if rule.close_gaps else 0,
     )  # fmt: skip
-    kinds, state = case.layer_kinds, FixedState(case.states) if case.states else None
-    regions, rings = make_regions(kinds, case.kv_heads, config, case.context, case.ring[0] if case.ring else 0)
+    memory, state = (
+        KVMemory.of(shape, case.layer_kinds, config, case.context), FixedState(case.states) if case.states else None
+    )  # fmt: skip
+    arrays = {name: array.zeros() for name, array in memory.bookkeeping().items()}
 
-    def make_rows(count: int, head: int) -> HostRows:
+    def make_arena(size: ArenaSize) -> Arena[HostRows]:
         def move_rows(_: object, pairs: IntArray) -> None:
             for name in rows.arrays:
                 rows.scatter(name, pairs[:, 1], rows.gather(name, pairs[:, 0]))
 
-        rows = HostRows(count, RowShape(1, head, head), case.dtype, normals[:, :head], move_rows)
-        return rows
+        stored = {size.prefix + name: array.zeros() for name, array in size.stored(case.dtype).items()}
+        rows = HostRows(size, stored, case.dtype, normals[:, : size.row.key], move_rows)
+        return Arena(shape, rows, arrays, size.prefix)
 
-    here = regions.size + (0 if case.ring else rings.size)
-    arena = Arena(shape, make_rows(here, case.head), observes=config.observes)
-    apart = Arena(shape, make_rows(rings.size, case.ring[1]), observes=False, beside=arena) if case.ring else None
-    return make_kv(arena, kinds, regions, rings, TwoRopes(case), "key", config, state, apart)
+    arena, *rings = map(make_arena, memory.arenas)
+    apart = rings[0] if rings else None
+    return make_kv(arena, memory.kinds, *memory.regions(), TwoRopes(case), "key", config, state, apart)
 
 
 def make_sequence(case: Case, kv: object) -> TokenSequence:

@@ -40,7 +40,7 @@ def write_golden(path: Path, name: str = "llama-one-layer", policy: str = "strea
             kv_bytes=1, scratch_bytes=2, peak=3,
         ),
         Section.LAYERS: m.layers_section(layout),
-        Section.DESIGNS: m.designs_section(layout, config, targets),
+        Section.DESIGNS: m.designs_section(model, layout, config, targets),
         Section.ANGLES: m.angles_section(model, layout, config),
         Section.STRINGS: m.strings_section(model.spec.name, "", policy, "f16"),
     }  # fmt: skip

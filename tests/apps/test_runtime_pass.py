@@ -107,7 +107,7 @@ def make_sections(model: Model, case: Case, isa: str, most_threads: int) -> dict
             power=Power(2.0, 1.0, 20.0), kv_bytes=1, scratch_bytes=1, peak=1,
         ),
         Section.LAYERS: model_file.layers_section(layout),
-        Section.DESIGNS: model_file.designs_section(layout, config, [target_named(isa, isa)]),
+        Section.DESIGNS: model_file.designs_section(model, layout, config, [target_named(isa, isa)]),
         Section.ANGLES: model_file.angles_section(model, layout, config),
         Section.STRINGS: model_file.strings_section(case.model, "", case.policy, case.dtype),
     }  # fmt: skip

@@ -46,8 +46,8 @@ if platform.machine() not in ("x86_64", "AMD64"):
     pytest.skip("the native engine runs on x86-64", allow_module_level=True)
 
 from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Values, defaults, relevant
-from edge.backends.tvm.cpu.arguments import make_scratch
 from edge.backends.tvm.cpu.generator import build
+from edge.backends.tvm.cpu.scratch import make_scratch
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.packing.layout import make_layout

@@ -16,7 +16,7 @@ from test_gguf_file import GGUF, U32
 from edge.backends import engine_named, find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import attention
-from edge.backends.tvm.cpu.arguments import make_scratch
+from edge.backends.tvm.cpu.scratch import make_scratch
 from edge.backends.tvm.cpu.streaming import packed_bytes
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.gpu import design

@@ -15,7 +15,7 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.arguments import LINE, Job, Table
+from edge.backends.tvm.cpu.arguments import LINE, LORA, PAGES, POINTERS, RINGS, STATES, TIMES, Job, Table
 from edge.backends.tvm.cpu.kernels import team, timing
 from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.isa import ISAS
@@ -42,22 +42,6 @@ from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.cores import LANES
 from edge.backends.tvm.packing.shape import Shape
 from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, NextToken, PerLayerInput, ShortConvolution
-
-POINTERS = {  # the arguments of `run`, and the types that they point to
-    "job": "int64", "lines": "int32",
-    "weights": "uint8", "table": "int64", "floats": "float32", "integers": "int32",
-    "keys": "", "values": "", "key_scales": "", "value_scales": "",  # types of the KV dtype
-    "lengths": "int32",  # rows in use, [tokens of a batch, layers, KV heads]: heads may keep different numbers
-    "positions": "int32",  # of every row, for sliding windows
-    "tokens": "int32", "logits": "float32", "rope": "float32",
-    "attention": "float32",  # that rows received from observed queries
-    "starts": "int32",  # the first row of each head, likewise
-}  # fmt: skip
-STATES = {"states": "float32"}  # one more argument of models with fixed states
-RINGS = ("keys", "values", "key_scales", "value_scales", "positions")  # again, as `ring_…`, if rings have an arena
-TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
-LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
-PAGES = {"bounds": "uint16"}  # one more argument of a pass that chooses pages: their bounds, in float16
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from edge.backends.counts import ExpertCounts
-from edge.backends.tvm.cpu.arguments import Scratch, Table
+from edge.backends.tvm.cpu.arguments import Table
+from edge.backends.tvm.cpu.scratch import Scratch
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import SECTOR, PackedLayout
 from edge.devices.memory import memory_limit

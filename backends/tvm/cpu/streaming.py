@@ -9,7 +9,7 @@ evenly over a pass.
 from __future__ import annotations
 
 from edge.backends.base import EngineConfig
-from edge.backends.tvm.cpu.arguments import Blocks, Streams
+from edge.backends.tvm.cpu.table import Blocks, Streams
 from edge.backends.tvm.packing.blocks import BAND, BLOCKS, TILE, growth
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place

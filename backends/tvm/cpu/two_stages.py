@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.backends.tvm.cpu.arguments import Scratch
+from edge.backends.tvm.cpu.scratch import Scratch
 from edge.backends.tvm.packing.blocks import TILE
 from edge.types import FloatArray, IntArray
 
@@ -34,12 +34,11 @@ class TwoStages:
         self.tokens = self.tiles_read = self.whole = 0
 
     @classmethod
-    def of(cls, vocab: int, tokens: int, scratch: Scratch, floats: FloatArray, integers: IntArray) -> TwoStages:
-        """tokens: the most of a pass."""
-        count = -(-vocab // TILE)
-        arrays = (floats[scratch.offsets[name] :][: tokens * count] for name in ("head_upper", "head_lower"))
-        upper, lower = (each.reshape(tokens, count) for each in arrays)
-        return cls(vocab, upper, lower, integers[scratch.offsets["head_tiles"] :][:count])
+    def of(cls, vocab: int, scratch: Scratch, floats: FloatArray, integers: IntArray) -> TwoStages:
+        upper, lower = (
+            scratch.array(floats, name).reshape(-1, -(-vocab // TILE)) for name in ("head_upper", "head_lower")
+        )
+        return cls(vocab, upper, lower, scratch.array(integers, "head_tiles"))
 
     @property
     def share_read(self) -> float:

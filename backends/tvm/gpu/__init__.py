@@ -28,10 +28,6 @@ _BLOCK_BYTES = 16 << 20
 # f16 337.
 _TRANSFORM_BYTES = 48 << 20
 
-# Bytes on the host for each row of a head: its physical row and position, and scratch of the policy.
-_BOOKKEEPING = 12 + 36
-_LOOKED_AT = 24  # bytes for each value of keys that are read or rotated at once
-
 
 def kernels_bytes(kinds: int, kv_dtype: str) -> int:
     """Bytes of a driver, for the kernels of `kinds` kinds of blocks."""
@@ -101,49 +97,25 @@ class GPU(Backend):
         return supports(core)
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
-        """Computed from the buffers that the engine allocates."""
-        from edge.backends.ring import LayerKinds
-        from edge.backends.row_lists import pinned_bytes
-        from edge.backends.tvm.gpu.adapters import Adapters, adapter_bytes
-        from edge.backends.tvm.gpu.design import RowForm, Tables, normal_values, scratch_sizes
-        from edge.backends.tvm.gpu.kv import arena_bytes
+        """Of the buffers that the engine creates (`DeviceMemory`)."""
+        from edge.backends.tvm.gpu.adapters import adapter_bytes
+        from edge.backends.tvm.gpu.memory import DeviceMemory
         from edge.backends.tvm.gpu.weights import packed_bytes
         from edge.backends.tvm.kv.householder import REFLECTION_BYTES
-        from edge.backends.tvm.kv.regions import make_regions
-        from edge.backends.tvm.packing.shape import Shape, padded_head
+        from edge.backends.tvm.kv.row_formats import FORMATS
         from edge.model.tensors import find_network
 
-        shape, network = Shape.of(spec, self.NAME, self.supports), find_network(spec)
-        layers = LayerKinds.of(network.windows, network.rowless)
-        core, apart = shape.attention, shape.ringed.kv_heads if shape.apart else 0
-        regions, rings = make_regions(layers, core.kv_heads, config, spec.context, apart)
-        per_row, in_ring = (RowForm.of(each, config.kv_dtype).row_bytes for each in (core, shape.ringed))
-        per_row += 4 * config.observes
-        fixed = rings.size * (in_ring if apart else per_row) + 4 * sum(network.fixed_values)
-        windowed = rings.size + (regions.size if shape.windowed and not layers.ringed else 0)
-        heads = len(layers.whole) * core.kv_heads
-        normal, kinds = normal_values(shape, config.kv_dtype), max(1, len(network.ropes))
-        tables = Tables.of(shape.layers, shape.kv_heads, kinds, config.chunk, shape.head // 2, normal)
-        rank = Adapters.of(config.lora_rank, config.kv_dtype).rank
-        scratch = scratch_sizes(shape, tables, config.chunk, config.logits_rows, windowed, rank)
-        by_head = 0
-        if config.per_head:
-            at_once = 2 if config.observes else max(2, shape.kv_heads)
-            by_head = regions.longest * (heads * _BOOKKEEPING + at_once * shape.padded_head * _LOOKED_AT)
-        rows = regions.size + (0 if apart else rings.size)
-        on_host = 4 * config.logits_rows * shape.vocab + 4 * config.observes * rows  # logits and attention, once more
-        weights, kv = packed_bytes(spec), regions.size * per_row + fixed
-        lora = adapter_bytes(network, config.lora_rank, config.kv_dtype)
-        staging = sum(arena_bytes(0, padded_head(core.head_dim), config.kv_dtype, observes=config.observes).values())
-        if apart:
-            staging += sum(arena_bytes(0, padded_head(shape.ringed.head_dim), config.kv_dtype).values())
-        on_device = sum(scratch.values()) + staging
+        memory = DeviceMemory.of(spec, config)
+        weights, kv = packed_bytes(spec), memory.bytes("kv") + memory.bytes("fixed")
+        lora = adapter_bytes(find_network(spec), config.lora_rank, config.kv_dtype)
+        on_device, shape = memory.bytes("scratch"), memory.kv.shape
+        reflected = REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
         return Footprint(
             weights=weights,
             kv=kv,
-            scratch=on_device + on_host + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
-            runtime=kernels_bytes(len(shape.blocks) + (rank > 0), config.kv_dtype) + REFLECTION_BYTES * (normal > 0),
-            fixed_kv=fixed,
+            scratch=on_device + memory.on_host,
+            runtime=kernels_bytes(len(shape.blocks) + (config.lora_rank > 0), config.kv_dtype) + reflected,
+            fixed_kv=memory.bytes("fixed"),
             lora=lora,
             gpu=weights + kv + lora + on_device,
             on_disk=spec.table_bytes if shape.layer_inputs else 0,

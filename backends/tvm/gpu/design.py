@@ -26,8 +26,7 @@ from edge.records import dataclass
 
 ANGLES_AHEAD = 64  # decode steps for which angles are computed at once
 KEYS, VALUES = 1, 2  # the parts of a row that a move copies
-RING = "ring_"  # before the names of buffers of an arena of rings alone
-RING_MOVE = "edge_move_ring"  # the kernel that moves its rows
+RING_MOVE = "edge_move_ring"  # the kernel that moves rows of an arena of rings alone
 MOST_MOVED = 4096  # pairs of rows that are moved at once
 PICKS = 256  # ids that may be picked before the host reads them
 LANES = 16  # heads of KV rows are padded to multiples of this

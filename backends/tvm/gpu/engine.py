@@ -11,22 +11,21 @@ from edge.backends.base import NOT_FINITE, EngineConfig, LoadProgress
 from edge.backends.checks import check_lora, check_positions, check_tokens
 from edge.backends.head_kv import HeadKV
 from edge.backends.kv_cache import state_key
-from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.token_table import TokenTable
 from edge.backends.tvm.gpu import ENGINE, picking
 from edge.backends.tvm.gpu.adapters import Adapted, pack_adapters
 from edge.backends.tvm.gpu.compiled import program_of
-from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, RING, RING_MOVE, Design, State, input_stride
+from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, RING_MOVE, Design, State, input_stride
 from edge.backends.tvm.gpu.hosts import Buffer, Recording, card_of, choose_adapter, open_device
 from edge.backends.tvm.gpu.kv import DeviceRows
+from edge.backends.tvm.gpu.memory import DeviceMemory
 from edge.backends.tvm.gpu.program import Dispatch
 from edge.backends.tvm.gpu.state import DeviceState
 from edge.backends.tvm.gpu.weights import pack_weights
-from edge.backends.tvm.kv.regions import make_regions
+from edge.backends.tvm.kv.memory import RING, ArenaSize
 from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_kv
 from edge.backends.tvm.packing.layout import TABLE
-from edge.backends.tvm.packing.shape import padded_head
 from edge.backends.tvm.sources import source_hash
 from edge.devices.power.estimate import gpu_work
 from edge.errors import EngineError, UnsupportedError
@@ -105,32 +104,34 @@ class GPUEngine:
         spec, config, shape, network = self.spec, self.config, self.design.shape, self._network
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         rope = CacheRope(file, network, positions, halves=network.halves)
-        kinds = LayerKinds.of(network.windows, network.rowless)
-        apart = shape.ringed.kv_heads if shape.apart else 0
-        regions, rings = make_regions(kinds, shape.attention.kv_heads, config, spec.context, apart)
-        here = regions.size + (0 if apart else rings.size)
-        head = padded_head(shape.attention.head_dim)
-        heads, tables = shape.layers * shape.kv_heads, self.design.tables
-        self._normals = normals = np.zeros((heads if tables.normal else 0, shape.padded_head), np.float32)
-        own = normals[:, :head]
-        rows = DeviceRows(self._device, here, head, config.kv_dtype, observes=config.observes, normals=own)
-        self._arena = self._placed = Arena(shape, rows, observes=config.observes)
-        self._rings: Arena[DeviceRows] | None = None
-        if apart:
-            head = padded_head(shape.ringed.head_dim)
-            own = normals[:, :head]
-            ring_rows = DeviceRows(self._device, rings.size, head, config.kv_dtype, normals=own, kernel=RING_MOVE)
-            self._rings = self._placed = Arena(shape, ring_rows, observes=False, beside=self._arena)
+        memory = self._memory = DeviceMemory.of(spec, config, self.design.tables)
+        arrays = {name: array.zeros() for name, array in memory.kv.bookkeeping().items()}
+        heads = shape.layers * shape.kv_heads if self.design.tables.normal else 0
+        self._normals = normals = np.zeros((heads, shape.padded_head), np.float32)
+
+        def make_arena(size: ArenaSize) -> Arena[DeviceRows]:
+            observes, kernel = config.observes and not size.prefix, RING_MOVE if size.prefix else "edge_move"
+            rows = DeviceRows(
+                self._device, size.rows, size.row.key, config.kv_dtype, observes=observes,
+                normals=normals[:, : size.row.key], kernel=kernel,
+            )  # fmt: skip
+            return Arena(shape, rows, arrays, size.prefix)
+
+        self._arena, *rings = map(make_arena, memory.kv.arenas)
+        self._rings = rings[0] if rings else None
+        self._placed = self._rings or self._arena
         size = sum(network.fixed_values)
         self._state = DeviceState(self._device, size) if size else None
         key = state_key(f"{ENGINE.NAME} {source_hash('gpu', 'kv')}", file, spec, config.kv_dtype)
         self._model_key = key
-        return make_kv(self._arena, kinds, regions, rings, rope, key, config, self._state, self._rings)
+        return make_kv(self._arena, memory.kv.kinds, *memory.kv.regions(), rope, key, config, self._state, self._rings)
 
     def _make_buffers(self) -> dict[str, Buffer]:
-        sizes = self.design.buffers(positions=self._placed.positions.size)
-        state = {"states": self._state.buffer} if self._state else {}
-        return self._row_buffers() | state | {name: self._device.create(size) for name, size in sizes.items()}
+        weights, adapters = self.design.weights, self.design.adapters
+        sizes = weights.buffers | adapters.buffers(weights)
+        sizes |= {name: buffer.nbytes for name, buffer in self._memory.buffers.items()}
+        made = self._row_buffers() | ({"states": self._state.buffer} if self._state else {})
+        return made | {name: self._device.create(size) for name, size in sizes.items() if name not in made}
 
     def _row_buffers(self) -> dict[str, Buffer]:
         rings = self._rings.rows.buffers if self._rings else {}

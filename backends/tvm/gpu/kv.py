@@ -17,16 +17,23 @@ from edge.backends.tvm.gpu.program import Dispatch, Slice
 from edge.backends.tvm.kv.householder import reflect
 from edge.backends.tvm.kv.regions import TILE, Move
 from edge.backends.tvm.kv.row_formats import FORMATS, decode, encode, pack_keys, unpack_keys
+from edge.backends.tvm.memory import Array
 from edge.types import AnyArray, FloatArray, IntArray
 
 STAGED = 1024  # staging rows, after those of the arena
 
 
-def arena_bytes(count: int, head: int, dtype: str, *, observes: bool = False) -> dict[str, int]:
-    """Bytes of each buffer for `count` rows of one head, staging included."""
-    form, rows = RowForm(dtype, head), count + STAGED
-    sizes = {"keys": 4 * rows * form.words, "values": 4 * rows * form.words, "pairs": 8 * MOST_MOVED}
-    return sizes | ({"row_scales": 8 * rows} if form.scaled else {}) | ({"paid": 4 * rows} if observes else {})
+def arena_buffers(whole: int, ringed: int, head: int, dtype: str, *, observes: bool = False) -> dict[str, Array]:
+    """The buffers of an arena (`ArenaSize`), staging included."""
+    form = RowForm(dtype, head)
+    widths = {"keys": form.words, "values": form.words}
+    widths |= ({"row_scales": 2} if form.scaled else {}) | ({"paid": 1} if observes else {})
+
+    def buffer(width: int) -> Array:
+        return Array((whole + ringed + STAGED, width), "uint32", whole * width, ringed * width, STAGED * width)
+
+    moves = Array((MOST_MOVED, 2), "int32", scratch=2 * MOST_MOVED)
+    return {name: buffer(width) for name, width in widths.items()} | {"pairs": moves}
 
 
 def to_memory(form: RowForm, codes: AnyArray) -> AnyArray:
@@ -49,7 +56,8 @@ class DeviceRows:
         self._device, self._form, self._kernel = device, RowForm(dtype, head), kernel
         self.row_bytes = self._form.row_bytes
         self.buffers: dict[str, Buffer] = {
-            name: device.create(size) for name, size in arena_bytes(count, head, dtype, observes=observes).items()
+            name: device.create(buffer.nbytes)
+            for name, buffer in arena_buffers(count, 0, head, dtype, observes=observes).items()
         }
 
     def record(self) -> None:
@@ -135,12 +143,12 @@ class DeviceRows:
     def release(self, first: int, _last: int) -> None:
         """See ArenaRows. A GPU has one sequence, whose rows are the arena's last."""
         device, form = self._device, self._form
-        sizes = arena_bytes(first, form.head, self.dtype, observes="paid" in self.buffers)
+        buffers = arena_buffers(first, 0, form.head, self.dtype, observes="paid" in self.buffers)
         for name in self.buffers.keys() - {"pairs"}:
-            kept = sizes[name] * first // (first + STAGED)
+            kept = buffers[name].bytes("kv")
             content, old = device.read(self.buffers[name], 0, kept), self.buffers[name]
             device.free(old)
-            self.buffers[name] = device.create(sizes[name])
+            self.buffers[name] = device.create(buffers[name].nbytes)
             device.write(self.buffers[name], 0, content)
         self.record()
         self.count, self.changed = first, True

@@ -16,6 +16,7 @@ from edge.types import AnyArray, IntArray
 
 TILE = 16  # rows: keys lie in tiles, so regions begin with one
 SPARE_TILES = 4  # the most that are scored at once: kernels may read, but do not use, tiles after the last
+SPARE_ROWS = SPARE_TILES * TILE  # after the last head
 
 
 @dataclass(frozen=True)

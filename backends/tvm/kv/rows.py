@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge.backends.tvm.kv.householder import reflect
-from edge.backends.tvm.kv.regions import SPARE_TILES, TILE, Move
+from edge.backends.tvm.kv.regions import TILE, Move
 from edge.backends.tvm.kv.row_formats import FORMATS, decode, encode, pack_keys, unpack_keys
-from edge.backends.tvm.memory import aligned_zeros, release
-from edge.model.cores import RowShape
+from edge.backends.tvm.memory import release
 from edge.types import AnyArray, FloatArray, IntArray
 
-SPARE_ROWS = SPARE_TILES * TILE  # after the last head
+if TYPE_CHECKING:
+    from edge.backends.tvm.kv.memory import ArenaSize
 
 
 class HostRows:
-    """The ArenaRows protocol (store.py) in main memory. row: padded. arrays: shared with compiled code.
+    """The ArenaRows protocol (store.py) in main memory. arrays: shared with compiled code.
 
     move_rows: compiled function that copies rows within these arrays by pairs (source, target), int32 [n, 2].
     normals: of the Householder reflections of keys (householder.py), [heads of all layers, head].
     """
 
     def __init__(
-        self, count: int, row: RowShape, dtype: str, normals: FloatArray,
+        self, arena: ArenaSize, arrays: Mapping[str, AnyArray], dtype: str, normals: FloatArray,
         move_rows: Callable[[Iterable[AnyArray], IntArray], object],
     ) -> None:  # fmt: skip
-        form, self.dtype, self.normals, self._tiles = FORMATS[dtype], dtype, normals, count // TILE
-        self.count, self._move_rows = count, move_rows
-        self._widths = form.widths(row)
-        types = [form.memory] * 2 + [form.scale] * 2
-        self.row_bytes = sum(
-            width * np.dtype(each).itemsize for width, each in zip(self._widths.values(), types, strict=True)
-        )
-        self.arrays = {
-            name: with_spare(count * width, memory, width)
-            for (name, width), memory in zip(self._widths.items(), types, strict=True)
-        }
+        """arrays: `ArenaSize.stored`, allocated."""
+        self.dtype, self.normals, self.count, self._move_rows = dtype, normals, arena.rows, move_rows
+        self._tiles, self._widths = arena.rows // TILE, FORMATS[dtype].widths(arena.row)
+        self.arrays = {name: arrays[arena.prefix + name] for name in self._widths}
+        self.row_bytes = sum(width * self.arrays[name].itemsize for name, width in self._widths.items())
 
     def width(self, name: str) -> int:
         """The number of an array's elements per row."""
@@ -139,11 +134,6 @@ class HostRows:
         """The array as stored: values [rows, width], the others [rows / 16, width, 16]."""
         array, width = self.arrays[name], self.width(name)
         return array.reshape(-1, width) if name == "values" else array.reshape(self._tiles, width, TILE)
-
-
-def with_spare(count: int, dtype: str, width: int = 1) -> AnyArray:
-    """Zeros [count], with allocated memory behind them, since kernels may read beyond the end."""
-    return aligned_zeros(count + SPARE_ROWS * width, dtype)[:count]
 
 
 def _pack_values(codes: AnyArray) -> AnyArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -16,10 +16,10 @@ from edge.backends.row_lists import RowLists
 from edge.backends.tvm.kv.householder import find_normals, sample_runs
 from edge.backends.tvm.kv.pages import bounds_bytes, pages_bounded
 from edge.backends.tvm.kv.regions import TILE, Move, Regions
-from edge.backends.tvm.kv.rows import with_spare
-from edge.backends.tvm.memory import aligned_zeros, release
+from edge.backends.tvm.memory import release
 from edge.backends.tvm.packing.cores import LANES
 from edge.backends.tvm.packing.shape import Shape
+from edge.model.cores import RowShape
 from edge.types import AnyArray, FloatArray, IntArray
 
 
@@ -83,21 +83,17 @@ class Arena(Generic[OwnRows]):
     received attention (for policies); bounds: of each page, uint16 that hold float16 (pages.py). Empty unless needed.
     """
 
-    def __init__(
-        self, shape: Shape, rows: OwnRows, *, observes: bool, beside: Arena[OwnRows] | None = None, together: int = 1,
-        pages: bool = False,
-    ) -> None:  # fmt: skip
-        """beside: the arena of the other layers, if this one is of rings alone."""
-        core = shape.ringed if beside else shape.attention
+    def __init__(self, shape: Shape, rows: OwnRows, arrays: Mapping[str, AnyArray], prefix: str = "") -> None:
+        """arrays: `KVMemory.bookkeeping`, allocated. prefix: RING for an arena of rings alone."""
+        core = shape.ringed if prefix else shape.attention
         self.shape, self.rows, self.row = shape, rows, core.row.padded(LANES)
-        self.heads = shape.layers * shape.kv_heads
-        heads = together * self.heads
-        self.starts: IntArray = beside.starts if beside else aligned_zeros(heads, "int32")
-        self.lengths: IntArray = beside.lengths if beside else aligned_zeros(heads, "int32")
-        self.positions = with_spare(rows.count if core.window else 0, "int32")
-        self.paid = with_spare(rows.count if observes else 0, "float32")
-        self.page_bytes = bounds_bytes(self.row.key) * TILE if pages else 0
-        self.bounds = aligned_zeros(rows.count // TILE * self.page_bytes // 2, "uint16")
+        self.heads, none = shape.layers * shape.kv_heads, np.zeros(0, np.uint16)
+        self.starts: IntArray = arrays["starts"]
+        self.lengths: IntArray = arrays["lengths"]
+        self.positions = arrays[f"{prefix}positions"]
+        self.paid = none if prefix else arrays["attention"]
+        self.bounds = none if prefix else arrays.get("bounds", none)
+        self.page_bytes = bounds_bytes(self.row.key) * TILE if self.bounds.size else 0
 
     def follow(self, count: int) -> None:
         """Fill in starts and lengths for `count` tokens of one sequence, each run as if alone: each sees one row more
@@ -122,7 +118,7 @@ class NativeStore(Generic[OwnRows]):
         pages: bool = False,
     ) -> None:  # fmt: skip
         self.row, self.arena, self.rows, self.regions = arena.row, arena, arena.rows, regions
-        self.heads = (np.array(layers)[:, None] * arena.shape.kv_heads + np.arange(self.row.heads)).reshape(-1)
+        self.heads = heads_of(arena.shape, self.row, layers)
         self.layers, self.dtype, self.capacity = layers, arena.rows.dtype, regions.capacity
         self.observes, self.place_in_pass = observes, 0
         self.row_bytes = self.rows.row_bytes * self.row.heads * len(layers)
@@ -249,6 +245,11 @@ class NativeStore(Generic[OwnRows]):
         if self.observes:
             self.rows.collect(self.arena.paid)
         return self.arena.paid
+
+
+def heads_of(shape: Shape, row: RowShape, layers: Sequence[int]) -> AnyArray:
+    """The numbers of these layers' heads among those of all layers. row: of the layers."""
+    return (np.array(layers, int)[:, None] * shape.kv_heads + np.arange(row.heads)).reshape(-1)
 
 
 def make_kv(

@@ -108,7 +108,7 @@ def _width(core: Core) -> int:
 
 
 def _attention_floats(core: Attention, sizes: Sizes) -> Counts:
-    """Without queries and the threads' memory, whose sizes depend on all layers (`cpu/arguments.py`)."""
+    """Without queries and the threads' memory, whose sizes depend on all layers (`cpu/scratch.py`)."""
     return {"mixed": sizes.rows * _width(core), "gates": sizes.tokens * _width(core) * core.gated}
 
 

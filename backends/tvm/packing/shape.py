@@ -34,16 +34,6 @@ _MOST_BLOCKS = 8  # of different shapes, each of which is compiled
 ROPE_AHEAD = 64  # decode steps for which angles are computed at once
 
 
-def rope_values(tokens: int, gemm_tokens: int, head: int, sequences: int = 1) -> int:
-    """Values of one RoPE table for a chunk of `tokens`, with the excess that its last batch may read. Several sequences
-    have rows of their own after these, for single tokens; a pass over several copies these rows to the table's end.
-    """
-    rows = max(tokens, ROPE_AHEAD) + gemm_tokens
-    if sequences > 1:
-        rows += sequences * ROPE_AHEAD + round_up(sequences, gemm_tokens)
-    return rows * 2 * head
-
-
 def padded_head(head: int) -> int:
     return round_up(head, LANES)
 

@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from edge.backends.base import EngineConfig
 from edge.backends.tuning import CHUNK, Field, Values
 from edge.backends.tvm import ENGINE
-from edge.backends.tvm.cpu.arguments import LINE, LINES, Job, fill_table, make_scratch
+from edge.backends.tvm.cpu.arguments import LINE, LINES, POINTERS, Job
+from edge.backends.tvm.cpu.memory import PassMemory
+from edge.backends.tvm.cpu.table import fill_table
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.kv.regions import Regions
-from edge.backends.tvm.kv.row_formats import FORMATS
-from edge.backends.tvm.kv.rows import SPARE_ROWS
-from edge.backends.tvm.packing.cores import LANES, round_up
+from edge.backends.tvm.kv.store import heads_of
 from edge.backends.tvm.packing.layout import make_layout
-from edge.backends.tvm.packing.shape import rope_values
 from edge.backends.tvm.packing.weights import open_weights
 from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.targets import Target, choose_target, target_named, with_tuning
@@ -37,7 +36,7 @@ from edge.formats.gguf import GGUFFile
 from edge.lab.tuning.rig import ANSWER, Depths
 from edge.lab.tuning.setting import Pool, Setting
 from edge.model.spec import ModelSpec
-from edge.types import AnyArray
+from edge.types import AnyArray, IntArray
 
 _STEPS = 8  # decode steps measured at once
 
@@ -73,7 +72,7 @@ class Remote:
     ) -> None:  # fmt: skip
         self._session, self._device, self._target, self._space = session, session.cpu(0), target, space
         self._kv_dtype, self._cores, self._on_compile = kv_dtype, cores, on_compile
-        self._layout, self._depths = make_layout(file, spec), Depths.of(spec.context)
+        self._spec, self._layout, self._depths = spec, make_layout(file, spec), Depths.of(spec.context)
         self._weights = self._send(open_weights(file, self._layout).bytes)
         self._candidates = Pool(space, self._load, lambda candidate: None)
         self._compiled = 0
@@ -97,30 +96,27 @@ class Remote:
         return sum(candidate.seconds(Job.STEP, 1, rows, _STEPS) * ANSWER / 2 for rows in depths)
 
     def _load(self, values: Values) -> _Candidate:
-        from edge.backends.tvm.cpu.kernels.row_formats import memory_types
-
         self._on_compile()
         tuning = {each.name: values[each.name] for each in self._space if each.compiled}
         target, shape = with_tuning(self._target, tuning), self._layout.shape
         threads, chunk = values.get("threads", self._cores), values.get("chunk", self._depths.prompt)
         module = self._compile(Design.of(self._layout, self._kv_dtype, target), threads)
-        scratch, heads = make_scratch(shape, target, chunk, threads), shape.layers * shape.kv_heads
-        regions = Regions(heads, self._depths.capacity, self._depths.capacity, uneven=False)
-        rows, tokens = regions.size + SPARE_ROWS, round_up(chunk, target.gemm_tokens)
-        rope_size = rope_values(tokens, target.gemm_tokens, shape.padded_head)
-        types, widths = memory_types(self._kv_dtype), FORMATS[self._kv_dtype].widths(shape.attention.row.padded(LANES))
-        arrays: dict[str, AnyArray] = {
+        config = EngineConfig(self._depths.capacity, chunk, self._kv_dtype, threads)
+        memory = PassMemory.of(self._spec, config, target)
+        arrays = {name: np.zeros(array.size + array.spare, array.dtype) for name, array in memory.arrays.items()}
+        for name in (*memory.kv.arenas[0].stored(self._kv_dtype), "tokens"):
+            arrays[name][:] = 1
+        most, kinds = np.zeros_like(arrays["lengths"]), memory.kv.kinds
+        parts = zip(memory.kv.regions(), ((kinds.whole, shape.attention), (kinds.ringed, shape.ringed)), strict=True)
+        for regions, (layers, core) in parts:
+            heads = heads_of(shape, core.row, layers)
+            arrays["starts"][heads], most[heads] = regions.starts, regions.limits
+        arrays |= {
             "job": np.zeros(len(Job.NAMES), np.int64), "lines": np.zeros(LINES * threads * LINE, np.int32),
-            "table": np.array(fill_table(self._layout, scratch, rope_size), np.int64),
-            "floats": np.zeros(scratch.floats, np.float32), "integers": np.zeros(scratch.integers, np.int32),
-            **{name: np.ones(rows * widths[name], dtype) for name, dtype in types.items()},
-            "lengths": np.zeros(heads, np.int32), "positions": np.zeros(rows, np.int32),
-            "tokens": np.ones(2 * tokens, np.int32), "logits": np.zeros(shape.padded_vocab, np.float32),
-            "rope": np.zeros(max(1, len(self._layout.network.ropes)) * rope_size, np.float32),
-            "attention": np.zeros(64, np.float32), "starts": regions.starts,
+            "table": np.array(fill_table(self._layout, memory), np.int64),
         }  # fmt: skip
         sent = {name: self._send(array) for name, array in arrays.items()}
-        return _Candidate(module, self._device, sent | {"weights": self._weights}, threads, chunk, heads)
+        return _Candidate(module, self._device, sent | {"weights": self._weights}, threads, chunk, most)
 
     def _compile(self, design: Design, threads: int) -> Any:
         """The candidate as a library on the device."""
@@ -153,12 +149,12 @@ class Remote:
 
 
 class _Candidate:
-    """A compiled pass on the device, with its arrays."""
+    """A compiled pass on the device, with its arrays. most: rows that each head may hold."""
 
-    def __init__(self, module: Any, device: Any, arrays: dict[str, Any], threads: int, chunk: int, heads: int) -> None:
-        from edge.backends.tvm.cpu.generator import POINTERS
-
-        self.chunk, self._threads, self._heads, self._device = chunk, threads, heads, device
+    def __init__(
+        self, module: Any, device: Any, arrays: dict[str, Any], threads: int, chunk: int, most: IntArray
+    ) -> None:  # fmt: skip
+        self.chunk, self._threads, self._most, self._device = chunk, threads, most, device
         self._module, self._arrays = module, arrays
         self._arguments = [arrays[name] for name in POINTERS]
 
@@ -168,7 +164,7 @@ class _Candidate:
         job |= {"threads": self._threads, "parts": self._threads}
         try:
             self._arrays["job"].copyfrom(np.array([job.get(name, 0) for name in Job.NAMES], np.int64))
-            self._arrays["lengths"].copyfrom(np.full(self._heads, rows, np.int32))
+            self._arrays["lengths"].copyfrom(np.minimum(rows, self._most - count).astype(np.int32))
             tokens = np.ones(self._arrays["tokens"].shape, np.int32)
             tokens[count : 2 * count] = np.arange(count)  # each sees those before it
             self._arrays["tokens"].copyfrom(tokens)

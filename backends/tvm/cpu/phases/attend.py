@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.arguments import work_offsets
 from edge.backends.tvm.cpu.kernels.attention import (
     NEVER,
     Query,
@@ -19,6 +18,7 @@ from edge.backends.tvm.cpu.kernels.observe import observe
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, remainder, when
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.cpu.phases.pages import list_pages
+from edge.backends.tvm.cpu.scratch import work_offsets
 from edge.backends.tvm.packing.cores import round_up
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from edge.backends.tvm.gpu.design import RING
 from edge.backends.tvm.gpu.kernels.attention import attend
 from edge.backends.tvm.gpu.kernels.observe import observe
 from edge.backends.tvm.gpu.kernels.products import Epilogue
 from edge.backends.tvm.gpu.kernels.rows import Heads, store_rows
 from edge.backends.tvm.gpu.phases.builder import PassBuilder, weights_in
+from edge.backends.tvm.kv.memory import RING
 from edge.model.cores import Attention
 from edge.model.layers import Block
 

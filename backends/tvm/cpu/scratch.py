@@ -1,0 +1,132 @@
+"""The scratch memory of a pass for CPUs: activations of a chunk's tokens, or of a step's threads. TVM is not needed."""
+
+from __future__ import annotations
+
+from edge.backends.tvm.cpu.arguments import LINE
+from edge.backends.tvm.kv.regions import SPARE_TILES
+from edge.backends.tvm.packing.cores import LANES, Sizes, kind_of, round_up, state_values
+from edge.backends.tvm.packing.shape import Shape
+from edge.backends.tvm.targets import Target
+from edge.model.cores import Attention
+from edge.model.layers import Network
+from edge.records import dataclass
+from edge.types import AnyArray
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Inputs of drafted tokens, kept for the fixed states of all layers until it is known which tokens stay.
+
+    floats: values in all. places: offsets of each layer's arrays. copied: values of a thread's copy of a head's state.
+    """
+
+    floats: int
+    places: list[dict[str, int]]
+    copied: int
+
+    @classmethod
+    def of(cls, network: Network, gemm_tokens: int, drafts: int) -> Kept:
+        """gemm_tokens: of the target. drafts: tokens that are verified beside the next one; 0: nothing is kept."""
+        sizes, floats, places = Sizes(round_up(1 + drafts, gemm_tokens), 1, 1), 0, []
+        cores = [[each.core for each in layer if drafts and each.core.fixed_values] for layer in network.layers]
+        for layer in cores:
+            found = {}
+            for core in layer:
+                for name, count in kind_of(core).scratch(core, sizes).items():
+                    if name in ("channels", "steps"):
+                        found[name], floats = floats, floats + round_up(count, 16)
+            places.append(found)
+        return cls(floats, places, max((state_values(core) for layer in cores for core in layer), default=0))
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Sizes in elements of the two arenas that a pass works in, of float32 and int32; the arrays within them."""
+
+    floats: int
+    integers: int
+    offsets: dict[str, int]  # of arrays, and strides, by the names of `Table`
+    counts: dict[str, int]  # elements of each array
+
+    def array(self, arena: AnyArray, name: str) -> AnyArray:
+        """An array in its arena; empty if the pass has none of this name."""
+        at = self.offsets.get(name, 0)
+        return arena[at : at + self.counts.get(name, 0)]
+
+
+def work_offsets(core: Attention, target: Target) -> dict[str, int]:
+    """Offsets in a thread's memory for attention: outputs, maxima and sums of its query rows, and a block of scores."""
+    lines, value = max(core.heads, target.score_rows), core.row.padded(LANES).value
+    scores = round_up(lines * (value + 2), 16)
+    return {
+        "maxima": lines * value,
+        "sums": lines * (value + 1),
+        "scores": scores,
+        "size": scores + target.score_rows * max(target.step_block, target.chunk_block) * 16,
+    }
+
+
+def make_scratch(
+    shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0, lora_rank: int = 0,
+    sequences: int = 1, kept: int = 0, pages: int = 0, *, estimates: int = 0,
+) -> Scratch:  # fmt: skip
+    """Lay out the scratch memory. Rows are the tokens of a chunk or, in a step, a copy for each thread.
+
+    observed_rows: rows that one head may hold, in whole tiles, if attention is observed; else 0. lora_rank: padded.
+    kept: `Kept.floats`. pages: the most that one head may hold, if steps select pages; else 0. estimates: tokens
+    whose logits are bounded at once; 0 without a head in two stages.
+    """
+    tokens = round_up(max(chunk, sequences), target.gemm_tokens)
+    rows = max(tokens, threads)
+    cores = [block.core for block in shape.blocks]
+    found: dict[str, int] = {}  # of cores, the most of each name
+    for core in cores:
+        for name, count in kind_of(core).scratch(core, Sizes(tokens, rows, threads)).items():
+            found[name] = max(count, found.get(name, 0))
+    query_rows = round_up(tokens * shape.group, target.score_rows) + target.score_rows
+    attention = [work_offsets(core, target)["size"] for core in cores if isinstance(core, Attention)]
+    part = max(found.pop("work", 0), *attention)
+    values = max(rows * shape.widest, found.pop("quantized", 0))  # that are quantized at once
+    blocks = values // 32
+    parts = round_up(sequences, target.gemm_tokens) if sequences > 1 else 1
+    page_stride = round_up(pages + SPARE_TILES + target.step_block, 16) if pages else 0
+    floats = {
+        "x": tokens * shape.padded_hidden,
+        "normed": rows * shape.padded_hidden,
+        "queries": shape.kv_heads * query_rows * shape.padded_head,
+        "work": sequences * threads * part,
+        "raw": threads * observed_rows,
+        "temperatures": tokens if shape.tempered else 0,
+        "scales": blocks,
+        "sums": blocks,
+        "half_sums": 2 * blocks,
+        "normals": shape.layers * shape.kv_heads * shape.padded_head,  # of reflections; zeros without any
+        "layer_inputs": tokens * shape.layers * shape.padded_inputs,
+        "lora": rows * shape.most_matrices * lora_rank,
+        "lora_parts": parts * threads * shape.most_matrices * lora_rank,
+        "kept": kept,
+        "page_scores": shape.kv_heads * page_stride,
+    }
+    choosing = threads if estimates else 0  # each thread finds the blocks whose low bits it reads
+    floats |= {
+        "head_upper": estimates * shape.padded_vocab // 16,
+        "head_lower": estimates * shape.padded_vocab // 16,
+        "head_bounds": (choosing + estimates) * round_up(shape.hidden // 32, LINE),
+    }
+    integers = {
+        "words": values // 4, "corrections": blocks, "half_corrections": 2 * blocks,
+        "page_list": threads * page_stride,
+        "head_tiles": shape.padded_vocab // 16 if estimates else 0, "head_exact": choosing * LINE,
+    }  # fmt: skip
+    of_integers = {name for core in cores for name in kind_of(core).integers(core, Sizes(1, 1, 1))}
+    for name, count in found.items():
+        (integers if name in of_integers else floats)[name] = count
+    offsets = {"query_rows": query_rows, "part_stride": part, "raw_stride": observed_rows, "page_stride": page_stride}
+    totals = []
+    for arena in (floats, integers):
+        at = 0
+        for name, count in arena.items():
+            offsets[name] = at
+            at = round_up(at + count, 16)
+        totals.append(at + 64)  # kernels may read a little beyond the last rows
+    return Scratch(totals[0], totals[1], offsets, floats | integers)

@@ -1,0 +1,72 @@
+"""The memory of a pass on GPUs, counted once: engines create the buffers that plans add up, besides those of weights
+and adapters (weights.py, adapters.py).
+
+    tables                  the state of a pass, angles, positions: `Tables`
+    keys, values, …         rows of all heads (kv/memory.py) │ staging rows, through which the host reads and writes
+    states                  fixed states
+    x, normed, qkv, …       activations of a chunk
+    logits, tokens, found   results
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.backends.base import EngineConfig
+from edge.backends.ring import LayerKinds
+from edge.backends.tvm.gpu import ENGINE
+from edge.backends.tvm.gpu.adapters import Adapters
+from edge.backends.tvm.gpu.design import Tables, normal_values, scratch_sizes
+from edge.backends.tvm.gpu.kv import arena_buffers
+from edge.backends.tvm.kv.memory import KVMemory
+from edge.backends.tvm.memory import Array
+from edge.backends.tvm.packing.shape import Shape
+from edge.model.spec import ModelSpec
+from edge.model.tensors import find_network
+from edge.records import dataclass
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Buffers on the device and arrays in main memory, by name. temporaries: see `PassMemory`."""
+
+    buffers: dict[str, Array]
+    arrays: dict[str, Array]
+    temporaries: dict[str, int]
+    kv: KVMemory
+
+    @classmethod
+    def of(cls, spec: ModelSpec, config: EngineConfig, tables: Tables | None = None) -> DeviceMemory:
+        """tables: of the design; None: the largest of models with this spec."""
+        shape, network = Shape.of(spec, ENGINE.NAME, ENGINE.supports), find_network(spec)
+        config = replace(config, sequences=1, drafts=0, reads=0)
+        kv = KVMemory.of(shape, LayerKinds.of(network.windows, network.rowless), config, spec.context)
+        if tables is None:
+            normal, kinds = normal_values(shape, config.kv_dtype), max(1, len(network.ropes))
+            tables = Tables.of(shape.layers, shape.kv_heads, kinds, config.chunk, shape.head // 2, normal)
+        arrays = {name: replace(array, kv=0, fixed=0) for name, array in kv.bookkeeping().items()}
+        arrays["attention"] = replace(arrays["attention"], scratch=arrays["attention"].size)
+        logits = config.logits_rows * shape.vocab
+        arrays["logits"] = Array((config.logits_rows, shape.vocab), "float32", scratch=logits)
+        positions = kv.bookkeeping()[f"{kv.arenas[-1].prefix}positions"]
+        rank = Adapters.of(config.lora_rank, config.kv_dtype).rank
+        scratch = scratch_sizes(shape, tables, config.chunk, config.logits_rows, positions.size, rank)
+        buffers = {name: Array((size // 4,), "uint32", scratch=size // 4) for name, size in scratch.items()}
+        unused = positions.size - positions.kv - positions.fixed
+        buffers["tables"] = replace(buffers["tables"], scratch=buffers["tables"].size - unused)
+        for arena in kv.arenas:
+            observes = config.observes and not arena.prefix
+            found = arena_buffers(arena.whole, arena.ringed, arena.row.key, config.kv_dtype, observes=observes)
+            buffers |= {arena.prefix + name: array for name, array in found.items()}
+        if fixed := sum(network.fixed_values):
+            buffers["states"] = Array((fixed,), "float32", fixed=fixed)
+        return cls(buffers, arrays, kv.temporaries(), kv)
+
+    def bytes(self, part: str) -> int:
+        """Bytes of buffers for kv, fixed or scratch: see `Array`."""
+        return sum(buffer.bytes(part) for buffer in self.buffers.values())
+
+    @property
+    def on_host(self) -> int:
+        """Bytes of scratch in main memory."""
+        return sum(array.bytes("scratch") for array in self.arrays.values()) + sum(self.temporaries.values())
