@@ -16,7 +16,7 @@ from test_architectures import require_native
 from edge.apps.planning import check_options
 from edge.backends.base import EngineConfig
 from edge.backends.tvm import ENGINE as CPU
-from edge.backends.tvm.cpu import arguments
+from edge.backends.tvm.cpu import table
 from edge.backends.tvm.cpu.arguments import Table
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.kv.pages import NEWEST
@@ -43,7 +43,7 @@ exhaustive = pytest.mark.exhaustive
 def native_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """All layers choose: the models have two, which would be those that never do."""
     require_native()
-    monkeypatch.setattr(arguments, "DENSE_LAYERS", 0)
+    monkeypatch.setattr(table, "DENSE_LAYERS", 0)
 
 
 def model_of(name: str) -> Model:

@@ -10,7 +10,7 @@
     lora             adapters, side by side
     keys, values, …  of rows, and what tells where they are: kv/memory.py
 
-Names are those of the arguments of compiled passes (`generator.POINTERS`). TVM is not needed.
+Names are those of the arguments of compiled passes (`arguments.POINTERS`). TVM is not needed.
 """
 
 from __future__ import annotations
