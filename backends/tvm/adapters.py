@@ -16,11 +16,11 @@ from edge.backends.tvm.cpu.arguments import Table
 from edge.backends.tvm.design import low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, TILE
 from edge.backends.tvm.packing.cores import groups_of, round_up
-from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place, units_of
+from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place
+from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.backends.tvm.packing.weights import pad_rows
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK, GRIDS, QuantizedMatrix, half
-from edge.model.layers import Network
 from edge.model.lora import Lora
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
@@ -60,23 +60,6 @@ def adaptable(layout: PackedLayout, *, exact: bool) -> Iterator[Room]:
                     yield Room(layer, name, kind_b, a, a_scales, place.rows, 4 * place.rows)
                 else:
                     yield Room(layer, name, kind_b, a, a_scales, BLOCKS[kind_b].packed_bytes(place.rows, 1)[0], 0)
-
-
-def padded_rank(rank: int) -> int:
-    return round_up(rank, TILE)
-
-
-def adapter_bytes(network: Network, rank: int, *, exact: bool) -> int:
-    """Bytes for adapters of all matrices of all layers. exact: in float32."""
-    if not rank:
-        return 0
-    size, total = 4 if exact else 2, ALIGNMENT
-    for name, tensor in network.tensors():
-        if name.startswith("blk.") and tensor.columns and not tensor.exact:
-            unit, _ = units_of(network, name, tensor)
-            rows = -(-tensor.rows // unit) * round_up(unit, TILE)
-            total += (rows + tensor.columns) * padded_rank(rank) * size + 3 * ALIGNMENT
-    return round_up(total, ALIGNMENT)
 
 
 class Adapters:

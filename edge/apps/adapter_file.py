@@ -20,12 +20,13 @@ from edge.apps.gpu_programs import BUFFER_ALIGNMENT, matrices_in
 from edge.apps.model_file import CONFIG, ENTRY, HEADER, KV_DTYPES, MODEL, Section
 from edge.apps.model_file import MAGIC as MODEL_MAGIC
 from edge.apps.model_file import VERSION as MODEL_VERSION
-from edge.backends.tvm.adapters import adaptable, pack_adapters, padded_rank
+from edge.backends.tvm.adapters import adaptable, pack_adapters
 from edge.backends.tvm.cpu.arguments import Table
 from edge.backends.tvm.gpu import adapters as gpu_adapters
 from edge.backends.tvm.gpu.hosts import PORTABLE
 from edge.backends.tvm.gpu.weights import make_weights
 from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, make_layout
+from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.devices.output import check_file, check_path, new_file
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.model.lora import MAX_RANK, Lora, open_lora

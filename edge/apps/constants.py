@@ -17,7 +17,6 @@ from edge.apps.planning import SNAPSHOTS
 from edge.apps.structs import LONGEST_STOP, MOST_STOPS, range_tables
 from edge.backends import ring, row_lists
 from edge.backends.onnx.graph.static import HIDDEN
-from edge.backends.tvm.adapters import padded_rank
 from edge.backends.tvm.cpu import two_stages
 from edge.backends.tvm.cpu.arguments import LINE, LINES, Job
 from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, State
@@ -25,6 +24,7 @@ from edge.backends.tvm.gpu.picking import TOP
 from edge.backends.tvm.kv import row_formats
 from edge.backends.tvm.kv.regions import SPARE_ROWS, TILE
 from edge.backends.tvm.packing import blocks
+from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.targets import TARGETS
 from edge.formats.blocks import BLOCK_TYPES

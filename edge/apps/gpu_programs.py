@@ -14,7 +14,6 @@ import numpy as np
 
 from edge.apps.c_struct import c_struct, filled
 from edge.backends.base import EngineConfig
-from edge.backends.tvm.adapters import padded_rank
 from edge.backends.tvm.gpu import ENGINE as GPU_ENGINE
 from edge.backends.tvm.gpu import SHOWN_BYTES, kernels_bytes
 from edge.backends.tvm.gpu.adapters import Adapters
@@ -30,6 +29,7 @@ from edge.backends.tvm.gpu.weights import WeightsLayout
 from edge.backends.tvm.kv.memory import RING
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.backends.tvm.packing.shape import Shape
 from edge.errors import UnsupportedError
 from edge.model.model import Model

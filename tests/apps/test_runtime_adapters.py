@@ -25,9 +25,10 @@ from edge.apps.bundle import MANIFEST
 from edge.apps.enums import Role
 from edge.backends.base import EngineConfig
 from edge.backends.tvm import CPU
-from edge.backends.tvm.adapters import adaptable, pack_adapters, padded_rank
+from edge.backends.tvm.adapters import adaptable, pack_adapters
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import ALIGNMENT, make_layout
+from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.model.lora import open_lora
 from edge.model.lora_file import parse_lora

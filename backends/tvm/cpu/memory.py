@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
-from edge.backends.tvm.adapters import adapter_bytes, padded_rank
 from edge.backends.tvm.cpu.scratch import Kept, Scratch, make_scratch
 from edge.backends.tvm.kv.memory import KVMemory
 from edge.backends.tvm.kv.pages import pages_held
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.memory import Array
 from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.low_rank import adapter_bytes, padded_rank
 from edge.backends.tvm.packing.shape import ROPE_AHEAD, Shape
 from edge.backends.tvm.targets import Target
 from edge.model.spec import ModelSpec

@@ -87,7 +87,8 @@ class Arena(Generic[OwnRows]):
         """arrays: `KVMemory.bookkeeping`, allocated. prefix: RING for an arena of rings alone."""
         core = shape.ringed if prefix else shape.attention
         self.shape, self.rows, self.row = shape, rows, core.row.padded(LANES)
-        self.heads, none = shape.layers * shape.kv_heads, np.zeros(0, np.uint16)
+        self.heads = shape.layers * shape.kv_heads
+        none: AnyArray = np.zeros(0, np.uint16)
         self.starts: IntArray = arrays["starts"]
         self.lengths: IntArray = arrays["lengths"]
         self.positions = arrays[f"{prefix}positions"]
