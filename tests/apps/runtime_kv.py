@@ -28,7 +28,7 @@ from edge.backends.tvm.kv.store import Arena, NativeStore, make_kv
 from edge.backends.tvm.packing.shape import Shape
 from edge.kv import make_policy, pinned_rows
 from edge.model.architectures.angles import Angles
-from edge.model.cores import Attention, RowShape
+from edge.model.cores import Attention
 from edge.model.layers import Block
 from edge.model.model import open_model
 from edge.run.sequences.sequence import TokenSequence

@@ -103,7 +103,8 @@ class Remote:
         module = self._compile(Design.of(self._layout, self._kv_dtype, target), threads)
         config = EngineConfig(self._depths.capacity, chunk, self._kv_dtype, threads)
         memory = PassMemory.of(self._spec, config, target)
-        arrays = {name: np.zeros(array.size + array.spare, array.dtype) for name, array in memory.arrays.items()}
+        sizes = {name: memory.arrays[name] for name in POINTERS if name in memory.arrays}
+        arrays = {name: np.zeros(array.size + array.spare, array.dtype) for name, array in sizes.items()}
         for name in (*memory.kv.arenas[0].stored(self._kv_dtype), "tokens"):
             arrays[name][:] = 1
         most, kinds = np.zeros_like(arrays["lengths"]), memory.kv.kinds
