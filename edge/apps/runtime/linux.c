@@ -288,23 +288,23 @@ void prepare_line(int32_t line[LINE])
 
 void own_line(int32_t line[LINE])
 {
-    line[OWNER] = (int32_t)system_call(SYSTEM_THREAD, 0, 0, 0, 0);
+    __atomic_store_n(&line[OWNER], (int32_t)system_call(SYSTEM_THREAD, 0, 0, 0, 0), __ATOMIC_RELAXED);
 }
 
 bool owner_ended(const int32_t line[LINE])
 {
-    return line[ENDED];
+    return __atomic_load_n(&line[ENDED], __ATOMIC_RELAXED);
 }
 
 int32_t edge_doze(int32_t *word, int32_t value)
 {
     const struct timespec second = {1, 0};
-    int32_t owner = word[OWNER];
+    int32_t owner = __atomic_load_n(&word[OWNER], __ATOMIC_RELAXED); /* the thread may not have begun */
     system_call(SYSTEM_FUTEX, (int64_t)word, FUTEX_WAIT_PRIVATE_, value, (int64_t)(owner ? &second : NULL));
     if (owner && __atomic_load_n(word, __ATOMIC_SEQ_CST) == value
         && system_call(SYSTEM_SIGNAL, getpid(), owner, 0, 0)
         && __atomic_compare_exchange_n(word, &value, value + FOREVER, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        word[ENDED] = 1;
+        __atomic_store_n(&word[ENDED], 1, __ATOMIC_RELAXED);
     return 0;
 }
 
