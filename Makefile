@@ -73,7 +73,7 @@ lint: $(VENV)/.dev
 	ln -s $(CURDIR)/edge/* $(CURDIR)/backends $(CURDIR)/converters $(CURDIR)/devices build/lint/edge/
 	sed -n '/^```python/,/^```/{/^```/d;p}' README.md > build/lint/readme.py
 	cd build/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p edge -m readme
-	cd build/lint && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
+	cd build/lint && PYTHONPATH=. $(abspath $(BIN))/lint-imports --no-cache $(CURDIR)/pyproject.toml
 
 bench-serving: $(PEERS)/.dev
 	$(BIN)/python benchmarks/serving.py
