@@ -210,6 +210,21 @@ def test_damaged_adapter_ends_its_own_generation_alone(model: Model, tmp_path: P
             assert batch.free == SEQUENCES
 
 
+def test_no_adapter_remains_after_a_damaged_one(model: Model, tmp_path: Path) -> None:
+    def damage(tensors: dict[str, Any]) -> None:
+        next(iter(tensors.values()))[0, 0] = np.nan
+
+    good, bad = write_adapter(tmp_path / "a.gguf", model), write_adapter(tmp_path / "b.gguf", model, edit=damage)
+    with load(model, backend="reference", max_kv_size=ROWS) as plain:
+        expected = plain.generate(tokens(9), max_tokens=5, ignore_eos=True)
+    with load(model, backend="reference", max_kv_size=ROWS, lora=str(good)) as session, session.batch() as batch:
+        adapted, damaged = (Answer(batch).start(tokens(9), 5, lora=each) for each in (good, bad))
+        without = Answer(batch).start(tokens(9), 5, lora=())
+        run(batch)
+        assert isinstance(damaged.ends[0], ModelFormatError)
+        assert adapted.report.text != without.report.text == expected
+
+
 def test_stop_strings_end_one_answer_and_not_others(batch: Batch) -> None:
     first = Answer(batch).start(tokens(9), 30)
     run(batch)
