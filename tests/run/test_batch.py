@@ -639,3 +639,17 @@ def test_background_work_ends_though_people_never_stop_asking(batch: Batch) -> N
     for each in urgent:
         each.cancel()
     assert batch.free == SEQUENCES
+
+
+def test_work_cancelled_during_its_turn_is_told(batch: Batch) -> None:
+    ends = list[RunReport | Exception]()
+
+    def work() -> bool:
+        batch.cancel(ticket)
+        return True
+
+    ticket = batch.queue(Request("a"), Hooks(end=ends.append), lora=(), work=work)
+    run(batch)
+    (end,) = ends
+    assert isinstance(end, InterruptedError)
+    assert batch.waiting == 0

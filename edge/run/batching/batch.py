@@ -335,7 +335,7 @@ class Batch:
             more = work()
         finally:
             self._enter()
-        if more and not ticket.cancelled:
+        if more:  # a cancelled one is told in the next step
             ticket.arrived = ticket.since = self._order.now()
             self._queue.append(ticket)
         else:
