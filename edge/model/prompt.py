@@ -65,6 +65,11 @@ class Prompt:
         """The number of tokens as text: `636`, or `more than 8192` before its end has been read."""
         return f"{self.known}" if self.ended else f"more than {self.known}"
 
+    @property
+    def empty(self) -> bool:
+        """Whether no token waits, apart from those of `begin_with`."""
+        return not self.waiting or self.known == self._before
+
     def read(self) -> bool:
         """Read one more block of at most a few thousand tokens; False if there is none."""
         block = next(self._blocks, None)

@@ -112,18 +112,22 @@ def _check_ids(tokens: IntArray, model: Model) -> None:
 
 
 def score(request: Request, choice: int, session: Session, job: Job) -> None:
-    """Report each token's log-probability after those before it, with the likeliest alternatives; and the likeliest
-    next token, if one is to be generated. Raises InputError if the prompt does not fit."""
+    """Report each token's log-probability after those before it and the model's prefix, with the likeliest
+    alternatives; and the likeliest next token, if one is to be generated. Raises InputError if the prompt does not
+    fit."""
     tokens = encode(request, session.model).first(None)
     _check_ids(tokens, session.model)
-    kv, top = session.engine.kv, max(1, request.logprobs or 0)
-    if tokens.size > kv.capacity:
-        raise TooLongError(tokens.size, kv.capacity)
+    room, top = session.engine.kv.capacity - session.model.prefix_rows, max(1, request.logprobs or 0)
+    if tokens.size > room:
+        raise TooLongError(tokens.size, room)
     job.flow.claim.add("answers", of_tokens(tokens.size, top))
     logprobs: list[float | None] = [None]
     likeliest: list[dict[int, float] | None] = [None]
     generated = [] if not request.max_tokens else [0]
     step = min(SCORED_AT_ONCE, session.plan.config.chunk)
+    if prefix := session.model.prefix:
+        for first in range(0, prefix.ids.size, step):
+            session.forward(prefix.ids[first : first + step], upcoming=step)
     for first in range(0, tokens.size, step):
         if job.cancelled:
             return

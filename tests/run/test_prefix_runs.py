@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import GOLDEN
 from hf_folders import Tensors, complaint, write_tensors
+from serving import PLAIN, served
 
 from edge.apps.planning import check_options
 from edge.backends.reference.kv import ReferenceKV
@@ -128,6 +129,22 @@ def test_dropped_rows_of_a_prefix_run_again(prefix: Path) -> None:
         assert list(sequence.rows.fed) == fed
         assert session.engine.kv.length == len(fed)
         assert answer(session) == expected
+
+
+def test_prompt_of_a_prefix_alone_is_empty(prefix: Path) -> None:
+    with opened(prefix) as session:
+        assert complaint(lambda: session.generate(np.zeros(0, np.int32))) == "the prompt is empty"
+
+
+def test_server_scores_texts_behind_the_prefix(prefix: Path) -> None:
+    with opened(prefix) as session:
+        expected = [each.logprob for each in session.score(TEXT)]
+    with served(options={"prefix": prefix, "prefill_step_size": 4}) as client:
+        body = {"prompt": TEXT.tolist(), "echo": True, "logprobs": 1, "max_tokens": 0}
+        found = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["token_logprobs"]
+        np.testing.assert_allclose(found[1:], expected, atol=1e-4)
+        body["prompt"] = [3] * (PLAIN["max_kv_size"] - ROWS + 1)
+        assert client.post("/v1/completions", json=body).status_code == 400
 
 
 def test_prompt_of_parts_equals_its_tokens() -> None:

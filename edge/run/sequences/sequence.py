@@ -131,7 +131,7 @@ class TokenSequence:
         kv = self.engine.kv
         free = kv.capacity if alone else kv.free + shared
         held = 0 if alone else self.prompt.first(free + 1).size + len(self.pending)
-        if not prompt.waiting and not held:
+        if prompt.empty and not held:
             raise InputError("the prompt is empty")
         if not self.policy.evicts and prompt.waiting + held > free:
             raise InputError(
