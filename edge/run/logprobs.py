@@ -68,6 +68,9 @@ def score(
         raise InputError("a text that is scored has at least two tokens")
     if not isinstance(first, int) or not 1 <= first < tokens.size:
         raise InputError(f"the first token that is scored is from 1 to {tokens.size - 1}, not {first!r:.40}")
+    vocab = sequence.engine.spec.vocab
+    if not 0 <= int(tokens[first:].min()) <= int(tokens[first:].max()) < vocab:  # the engine checks those that it runs
+        raise InputError(f"token ids must be from 0 to {vocab - 1}")
     if prefix := sequence.prefix:
         tokens, first = np.concatenate([prefix.ids, tokens]), first + prefix.ids.size
     kv, config, total = sequence.engine.kv, sequence.plan.config, tokens.size - 1

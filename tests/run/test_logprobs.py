@@ -132,6 +132,9 @@ def test_what_cannot_be_scored(session: Session) -> None:
         session.score(GOLDEN_MODEL.tokens[:1])
     with pytest.raises(InputError, match="token ids"):
         session.score("text")  # type: ignore[arg-type]
+    for token in (-3, session.spec.vocab):
+        with pytest.raises(InputError, match="token ids must be from 0 to"):
+            session.score(np.array([5, token]))
 
 
 def test_processor_sees_answer_and_changes_logits(session: Session) -> None:
