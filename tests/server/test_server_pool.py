@@ -24,7 +24,7 @@ from edge.run.request import Request
 from edge.run.starting.loading import load
 from edge.server.events import Flow, Piece
 from edge.server.ledger import Claim, Ledger
-from edge.server.models.worker import Turns
+from edge.server.models.worker import Job, Turns
 from edge.server.prompts import prepare
 from edge.server.refusal import RefusedError
 
@@ -148,6 +148,19 @@ def test_model_is_idle_when_client_has_its_answer(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(worker, "_told", count)
         chat(client)
         assert (len(counted), worker.idle) == (1, True)
+
+
+def test_job_has_begun_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served() as client:
+        chat(client)
+        worker, found = hub_of(client).pool.workers[MODEL], list[bool]()
+
+        def told(job: Job, _: object) -> None:
+            monkeypatch.setattr(job.claim, "release", lambda: found.append(worker.has_begun(job.flow)))
+
+        monkeypatch.setattr(worker, "_told", told)
+        chat(client)
+        assert found == [True]
 
 
 def test_tokens_and_texts(client: TestClient) -> None:

@@ -246,9 +246,9 @@ class Worker:
 
     def _forget(self, job: Job) -> None:
         """Let go of what a job has made, and of what its request holds if it is the last one."""
-        job.ticket = job.prepare = None
         job.claim.release()
-        with self._lock:
+        with self._lock:  # others read the ticket
+            job.ticket = job.prepare = None
             if job in self._jobs:
                 self._jobs.remove(job)
             flows = [each.flow for each in self._jobs if each.began]
