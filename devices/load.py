@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from edge.devices.host import logical_cores
 from edge.devices.kernel import read_text, whole
 
 DISTURBED = 0.1  # share of the cores used by other processes that disturbs a measurement
-_PROBE_S = 0.1  # several time slices of each program
+_PROBE_S = 0.2 if sys.platform == "win32" else 0.1  # several time slices of each program; Windows counts 16 ms at once
 _BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, interrupts; and stolen: used by other guests of the same machine
 
 
