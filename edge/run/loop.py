@@ -125,8 +125,9 @@ def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int
                 break
         count = run.part_of(chunk, max(2, sequence.policy.needs.queries))  # a single token has kernels of its own
         chunk -= count
-        sequence.run_prompt(count, upcoming=chunk or min(size, max(1, left - count)))
-        run.count_prompt(count)
+        known = sequence.run_prompt(count, upcoming=chunk or min(size, max(1, left - count)))
+        run.count_prompt(count - known)
+        run.reused += known
         yield run.ran, prompt.known - run.reused
     if reason:
         run.stop_reason = reason

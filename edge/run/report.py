@@ -20,9 +20,10 @@ Given = Literal["shrink", "chunk", "prompt cache", "snapshots"]
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token counts. reused: prompt tokens whose rows came from the prompt cache. ran: prompt tokens that were run: all
-    others, unless something ended the run first. unread: the prompt has more tokens than `prompt`, because the rest of
-    its text was not read. forced: generated tokens that the grammar left no choice of; they take no pass of their own.
+    """Token counts. reused: prompt tokens whose rows came from the prompt cache, or from a prefix. ran: prompt tokens
+    that were run: all others, unless something ended the run first. unread: the prompt has more tokens than `prompt`,
+    because the rest of its text was not read. forced: generated tokens that the grammar left no choice of; they take
+    no pass of their own.
     """
 
     prompt: int

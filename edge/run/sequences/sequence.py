@@ -165,14 +165,18 @@ class TokenSequence:
         """Halve the tokens per pass, but to no fewer than `least`."""
         self.chunk = max(least, self.chunk // 2)
 
-    def run_prompt(self, count: int, *, upcoming: int) -> None:
-        """Run the next `count` tokens of the prompt, for which there is room; `upcoming` will follow them at once."""
+    def run_prompt(self, count: int, *, upcoming: int) -> int:
+        """Run the next `count` tokens of the prompt, for which there is room; `upcoming` will follow them at once.
+        Returns the number of those whose rows are the prefix's keys and values, and did not run."""
         self.engine.kv.announce(self.prompt.waiting)
         tokens = self.prompt.peek(count)
-        self._outcome = self.forward_prompt(tokens, upcoming)
+        left = self._behind_saved(tokens)
+        if left.size:
+            self._outcome = self.forward_prompt(left, upcoming)
         self.prompt.advance(count)
         self.ahead.note(tokens)
         self.rows.keep_place(self.prompt)
+        return count - left.size
 
     def end_prompt(self) -> None:
         """Note that the whole prompt has been run; the answer follows."""
