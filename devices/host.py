@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -95,11 +96,17 @@ def logical_cores(root: Path = Path("/")) -> int:
     """The number of logical cores that this process may run on, and whose time its cgroups grant; more threads than
     these only wait for each other. root: of the cgroups."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min([allowed, *_granted_cores(root)])
+    return min([allowed, *map(math.ceil, _granted_cores(root))])
 
 
-def _granted_cores(root: Path) -> Iterator[int]:
-    """Cores whose time each cgroup grants, rounded up; nothing of cgroups without a limit."""
+def granted_share(root: Path = Path("/")) -> float:
+    """The share of the time of `logical_cores` that cgroups grant: below 1 for a limit that is no whole number."""
+    cores = logical_cores(root)
+    return min([1.0, *(each / cores for each in _granted_cores(root))])
+
+
+def _granted_cores(root: Path) -> Iterator[float]:
+    """Cores whose time each cgroup grants; nothing of cgroups without a limit."""
     for folder in cgroup_folders(root, "cpu"):
         quota, _, period = read_text(folder / "cpu.max").partition(" ")  # version 2
         microseconds = whole(quota), whole(period)
@@ -107,7 +114,7 @@ def _granted_cores(root: Path) -> Iterator[int]:
             microseconds = read_whole(folder / "cpu.cfs_quota_us"), read_whole(folder / "cpu.cfs_period_us")
         granted, of = microseconds
         if granted is not None and of is not None and granted > 0 and of > 0:  # no limit: "max", or -1
-            yield -(-granted // of)
+            yield granted / of
 
 
 def _physical_cores() -> int | None:

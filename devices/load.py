@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.devices.host import logical_cores
+from edge.devices.host import granted_share, logical_cores
 from edge.devices.kernel import read_text, whole
 
 DISTURBED = 0.1  # share of the cores used by other processes that disturbs a measurement
@@ -55,10 +55,10 @@ def share_of_others(before: Load | None, after: Load | None, own: float) -> floa
 
 def neighbours() -> float:
     """The threads of other programs, on average, that want this process's cores now, measured: threads that never
-    sleep, one on each core, get cores / (cores + neighbours) of the time. 0 if others use little."""
-    cores = logical_cores()
+    sleep, one on each core, get cores / (cores + neighbours) of the time that cgroups grant. 0 if others use little."""
+    cores, share = logical_cores(), granted_share()
     with ThreadPoolExecutor(cores) as pool:
-        granted = sum(pool.map(_granted, [_PROBE_S] * cores)) / cores
+        granted = sum(pool.map(_granted, [_PROBE_S] * cores)) / cores / share
     return 0.0 if granted > 1 - DISTURBED else cores / max(granted, 1e-3) - cores
 
 

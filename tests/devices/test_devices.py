@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edge.devices import load
 from edge.devices.graphics import resident_memory
-from edge.devices.host import logical_cores, probe_host, usable_cores
+from edge.devices.host import granted_share, logical_cores, probe_host, usable_cores
 from edge.devices.memory import MemoryLimit, MemoryUse, memory_limit, memory_use, release_free_memory, total_memory
 from edge.errors import EngineError
 
@@ -230,6 +231,19 @@ def test_cores_that_cgroups_grant(
     assert logical_cores(tmp_path) == cores
     assert usable_cores(tmp_path) <= cores
     assert probe_host(tmp_path).usable_cores == usable_cores(tmp_path)
+
+
+def test_half_a_core_granted_is_no_other_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "proc/self/cgroup", "0::/")
+    write(tmp_path, "sys/fs/cgroup/cpu.max", "150000 100000")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    share = granted_share(tmp_path)
+    assert share == 0.75
+    monkeypatch.setattr(load, "granted_share", lambda: share)
+    monkeypatch.setattr(load, "logical_cores", lambda: 2)
+    for granted, expected in ((0.75, 0), (0.375, 2)):
+        monkeypatch.setattr(load, "_granted", lambda _, granted=granted: granted)
+        assert load.neighbours() == pytest.approx(expected)
 
 
 FDINFO = """pos:\t0
