@@ -21,10 +21,11 @@ from edge.run.budgets.shares import Ledger as Energy
 from edge.run.hooks import Hooks
 from edge.run.loaded import Loaded
 from edge.run.request import Request
+from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.server.events import Flow, Piece
 from edge.server.ledger import Claim, Ledger
-from edge.server.models.worker import Job, Turns
+from edge.server.models.worker import Job, Turns, Worker
 from edge.server.prompts import prepare
 from edge.server.refusal import RefusedError
 
@@ -161,6 +162,20 @@ def test_job_has_begun_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(worker, "_told", told)
         chat(client)
         assert found == [True]
+
+
+def test_load_survives_the_cancellation_of_its_request() -> None:
+    meter, go_on = Energy(find_meter()), threading.Event()
+
+    def open_session() -> Session:
+        assert go_on.wait(120)
+        return load(open_golden(MODEL).model, **PLAIN)
+
+    worker = Worker(MODEL, open_session, Turns(meter), meter.share())
+    assert not worker.opened.cancel()  # as asyncio does when a server ends meanwhile
+    go_on.set()
+    assert worker.opened.result(120).model.name
+    worker.close()
 
 
 def test_tokens_and_texts(client: TestClient) -> None:

@@ -95,6 +95,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self.name, self._load, self._turns, self._share, self._told = name, load, turns, share, on_end
         self.opened: Future[Session] = Future()
+        self.opened.set_running_or_notify_cancel()  # a server that ends cancels what waits for it, but not the load
         self._lock = threading.Condition()
         self._batch: Batch | None = None
         self._jobs: list[Job] = []  # that have not ended
