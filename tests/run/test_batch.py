@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -296,6 +296,20 @@ def test_higher_classes_take_sequences_of_lower_ones(batch: Batch) -> None:
     again = Answer(batch).start(tokens(12, titles.index(preempted[0])), 40, tenant="again")
     run(batch)
     assert again.report.text == preempted[0].report.text
+
+
+def test_time_ends_generations_that_were_preempted(batch: Batch) -> None:
+    titles = [Answer(batch).start(tokens(9, each), priority=TITLES, time=600) for each in range(SEQUENCES)]
+    run_until(batch, lambda: all(each.pieces for each in titles))
+    people = [Answer(batch).start(tokens(9, each), 100) for each in range(SEQUENCES)]
+    run_until(batch, lambda: batch.waiting == SEQUENCES)
+    for each in titles:
+        assert each.ticket is not None
+        each.ticket.run.watch.limits = replace(each.ticket.run.watch.limits, deadline=0.0)
+    batch.step()
+    assert [each.report.stop_reason for each in titles] == ["time"] * SEQUENCES
+    for each in people:
+        each.cancel()
 
 
 def test_equal_classes_do_not_preempt(batch: Batch) -> None:

@@ -280,9 +280,14 @@ class Batch:
     # Assignment of sequences
 
     def _drop(self) -> None:
-        """End cancelled generations, and those whose budget ended before they began."""
-        for ticket in [*self._running(), *self._queue]:
-            if ticket.cancelled or (ticket.opened and ticket.turns is None and ticket.run.watch.ends_now()):
+        """End cancelled generations, and those whose budget ended before they began, or after they were preempted."""
+        queue = [*self._queue]
+        for ticket in [*self._running(), *queue]:
+            waits = ticket.opened and (ticket.turns is None or ticket in queue)
+            reason = ticket.run.watch.ends_now() if waits else None
+            if reason and ticket.turns is not None:
+                ticket.run.stop_reason = reason
+            if ticket.cancelled or reason:
                 self._end(ticket)
 
     def _ended(self) -> StopReason | None:
