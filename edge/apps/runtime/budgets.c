@@ -3,7 +3,7 @@
  * the same order of operations, so that decisions are equal. The watch takes readings and pauses, as
  * edge/run/budgets/meters.py.
  *
- * * The sensors are the app's (edge_read), which cannot read them while a prompt runs: joules since its last reading are
+ * The sensors are the app's (edge_read), which cannot read them while a prompt runs: joules since its last reading are
  * estimated, as in devices/power/estimate.py. NAN is None. */
 #include <math.h>
 

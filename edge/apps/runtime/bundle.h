@@ -39,7 +39,7 @@ adapter_reader read_adapter;
 extern const accelerator_kind *const EDGE_GPU, *const EDGE_NPU, *const EDGE_PAGE;
 extern const accelerator_kind edge_gpu, edge_onnxruntime, edge_page;
 
-/* Begins a session on the CPU or the GPU, whichever answers sooner: gpu/race.c. */
+/* Begins a session on the CPU or the GPU, whichever answers sooner: gpu/gpu_race.c. */
 typedef edge_status session_racer(edge_model *model, const edge_options *options, edge_session **session, edge_error *error);
 extern session_racer *const EDGE_RACE;
 session_racer begin_faster;

@@ -24,7 +24,7 @@ bool pass_lost_thread(const pass *p); /* true: the system has ended one, and eve
  * position is beyond those that the model has learned, the file was cut short, a thread was lost, or an accelerator failed or
  * was cancelled.
  *
- * * pick: NULL if all logits are needed. Otherwise, after a single token, an accelerator may choose up to pick->most
+ * pick: NULL if all logits are needed. Otherwise, after a single token, an accelerator may choose up to pick->most
  * further tokens (at most pass_picks, kv_free and kv_at_once). It then appends the rows of all chosen tokens but the last,
  * and there are no logits. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick);

@@ -1,6 +1,6 @@
 /* Memory, files, clocks and threads of Linux, Android, macOS and iOS.
  *
- * * A library for Android may be built against the headers of another C library. So this file and linux.c use only
+ * A library for Android may be built against the headers of another C library. So this file and linux.c use only
  * functions and constants that all C libraries take unchanged from the kernel. errno is not among them: linux.c makes the
  * system calls that need it itself. */
 #if !defined(_WIN32)

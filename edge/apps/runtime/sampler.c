@@ -285,8 +285,7 @@ static int32_t draw(sampler *s, const float *logits)
     return s->tokens[choose(&s->random, s->powers, count)];
 }
 
-/* ---- the sampler
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- the sampler ------------------------------------------------------------------------------------------------- */
 
 sampler *sampler_layout(arena *from, uint32_t vocab)
 {

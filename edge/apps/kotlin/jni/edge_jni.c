@@ -1,6 +1,6 @@
 /* edge.h for the JVM and Android: the native methods of Native.kt, registered when the library is loaded.
  *
- * * Texts are passed as arrays of UTF-8 bytes, since JNI strings use modified UTF-8, which encodes emoji differently.
+ * Texts are passed as arrays of UTF-8 bytes, since JNI strings use modified UTF-8, which encodes emoji differently.
  * Structs are passed as arrays of bytes in C's layout (EdgeOptions.kt). Handles are pointers in a long; Native.kt's callers
  * use them only while they are open. A failed call throws EdgeException. */
 #include "constants.h"

@@ -1,7 +1,7 @@
 /* Chooses CPU or GPU for sessions with engine AUTO by timing both, as edge/run/starting/race.py and by the rule of
  * edge/plan/engines.py, within about a second. Sessions with limits of time or energy are never timed.
  *
- * * The cache folder keeps the result for this bundle, system and library of webgpu.h, so that no driver is loaded for a
+ * The cache folder keeps the result for this bundle, system and library of webgpu.h, so that no driver is loaded for a
  * slower GPU. If the GPU was faster, the result holds for the same driver only. Failures are not kept. The two sessions run
  * one after the other, so that memory is that of one. */
 #include <math.h>

@@ -1,6 +1,6 @@
 /* KV rows in the memory of a GPU. Saved rows are those of rows.c, so that a saved conversation continues on either engine.
  *
- * * Rows are written to spare rows behind the arena's own (`staged` of gpu_config), from where a kernel moves them: one
+ * Rows are written to spare rows behind the arena's own (`staged` of gpu_config), from where a kernel moves them: one
  * copy for many rows. Writes and moves are deferred until another operation needs them. */
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* The driver of WebGPU (webgpu.h) on Vulkan or Direct3D 12, by the app's library, wgpu-native or Dawn. The app links or
  * loads the library, or it is found by its file name. It is never unloaded, since drivers have threads.
  *
- * * Errors arrive in callbacks. None may come after `close`, when the session's memory is freed. */
+ * Errors arrive in callbacks. None may come after `close`, when the session's memory is freed. */
 #include <string.h>
 
 #include "gpu.h"
