@@ -31,9 +31,11 @@ def _lines() -> list[list[str]]:
     return [line.split() for line in fork_server.FORKS.read_text().splitlines()] if fork_server.FORKS.exists() else []
 
 
-def test_folders_above_their_allowance_are_named() -> None:
+def test_folders_above_their_allowance_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"tests/kv/test_a.py": [2.5, 0], "tests/kv/test_b.py": [3.0, 2], "tests/gpu/test_c.py": [9.0, 4]}
     folders = cost.by_folder(files)
     assert folders == {"kv": (5.5, 2), "gpu": (9.0, 4)}
-    (line,) = cost.above(folders, {"kv": 5, "gpu": 9})
-    assert line.startswith("tests/kv took 6 s of CPU, its allowance is 5 s")
+    monkeypatch.setattr(cost, "allowed", lambda: ({"kv": 5, "gpu": 9}, 5))
+    seconds, compilations = cost.above(folders)
+    assert seconds.startswith("tests/kv took 6 s of CPU, its allowance is 5 s")
+    assert compilations.startswith("6 compilations, 5 are allowed")

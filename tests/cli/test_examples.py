@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from fork_server import COMMAND, forking
 from lora_files import write_adapter
+from test_prefix_runs import write_prefix
 
 from edge.model.model import open_model
 
@@ -74,6 +75,7 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     for name in ("a.txt", "b.txt", "other.txt"):
         shutil.copy(tmp_path / "text.txt", tmp_path / name)
     write_adapter(tmp_path / "pirate.gguf", open_model(GOLDEN / "llama-gqa-tied.gguf"), rank=4)
+    write_prefix(tmp_path / "pirate")
     shutil.copytree(GOLDEN / "folders" / "llama", tmp_path / "SmolLM2-135M")
     shutil.copy(GOLDEN / "lfm2.gguf", tmp_path)
     (tmp_path / "sensors" / "sys").mkdir(parents=True)
