@@ -60,7 +60,7 @@ test-train: $(TRAIN)/.dev
 
 # lm-eval in edge eval tasks and against edge serve, and instructor, which want an older openai than the other clients.
 test-evaluations: $(VENV)/.dev $(EVALUATIONS)/.dev
-	$(BIN)/python -m pytest -m evaluations tests/clients
+	$(BIN)/python -m pytest -m evaluations tests/clients tests/lab
 
 coverage: $(VENV)/.dev
 	$(PYTEST) --cov --cov-report=term
