@@ -164,11 +164,10 @@ def window_but_every(period: int, config: Config, sizes: Sizes) -> dict[str, Fie
 
     Raises UnsupportedError if other layers have it.
     """
-    types = ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(sizes.layers)]
     said = config.get("layer_types")
     if not config.get("sliding_window") or (said and "sliding_attention" not in said):
         return {}
-    if said not in (None, types):
+    if said not in (None, layer_types(period, sizes.layers)):
         raise UnsupportedError(
             f"{config.path}: layer_types: in GGUF, each {period}th layer has full attention, no other"
         )
@@ -177,14 +176,22 @@ def window_but_every(period: int, config: Config, sizes: Sizes) -> dict[str, Fie
 
 def described_windows(period: int, spec: ModelSpec) -> dict[str, Any]:
     """The settings that `window_but_every` reads."""
-    types = [
-        "sliding_attention" if spec.window and (layer + 1) % period else "full_attention"
-        for layer in range(spec.layers)
-    ]
+    types = layer_types(period, spec.layers) if spec.window else ["full_attention"] * spec.layers
     return {
         "sliding_window": spec.window or None, "sliding_window_pattern": period if spec.window else 0,
         "layer_types": types,
     }  # fmt: skip
+
+
+def layer_types(period: int, layers: int) -> list[str]:
+    """`layer_types` of config.json where every `period`-th layer has no window."""
+    return ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)]
+
+
+def window_fields(config: Config, sizes: Sizes) -> dict[str, Field]:
+    """The sliding window of all layers, if config.json states one. Raises the errors of `one_window`."""
+    window = one_window(config, sizes, config.count("sliding_window", "context") if config.get("sliding_window") else 0)
+    return {"attention.sliding_window": np.uint32(window)} if window else {}
 
 
 def one_window(config: Config, sizes: Sizes, window: int) -> int:

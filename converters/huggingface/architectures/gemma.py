@@ -17,6 +17,7 @@ from edge.converters.huggingface.architectures.common import (
     Layout,
     Sizes,
     in_layers,
+    layer_types,
 )
 from edge.converters.huggingface.architectures.rope import read_rope
 from edge.converters.huggingface.architectures.settings import Count, Fixed, Number, Setting, changed, short
@@ -93,14 +94,10 @@ def _period(kind: str, config: Config, sizes: Sizes) -> int:
         return config.count("sliding_window_pattern", "layers", _PERIODS[kind])
     full = isinstance(types, list) and "full_attention" in types
     period = types.index("full_attention") + 1 if full else _PERIODS[kind]  # none: fewer layers than a period
-    if period < 2 or types != _layer_types(period, sizes.layers):
+    if period < 2 or types != layer_types(period, sizes.layers):
         usual = f"such as every {_PERIODS[kind]}th, as in {kind}"
         raise UnsupportedError(f"{config.path}: layer_types must have full_attention in every n-th layer, {usual}")
     return period
-
-
-def _layer_types(period: int, layers: int) -> list[str]:
-    return ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)]
 
 
 def _local_theta(config: Config) -> float:
@@ -119,7 +116,7 @@ def _described(kind: str, file: GGUFFile, spec: ModelSpec, _said: dict[str, Any]
     period = header.count("attention.sliding_window_pattern", "layers", default=_PERIODS[kind])
     said: dict[str, Any] = {
         "query_pre_attn_scalar": round(query_scale(spec, _LARGEST[kind]) ** -2),
-        "layer_types": _layer_types(period, spec.layers),
+        "layer_types": layer_types(period, spec.layers),
     }
     if kind == "gemma2":
         return said

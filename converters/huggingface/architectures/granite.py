@@ -20,7 +20,7 @@ from edge.converters.huggingface.architectures.common import (
     Sizes,
     in_layers,
 )
-from edge.converters.huggingface.architectures.llama import llama_rope, window_fields
+from edge.converters.huggingface.architectures.llama import llama_rope, mistral_window
 from edge.converters.huggingface.architectures.settings import Count, Number, Setting, short
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.views import split
@@ -60,7 +60,7 @@ GRANITE = Architecture(
     name="granite",
     model=("granite", "GraniteForCausalLM"),
     settings=(*USUAL, SILU, *FACTORS),
-    others=window_fields,
+    others=mistral_window,
     described=_described,
     layouts=INTERLEAVED,
     maybe_biases={"attention_bias": ATTENTION_BIASES, "mlp_bias": FFN_BIASES},

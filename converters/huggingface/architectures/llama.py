@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from edge.converters.huggingface.architectures.common import (
     ATTENTION_BIASES,
     FFN_BIASES,
@@ -19,6 +17,7 @@ from edge.converters.huggingface.architectures.common import (
     Sizes,
     nothing_else,
     one_window,
+    window_fields,
     without,
 )
 from edge.converters.huggingface.architectures.rope import read_rope
@@ -31,10 +30,12 @@ from edge.model.spec import ModelSpec
 llama_rope = partial(read_rope, scalings=("default", "linear", "yarn", "llama3"))
 
 
-def window_fields(config: Config, sizes: Sizes) -> dict[str, Field]:
-    said = config.get("sliding_window") and config.get("model_type") == "mistral"
-    window = one_window(config, sizes, config.count("sliding_window", "context") if said else 0)
-    return {"attention.sliding_window": np.uint32(window)} if window else {}
+def mistral_window(config: Config, sizes: Sizes) -> dict[str, Field]:
+    """The sliding window, which of these models Mistral's alone have."""
+    if config.get("model_type") == "mistral":
+        return window_fields(config, sizes)
+    one_window(config, sizes, 0)
+    return {}
 
 
 def _described(_file: GGUFFile, spec: ModelSpec, _said: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def _described(_file: GGUFFile, spec: ModelSpec, _said: dict[str, Any]) -> dict[
 LLAMA = Architecture(
     name="llama",
     model=("llama", "LlamaForCausalLM"),
-    others=window_fields,
+    others=mistral_window,
     described=_described,
     layouts=INTERLEAVED,
     maybe_biases={"attention_bias": ATTENTION_BIASES, "mlp_bias": FFN_BIASES},
