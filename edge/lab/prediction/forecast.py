@@ -20,7 +20,7 @@ from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.lab.prediction.crowd import Crowd
-from edge.lab.prediction.npu import is_on_npu
+from edge.lab.prediction.npu import is_on_cpu, is_on_npu
 from edge.lab.prediction.predict import Prediction, Wanted, predict
 from edge.lab.prediction.work import Streaming, streaming_cost
 from edge.model.catalog import find_local
@@ -152,7 +152,8 @@ def _predict(
     if profile.name != HOST:
         return predict(spec, plan, profile, wanted, _measured_runs(spec, plan, profile), streaming_s=streaming_s)
     runs = earlier_runs(Setting.of(spec, plan.backend, plan.config)) if history else []
-    busy = neighbours() if now else 0.0
+    asks = now and is_on_cpu(plan) and streaming_s is not None  # else `predict` has no use for it
+    busy = neighbours() if asks else 0.0
     crowd = Crowd(busy, logical_cores()) if busy else None
     meter = find_meter().read()
     if meter.kind != "estimate":  # joules that a sensor counts follow from earlier ones alone
