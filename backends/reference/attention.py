@@ -39,8 +39,11 @@ def paid(engine: Context, core: Attention, at: At, x: FloatArray) -> tuple[Float
         queries *= temperatures(core.temperature, positions)[:, None]
     queries = queries.reshape(core.kv_heads, core.heads // core.kv_heads, len(x), core.head_dim)
     scores = soft_cap(queries @ keys[:, None].swapaxes(-1, -2), core.score_cap)
-    hidden = np.arange(at.rows.stop)[None, :] > at.sees[:, None]
-    if core.window:
+    rows = np.arange(at.rows.stop)[None, :]
+    hidden = (rows > at.sees[:, None]) | (rows < np.reshape(at.begins, (-1, 1)))
+    if core.window and not core.causal:
+        hidden |= np.abs(rows - np.arange(at.rows.start, at.rows.stop)[:, None]) > core.window // 2
+    elif core.window:
         hidden |= kv.positions[None, : at.rows.stop] <= positions[:, None] - core.window
     scores = np.where(hidden, np.float32(-np.inf), scores)
     if core.sinks:

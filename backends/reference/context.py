@@ -16,14 +16,15 @@ from edge.types import FloatArray, IntArray
 class At:
     """A layer of a pass, and the rows and positions of the tokens that run. positions: [n], or [n, components].
 
-    sees: the last row that each token sees, [n]. inputs: the tokens' vectors for this layer (`PerLayerInput`), [n,
-    size]. given: states (`NextToken`), [n, hidden].
+    begins, sees: the first and the last row that each token sees, [n]. inputs: the tokens' vectors for this layer
+    (`PerLayerInput`), [n, size]. given: states (`NextToken`), [n, hidden].
     """
 
     layer: int
     rows: slice = field(default_factory=lambda: slice(0))
     positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     sees: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+    begins: IntArray | int = 0
     inputs: FloatArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     given: FloatArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 

@@ -76,12 +76,12 @@ class ReferenceEngine:
             self.kv.values[layer][:, own] = values
 
     @UNWARNED
-    def hidden(self, tokens: IntArray) -> FloatArray:
+    def hidden(self, tokens: IntArray, places: Places | None = None) -> FloatArray:
         """See HiddenEngine."""
         if self.network.encoder:
             check_whole_text(tokens, self.kv, self.config)
-            return self._run(tokens)
-        return self.norm(self._run(tokens), "output_norm")
+        states = self._run(tokens, None, places)
+        return self.norm(states, "output_norm") if self.network.normed else states
 
     def give(self, states: FloatArray) -> None:
         """See MTPEngine, of any number of tokens."""
@@ -113,19 +113,23 @@ class ReferenceEngine:
         check_positions(self.spec, places.next_position)
         instead = None if given is None else given.rows(tokens)
         rows = self.kv.reserve(places)
-        x = self.embed(tokens, places.numbers, instead)
+        x = self.embed(tokens, places.numbers, instead, places.types)
         inputs = make_inputs(self, self.network, tokens, x)
         states, self._states = self._states[: tokens.size], self._states[tokens.size :]
+        begins = 0 if places.begins is None else rows.start + places.begins
         for layer, blocks in enumerate(self.network.layers):
-            at = At(layer, rows, places.positions, rows.start + places.sees, inputs[:, layer], states)
+            at = At(layer, rows, places.positions, rows.start + places.sees, begins, inputs[:, layer], states)
             for block in blocks:
                 if not block.beside:
                     normed = self.norm(x, at.name(block.norm)) if block.norm else x
                 x = self.add(x, block, at, self.run_core(block, at, normed))
         return x
 
-    def embed(self, tokens: IntArray, positions: IntArray, given: FloatArray | None = None) -> FloatArray:
-        """Hidden states before the first layer, [n, hidden]. given: rows of the ids beyond the vocabulary."""
+    def embed(
+        self, tokens: IntArray, positions: IntArray, given: FloatArray | None = None, types: IntArray | None = None
+    ) -> FloatArray:
+        """Hidden states before the first layer, [n, hidden]. given: rows of the ids beyond the vocabulary. types: see
+        `Places`."""
         beyond = tokens >= self.spec.vocab
         x = self.weights["token_embd"][np.where(beyond, 0, tokens)] * np.float32(self.network.embedding_scale)
         if given is not None:
@@ -133,7 +137,7 @@ class ReferenceEngine:
         if self.network.learned_positions:
             x = x + self.weights["position_embd"][positions]
         if self.network.token_types:
-            x = x + self.weights["token_types"][0]
+            x = x + self.weights["token_types"][0 if types is None else types]
         return self.norm(x, "token_embd_norm") if self.network.embedding_norm else np.asarray(x)
 
     def run_core(self, block: Block, at: At, x: FloatArray) -> FloatArray:

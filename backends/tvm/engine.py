@@ -249,19 +249,19 @@ class NativeEngine:
         """See TopEngine, and `NativeSequence.forward_top`."""
         return self._sequences[0].forward_top(tokens, count)
 
-    def hidden(self, tokens: IntArray) -> FloatArray:
+    def hidden(self, tokens: IntArray, places: Places | None = None) -> FloatArray:
         """See HiddenEngine."""
-        encoder = self._layout.shape.encoder
-        if encoder:
+        if self._layout.shape.encoder:
             check_whole_text(tokens, self.kv, self.config)
+            places = places or Places.after(0, tokens.size, causal=False)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         self.kv.announce(tokens.size)
         found, chunk = np.empty((tokens.size, self.spec.hidden), np.float32), self.config.chunk
         for start in range(0, tokens.size, chunk):
             part = tokens[start : start + chunk]
-            self._run(self._sequences[0], part, 1)
-            states = self._behind_layers[: part.size]
-            found[start : start + part.size] = states if encoder else self.states(part.size)
+            self._run(self._sequences[0], part, 1, None, places)
+            normed = self._layout.network.normed
+            found[start : start + part.size] = self.states(part.size) if normed else self._behind_layers[: part.size]
         return found
 
     def states(self, count: int) -> FloatArray:
@@ -373,15 +373,19 @@ class NativeEngine:
         sequence.prepare(count)
         encoder = self._layout.shape.encoder
         alone = count == 1 and not encoder
-        if not alone:
-            self._tokens[count : 2 * count] = places.sees if places else count - 1 if encoder else np.arange(count)
+        if encoder and places:
+            columns = (places.sees, places.begins, places.positions, places.types)
+            for at, column in enumerate(columns, start=1):
+                self._tokens[at * count : (at + 1) * count] = 0 if column is None else column
+        elif not alone:
+            self._tokens[count : 2 * count] = places.sees if places else np.arange(count)
         if self._temperature:
             positions = kv.next_position + np.arange(count)
             self._temperatures[:count] = temperatures(self._temperature, positions)
         angles = sequence.angles if count <= ROPE_AHEAD else self._chunk_angles
         reads = sequence.reads if alone else 0
         self._pages[:] = pages_read(reads), kv.store.bounded
-        if places is None or places.consecutive:
+        if places is None or places.consecutive or not self._layout.network.ropes:
             angle = angles.row(kv.rope.rotation, kv.next_rope_position, count)
         else:
             base = kv.next_rope_position - kv.next_position
@@ -392,7 +396,7 @@ class NativeEngine:
             observed=min(count, sequence.observed), votes=int(sequence.votes), sequence=sequence.number, drafts=0,
         )  # fmt: skip
         then()
-        kv.appended(count, places)
+        kv.appended(count, None if encoder else places)
         if reads:
             kv.store.stepped(reads)
         self._end()

@@ -12,6 +12,8 @@ from edge.cli.terminal.show import note, print_json, progress
 from edge.flags import PROMPT
 from edge.options import Options
 
+_AT_ONCE = 64  # texts between two lines of output
+
 
 @o.command
 def embed(
@@ -58,10 +60,11 @@ def embed(
     opened = open_model(model)
     with load(opened, options) as session:
         rows, long = session.engine.kv.capacity, 0
-        for text in lines:
-            tokens = opened.encode_text(text, embedded=True)
-            long += tokens.size > rows
-            print_json(session.embed(tokens, pooling=pooled, normalize=not raw, truncate=truncate).tolist())
+        for start in range(0, len(lines), _AT_ONCE):
+            texts = [opened.encode_text(text, embedded=True) for text in lines[start : start + _AT_ONCE]]
+            long += sum(tokens.size > rows for tokens in texts)
+            for vector in session.embed(texts, pooling=pooled, normalize=not raw, truncate=truncate):
+                print_json(vector.tolist())
         if not quiet:
             note(f"({len(lines)} vectors of {session.spec.hidden} numbers)")
             if long:

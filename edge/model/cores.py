@@ -149,7 +149,7 @@ class Attention:
     head_dim: int
     scale: float  # of queries
     rope: Rope = UNROTATED
-    window: int = 0  # positions that a token attends to; 0: all
+    window: int = 0  # positions that a token attends to: its own is the last, or the middle in encoders; 0: all
     head_norms: bool = False  # of each head's queries and keys, before RoPE
     biases: tuple[str, ...] = ()  # the matrices that have one
     score_cap: float = 0.0  # scores become cap · tanh(score / cap); 0: no cap

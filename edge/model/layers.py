@@ -82,7 +82,8 @@ Layer = tuple[Block, ...]
 @dataclass(frozen=True)
 class Network:
     """The whole pass: token embeddings times `embedding_scale`, the layers, a last norm, and the output head. Logits
-    are multiplied by `logit_scale`, and capped like attention scores. An encoder's pass ends with its layers."""
+    are multiplied by `logit_scale`, and capped like attention scores. An encoder's pass ends with its layers, or with
+    the last norm."""
 
     hidden: int
     vocab: int
@@ -97,14 +98,21 @@ class Network:
     tied_head: bool = True
     logit_scale: float = 1.0
     logit_cap: float = 0.0
-    token_types: int = 0  # rows of a table, the first of which is added to all embeddings
-    embedding_norm: bool = False  # embeddings are normalised by `token_embd_norm`, which has a bias
+    token_types: int = 0  # rows of a table, one of which is added to each embedding: the first, but for pairs of texts
+    embedding_norm: bool = False  # embeddings are normalised by `token_embd_norm`
+    embedding_norm_bias: bool = True  # which has a bias
+    encoder_norm: bool = False  # an encoder's states are normalised by `output_norm`
     pooling: Pooling = "mean"  # how the hidden states of a text are reduced to its embedding
 
     @cached_property
     def encoder(self) -> bool:
         """Whether attention is bidirectional: the network embeds texts, and cannot continue them."""
         return any(core is not None and not core.causal for core in self.attention)
+
+    @property
+    def normed(self) -> bool:
+        """Whether a norm follows the layers."""
+        return self.encoder_norm or not self.encoder
 
     @property
     def head(self) -> str:
@@ -160,8 +168,8 @@ class Network:
 
     @cached_property
     def windows(self) -> tuple[int, ...]:
-        """Positions that a token attends to, [layers]; 0: all, or no attention."""
-        return tuple(core.window if core else 0 for core in self.attention)
+        """Positions up to its own that a token attends to, [layers]; 0: all, an encoder's window, or no attention."""
+        return tuple(core.window if core and core.causal else 0 for core in self.attention)
 
     @cached_property
     def temperature(self) -> Temperature | None:
@@ -205,7 +213,8 @@ class Network:
             yield "token_types", Tensor("token_types", self.token_types, self.hidden, bits="all")
         if self.embedding_norm:
             yield "token_embd_norm", Tensor("token_embd_norm", self.hidden)
-            yield "token_embd_norm.bias", Tensor("token_embd_norm.bias", self.hidden)
+            if self.embedding_norm_bias:
+                yield "token_embd_norm.bias", Tensor("token_embd_norm.bias", self.hidden)
         if size := self.layer_inputs:
             yield "per_layer_token_embd", Tensor("per_layer_token_embd", self.vocab, len(self.layers) * size)
             yield (
@@ -216,12 +225,12 @@ class Network:
         for index, layer in enumerate(self.layers):
             for block in layer:
                 yield from ((f"blk.{index}.{tensor.name}", tensor) for tensor in block.tensors(self.hidden))
-        if self.encoder:
+        if not self.normed:
             return
         yield "output_norm", Tensor("output_norm", self.hidden)
         if self.output_norm_bias:
             yield "output_norm.bias", Tensor("output_norm.bias", self.hidden)
-        if not self.tied_head:
+        if not self.tied_head and not self.encoder:
             yield "output", Tensor("output", self.vocab, self.hidden)
 
 

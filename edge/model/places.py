@@ -1,12 +1,13 @@
-"""Where the tokens of a pass stand: their positions, and the last token that each of them sees.
+"""Where the tokens of a pass stand: their positions, and the first and the last token that each of them sees.
 
 The row that a token gets in the cache, its position and the limit of what it sees are three numbers. A picture's rows
-follow each other, but share positions; and all of a span may see each other, whatever their rows.
+follow each other, but share positions; and all of a span may see each other, whatever their rows. Texts of an encoder
+that run in one pass see their own tokens only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -21,12 +22,21 @@ class Places:
 
     positions: IntArray  # int32 [n], or [n, components]
     sees: IntArray  # int32 [n]: the index of the last token that each sees: itself, or the end of its span
+    begins: IntArray | None = None  # int32 [n], of encoders: the index of the first one; None: the first of all
+    types: IntArray | None = None  # int32 [n], of encoders: rows of the table of token types; None: the first row
 
     @classmethod
     def after(cls, position: int, count: int, *, causal: bool = True) -> Places:
         """Consecutive positions from `position` on. causal: tokens see those before them; otherwise all."""
         own = np.arange(count, dtype=np.int32)
         return cls(position + own, own if causal else np.full(count, count - 1, np.int32))
+
+    @classmethod
+    def of_texts(cls, sizes: Sequence[int], types: IntArray | None = None) -> Places:
+        """Whole texts of an encoder, side by side, each with positions from 0 on."""
+        begins = np.repeat(np.cumsum([0, *sizes[:-1]]), sizes).astype(np.int32)
+        sees = np.repeat(np.cumsum(sizes) - 1, sizes).astype(np.int32)
+        return cls(np.arange(begins.size, dtype=np.int32) - begins, sees, begins, types)
 
     @property
     def consecutive(self) -> bool:
@@ -47,7 +57,9 @@ class Places:
 
     def part(self, tokens: slice) -> Places:
         """The places of some of the tokens, between which and the others no span lies."""
-        return Places(self.positions[tokens], self.sees[tokens] - tokens.start)
+        begins, types = (None if each is None else each[tokens] for each in (self.begins, self.types))
+        begins = None if begins is None else begins - tokens.start
+        return Places(self.positions[tokens], self.sees[tokens] - tokens.start, begins, types)
 
     def passes(self, chunk: int) -> Iterator[slice]:
         """Passes of at most `chunk` tokens that divide no span. Raises InputError for a longer span."""

@@ -326,10 +326,11 @@ class Session:
         return score(self._sequence, found, top, first, keep_rows=keep_rows)
 
     def embed(
-        self, text: str | IntArray, *, pooling: Pooling | None = None, normalize: bool = True, truncate: bool = False
-    ) -> FloatArray:
-        """The embedding of a text or of token ids, float32 [hidden], from the model's last hidden states. Forgets the
-        conversation.
+        self, text: str | IntArray | Sequence[str | IntArray], *, pooling: Pooling | None = None,
+        normalize: bool = True, truncate: bool = False,
+    ) -> FloatArray:  # fmt: skip
+        """The embedding of a text or of token ids, float32 [hidden], or of a list of these, [texts, hidden], from the
+        model's last hidden states. Encoders run several short texts in one pass. Forgets the conversation.
 
         pooling: the "mean" of all states, the state of the "last" token, or of the first ("cls"); None: as the model's
         file says, else "mean". normalize: scale to length 1. truncate: leave out the end of a text that is
@@ -344,10 +345,14 @@ class Session:
             raise InputError("this session is closed: load the model again")
         if self.model.prefix:
             raise InputError("embeddings are made without a prefix: leave --prefix out")
-        found = check_prompt(text)
-        tokens = found if isinstance(found, np.ndarray) else self.model.encode_text(found, embedded=True)
+        several = isinstance(text, Sequence) and not isinstance(text, str)
+        texts = [
+            each if isinstance(each, np.ndarray) else self.model.encode_text(each, embedded=True)
+            for each in map(check_prompt, text if several else [text])
+        ]
         end = self.model.text_end
-        return embed(self._sequence, tokens, check_pooling(pooling), end, normalize=normalize, truncate=truncate)
+        found = embed(self._sequence, texts, check_pooling(pooling), end, normalize=normalize, truncate=truncate)
+        return found if several else np.asarray(found[0])
 
     def trim(self, level: float) -> None:
         """Return spare memory to the system, for the rest of the session.

@@ -20,6 +20,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import fields_of, planned_as, write_gguf
 from edge.model.model import Model, open_model
+from edge.model.places import Places
 from edge.run.conversation import Conversation
 from edge.run.starting.loading import load
 from edge.types import AnyArray, IntArray
@@ -60,6 +61,11 @@ def test_states_and_vectors_match_transformers(backend: str, name: str) -> None:
             np.testing.assert_allclose(states.mean(axis=0), mean, atol=1e-4)
             np.testing.assert_allclose(states[0], cls, atol=1e-4)
         np.testing.assert_allclose(states, golden["states"], atol=1e-4)  # of the last text
+        texts = texts_of(golden)[:3]  # side by side in one pass
+        sizes = [text.size for text in texts]
+        states = engine.hidden(np.concatenate(texts), Places.of_texts(sizes))  # type: ignore[attr-defined]
+        means = [each.mean(axis=0) for each in np.split(states, np.cumsum(sizes)[:-1])]
+        np.testing.assert_allclose(means, golden["mean"][:3], atol=1e-4)
         with pytest.raises(UnsupportedError, match="answers no prompts: edge embed"):
             engine.forward(text)
     finally:
@@ -111,6 +117,8 @@ def test_pooling_is_file_s(tmp_path: Path) -> None:
         with load(model, backend="reference") as session:
             expected = golden[pooling][0]
             np.testing.assert_allclose(session.embed(SKY, normalize=False), expected, atol=1e-4)
+            several = session.embed(texts_of(golden), normalize=False)  # in some passes
+            np.testing.assert_allclose(several, golden[pooling], atol=1e-4)
             np.testing.assert_allclose(session.embed(SKY), expected / np.linalg.norm(expected), atol=1e-4)
             np.testing.assert_allclose(session.embed(SKY, pooling="cls", normalize=False), golden["cls"][0], atol=1e-4)
             np.testing.assert_allclose(

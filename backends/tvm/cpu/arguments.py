@@ -50,7 +50,8 @@ class Job:
     sequence: the sequence whose fixed state a step, a chunk or drafts change.
     drafts: VERIFIED for a batch of tokens of one sequence that may be forgotten: inputs of fixed states are kept, and
     the states stay. An APPLY job with APPLIED then adds the first `count` of these tokens to the states.
-    The tokens of a chunk are followed by the index of the last one that each sees (`model/places.py`).
+    The tokens of a chunk are followed by the index of the last one that each sees (`model/places.py`); an encoder's
+    then by those of the first ones, by positions, and by rows of the table of token types.
     wanted: ESTIMATED if a step or a batch bounds the logits of all tokens instead. A RESCORE job then computes those of
     `count` tiles, for `wanted` rows (phases/estimate.py).
     """
@@ -127,7 +128,7 @@ _NAMES = (
 _PER_LAYER = (
     "form",  # the number of `Shape.forms`
     "state",  # where its fixed state begins
-    "window",  # positions that a token sees
+    "window",  # positions up to its own that a token sees; in encoders, positions on each side
     "rows_of",  # the layer whose rows it reads
     "chooses",  # 1 where a step may read some of the pages
     "observed",  # 1 where policies look at attention: not to the rows of rings

@@ -99,7 +99,7 @@ class PassMemory:
         arrays = {
             "floats": Array((scratch.floats,), "float32", scratch=scratch.floats),
             "integers": Array((scratch.integers,), "int32", scratch=scratch.integers),
-            "tokens": Array((max(2 * tokens, 4 * config.together),), "int32"),  # see `Job`
+            "tokens": Array((max((5 if shape.encoder else 2) * tokens, 4 * config.together),), "int32"),  # see `Job`
             "logits": Array(logits, "float32", scratch=logits[0] * logits[1]),
             "rope": Array((kinds, rope.number, head), "float32", scratch=angles),
             "states": Array((copies + fixed,), "float32", fixed=fixed, scratch=copies),

@@ -7,6 +7,7 @@ from edge.backends.tvm.cpu.memory import PassMemory
 from edge.backends.tvm.kv.pages import DENSE_LAYERS
 from edge.backends.tvm.packing.cores import groups_of
 from edge.backends.tvm.packing.layout import PackedLayout
+from edge.model.layers import Network
 from edge.records import dataclass
 
 _SEES_ALL = 1 << 30  # a window that no position is beyond
@@ -65,7 +66,7 @@ def fill_table(layout: PackedLayout, memory: PassMemory, streams: Streams | None
         values = {
             "form": layout.forms[layer],
             "state": state,
-            "window": network.windows[layer] or _SEES_ALL,
+            "window": _window(network, layer),
             "rows_of": source,
             "chooses": int(choose and layer >= DENSE_LAYERS and not network.windows[layer]),
             "observed": int(source in kinds.whole),
@@ -86,6 +87,13 @@ def fill_table(layout: PackedLayout, memory: PassMemory, streams: Streams | None
                 values[group] = layout.variants[code].index(types[code])
         table += [values.get(name, 0) for name in slots.per_layer]
     return table + pieces + moves + [0] * more
+
+
+def _window(network: Network, layer: int) -> int:
+    """Positions up to its own that a token sees or, in encoders, on each side."""
+    core = network.attention[layer]
+    window = core.window if core else 0
+    return (window // 2 if network.encoder else window) if window else _SEES_ALL
 
 
 def _offsets(layout: PackedLayout, tensor: str, name: str) -> dict[str, int]:

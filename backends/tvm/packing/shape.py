@@ -57,6 +57,7 @@ class Shape:
     blocks: tuple[Block, ...]  # distinct ones, without RoPE; windows are 1 where some layer has one, see `_shape_of`
     forms: tuple[tuple[int, ...], ...]  # distinct layers, as indices into blocks
     embedding_norm: bool = False
+    embedding_norm_bias: bool = False
     encoder: bool = False  # runs whole texts, as chunks, and has no head
 
     @classmethod
@@ -74,7 +75,7 @@ class Shape:
         return cls(
             len(layers), spec.hidden, spec.vocab, network.norm, network.norm_eps, network.embedding_scale,
             network.logit_cap, network.logit_scale, network.output_norm_bias, blocks, forms,
-            network.embedding_norm, network.encoder,
+            network.embedding_norm, network.embedding_norm and network.embedding_norm_bias, network.encoder,
         )  # fmt: skip
 
     def forms_of(self, network: Network) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import cast, get_args
 
 import numpy as np
@@ -9,9 +10,12 @@ import numpy as np
 from edge.backends.base import HiddenEngine
 from edge.errors import MEMORY_SHORT, BudgetError, EngineError, InputError, UnsupportedError
 from edge.model.layers import Pooling
+from edge.model.places import Places
 from edge.model.tensors import find_network
 from edge.run.sequences.sequence import TokenSequence
 from edge.types import FloatArray, IntArray
+
+_TOGETHER = 256  # tokens of texts that run in one pass; beyond that, passes gain nothing and leave the caches of CPUs
 
 
 def check_pooling(pooling: object) -> Pooling | None:
@@ -23,25 +27,34 @@ def check_pooling(pooling: object) -> Pooling | None:
 
 def embed(
     sequence: TokenSequence,
-    tokens: IntArray,
+    texts: Sequence[IntArray],
     pooling: Pooling | None,
     end: int | None,
     *,
     normalize: bool,
     truncate: bool,
 ) -> FloatArray:
-    """As `Session.embed`, for token ids, int [n]. end: the token that ends texts, which truncating keeps."""
-    engine, kv, chunk = sequence.engine, sequence.engine.kv, sequence.plan.config.chunk
-    if not engine.capabilities.hidden:
-        name = sequence.plan.backend
-        raise UnsupportedError(f"the {name} engine hands out no hidden states to embed by: use --backend=cpu")
+    """The embeddings of texts as token ids, int [n] each: float32 [texts, hidden]. end: the token that ends texts,
+    which truncating keeps. Other arguments and errors are those of `Session.embed`."""
+    texts = [fitted(sequence, tokens, end, truncate=truncate) for tokens in texts]
+    found = np.empty((len(texts), sequence.engine.spec.hidden), np.float32)
+    for row, pooled in zip(found, pool(sequence, texts, pooling), strict=True):
+        length = float(np.linalg.norm(pooled))
+        if not np.isfinite(length):
+            raise EngineError("the model produced NaN: its weights are damaged or overflow")
+        row[:] = pooled / (length or 1.0) if normalize else pooled
+    return found
+
+
+def fitted(sequence: TokenSequence, tokens: IntArray, end: int | None, *, truncate: bool) -> IntArray:
+    """The text, cut if it may be. Raises InputError for an empty one, or one that does not fit."""
+    kv = sequence.engine.kv
     if not tokens.size:
         raise InputError("the text is empty")
-    pooling, encoder = pooling or find_network(engine.spec).pooling, engine.spec.encoder
     if truncate and tokens.size > kv.capacity:
         last = tokens[-1:] if tokens[-1] == end else tokens[:0]
         tokens = np.concatenate([tokens[: kv.capacity - last.size], last])
-    if encoder and tokens.size > kv.capacity:
+    if sequence.engine.spec.encoder and tokens.size > kv.capacity:
         raise InputError(
             f"the text has {tokens.size} tokens, but this encoder sees {kv.capacity}: split it, or use --truncate"
         )
@@ -50,8 +63,57 @@ def embed(
             f"the text has {tokens.size} tokens, but --kv-policy={sequence.policy.name} has {kv.capacity} KV rows: "
             "raise --max-kv-size or use --kv-policy=streaming"
         )
+    return tokens
+
+
+def pool(
+    sequence: TokenSequence, texts: Sequence[IntArray], pooling: Pooling | None = None,
+    types: Sequence[IntArray] | None = None,
+) -> Iterator[FloatArray]:  # fmt: skip
+    """Yield the pooled states of each text, float64 [hidden]. Short texts of an encoder run side by side in one pass.
+
+    types: of an encoder's tokens, the rows of its table of token types. Raises UnsupportedError where an engine has no
+    hidden states, BudgetError.
+    """
+    engine = sequence.engine
+    if not engine.capabilities.hidden:
+        name = sequence.plan.backend
+        raise UnsupportedError(f"the {name} engine hands out no hidden states to embed by: use --backend=cpu")
+    pooling = pooling or find_network(engine.spec).pooling
+    if not engine.spec.encoder:
+        for tokens in texts:
+            yield _pool_decoder(sequence, tokens, pooling)
+        return
+    for group in _groups([tokens.size for tokens in texts], min(_TOGETHER, sequence.plan.config.chunk)):
+        of_tokens = None if types is None else np.concatenate(types[group])
+        sizes = [tokens.size for tokens in texts[group]]
+        places = Places.of_texts(sizes, of_tokens)
+        sequence.reset()
+        states = sequence.hidden(cast(HiddenEngine, engine), np.concatenate(texts[group]).astype(np.int32), places)
+        ends = np.cumsum(sizes)
+        if pooling == "mean":
+            yield from np.add.reduceat(states, ends - sizes, axis=0, dtype=np.float64) / np.array(sizes)[:, None]
+        else:
+            yield from states[ends - sizes if pooling == "cls" else ends - 1].astype(np.float64)
     sequence.reset()
-    kv.announce(tokens.size)
+
+
+def _groups(sizes: Sequence[int], most: int) -> Iterator[slice]:
+    """Runs of texts with at most `most` tokens together, or of a single text."""
+    start = tokens = 0
+    for number, size in enumerate(sizes):
+        if tokens and tokens + size > most:
+            yield slice(start, number)
+            start, tokens = number, 0
+        tokens += size
+    if start < len(sizes):
+        yield slice(start, len(sizes))
+
+
+def _pool_decoder(sequence: TokenSequence, tokens: IntArray, pooling: Pooling) -> FloatArray:
+    engine, chunk = sequence.engine, sequence.plan.config.chunk
+    sequence.reset()
+    engine.kv.announce(tokens.size)
     total = np.zeros(engine.spec.hidden, np.float64)
     for start in range(0, tokens.size, chunk):
         part = tokens[start : start + chunk].astype(np.int32)
@@ -63,8 +125,4 @@ def embed(
         elif pooling == "last" or start == 0:
             total = states[0 if pooling == "cls" else -1].astype(np.float64)
     sequence.reset()
-    found = total / tokens.size if pooling == "mean" else total
-    length = float(np.linalg.norm(found))
-    if not np.isfinite(length):
-        raise EngineError("the model produced NaN: its weights are damaged or overflow")
-    return (found / (length or 1.0) if normalize else found).astype(np.float32)
+    return total / tokens.size if pooling == "mean" else total

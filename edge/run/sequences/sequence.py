@@ -23,6 +23,7 @@ from edge.backends.kv_cache import KVState
 from edge.errors import InputError
 from edge.kv.policy import Policy
 from edge.model.lora import Lora
+from edge.model.places import Places
 from edge.model.prompt import Prompt, joined
 from edge.plan.plan import Plan
 from edge.run.budgets.meters import EnergyMeter
@@ -362,11 +363,11 @@ class TokenSequence:
         self.rows.add(tokens[:count])
         return tokens[count:]
 
-    def hidden(self, engine: HiddenEngine, tokens: IntArray) -> FloatArray:
+    def hidden(self, engine: HiddenEngine, tokens: IntArray, places: Places | None = None) -> FloatArray:
         """`HiddenEngine.hidden`, by this sequence's engine."""
         self._observe(tokens.size, tokens.size)
         with all_rows(self.engine, self.policy.needs):
-            states = engine.hidden(tokens)
+            states = engine.hidden(tokens) if places is None else engine.hidden(tokens, places)
         self._count(tokens)
         return states
 

@@ -85,13 +85,15 @@ class Tiles:
 class Query:
     """A row of queries: its offset, the number of cache rows that it may see, and its position (for windows).
 
-    sink: one more score of its softmax, of a row without values; None: there is none.
+    first: the first row that it sees; None: row 0. sink: one more score of its softmax, of a row without values; None:
+    there is none.
     """
 
     at: Value
     visible: Value
     position: Value
     sink: Value | None = None
+    first: Value | None = None
 
 
 def attend(
@@ -204,6 +206,8 @@ def limit(scores: Value, query: Query, first_row: Value, tile: Value, limits: Sc
     scores = soft_cap(scores, limits.cap)
     numbers = T.ramp(T.cast(tile * 16, "int32"), T.int32(1), 16)
     scores = T.Select(numbers < spread(T.cast(query.visible, "int32")), scores, floats(NEVER))
+    if query.first is not None:
+        scores = T.Select(numbers >= spread(T.cast(query.first, "int32")), scores, floats(NEVER))
     if limits.window is not None:
         oldest = T.cast(query.position - limits.window, "int32")
         newer = load(limits.positions, first_row + tile * 16) > spread(oldest)

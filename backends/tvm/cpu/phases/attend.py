@@ -66,15 +66,18 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
         start = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.key)
         lines = [let(first + index) for index in range(side)]
         tokens = [let(T.min(quotient(line, core.group), b.count - 1)) for line in lines]
-        queries = [
-            Query(
-                let(start + line * b.cache.key), let(b.row(source, kv_head, b.seen(token)) + 1), b.position_of(token),
-                _sink(b, layer, kv_head, line),
-            )
-            for line, token in zip(lines, tokens, strict=True)
-        ]  # fmt: skip
+        queries = []
+        for line, token in zip(lines, tokens, strict=True):
+            at, sink = let(start + line * b.cache.key), _sink(b, layer, kv_head, line)
+            if b.shape.encoder:  # tokens are rows
+                first_seen, visible = b.span_of(layer, token)
+                queries.append(Query(at, visible, token, sink, first_seen))
+            else:
+                visible = let(b.row(source, kv_head, b.seen(token)) + 1)
+                queries.append(Query(at, visible, b.position_of(token), sink))
         work = _work(b, b.thread, i64(0))
-        tiles = Tiles(i64(0), let(quotient(queries[-1].visible + 15, 16)))
+        begin = i64(0) if queries[0].first is None else let(quotient(queries[0].first, 16))  # it sees the first rows
+        tiles = Tiles(begin, let(quotient(queries[-1].visible + 15, 16)))
         first_row = b.first_row(source, kv_head, i64(0))
         attend(b.target, b.cache, b.floats, queries, first_row, tiles, work, limits, fetch=False)
         for index, (line, token) in enumerate(zip(lines, tokens, strict=True)):

@@ -155,7 +155,8 @@ class PassBuilder:
     def names(self) -> frozenset[str]:
         """Names of the block's tensors, a shared norm included; outside of layers, names of the norms there."""
         if self._number is None:
-            biases = ["token_embd_norm.bias"] + ["output_norm.bias"] * self.shape.output_norm_bias
+            biases = ["token_embd_norm.bias"] * self.shape.embedding_norm_bias
+            biases += ["output_norm.bias"] * self.shape.output_norm_bias
             return frozenset(["token_embd_norm", "output_norm", *biases])
         return frozenset(tensor.name for tensor in replace(self.block, beside=False).tensors(self.shape.hidden))
 
@@ -418,10 +419,25 @@ class PassBuilder:
         """The last token of the pass that a token sees."""
         if self.single or self.apart:
             return token
-        return let(T.cast(self.tokens[self.count + token], "int64"))
+        return self._beside(token, 1)
+
+    def span_of(self, layer: Value, token: Value) -> tuple[Value, Value]:
+        """The first token that an encoder's token sees in a layer, and the number of those before the last's end."""
+        side = let(self.layer_at(layer, "window"))
+        return let(T.max(self._beside(token, 2), token - side)), let(T.min(self.seen(token), token + side) + 1)
 
     def position_of(self, token: Value) -> Value:
-        return let(T.cast(self.tokens[self.count + token], "int64") if self.apart else self.position + token)
+        if self.shape.encoder:
+            return self._beside(token, 3)
+        return self._beside(token, 1) if self.apart else let(self.position + token)
+
+    def type_of(self, token: Value) -> Value:
+        """The row of the table of token types."""
+        return self._beside(token, 4) if self.shape.encoder else i64(0)
+
+    def _beside(self, token: Value, number: int) -> Value:
+        """The `number`-th of the integers that follow a pass's tokens (see `Job`)."""
+        return let(T.cast(self.tokens[self.count * number + token], "int64"))
 
     def state(self, layer: Value, token: Value) -> Value:
         """The offset of a layer's fixed state for the token's sequence."""

@@ -28,7 +28,7 @@ def embed(b: PassBuilder) -> None:
         if b.design.positions:
             _add_row(b, "position_embd", b.design.positions, b.position_of(token), token, at)
         if b.design.token_types:
-            _add_row(b, "token_types", b.design.token_types, i64(0), token, at)
+            _add_row(b, "token_types", b.design.token_types, b.type_of(token), token, at)
         if shape.embedding_norm:
             b.norm_row(token, token, "token_embd_norm", None, "x")
 
