@@ -24,9 +24,9 @@ class At:
     rows: slice = field(default_factory=lambda: slice(0))
     positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
     sees: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
-    begins: IntArray | int = 0
     inputs: FloatArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     given: FloatArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    begins: IntArray | int = 0
 
     def name(self, tensor: str) -> str:
         return f"blk.{self.layer}.{tensor}"

@@ -118,7 +118,7 @@ class ReferenceEngine:
         states, self._states = self._states[: tokens.size], self._states[tokens.size :]
         begins = 0 if places.begins is None else rows.start + places.begins
         for layer, blocks in enumerate(self.network.layers):
-            at = At(layer, rows, places.positions, rows.start + places.sees, begins, inputs[:, layer], states)
+            at = At(layer, rows, places.positions, rows.start + places.sees, inputs[:, layer], states, begins)
             for block in blocks:
                 if not block.beside:
                     normed = self.norm(x, at.name(block.norm)) if block.norm else x

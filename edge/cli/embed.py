@@ -61,9 +61,9 @@ def embed(
     with load(opened, options) as session:
         rows, long = session.engine.kv.capacity, 0
         for start in range(0, len(lines), _AT_ONCE):
-            texts = [opened.encode_text(text, embedded=True) for text in lines[start : start + _AT_ONCE]]
-            long += sum(tokens.size > rows for tokens in texts)
-            for vector in session.embed(texts, pooling=pooled, normalize=not raw, truncate=truncate):
+            encoded = [opened.encode_text(text, embedded=True) for text in lines[start : start + _AT_ONCE]]
+            long += sum(tokens.size > rows for tokens in encoded)
+            for vector in session.embed(encoded, pooling=pooled, normalize=not raw, truncate=truncate):
                 print_json(vector.tolist())
         if not quiet:
             note(f"({len(lines)} vectors of {session.spec.hidden} numbers)")

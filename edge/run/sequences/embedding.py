@@ -13,7 +13,7 @@ from edge.model.layers import Pooling
 from edge.model.places import Places
 from edge.model.tensors import find_network
 from edge.run.sequences.sequence import TokenSequence
-from edge.types import FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray
 
 _TOGETHER = 256  # tokens of texts that run in one pass; beyond that, passes gain nothing and leave the caches of CPUs
 
@@ -69,7 +69,7 @@ def fitted(sequence: TokenSequence, tokens: IntArray, end: int | None, *, trunca
 def pool(
     sequence: TokenSequence, texts: Sequence[IntArray], pooling: Pooling | None = None,
     types: Sequence[IntArray] | None = None,
-) -> Iterator[FloatArray]:  # fmt: skip
+) -> Iterator[AnyArray]:  # fmt: skip
     """Yield the pooled states of each text, float64 [hidden]. Short texts of an encoder run side by side in one pass.
 
     types: of an encoder's tokens, the rows of its table of token types. Raises UnsupportedError where an engine has no
@@ -90,11 +90,12 @@ def pool(
         places = Places.of_texts(sizes, of_tokens)
         sequence.reset()
         states = sequence.hidden(cast(HiddenEngine, engine), np.concatenate(texts[group]).astype(np.int32), places)
-        ends = np.cumsum(sizes)
+        ends = np.cumsum(sizes, dtype=np.int64)
+        starts: AnyArray = ends - np.array(sizes, np.int64)
         if pooling == "mean":
-            yield from np.add.reduceat(states, ends - sizes, axis=0, dtype=np.float64) / np.array(sizes)[:, None]
+            yield from np.add.reduceat(states, starts, axis=0, dtype=np.float64) / np.array(sizes)[:, None]
         else:
-            yield from states[ends - sizes if pooling == "cls" else ends - 1].astype(np.float64)
+            yield from states[starts if pooling == "cls" else ends - 1].astype(np.float64)
     sequence.reset()
 
 
@@ -110,11 +111,11 @@ def _groups(sizes: Sequence[int], most: int) -> Iterator[slice]:
         yield slice(start, len(sizes))
 
 
-def _pool_decoder(sequence: TokenSequence, tokens: IntArray, pooling: Pooling) -> FloatArray:
+def _pool_decoder(sequence: TokenSequence, tokens: IntArray, pooling: Pooling) -> AnyArray:
     engine, chunk = sequence.engine, sequence.plan.config.chunk
     sequence.reset()
     engine.kv.announce(tokens.size)
-    total = np.zeros(engine.spec.hidden, np.float64)
+    total: AnyArray = np.zeros(engine.spec.hidden, np.float64)
     for start in range(0, tokens.size, chunk):
         part = tokens[start : start + chunk].astype(np.int32)
         if not sequence.rows.make_room(part.size):
