@@ -41,7 +41,7 @@ from edge.converters.calibrate import OWN_TEXT, SEQUENCE, calibration_tokens, co
 from edge.converters.ggml import quantize_with_llamacpp
 from edge.converters.quantize import Settings, mix_types, plan_types, quantize_gguf
 from edge.converters.quantizers.ggml_rows import quantize_rows
-from edge.converters.quantizers.mixed import types_of_gguf
+from edge.converters.quantizers.mixed import AROUND, types_of_gguf
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 from edge.likelihood import Compared, compare, summarize
 from edge.model.model import Model, open_model
@@ -129,7 +129,7 @@ def _mixture(model: Model, name: str, target: Path, tokens: IntArray) -> None:
         size = whole.stat().st_size
     if not theirs:
         kinds, settings = types_of_gguf(), Settings("IQ4_NL", "best" if name.startswith("best") else "importance")
-        settings, _ = mix_types(file, model.spec, settings, tokens, nbytes=size, kinds=kinds, outside=True)
+        settings, _ = mix_types(file, model.spec, settings, tokens, nbytes=size, kinds=kinds, outside=AROUND)
         quantize_gguf(file, model.spec, target, settings, tokens)
 
 

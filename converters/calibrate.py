@@ -1,12 +1,12 @@
 """Calibration: run text through a model in NumPy, layer by layer, and observe the inputs of its matrices.
 
-Memory holds one layer's weights at a time, and the hidden states of all tokens.
+Memory holds one layer's weights at a time, the hidden states of all tokens, and the KV rows that later layers read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from edge.backends.reference.per_layer_input import make_inputs
 from edge.backends.reference.weights import read_rows, read_weights
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
-from edge.model.cores import Attention, Core, Experts, PerLayerInput
+from edge.model.cores import Attention, Core, Experts
 from edge.model.layers import Block
 from edge.model.mtp import mtp_tensors
 from edge.model.places import Places
@@ -34,7 +34,7 @@ TOKENS = 16384  # by default
 SEQUENCE = 512  # tokens that see each other
 LEAST = 128  # tokens; statistics of fewer say nothing
 _CHARACTERS_PER_TOKEN = 16  # more than any text has: the rest is not tokenized
-_TABLE = "per_layer_token_embd"
+TABLE = "per_layer_token_embd"
 _SLICE = 4096  # rows that are multiplied at once
 
 
@@ -203,24 +203,50 @@ def crossed(inputs: FloatArray, exact: FloatArray, factors: FloatArray | None = 
     return np.asarray(total / np.float32(len(inputs)))
 
 
-def check_walk(spec: ModelSpec, sequences: int = 2) -> None:
-    """Refuse encoders, and more than one sequence where layers read the rows of earlier ones. Raises
-    UnsupportedError."""
+def check_walk(spec: ModelSpec) -> None:
+    """Refuse encoders. Raises UnsupportedError."""
     if spec.encoder:
         raise UnsupportedError("encoders cannot be calibrated yet: use --method=rtn or --method=hqq")
-    for core in find_network(spec).cores if sequences > 1 else ():
-        if isinstance(core, PerLayerInput):
-            raise UnsupportedError(f"models with {core.kind} cannot be calibrated, nor quantized layer by layer, yet")
-        if isinstance(core, Attention) and core.rows_of is not None:
-            raise UnsupportedError("models whose layers share KV rows cannot be calibrated yet: use --method=rtn")
+    find_network(spec)
+
+
+@dataclass(frozen=True)
+class State:
+    """The result of a walk's layers so far, from which it can go on.
+
+    hidden: float32 [tokens, hidden]. rows: rotated keys, and values, that later layers read, by layer, [KV heads,
+    tokens, size].
+    """
+
+    hidden: FloatArray
+    rows: Mapping[int, tuple[FloatArray, FloatArray]]
+
+    @classmethod
+    def joined(cls, states: Sequence[State]) -> State:
+        rows = {
+            layer: (np.concatenate([state.rows[layer][0] for state in states], axis=1),
+                    np.concatenate([state.rows[layer][1] for state in states], axis=1))
+            for layer in states[0].rows
+        }  # fmt: skip
+        return cls(np.concatenate([state.hidden for state in states]), rows)
+
+    def split(self, number: int) -> list[State]:
+        """The parts of `joined`, all of the same size."""
+        size = len(self.hidden) // number
+        return [self._part(slice(at, at + size)) for at in range(0, number * size, size)]
+
+    def _part(self, tokens: slice) -> State:
+        rows = {layer: (keys[:, tokens], values[:, tokens]) for layer, (keys, values) in self.rows.items()}
+        return State(self.hidden[tokens], rows)
 
 
 class Walk:
     """A layer-by-layer pass of token sequences, int32 [n, length], through a model.
 
-    hidden: hidden states, float32 [n · length, hidden]. weights: the weights that the pass uses, by the names of
-    `find_tensors`; callers may change those of a layer until they request the next item of `layer`. read: an
-    alternative reader of weights.
+    state: the result of the layers so far; callers may put another of the same layers in its place. weights: the
+    weights that the pass uses, by the names of `find_tensors`; callers may change those of a layer until they request
+    the next item of `layer`. read: an alternative reader of weights. read_table: one of rows of the table of per-layer
+    embeddings.
     """
 
     def __init__(
@@ -229,8 +255,9 @@ class Walk:
         spec: ModelSpec,
         tokens: IntArray,
         read: Callable[[GGUFFile, Mapping[str, Source]], FloatArrays] = read_weights,
+        read_table: Callable[[GGUFFile, str, IntArray], FloatArray] = read_rows,
     ) -> None:
-        check_walk(spec, len(tokens))
+        check_walk(spec)
         self._file, self._spec, self._read_weights = file, spec, read
         self._sources = find_tensors(file, spec)
         count, self._length = tokens.shape
@@ -238,8 +265,21 @@ class Walk:
         self.weights = self._read("")
         self._engine = ReferenceEngine(file, spec, EngineConfig(self._length, self._length, "f32", 1), self.weights)
         positions = np.arange(self._length, dtype=np.int32)
-        self.hidden = np.concatenate([self._engine.embed(tokens[at], positions) for at in range(count)])
-        self._inputs = self._layer_inputs(tokens.reshape(-1))
+        self._embedded = np.concatenate([self._engine.embed(tokens[at], positions) for at in range(count)])
+        self.state = State(self._embedded, {})
+        self._tokens = tokens.reshape(-1)
+        if self._engine.network.layer_inputs:  # the table may be larger than the memory
+            used, places = np.unique(self._tokens, return_inverse=True)
+            self._tokens = places.astype(np.int32)
+            self.weights[TABLE] = self._checked(read_table(file, self._sources[TABLE].tensor, used), TABLE)
+        self._inputs = np.zeros((0, 0), np.float32)  # the tokens' vectors for the layer in memory (`PerLayerInput`)
+        attention = self._engine.network.attention
+        self._shared = {core.rows_of for core in attention if core and core.rows_of is not None}
+
+    @property
+    def hidden(self) -> FloatArray:
+        """Hidden states, float32 [n · length, hidden]."""
+        return self.state.hidden
 
     def layer(self, layer: int) -> Iterator[tuple[tuple[str, ...], Inputs]]:
         """Iterate over the stages of a layer: names of matrices that share inputs, and the inputs [tokens, columns].
@@ -253,6 +293,9 @@ class Walk:
             self.free()
             self.weights |= self._read(at)
             self._layer = layer
+            self._inputs = make_inputs(engine, engine.network, self._tokens, self._embedded, slice(layer, layer + 1))[
+                :, 0
+            ]
         for block in engine.network.layers[layer]:
             if not block.beside:
                 normed = engine.norm(self.hidden, f"{at}{block.norm}") if block.norm else self.hidden
@@ -263,7 +306,7 @@ class Walk:
                 yield next(names), normed
                 x = self._checked(self._run(block, layer, normed), at)
                 yield next(names), x
-            self.hidden = engine.add(self.hidden, block, At(layer), x)
+            self.state = replace(self.state, hidden=engine.add(self.hidden, block, At(layer), x))
 
     def free(self) -> None:
         """Free the weights of the layer that was run last."""
@@ -316,40 +359,38 @@ class Walk:
         return out
 
     def _run(self, block: Block, layer: int, x: FloatArray) -> FloatArray:
-        """Run a block sequence by sequence."""
-
-        def run(part: FloatArray, inputs: FloatArray) -> FloatArray:
-            self._engine.kv.truncate(0)
-            self._engine.kv.announce(len(part))
-            places = Places.after(0, len(part))
-            at = At(layer, self._engine.kv.reserve(places), places.positions, places.sees, inputs[:, layer])
-            return self._engine.run_core(block, at, part)
-
-        starts = range(0, len(x), self._length)
-        return np.concatenate([run(*(each[at : at + self._length] for each in (x, self._inputs))) for at in starts])
+        """Run a block sequence by sequence. x may have the tokens of several states (`State.joined`)."""
+        kv, core = self._engine.kv, block.core
+        source = core.rows_of if isinstance(core, Attention) else None
+        made, rows = list[FloatArray](), list[State]()
+        for first in range(0, len(x), self._length):
+            part = x[first : first + self._length]
+            kv.truncate(0)
+            kv.announce(len(part))
+            places, known = Places.after(0, len(part)), first % len(self._inputs)
+            at = At(layer, kv.reserve(places), places.positions, places.sees, self._inputs[known : known + len(part)])
+            if source is not None:
+                for stored, own in zip((kv.keys, kv.values), self.state.rows[source], strict=True):
+                    stored[source][:, at.rows] = own[:, first : first + len(part)]
+            made.append(self._engine.run_core(block, at, part))
+            if isinstance(core, Attention) and layer in self._shared:
+                rows.append(
+                    State(part, {layer: (kv.keys[layer][:, at.rows].copy(), kv.values[layer][:, at.rows].copy())})
+                )
+        if rows:
+            self.state = replace(self.state, rows={**self.state.rows, **State.joined(rows).rows})
+        return np.concatenate(made)
 
     def _checked(self, x: FloatArray, at: str) -> FloatArray:
         if not np.isfinite(x).all():
             raise ModelFormatError(f"{self._file.path}: {at.rstrip('.')} is not finite: the file is damaged")
         return x
 
-    def _layer_inputs(self, tokens: IntArray) -> FloatArray:
-        """The vectors of the tokens for all layers (`PerLayerInput`), [tokens, layers, size]. Of their table, which may
-        be larger than the memory, only the tokens' rows are read."""
-        network = self._engine.network
-        if network.layer_inputs:
-            used, places = np.unique(tokens, return_inverse=True)
-            tokens = places.astype(np.int32)
-            self.weights[_TABLE] = self._checked(read_rows(self._file, self._sources[_TABLE].tensor, used), _TABLE)
-        inputs = make_inputs(self._engine, network, tokens, self.hidden)
-        self.drop(_TABLE)
-        return inputs
-
     def _read(self, at: str) -> FloatArrays:
         """Read the weights of a layer, or those outside of layers."""
         wanted = {
             name: each for name, each in self._sources.items()
-            if name.startswith(at or "blk.") == bool(at) and name != _TABLE
+            if name.startswith(at or "blk.") == bool(at) and name != TABLE
         }  # fmt: skip
         weights = self._read_weights(self._file, wanted)
         for name, each in weights.items():

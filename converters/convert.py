@@ -32,7 +32,7 @@ from edge.converters.plain import fields_as
 from edge.converters.prune import Pruned, Pruning, check_pruning, perplexity_on, plan_pruning, prune_gguf
 from edge.converters.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf, quantizing_notes
 from edge.converters.quantize import Report as Quantized
-from edge.converters.quantizers.mixed import Mixture, types_of_gguf
+from edge.converters.quantizers.mixed import AROUND, Mixture, types_of_gguf
 from edge.devices.memory import memory_use
 from edge.devices.output import check_file, check_folder, work_folder
 from edge.errors import InputError, MissingExtraError, UnsupportedError
@@ -75,7 +75,7 @@ class Conversion:
     settings: Settings | None = None  # of quantization; None: types stay
     size: int | None = None  # limit of the GGUF file in bytes, for mixing types
     kl: float | None = None  # limit of the loss in nats, for mixing types
-    mixes_outside: bool = True  # the embedding and the head, too, in GGUF files
+    mixed_outside: tuple[str, ...] = AROUND  # tensors outside of layers whose types are mixed, too, in GGUF files
     onnx_method: str | None = None  # a method that only ONNX has
     lora: tuple[LoraFile, ...] = ()  # adapters to merge first
     npu: NpuTarget | None = None  # also compile the ONNX folder for a device's NPU
@@ -307,7 +307,7 @@ def _mixed(
         settings, report.mixture = mix_types(
             file, read_spec(file), settings, ids, nbytes=wanted.size, kl=wanted.kl, progress=progress,
             kinds=_IN_BLOCKS if wanted.to in ("onnx", "coreml") else types_of_gguf(),
-            outside=wanted.mixes_outside and wanted.to == "gguf",
+            outside=wanted.mixed_outside if wanted.to == "gguf" else (),
         )  # fmt: skip
     return settings
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from edge.converters.calibrate import (
     LEAST,
+    TABLE,
     Inputs,
     Routed,
     Walk,
@@ -43,7 +44,7 @@ from edge.formats import blocks, nf4
 from edge.formats.blocks import BLOCK, FLOATS, GRIDS, Grid, QuantizedMatrix, find_grid
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned, write_gguf
-from edge.model.mixtures import EMBEDDINGS, bits_of, stays_exact
+from edge.model.mixtures import bits_of, stays_exact
 from edge.model.mtp import mtp_tensors
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
@@ -69,7 +70,8 @@ class Settings:
 
     type: str = "Q4_0"
     method: Method = "best"
-    embedding: str = "Q8_0"  # type of token_embd, and of a table of per-layer embeddings
+    embedding: str = "Q8_0"  # type of token_embd
+    table: str = ""  # type of a table of per-layer embeddings; nothing: as the embedding, or as mixing finds
     output: str = "Q8_0"  # type of an untied output head, and of matrices that need more bits than others
     group_size: int = BLOCK  # values that share a scale, 32 or a multiple
     act_order: bool = True
@@ -106,9 +108,12 @@ def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> dict[str,
     matrices = {name for name in matrices if bits[name] != "all"}
     matrices |= {name for name in mtp_tensors(file) if not stays_exact(name)}
     more = settings.output if settings.type in GRIDS else settings.type
+    outside = {
+        "token_embd.weight": settings.embedding, f"{TABLE}.weight": settings.table or settings.embedding,
+        "output.weight": settings.output,
+    }  # fmt: skip
     types = {}
     for name, info in file.tensors.items():
-        outside = {**dict.fromkeys(EMBEDDINGS, settings.embedding), "output.weight": settings.output}
         wanted = outside.get(name, info.type)
         if name in matrices and len(info.shape) > 1:
             wanted = more if bits.get(name) == "more" else settings.type
@@ -167,13 +172,12 @@ def mix_types(
     nbytes: int | None = None,
     kl: float | None = None,
     kinds: Sequence[str] = mixed.TYPES,
-    outside: bool = False,
+    outside: Collection[str] = (),
     progress: Progress | None = None,
 ) -> tuple[Settings, Mixture]:
     """Settings with a type for each matrix, for a file of at most `nbytes`, or for a loss of at most `kl`, in nats.
 
-    kinds: the types to choose from; the first is measured. outside: choose those of the embedding and the head, too.
-    Raises InputError if that is impossible.
+    kinds: the types to choose from; the first is measured. outside: those of `mixed.AROUND` to choose, too. Raises InputError if that is impossible.
     """
     types = plan_types(file, spec, settings)
 
@@ -440,6 +444,6 @@ def _check(settings: Settings) -> None:
     if settings.group_size < BLOCK or settings.group_size % BLOCK:
         raise InputError(f"{settings.group_size} values cannot share a scale: a multiple of {BLOCK} can")
     mixed_in = [kind for kind in settings.types.values() if kind not in K_QUANTS]
-    for kind in (settings.type, settings.embedding, settings.output, *mixed_in):
+    for kind in (settings.type, settings.embedding, settings.table or settings.embedding, settings.output, *mixed_in):
         if kind != NF4 and kind not in GRIDS and kind not in blocks.FLOATS:
             raise UnsupportedError(f"matrices cannot be {kind}: choose {', '.join([*GRIDS, *blocks.FLOATS, NF4])}")

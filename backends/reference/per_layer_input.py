@@ -13,15 +13,20 @@ from edge.model.layers import Network
 from edge.types import FloatArray, IntArray
 
 
-def make_inputs(engine: Context, network: Network, tokens: IntArray, x: FloatArray) -> FloatArray:
-    """The vectors of all layers, [n, layers, size], from the tokens' embeddings before the first layer, [n, hidden].
+def make_inputs(
+    engine: Context, network: Network, tokens: IntArray, x: FloatArray, layers: slice = slice(None)
+) -> FloatArray:
+    """The vectors of these layers, [n, layers, size], from the tokens' embeddings before the first layer, [n, hidden].
     Given rows have those of token 0."""
-    weights, size, shape = engine.weights, network.layer_inputs, (len(x), len(network.layers), network.layer_inputs)
+    size, count = network.layer_inputs, len(range(len(network.layers))[layers])
+    shape = (len(x), count, size)
     if not size:
         return np.zeros(shape, np.float32)
-    projected = x @ weights["per_layer_model_proj"].T / np.float32(math.sqrt(x.shape[1]))
+    first = size * range(len(network.layers))[layers][0]
+    columns = slice(first, first + size * count)
+    projected = x @ engine.weights["per_layer_model_proj"][columns].T / np.float32(math.sqrt(x.shape[1]))
     tokens = np.where(tokens < engine.spec.vocab, tokens, 0)
-    looked_up = weights["per_layer_token_embd"][tokens] * np.float32(math.sqrt(size))
+    looked_up = engine.weights["per_layer_token_embd"][tokens, columns] * np.float32(math.sqrt(size))
     normed = engine.norm(projected.reshape(shape), "per_layer_proj_norm")
     return np.asarray((looked_up.reshape(shape) + normed) * np.float32(math.sqrt(0.5)))
 

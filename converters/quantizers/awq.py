@@ -59,8 +59,9 @@ class Folds:
 def makers(layer: Layer) -> dict[str, tuple[str, ...]]:
     """Tensors of a layer whose rows can be divided, with the matrices that multiply their output.
 
-    The output of an activation without a gate, or with a clamp, cannot be scaled, nor a norm that several blocks share.
-    Inputs of experts cannot, either: the router chooses by them.
+    The output of an activation without a gate, or with a clamp, cannot be scaled, nor a norm that several blocks share,
+    nor values that are normalised, or rows of another layer. Inputs of experts cannot, either: the router chooses by
+    them.
     """
     shared = {block.norm for block in layer if block.beside}
     return {maker: names for block in layer for maker, names in _makers_of(block).items() if maker not in shared}
@@ -72,10 +73,10 @@ def _makers_of(block: Block) -> dict[str, tuple[str, ...]]:
         pairs = zip(("ffn_up_exps", "ffn_up_shexp"), core.outputs, strict=False)
         return {} if core.clamp else {maker: (output,) for maker, output in pairs}
     if isinstance(core, Attention):
-        before = "attn_v"
+        before = None if core.unit_values or core.rows_of is not None else "attn_v"
     elif isinstance(core, Dense) and core.gated:
         before = "ffn_up"
-    return {block.norm: core.inputs} | ({before: (core.output,)} if before else {})
+    return ({block.norm: core.inputs} if block.norm else {}) | ({before: (core.output,)} if before else {})
 
 
 def find_factors(

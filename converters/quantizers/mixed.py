@@ -12,7 +12,7 @@ the embedding twice in float32, a layer twice, and the hidden states of the piec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -20,8 +20,8 @@ from math import prod
 import numpy as np
 
 from edge.backends.llamacpp.library import is_installed
-from edge.backends.reference.weights import read_weights
-from edge.converters.calibrate import FloatArrays, Walk, gram, rows_of, sequences, stages
+from edge.backends.reference.weights import read_rows, read_weights
+from edge.converters.calibrate import TABLE, FloatArrays, State, Walk, gram, rows_of, sequences, stages
 from edge.converters.quantizers.awq import output_error
 from edge.converters.quantizers.ggml_rows import K_QUANTS, quantize_rows
 from edge.converters.quantizers.rtn import nearest, quantize
@@ -36,7 +36,7 @@ from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray, Progress
 
 TYPES = tuple(sorted(GRIDS))  # the smallest first
-_AROUND = ("token_embd", "output")  # outside of layers
+AROUND = ("token_embd", "output", TABLE)  # outside of layers
 _PIECE = 128  # tokens that see each other
 _PIECES = 4  # of the calibration text, on which KL is measured
 _SLICE = 32  # tokens whose logits are in memory
@@ -76,9 +76,9 @@ def measure(
     types: Sequence[str] = TYPES,
     progress: Progress | None = None,
     *,
-    outside: bool = False,
+    outside: Collection[str] = (),
 ) -> list[Stage]:
-    """The cost of each type in each tensor within layers; outside: in the embedding and the head, too.
+    """The cost of each type in each tensor within layers; outside: in these of `AROUND`, too.
 
     Tensors whose rows are not whole blocks of the first type are left out, as are tensors that need more bits than
     others. tokens: int32 [n]. types: the first is measured, the others are estimated. Raises InputError for too few
@@ -87,15 +87,15 @@ def measure(
     pieces = _pieces(tokens)
     walk, head = Walk(file, spec, pieces), find_network(spec).head
     choices = _choices(file, spec, types, outside=outside)
-    around = [name for name in _AROUND if f"{name}.weight" in choices]
+    around = [name for name in AROUND if f"{name}.weight" in choices]
     layers: list[list[_Rounded]] = []
-    states: list[FloatArray] = []  # hidden states of models in which one of these layers is rounded
+    states: list[State] = []  # of models in which one of these layers is rounded
     for layer in range(spec.layers):
-        before, tensors = walk.hidden, _round_layer(walk, file, spec, layer, choices)
-        after = walk.hidden
+        before, tensors = walk.state, _round_layer(walk, file, spec, layer, choices)
+        after = walk.state
         for each in tensors:
-            moved = _run(walk, layer, before, each.values) - after
-            each.share = float((np.square(moved).sum(axis=1) / np.square(after).sum(axis=1)).mean())
+            moved = _run(walk, layer, before, each.values).hidden - after.hidden
+            each.share = float((np.square(moved).sum(axis=1) / np.square(after.hidden).sum(axis=1)).mean())
         states = _run_all(walk, layer, states)
         if tensors:
             rounded = {name: values for each in tensors for name, values in each.values.items()}
@@ -103,7 +103,7 @@ def measure(
             layers.append(tensors)
         for each in tensors:
             each.values.clear()
-        walk.hidden = after
+        walk.state = after
         if progress:
             progress((layer + 1) / (spec.layers + len(around)))
     exact, found = walk.finish(), []
@@ -115,10 +115,12 @@ def measure(
     for done, name in enumerate(around, start=1):
         tensor = f"{name}.weight"
         hessian = gram(exact) if name == head else None  # rows that are only looked up have no inputs
-        errors = _errors(walk.weights[name], choices[tensor], hessian)
-        other = Walk(file, spec, pieces, partial(_read_rounded, name=name, kind=types[0], cost=_cost(hessian)))
+        errors = _errors(walk.weights[name], choices[tensor], hessian)  # of the table: of the pieces' rows
+        options = {"name": name, "kind": types[0], "cost": _cost(hessian)}
+        reader, table = partial(_read_rounded, **options), partial(_rounded_rows, **options)
+        other = Walk(file, spec, pieces, reader, table)
         for layer in range(spec.layers):
-            _run(other, layer, other.hidden, {})
+            _run(other, layer, other.state, {})
         (cost,) = _divergences(walk, _counted(exact), [(other, _counted(other.finish()))])
         found.append(_stage(file, tensor, cost, errors))
         if progress:
@@ -126,7 +128,7 @@ def measure(
     return found
 
 
-def least_bytes(file: GGUFFile, spec: ModelSpec, types: Sequence[str], *, outside: bool) -> dict[str, int]:
+def least_bytes(file: GGUFFile, spec: ModelSpec, types: Sequence[str], *, outside: Collection[str]) -> dict[str, int]:
     """The bytes, in its smallest type, of each tensor for which `measure` finds a stage."""
     choices = _choices(file, spec, types, outside=outside).items()
     return {name: min(blocks.nbytes(kind, file.tensors[name].elements) for kind in kinds) for name, kinds in choices}
@@ -170,13 +172,15 @@ def _pieces(tokens: IntArray) -> IntArray:
     return found[:: max(1, len(found) // _PIECES)][:_PIECES]
 
 
-def _choices(file: GGUFFile, spec: ModelSpec, types: Sequence[str], *, outside: bool) -> dict[str, list[str]]:
+def _choices(
+    file: GGUFFile, spec: ModelSpec, types: Sequence[str], *, outside: Collection[str]
+) -> dict[str, list[str]]:
     """By tensor, the types whose blocks divide its rows; without tensors that the first type does not fit, or that need
     more bits."""
     sources, bits = find_tensors(file, spec), bits_of(file, spec)
     within = [sources[name].tensor for layer in range(spec.layers) for stage in stages(spec, layer) for name in stage]
     names = [name for name in within if bits.get(name, "usual") == "usual"]
-    names += [f"{name}.weight" for name in _AROUND if outside and name in sources]
+    names += [f"{name}.weight" for name in outside if name in sources]
     found = {}
     for name in dict.fromkeys(names):
         columns = file.tensors[name].shape[0]
@@ -217,27 +221,27 @@ def _round_layer(
     return found
 
 
-def _run(walk: Walk, layer: int, hidden: FloatArray, weights: Mapping[str, FloatArray]) -> FloatArray:
-    """Hidden states after a layer in which `weights` replace some of its own."""
-    walk.hidden, exact = hidden, FloatArrays()
+def _run(walk: Walk, layer: int, state: State, weights: Mapping[str, FloatArray]) -> State:
+    """The state after a layer in which `weights` replace some of its own."""
+    walk.state, exact = state, FloatArrays()
     for names, _ in walk.layer(layer):
         exact |= {name: walk.weights[name] for name in names if name in weights}
         walk.weights.update({name: weights[name] for name in names if name in weights})
     walk.weights.update(exact)
-    return walk.hidden
+    return walk.state
 
 
-def _run_all(walk: Walk, layer: int, states: Sequence[FloatArray]) -> list[FloatArray]:
-    """Run the hidden states of several models through a layer that they share."""
-    found: list[FloatArray] = []
+def _run_all(walk: Walk, layer: int, states: Sequence[State]) -> list[State]:
+    """Run the states of several models through a layer that they share."""
+    found: list[State] = []
     for at in range(0, len(states), _TOGETHER):
         some = states[at : at + _TOGETHER]
-        found += np.split(_run(walk, layer, np.concatenate(some), {}), len(some))
+        found += _run(walk, layer, State.joined(some), {}).split(len(some))
     return found
 
 
-def _finish(walk: Walk, hidden: FloatArray) -> FloatArray:
-    walk.hidden = hidden
+def _finish(walk: Walk, state: State) -> FloatArray:
+    walk.state = state
     return walk.finish()
 
 
@@ -272,6 +276,14 @@ def _read_rounded(
         for at in range(0, len(weights[name]), _SLAB):
             weights[name][at : at + _SLAB] = _nearest(weights[name][at : at + _SLAB], kind, cost)
     return weights
+
+
+def _rounded_rows(
+    file: GGUFFile, tensor: str, rows: IntArray, *, name: str, kind: str, cost: AnyArray | None
+) -> FloatArray:
+    """Read rows of the table of per-layer embeddings, rounded if it is the tensor of this name."""
+    values = read_rows(file, tensor, rows)
+    return _nearest(values, kind, cost) if name == TABLE else values
 
 
 def _counted(final: FloatArray) -> FloatArray:

@@ -13,10 +13,11 @@ import pytest
 from conftest import load_engine, mean_kl
 from fallbacks import open_fallback
 from small_models import Small, write_small
+from test_gemma4 import write_wide
 
 from edge.backends.base import EngineConfig
-from edge.backends.reference import ReferenceEngine
-from edge.converters.calibrate import Routed, Walk, collect, column_importance, crossed, gram, sequences, stages
+from edge.backends.reference import ReferenceEngine, read_weights
+from edge.converters.calibrate import TABLE, Routed, Walk, collect, column_importance, crossed, gram, sequences, stages
 from edge.converters.convert import Conversion, convert
 from edge.converters.ggml import quantize_with_llamacpp
 from edge.converters.prune import Pruning
@@ -24,18 +25,19 @@ from edge.converters.quantize import CALIBRATED, METHODS, Settings, fold_layer, 
 from edge.converters.quantizers.awq import Folds, find_factors
 from edge.converters.quantizers.ggml_rows import quantize_rows
 from edge.converters.quantizers.gptq import damped, diagonal_blocks, gptq, prepare, shift
-from edge.converters.quantizers.mixed import Stage, allocate, measure, types_of_gguf
+from edge.converters.quantizers.mixed import AROUND, Stage, allocate, measure, types_of_gguf
 from edge.converters.quantizers.polish import polish
 from edge.converters.quantizers.rtn import FEW, nearest, quantize
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import GRIDS, dequantize, find_grid, nbytes
+from edge.formats.gguf import GGUFFile, read_gguf
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
 FAMILIES: tuple[str, ...] = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
 SCALED = ("granite", "mistral3", "smollm3")
-HYBRIDS = ("lfm2", "qwen35", "granitehybrid", "falcon-h1")
+HYBRIDS = ("lfm2", "qwen35", "granitehybrid", "falcon-h1", "gemma4")
 EXPERTS = Small(layers=2, architecture="qwen3moe", experts=6, used=2)
 FIELDS: dict[str, dict[str, Any]] = {
     "granite": {"attention__scale": 0.1, "embedding_scale": 1.7, "residual_scale": 0.4, "logit_scale": 0.6},
@@ -312,14 +314,24 @@ def test_mixture_of_types_has_experts(family: Callable[[str], Model]) -> None:
     assert all(stage.cost["Q8_0"] < stage.cost["Q4_0"] for stage in experts)
 
 
-def test_gemma_4_without_calibration(tmp_path: Path) -> None:
-    """Its table is too large for a walk, which plain rounding does without."""
-    model = open_fallback("gemma4")[0]
-    report = quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method="hqq"))
-    assert (report.types["blk.0.attn_output.weight"], report.types["blk.0.inp_gate.weight"]) == ("Q4_0", "F16")
-    assert mean_kl(logits_of(model), logits_of(open_model(tmp_path / "q.gguf"))) < 0.3
-    with pytest.raises(UnsupportedError, match="per-layer embeddings cannot be calibrated"):
-        quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method="gptq"), TOKENS)
+def test_gemma_4(tmp_path: Path) -> None:
+    """Rows of earlier layers, values that are normalised, inputs without a norm, and a table of its own type."""
+    file, spec = write_wide(tmp_path / "model.gguf", "F16")
+
+    def logits(file: GGUFFile) -> FloatArray:
+        return ReferenceEngine(file, spec, CONFIG, read_weights(file, find_tensors(file, spec))).forward_all(OTHERS)
+
+    exact, loss = logits(file), dict[str, float]()
+    for method in METHODS:
+        settings = Settings(method=method, table="Q4_1")
+        report = quantize_gguf(file, spec, tmp_path / "q.gguf", settings, TOKENS[:512])
+        types = (report.types[f"{name}.weight"] for name in ("blk.0.attn_output", "blk.0.inp_gate", TABLE))
+        assert [*types] == ["Q4_0", "Q8_0", "Q4_1"]
+        loss[method] = mean_kl(exact, logits(read_gguf(tmp_path / "q.gguf")))
+    assert loss["rtn"] < 0.3
+    assert all(loss[method] < loss["rtn"] for method in CALIBRATED)
+    mixed, _ = mix_types(file, spec, Settings(), TOKENS[:128], kl=0.5, kinds=("Q4_0", "Q8_0"), outside=AROUND)
+    assert {TABLE, "blk.5.attn_q"} <= {name.removesuffix(".weight") for name in mixed.types}
 
 
 @pytest.mark.parametrize("kind", [
@@ -456,10 +468,10 @@ def test_too_small_size_for_hybrid_names_smallest(family: Callable[[str], Model]
     """Attention of hybrids wants more bits than others, and has no choice."""
     model, steps, settings = family(name), list[float](), Settings(method="importance")
     with pytest.raises(InputError, match=r"make a file of [0-9,]+ bytes: use --target-size=1MiB or more") as raised:
-        mix_types(model.file, model.spec, settings, TOKENS[:256], nbytes=1000, outside=True, progress=steps.append)
+        mix_types(model.file, model.spec, settings, TOKENS[:256], nbytes=1000, outside=AROUND, progress=steps.append)
     assert not steps
     least = int(str(raised.value).split("file of ")[1].split()[0].replace(",", ""))
-    mixed, mixture = mix_types(model.file, model.spec, settings, TOKENS[:256], nbytes=least, outside=True)
+    mixed, mixture = mix_types(model.file, model.spec, settings, TOKENS[:256], nbytes=least, outside=AROUND)
     types = plan_types(model.file, model.spec, mixed)
     assert sum(nbytes(types[each.name], each.elements) for each in model.file.tensors.values()) <= least
     assert mixture.types
@@ -529,7 +541,7 @@ def test_costs_match_files_with_one_change(tied: bool, tmp_path: Path) -> None:
     model = open_model(write_small(tmp_path / "small.gguf", Small(layers=2, tied=tied)))
     found = {
         each.tensors[0]: each.cost["Q8_0"]
-        for each in measure(model.file, model.spec, TOKENS[:512], ("Q8_0",), outside=True)
+        for each in measure(model.file, model.spec, TOKENS[:512], ("Q8_0",), outside=AROUND)
     }
     embedding = "token_embd.weight"
     assert set(found) - {name for name in found if "blk." in name} == {embedding} | (
@@ -553,7 +565,7 @@ def test_llama_cpp_reads_k_quant_mixtures(tmp_path: Path) -> None:
     for method in ("importance", "best"):
         room = int(3.6 / 8 * sum(info.elements for info in model.file.tensors.values())) + model.file.data_offset
         settings, mixture = mix_types(
-            model.file, model.spec, Settings(method=method), TOKENS[:512], nbytes=room, kinds=kinds, outside=True
+            model.file, model.spec, Settings(method=method), TOKENS[:512], nbytes=room, kinds=kinds, outside=AROUND
         )
         assert {"Q2_K", "Q3_K"} & set(mixture.types.values())
         report = quantize_gguf(model.file, model.spec, tmp_path / "mixed.gguf", settings, TOKENS[:512])

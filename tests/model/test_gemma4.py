@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +16,7 @@ from test_gguf_file import GGUF, U32
 
 from edge.backends import engine_named
 from edge.backends.base import Engine, EngineConfig
-from edge.converters.calibrate import Walk
+from edge.converters.calibrate import State, Walk
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.model.known import KnownModel, outline_model
@@ -170,7 +171,19 @@ def test_other_forms_are_left_to_llama_cpp(key: str, value: int, why: str, tmp_p
         engine_named("reference").check_supported(model.file, model.spec)
 
 
-def test_what_cannot_be_done_yet_is_refused() -> None:
+def test_walk_runs_sequences_apart() -> None:
+    """Layers read the rows of their own sequence, of the state that ran."""
     model, tokens, _ = open_fallback("gemma4")
-    with pytest.raises(UnsupportedError, match="cannot be calibrated"):
-        Walk(model.file, model.spec, np.stack([tokens, tokens]))
+    parts = np.stack([tokens[:30], tokens[30:60]])
+    walk = Walk(model.file, model.spec, parts)
+    for layer in range(model.spec.layers):
+        other = State.joined([walk.state, State(walk.hidden[::-1], walk.state.rows)])
+        before, walk.state = walk.state, other
+        deque(walk.layer(layer), maxlen=0)
+        first = walk.state.split(2)[0]
+        walk.state = before
+        deque(walk.layer(layer), maxlen=0)
+        np.testing.assert_allclose(first.hidden, walk.hidden, rtol=0, atol=1e-5)
+    for found, part in zip(np.split(walk.finish(), 2), parts, strict=True):
+        engine = load_engine(model, "reference", "f32", chunk=24)
+        np.testing.assert_allclose(walk.logits_of(found), engine.forward_all(part), rtol=0, atol=1e-4)

@@ -54,6 +54,12 @@ def convert(
             help="Type of the embedding and the head (default: q8_0, or with --target-size as measured).",
         ),
     ] = None,
+    table_type: Annotated[
+        str | None,
+        o.flag(
+            "--table-type", help="Type of a table of per-layer embeddings, as Gemma 4 has (default: the embedding's)."
+        ),
+    ] = None,
     calibration: Annotated[
         list[Path] | None,
         o.flag(
@@ -114,10 +120,11 @@ def convert(
     """Convert a model: Hugging Face folder or GGUF in; GGUF, ONNX, Core ML or Hugging Face folder out."""
     from edge.budget import parse_bytes
     from edge.converters import convert as c
-    from edge.converters.calibrate import OWN_TEXT, check_texts
+    from edge.converters.calibrate import OWN_TEXT, TABLE, check_texts
     from edge.converters.coreml.sizes import USUAL, Sizes
     from edge.converters.onnx_methods import METHODS as ONNX_METHODS
     from edge.converters.prune import Pruning
+    from edge.converters.quantizers.mixed import AROUND
     from edge.model.lora_file import parse_lora
 
     if base is not None:
@@ -135,10 +142,12 @@ def convert(
         to=to,
         pruning=Pruning(prune_layers, prune_ffn) if prune_layers or prune_ffn else None,
         repair=repair,
-        settings=None if onnx_method else _settings(type, method, group_size, embedding_type or "q8_0"),
+        settings=None
+        if onnx_method
+        else _settings(type, method, group_size, embedding_type or "q8_0", table_type or ""),
         size=None if target_size is None else parse_bytes(target_size, "--target-size"),
         kl=target_kl,
-        mixes_outside=embedding_type is None,
+        mixed_outside=() if embedding_type else tuple(each for each in AROUND if each != TABLE or not table_type),
         onnx_method=onnx_method,
         lora=() if lora is None else parse_lora(lora),
         npu=_npu(device, *((None, None) if coreml else sizes), wanted=npu),
@@ -221,7 +230,9 @@ def _npu(device: str | None, rows: int | None, chunk: int | None, *, wanted: boo
     return NpuTarget(device, rows, chunk)
 
 
-def _settings(kind: str | None, method: str | None, group_size: int, embedding: str) -> Settings | None:
+def _settings(
+    kind: str | None, method: str | None, group_size: int, embedding: str, layer_table: str
+) -> Settings | None:
     """The settings of quantization; None if none was requested."""
     from edge.converters.quantize import METHODS, Settings
 
@@ -232,10 +243,12 @@ def _settings(kind: str | None, method: str | None, group_size: int, embedding: 
     named = next((each for each in METHODS if each == method), None)
     if named is None:
         raise InputError(f"there is no method {method}: choose {', '.join(METHODS)}")
-    kind, embedding = kind.upper(), embedding.upper()
+    kind, embedding, layer_table = kind.upper(), embedding.upper(), layer_table.upper()
     if kind in ("F32", "F16", "BF16"):
         embedding = kind
-    return Settings(type=kind, method=named, embedding=embedding, output=embedding, group_size=group_size)
+    return Settings(
+        type=kind, method=named, embedding=embedding, table=layer_table, output=embedding, group_size=group_size
+    )
 
 
 def _show_preview(
