@@ -177,7 +177,8 @@ def mix_types(
 ) -> tuple[Settings, Mixture]:
     """Settings with a type for each matrix, for a file of at most `nbytes`, or for a loss of at most `kl`, in nats.
 
-    kinds: the types to choose from; the first is measured. outside: those of `mixed.AROUND` to choose, too. Raises InputError if that is impossible.
+    kinds: the types to choose from; the first is measured. outside: those of `mixed.AROUND` to choose, too.
+    Raises InputError if that is impossible.
     """
     types = plan_types(file, spec, settings)
 

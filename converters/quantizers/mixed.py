@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -116,7 +117,7 @@ def measure(
         tensor = f"{name}.weight"
         hessian = gram(exact) if name == head else None  # rows that are only looked up have no inputs
         errors = _errors(walk.weights[name], choices[tensor], hessian)  # of the table: of the pieces' rows
-        options = {"name": name, "kind": types[0], "cost": _cost(hessian)}
+        options: dict[str, Any] = {"name": name, "kind": types[0], "cost": _cost(hessian)}
         reader, table = partial(_read_rounded, **options), partial(_rounded_rows, **options)
         other = Walk(file, spec, pieces, reader, table)
         for layer in range(spec.layers):
