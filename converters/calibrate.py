@@ -15,7 +15,7 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.reference.context import At
 from edge.backends.reference.engine import ReferenceEngine
-from edge.backends.reference.experts import activated, choose, of_all, of_shared, shared_inner
+from edge.backends.reference.experts import activated, choose, expert_inputs, of_all, of_shared, shared_inner
 from edge.backends.reference.per_layer_input import make_inputs
 from edge.backends.reference.weights import read_rows, read_weights
 from edge.errors import InputError, ModelFormatError, UnsupportedError
@@ -337,6 +337,7 @@ class Walk:
         """The stages of a mixture. Returns its output, which is added to the hidden states."""
         engine = self._engine
         chosen, shares = choose(engine, core, at, x)
+        x = expert_inputs(engine, core, at, x)
         places = [np.nonzero(chosen == expert) for expert in range(core.number)]
         yield next(names), Routed(tuple(x[tokens] for tokens, _ in places))
         if core.shared:

@@ -57,6 +57,7 @@ class ReferenceEngine:
         self.network = find_network(spec)
         self.kv = ReferenceKV("reference", file, spec, config)
         self._states = np.zeros((0, spec.hidden), np.float32)
+        self._held = self._states  # of a block, for the next one
 
     def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         check_generates(self.spec)
@@ -150,6 +151,11 @@ class ReferenceEngine:
         added = inner if isinstance(block.core, Experts) else self.project(inner, at, block.core.output)
         if block.post_norm:
             added = self.norm(added, at.name(block.post_norm))
+        if block.held:
+            self._held = added
+            return x
+        if block.joint_norm:
+            added = self.norm(self._held + added, at.name(block.joint_norm))
         total = added if block.replaces else np.asarray(x + added * np.float32(block.scale))
         if block.rescale:
             total = total * self.weights[at.name(block.rescale)]

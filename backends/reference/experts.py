@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from edge.backends.reference.context import At, Context
@@ -13,11 +15,12 @@ NAMES = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 
 def experts(engine: Context, core: Experts, at: At, x: FloatArray) -> FloatArray:
-    """From normalised rows, [n, hidden], to the term added to the hidden states, [n, hidden]: each expert has an output
-    projection of its own."""
+    """From the block's rows, [n, hidden], to the term added to the hidden states, [n, hidden]: each expert has an
+    output projection of its own."""
     out = np.zeros_like(x)
     matrices, biases = (list(each) for each in zip(*(of_all(engine, core, at, name) for name in NAMES), strict=True))
     chosen, shares = choose(engine, core, at, x)
+    x = expert_inputs(engine, core, at, x)
     for token, row in enumerate(x):
         for expert, share in zip(chosen[token], shares[token], strict=True):
             (gate, up, down), (of_gate, of_up, of_down) = (
@@ -57,8 +60,15 @@ def activated(core: Experts, gate: FloatArray, up: FloatArray) -> FloatArray:
     return np.asarray(gate * sigmoid(np.float32(SLOPE) * gate) * (up + 1))
 
 
+def expert_inputs(engine: Context, core: Experts, at: At, x: FloatArray) -> FloatArray:
+    """The normalised rows that experts read, from the block's, [n, hidden]."""
+    return engine.norm(x, at.name(core.norms[0])) if core.own_norms else x
+
+
 def choose(engine: Context, core: Experts, at: At, x: FloatArray) -> tuple[IntArray, FloatArray]:
-    """The experts of each token, in ascending order, and their shares: both [n, used]."""
+    """The experts of each token, in ascending order, and their shares: both [n, used]. x: the block's rows."""
+    if core.own_norms:
+        x = engine.norm(x, at.name(core.norms[1])) / np.float32(math.sqrt(x.shape[1]))
     logits = engine.project(x, at, "ffn_gate_inp")
     values = sigmoid(logits) if core.router == "sigmoid" else np.exp(logits - logits.max(axis=1, keepdims=True))
     scores = values if core.router == "sigmoid" else logits
@@ -66,4 +76,5 @@ def choose(engine: Context, core: Experts, at: At, x: FloatArray) -> tuple[IntAr
         scores = scores + engine.weights[at.name("exp_probs_b.bias")]
     chosen = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, : core.used], axis=1).astype(np.int32)
     shares = np.take_along_axis(values, chosen, axis=1)
-    return chosen, shares * (np.float32(core.scale) / shares.sum(axis=1, keepdims=True))
+    shares = shares * (np.float32(core.scale) / shares.sum(axis=1, keepdims=True))
+    return chosen, shares * engine.weights[at.name("ffn_down_exps.scale")][chosen] if core.own_norms else shares

@@ -25,7 +25,7 @@ class Tensor:
     name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`. experts: the number of experts, each with a
     matrix or vector of this shape; 0: a single one. bits: those that quantizers keep: more than usual, or all, where
     rounding does harm out of proportion to the tensor's bytes. stored: the shape of a vector that has several
-    dimensions in files, in ggml's order.
+    dimensions in files, in ggml's order. same_as: the tensor of the layer that files have in its place.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Tensor:
     experts: int = 0
     bits: Bits = "usual"
     stored: tuple[int, ...] = ()
+    same_as: str = ""
 
     @property
     def exact(self) -> bool:
@@ -161,6 +162,7 @@ class Attention:
     causal: bool = True  # a token sees those before it; False: all of its text
     value_dim: int = 0  # of a value; 0: head_dim
     shared_values: bool = False  # a value is the beginning of its key, and there is no `attn_v`
+    keys_as_values: bool = False  # files have no `attn_v`, which is `attn_k`: values differ by norm and RoPE only
 
     output = "attn_output"
     fixed_values = 0
@@ -192,7 +194,9 @@ class Attention:
         rows = {
             "attn_q": queries, "attn_k": row.heads * row.key, "attn_v": row.heads * row.value, "attn_q_gate": self.width
         }  # fmt: skip
-        yield from _with_biases((Tensor(name, rows[name], hidden) for name in self.inputs), self.biases)
+        same = {"attn_v": "attn_k"} if self.keys_as_values else {}
+        matrices = (Tensor(name, rows[name], hidden, same_as=same.get(name, "")) for name in self.inputs)
+        yield from _with_biases(matrices, self.biases)
         for name in ("attn_q", "attn_k") if self.head_norms else ():
             if name in self.inputs:
                 yield Tensor(f"{name}_norm", self.head_dim)
@@ -242,6 +246,9 @@ class Experts:
 
     A shared expert runs for every token. Its output, multiplied by sigmoid(`ffn_gate_inp_shexp` · x) if it is
     `shared_gated`, is added.
+
+    own_norms: x are hidden states, which the core normalises itself: for experts by `pre_ffw_norm_2`, for the router by
+    `ffn_gate_inp.scale`, divided by √hidden. share_e is then multiplied by `ffn_down_exps.scale`_e.
     """
 
     number: int
@@ -255,6 +262,7 @@ class Experts:
     clamp: float = 0.0  # 0: none
     biases: bool = False
     shared_gated: bool = True
+    own_norms: bool = False
 
     output, kind = "ffn_down_exps", "mixtures of experts"
     fixed_values = 0
@@ -262,6 +270,11 @@ class Experts:
     @property
     def inputs(self) -> tuple[str, ...]:
         return ("ffn_gate_exps", "ffn_up_exps", *(("ffn_gate_shexp", "ffn_up_shexp") if self.shared else ()))
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The core's own norms: of experts' inputs, and of the router's."""
+        return ("pre_ffw_norm_2", "ffn_gate_inp.scale") if self.own_norms else ()
 
     @property
     def routers(self) -> tuple[str, ...]:
@@ -284,6 +297,7 @@ class Experts:
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         biases = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", self.output) if self.biases else ()
+        yield from (Tensor(name, hidden) for name in self.norms)
         yield from _with_biases([Tensor("ffn_gate_inp", self.number, hidden, bits="all")], biases)
         if self.choice_bias:
             yield Tensor("exp_probs_b.bias", self.number)
@@ -293,6 +307,8 @@ class Experts:
             (self.output, hidden, self.ffn),
         ):
             yield from _with_biases([Tensor(name, rows, columns, experts=self.number)], biases)
+        if self.own_norms:
+            yield Tensor("ffn_down_exps.scale", self.number)
         if self.shared_has_share:
             yield Tensor("ffn_gate_inp_shexp", 1, hidden, bits="all")
         if self.shared:

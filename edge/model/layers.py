@@ -6,7 +6,7 @@ A block adds to the hidden states x, [tokens, hidden]:
 
 `norm` and `post_norm` are norms of rows, `output` is the core's last matrix. Some blocks then multiply x by a scalar of
 the file (`rescale`), or normalise it (`sum_norm`). A layer is a tuple of blocks, run one after the other, or side by
-side.
+side. Two blocks may share a norm of the sum of their terms (`joint_norm`).
 
 An encoder's attention is bidirectional: a token sees its whole text, which runs in one pass. It has no output head; its
 hidden states are pooled to the text's embedding.
@@ -47,7 +47,8 @@ class Block:
 
     norm: "" passes the hidden states to the core unchanged. rescale: a scalar that multiplies the sum. sum_norm: a norm
     with a bias, whose result replaces the sum. beside: the core reads the same normalised rows as the core of the block
-    before it. replaces: the product replaces the hidden states instead of being added to them.
+    before it. replaces: the product replaces the hidden states instead of being added to them. held: the term is kept
+    for the next block, which reads the same hidden states, has a `joint_norm`, and adds the norm of both terms' sum.
     """
 
     norm: str
@@ -59,6 +60,8 @@ class Block:
     beside: bool = False
     sum_norm: str | None = None
     replaces: bool = False
+    held: bool = False
+    joint_norm: str | None = None
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         """All tensors, in the order in which a pass reads them."""
@@ -69,6 +72,8 @@ class Block:
         yield from self.core.tensors(hidden)
         if self.post_norm:
             yield Tensor(self.post_norm, hidden)
+        if self.joint_norm:
+            yield Tensor(self.joint_norm, hidden)
         if self.rescale:
             yield Tensor(self.rescale, 1)
         if self.sum_norm:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
-from edge.model.architectures import USUAL, find_network
+from edge.model.architectures import USUAL, USUAL_EXPERTS, find_network
 from edge.model.cores import Tensor
 from edge.model.fallback import figure, read_fallback
 from edge.model.layers import Network
@@ -32,6 +32,8 @@ def list_tensors(bare: GGUFFile) -> list[Listed]:
     """
     architecture = bare.metadata["general.architecture"]
     usual = USUAL.get(architecture, ())
+    if bare.metadata.get(f"{architecture}.expert_count"):
+        usual += USUAL_EXPERTS.get(architecture, ("ffn_down_exps.weight",))
     spec, network = network_of(_with_first_layer(bare, usual))
     if network is None or network.norm != "rms":  # `USUAL` does not say which biases LayerNorm has
         raise UnsupportedError(f"the tensors of {architecture} models cannot be counted without their file")
@@ -60,6 +62,8 @@ def stored_tensors(network: Network, first: Set[str]) -> Iterator[tuple[str, tup
     fused["attn_q_gate"] = "attn_q"
     found: dict[str, tuple[tuple[int, ...], Tensor]] = {}
     for name, tensor in network.tensors():
+        if tensor.same_as:
+            continue
         stem = tensor.name.removesuffix(".bias")
         whole = name.removesuffix(tensor.name) + fused.get(stem, stem) + tensor.name.removeprefix(stem)
         rows = tensor.rows + (_rows(found[whole]) if whole in found else 0)
@@ -67,7 +71,7 @@ def stored_tensors(network: Network, first: Set[str]) -> Iterator[tuple[str, tup
         found[whole] = tensor.stored or shape, tensor
     for name, (shape, tensor) in found.items():
         name = network.output_norm if name == "output_norm" else name
-        yield name if name.endswith((".bias", ".ssm_a", ".ssm_d")) else f"{name}.weight", shape, tensor
+        yield name if name.endswith((".bias", ".scale", ".ssm_a", ".ssm_d")) else f"{name}.weight", shape, tensor
 
 
 def _rows(found: tuple[tuple[int, ...], Tensor]) -> int:

@@ -19,6 +19,7 @@ from edge.types import AnyArray
 FUSED = {  # matrices that a file may fuse into one, row after row
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
     "ffn_up": ("ffn_gate", "ffn_up"),
+    "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),  # of each expert
 }
 _FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
@@ -94,6 +95,9 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
             rows = info.rows if name not in wanted or wanted[name].columns else info.elements
             is_flat = name in wanted and bool(wanted[name].stored)
             found[name] = Source(stored_name, 0, 1 if is_row else rows, is_row=is_row, is_flat=is_flat)
+    for name, tensor in wanted.items():
+        if (same := name.removesuffix(tensor.name) + tensor.same_as) in found and tensor.same_as:
+            found[name] = found[same]
     wanted |= {name: Tensor(name, spec.rope_dim // 2) for name in _FACTORS if name in found}
     if missing := sorted(set(wanted) - set(found)):
         name = missing[0] if missing[0].endswith(".bias") else f"{missing[0]}.weight"
@@ -109,8 +113,10 @@ def _check_shape(file: GGUFFile, tensor: Tensor, source: Source) -> None:
     """Check that a tensor has exactly the described shape, on which engines rely. Raises ModelFormatError."""
     shape = file.tensors[source.tensor].shape
     expected = tensor.stored or tuple(extent for extent in (tensor.columns, tensor.rows, tensor.experts) if extent)
-    width = shape if source.is_row else shape[:-1]
-    if (shape if tensor.experts or tensor.stored else (*width, source.rows)) != expected:
+    found = shape if tensor.stored else (*(shape if source.is_row else shape[:-1]), source.rows)
+    if tensor.experts:
+        found = *shape[:-2], source.rows // shape[-1], shape[-1]
+    if found != expected:
         raise ModelFormatError(f"{file.path}: {source.tensor} has shape {shape} instead of {expected}")
 
 
@@ -122,13 +128,15 @@ def _split(
         name = f"{prefix}.{fused}.{kind}"
         if (info := file.tensors.get(name)) is None:
             continue
-        first = 0
-        for part in parts:
-            rows = wanted[f"{prefix}.{part}"].rows
-            found[f"{prefix}.{part}{suffix}"] = Source(name, first, rows)
-            first += rows
-        if info.shape[-1] != first:
-            raise ModelFormatError(f"{file.path}: {name} has {info.shape[-1]} rows instead of {first}")
+        tensors = {part: wanted[f"{prefix}.{part}"] for part in parts}
+        whole, first = sum(tensor.rows for tensor in tensors.values()), 0
+        rows, experts = info.elements if suffix else info.rows, tensors[parts[0]].experts
+        if rows != whole * max(1, experts):
+            raise ModelFormatError(f"{file.path}: {name} has {rows} rows instead of {whole * max(1, experts)}")
+        for part, tensor in tensors.items():
+            runs = (tensor.rows * experts, tensor.rows, whole) if experts else (tensor.rows,)
+            found[f"{prefix}.{part}{suffix}"] = Source(name, first, *runs)
+            first += tensor.rows
     return found
 
 

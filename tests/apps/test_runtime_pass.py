@@ -184,6 +184,7 @@ def host_isa() -> str:
         exhaustive(Case("gpt-oss", threads=3)),  # a mixture of experts, sinks, a ring
         exhaustive(Case("gpt-oss", "int8", "h2o")),
         exhaustive(Case("qwen35moe", policy="h2o")),  # a shared expert
+        exhaustive(Case("gemma4moe", threads=3)),  # beside a dense network
         exhaustive(Case("lfm2moe")),  # a dense layer before mixtures
         exhaustive(Case("qwen3moe", "int4", threads=1)),
     ],

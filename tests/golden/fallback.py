@@ -104,6 +104,12 @@ def configurations() -> dict[str, PreTrainedConfig]:
             lm_head_multiplier=0.5, key_multiplier=0.7, attention_out_multiplier=0.8, ssm_in_multiplier=0.9,
             ssm_out_multiplier=0.6, mlp_multipliers=[0.9, 0.8], ssm_multipliers=[0.9, 0.8, 0.7, 0.6, 0.5], **MAMBA,
         ),
+        "gemma4moe": tiny(
+            Gemma4TextConfig, head_dim=16, kv_heads=2, sliding_window=WINDOW, layer_types=["sliding_attention", FULL],
+            hidden_size_per_layer_input=0, final_logit_softcapping=5.0, enable_moe_block=True, num_experts=4,
+            top_k_experts=2, moe_intermediate_size=16, attention_k_eq_v=True, rope_parameters=rope,
+            per_layer_config={"1": {"head_dim": 32, "num_key_value_heads": 1}},
+        ),
     }  # fmt: skip
 
 
@@ -134,7 +140,7 @@ def settle(model: PreTrainedModel, seed: int) -> PreTrainedModel:
             weight.copy_(torch.from_numpy(exact).transpose(1, 2))
         elif name.endswith(("dt_bias", "expert_bias", "sinks")):
             weight.copy_(torch.from_numpy(drawn))
-        elif name.endswith("layer_scalar"):
+        elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
             weight.copy_(torch.from_numpy(1 + NORM_SPREAD * drawn))
         elif name.endswith("conv1d.weight"):
             weight.copy_(torch.from_numpy(0.5 * drawn))

@@ -129,6 +129,7 @@ def configurations() -> dict[str, tuple[Any, torch.dtype]]:
         ),
         **{name: (config, torch.bfloat16) for name, config in of_2026().items()},
         **{config.model_type: (config, torch.bfloat16) for config in of_families()},
+        "gemma4_moe": (mixtures_and_hybrids()["gemma4moe"], torch.bfloat16),
     }  # fmt: skip
 
 
@@ -170,7 +171,7 @@ def main(out: Path, names: list[str]) -> None:
         config._attn_implementation = "eager"
         kind = Gemma3ForConditionalGeneration if name == "gemma3" else AutoModelForCausalLM
         model = fill(kind._from_config(config) if name == "gemma3" else kind.from_config(config), seed)
-        if name in of_2026():
+        if name in of_2026() or name == "gemma4_moe":
             model = settle(model, seed)
         folder = out / "folders" / name
         model.to(dtype).save_pretrained(folder, max_shard_size="60KB" if name == "llama" else "1GB")

@@ -27,6 +27,7 @@ MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is firs
     "lfm2moe": (Experts,),
     "gpt-oss": (Experts,),
     "gemma4": (PerLayerInput,),
+    "gemma4moe": (Experts,),
     "granitehybrid": (Mamba,),
     "nemotron_h": (Mamba,),
     "falcon-h1": (Mamba,),
@@ -40,8 +41,8 @@ CASES = [
     for rarely in [(engine == "gpu" and name not in ON_GPU) or (engine, name) == ("cpu", "granitehybrid")]
 ]  # fmt: skip
 TOLERANCES = {  # of llama.cpp: GELU from a table of half floats; MXFP4 times activations of 8 bits
-    ("gemma4", "llamacpp"): 1e-2, ("gpt-oss", "llamacpp"): 0.4, ("qwen3", "llamacpp"): 1e-3,
-    ("nemotron_h", "llamacpp"): 1e-3, ("gpt-oss", "onnx"): 0.4,
+    ("gemma4", "llamacpp"): 1e-2, ("gemma4moe", "llamacpp"): 1e-2, ("gpt-oss", "llamacpp"): 0.4,
+    ("qwen3", "llamacpp"): 1e-3, ("nemotron_h", "llamacpp"): 1e-3, ("gpt-oss", "onnx"): 0.4,
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from edge.options import Options
 from edge.plan.plan import Plan, make_plan
 from edge.types import FloatArray, IntArray
 
-MIXTURES = ("qwen3moe", "qwen35moe", "lfm2moe", "gpt-oss")
+MIXTURES = ("qwen3moe", "qwen35moe", "lfm2moe", "gemma4moe", "gpt-oss")
 GPU = f"gpu@{SOME_GPU}"
 OURS = ("reference", "cpu")
 EXACT = 2e-4
@@ -72,7 +72,7 @@ def test_smaller_rows(mixture: str, backend: str, kv_dtype: str, engines: Callab
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("mixture", ["qwen35moe", "gpt-oss"])
+@pytest.mark.parametrize("mixture", ["qwen35moe", "gemma4moe", "gpt-oss"])
 def test_threads_choose_experts_alike(mixture: str, engines: Callable[[Engine], Engine]) -> None:
     """Each chooses for itself, by logits that they share."""
     model, tokens, expected = open_fallback(mixture)
@@ -233,7 +233,7 @@ def test_shares_are_scaled_as_header_says(backend: str, tmp_path: Path, engines:
     np.testing.assert_allclose(*found, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("mixture", ["qwen35moe", "gpt-oss"])
+@pytest.mark.parametrize("mixture", ["qwen35moe", "gemma4moe", "gpt-oss"])
 def test_plan_counts_scratch_of_experts(mixture: str) -> None:
     model = open_fallback(mixture)[0]
     backend = find_backend("cpu", model.file, model.spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +48,18 @@ WIDE = KnownModel(
     }, factors=("rope_freqs",),
 )  # fmt: skip
 
+WITH_EXPERTS = replace(
+    WIDE, figures=WIDE.figures | {
+        "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+        "embedding_length_per_layer_input": 0, "attention.shared_kv_layers": 0,
+        "attention.head_count_kv": [2, 2, 1] * 2,
+    },
+)  # fmt: skip
 
-def write_wide(path: Path, mixture: str) -> tuple[GGUFFile, ModelSpec]:
+
+def write_wide(path: Path, mixture: str, model: KnownModel = WIDE) -> tuple[GGUFFile, ModelSpec]:
     """Two KV heads, sizes of whole blocks of any type, and layers that read the rows of the second or third."""
-    file = outline_model(WIDE, mixture, path, loadable=True)
+    file = outline_model(model, mixture, path, loadable=True)
     with path.open("r+b") as out:
         for seed, info in enumerate(file.tensors.values()):
             random, columns = np.random.default_rng(seed), info.shape[0]
@@ -59,11 +68,11 @@ def write_wide(path: Path, mixture: str) -> tuple[GGUFFile, ModelSpec]:
             elif len(info.shape) == 1:
                 values = 1 + 0.2 * random.standard_normal(columns)
             else:
-                values = 1.2 / np.sqrt(columns) * random.standard_normal((info.shape[1], columns))
+                values = 1.2 / np.sqrt(columns) * random.standard_normal((info.rows, columns))
             if info.type in ("F32", "F16"):
                 raw = values.astype("<f4" if info.type == "F32" else "<f2")
             elif info.type in NUMBERS:
-                raw = random_quants(info.type, info.shape[1], columns, 1.2 / np.sqrt(columns), seed)
+                raw = random_quants(info.type, info.rows, columns, 1.2 / np.sqrt(columns), seed)
             out.seek(info.offset)
             out.write(raw.tobytes())
     file = read_gguf(path)
@@ -83,16 +92,17 @@ def test_header_says_which_layers_share_rows() -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("mixture", "dtype", "backend"),
+    ("mixture", "dtype", "backend", "model"),
     [
-        ("Q4_0", "f16", "cpu"), ("Q4_K_M", "f32", "cpu"), ("Q4_0", "int8", "cpu"), ("Q8_0", "int4", "cpu"),
-        ("Q4_K_M", "f32", "gpu"), ("Q4_0", "int8", "gpu"),
+        ("Q4_0", "f16", "cpu", WIDE), ("Q4_K_M", "f32", "cpu", WIDE), ("Q4_0", "int8", "cpu", WIDE),
+        ("Q8_0", "int4", "cpu", WIDE), ("Q4_K_M", "f32", "gpu", WIDE), ("Q4_0", "int8", "gpu", WIDE),
+        ("Q4_K_M", "f32", "cpu", WITH_EXPERTS), ("Q4_0", "f16", "cpu", WITH_EXPERTS),
     ],
 )  # fmt: skip
 def test_quantized_models(
-    mixture: str, dtype: str, backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+    mixture: str, dtype: str, backend: str, model: KnownModel, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
-    file, spec = write_wide(tmp_path / "model.gguf", mixture)
+    file, spec = write_wide(tmp_path / "model.gguf", mixture, model)
     tokens = np.random.default_rng(3).integers(3, spec.vocab, 60).astype(np.int32)
     with on_gpu(SOME_GPU) if backend == "gpu" else nullcontext():
         oracle, ours = (

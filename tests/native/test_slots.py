@@ -59,10 +59,10 @@ def answers(engine: Engine, vocab: int) -> FloatArray:
 
 @pytest.mark.parametrize(
     "mixture",
-    ["qwen35moe", "gpt-oss", *(exhaustive(each) for each in ("qwen3moe", "lfm2moe"))],
+    ["qwen35moe", "gemma4moe", "gpt-oss", *(exhaustive(each) for each in ("qwen3moe", "lfm2moe"))],
 )
 def test_experts_in_slots_change_no_bit(mixture: str, engines: Callable[[Engine], Engine]) -> None:
-    """With a shared expert, leading dense layers, biases; with as few slots as a token takes, and some more."""
+    """With a shared expert, leading dense layers, biases, norms of sums; with a token's slots, and some more."""
     model = open_fallback(mixture)[0]
     expected = answers(engines(native(model, replace(CONFIG, kv_dtype="f32"))), model.spec.vocab)
     for slots in (model.spec.experts_used, model.spec.experts + 1):

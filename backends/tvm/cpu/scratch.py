@@ -93,6 +93,8 @@ def make_scratch(
     floats = {
         "x": tokens * shape.padded_hidden,
         "normed": rows * shape.padded_hidden,
+        "held": tokens * shape.padded_hidden * any(block.held for block in shape.blocks),
+        "terms": tokens * shape.padded_hidden * shape.sums_experts,
         "queries": shape.kv_heads * query_rows * shape.padded_head,
         "work": sequences * threads * part,
         "raw": threads * observed_rows,

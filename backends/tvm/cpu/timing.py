@@ -18,13 +18,14 @@ from edge.backends.operators import Piece, attention_flops, pieces, repeat_pass
 from edge.backends.tvm.kv.row_formats import row_bytes
 from edge.backends.tvm.packing.cores import KINDS, kind_of, round_up
 from edge.backends.tvm.packing.layout import PackedLayout, Place
+from edge.model.cores import Experts
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import AnyArray, IntArray
 
 _NORMS = (
     "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm", "attn_output_norm",
-    "layer_output_norm", "output_norm",
+    "layer_output_norm", "output_norm", "post_ffw_norm_1", "ffn_gate_inp.scale", "pre_ffw_norm_2", "post_ffw_norm_2",
 )  # fmt: skip
 MARKS = {  # the parts of a pass, and the phase of `backends.base.PHASES` that each belongs to
     "idle": "",  # before the pass begins; not reported
@@ -127,7 +128,8 @@ class Counts:
         """The marks of a layer, in the order of the pass."""
         found = []
         for block in self._layout.network.layers[layer]:
-            found += [block.norm, "adapt", *kind_of(block.core).marks, block.post_norm]
+            own = block.core.norms if isinstance(block.core, Experts) else ()
+            found += [block.norm, *own, "adapt", *kind_of(block.core).marks, block.post_norm, block.joint_norm]
         return dict.fromkeys(filter(None, found))
 
     def bytes(self, name: str, layer: int | None) -> int | None:

@@ -19,6 +19,7 @@ from edge.model.cores import (
     Attention,
     Core,
     DeltaNet,
+    Experts,
     Mamba,
     OneCore,
     PerLayerInput,
@@ -96,6 +97,11 @@ class Shape:
     def states(self) -> bool:
         """Whether some layers have a fixed state."""
         return any(block.core.fixed_values for block in self.blocks)
+
+    @property
+    def sums_experts(self) -> bool:
+        """Whether the outputs of experts are summed before they are added to the hidden states."""
+        return any(isinstance(block.core, Experts) and block.post_norm for block in self.blocks)
 
     @cached_property
     def groups(self) -> Groups:

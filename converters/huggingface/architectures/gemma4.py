@@ -1,4 +1,4 @@
-"""Gemma 4's text models (E2B, E4B): heads of two sizes, layers that read earlier ones' rows, per-layer embeddings.
+"""Gemma 4's text models: heads of two sizes, layers that read earlier ones' rows, per-layer embeddings, experts.
 
 Layers with full attention rotate a part of each head; GGUF says so by factors that stop the other pairs.
 """
@@ -19,7 +19,7 @@ from edge.converters.huggingface.architectures.common import (
     in_layers,
 )
 from edge.converters.huggingface.architectures.rope import read_rope
-from edge.converters.huggingface.architectures.settings import Count, Fixed, Setting, changed
+from edge.converters.huggingface.architectures.settings import Count, Fixed, Setting, changed, header_fields
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.views import Tensors
 from edge.errors import ModelFormatError, UnsupportedError
@@ -49,7 +49,9 @@ def _own(config: Config, layer: int) -> Config:
     part = config.part("per_layer_config")
     own = part.part(str(layer)) if part else None
     if part is None and _types(config)[layer] == _FULL:
-        own = Config(config.path, {"head_dim": config.get("global_head_dim", 512)})
+        heads = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+        also = {} if heads is None else {"num_key_value_heads": heads}
+        own = Config(config.path, {"head_dim": config.get("global_head_dim", 512), **also})
     for key in own.values if own else ():
         if key not in _OVERRIDES:
             raise UnsupportedError(f"{config.path}: per_layer_config has {key}, which is not supported")
@@ -82,8 +84,12 @@ _SETTINGS: tuple[Setting, ...] = (
           partial(_size_of, _WINDOW)),
     Count("num_key_value_heads", ("attention.head_count_kv",), "heads", 4),
     Count("sliding_window", ("attention.sliding_window",), "context", 512),
-    Fixed("hidden_activation", "gelu_pytorch_tanh"), Fixed("attention_bias", False), Fixed("attention_k_eq_v", False),
-    Fixed("enable_moe_block", False), Fixed("use_bidirectional_attention", False, ("vision",)),
+    Fixed("hidden_activation", "gelu_pytorch_tanh"), Fixed("attention_bias", False),
+    Fixed("use_bidirectional_attention", False, ("vision",)),
+)  # fmt: skip
+_EXPERTS: tuple[Setting, ...] = (
+    Count("num_experts", ("expert_count",), "ffn"), Count("top_k_experts", ("expert_used_count",), "ffn"),
+    Count("moe_intermediate_size", ("expert_feed_forward_length",), "ffn"),
 )  # fmt: skip
 
 
@@ -106,6 +112,8 @@ def _others(config: Config, sizes: Sizes) -> dict[str, Field]:
         fields["embedding_length_per_layer_input"] = np.uint32(config.count("hidden_size_per_layer_input", "ffn", 256))
         if (rows := config.count("vocab_size_per_layer_input", "vocab", 262_144)) != sizes.vocab:
             raise UnsupportedError(f"{config.path}: vocab_size_per_layer_input is {rows}, not {sizes.vocab}")
+    if config.get("enable_moe_block", False) is True:
+        fields |= header_fields(_EXPERTS, config)
     if config.get("final_logit_softcapping") is not None:
         fields["final_logit_softcapping"] = np.float32(config.positive("final_logit_softcapping"))
     return fields
@@ -128,13 +136,19 @@ def _rope(config: Config) -> Config:
 
 
 def _prepare(tensors: Tensors, config: Config) -> Tensors:
-    """Drop the keys and values that some checkpoints have for layers that read the rows of other layers."""
-    layers = _layers(config)
-    unused = tuple(
-        f"layers.{layer}.self_attn.{part}.weight"
-        for layer in range(layers - _shared(config), layers) for part in ("k_proj", "v_proj", "k_norm")
-    )  # fmt: skip
-    return {name: tensor for name, tensor in tensors.items() if not name.endswith(unused)}
+    """Drop the keys and values that some checkpoints have for layers that read the rows of other layers, and values
+    that are keys. Raises ModelFormatError for missing values."""
+    layers, same = _layers(config), config.get("attention_k_eq_v", False) is True
+    sharing = range(layers - _shared(config), layers)
+    parts = [(layer, part) for layer in sharing for part in ("k_proj", "v_proj", "k_norm")]
+    parts += [(layer, "v_proj") for layer, kind in enumerate(_types(config)) if same and kind == _FULL]
+    unused = tuple(f"layers.{layer}.self_attn.{part}.weight" for layer, part in parts)
+    found = {name: tensor for name, tensor in tensors.items() if not name.endswith(unused)}
+    for name, keys in found.items():
+        values = name.replace(".k_proj.", ".v_proj.")
+        if values not in found and not values.endswith(unused):
+            raise ModelFormatError(f"{keys.path}: the tensor {values} is missing")
+    return found
 
 
 GEMMA4 = Architecture(
@@ -144,13 +158,21 @@ GEMMA4 = Architecture(
         {
             "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
             "post_ffw_norm": "post_feedforward_layernorm", "post_norm": "post_per_layer_input_norm",
-            "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection",
+            "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection", "ffn_gate_inp": "router.proj",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2", "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
         }
     ) | {
         "per_layer_token_embd": "embed_tokens_per_layer", "per_layer_model_proj": "per_layer_model_projection",
         "per_layer_proj_norm": "per_layer_projection_norm",
     },
-    parameters=in_layers({"layer_output_scale.weight": "layer_scalar"}),
+    parameters=in_layers(
+        {
+            "layer_output_scale.weight": "layer_scalar", "ffn_gate_inp.scale": "router.scale",
+            "ffn_gate_up_exps.weight": "experts.gate_up_proj", "ffn_down_exps.weight": "experts.down_proj",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+        }
+    ),
     others=_others,
     prepare=_prepare,
     rope=_rope,

@@ -84,17 +84,17 @@ USUAL: dict[str, tuple[str, ...]] = {
         "attn_q.bias", "attn_k.bias", "attn_v.bias", "ffn_up.weight", "post_attention_norm.weight",
         "post_ffw_norm.weight",
     ),
-    "gpt-oss": ("ffn_down_exps.weight",),
-    "lfm2moe": ("ffn_down_exps.weight",),
     "phi3": ("attn_qkv.weight", "ffn_up.weight"),
     "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
     "qwen3": ("attn_q_norm.weight",),
-    "qwen3moe": ("attn_q_norm.weight", "ffn_down_exps.weight"),
-    "qwen35moe": ("ffn_down_exps.weight",),
+    "qwen3moe": ("attn_q_norm.weight",),
     "seed_oss": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
 }  # fmt: skip
 """Tensors of the first layer that tell `find_network` what a header does not state. All files of these architectures
 have them, so a model can be described without its file (`edge/model/layout.py`)."""
+
+USUAL_EXPERTS = {"gemma4": ("ffn_gate_up_exps.weight", "ffn_down_exps.weight")}
+"""As `USUAL`, in mixtures of experts; those of other architectures are not fused."""
 
 
 def find_network(header: Header, spec: ModelSpec) -> Network | None:

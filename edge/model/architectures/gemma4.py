@@ -1,5 +1,6 @@
 """Gemma 4 (huggingface.co/google): most layers have a window, with heads, KV heads and RoPE of their own. The last
-layers read the rows of earlier ones. A token has a vector for every layer. The file's RoPE factors apply to layers with
+layers read the rows of earlier ones. A token has a vector for every layer. In the mixture, experts run beside a dense
+network, and values are keys before their norm. The file's RoPE factors apply to layers with
 full attention, where they leave three quarters of each head unrotated.
 """
 
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from edge.errors import UnsupportedError
 from edge.formats.gguf_fields import Header
-from edge.model.architectures.common import read_rope
+from edge.model.architectures.common import read_experts, read_rope
 from edge.model.cores import Attention, Dense, PerLayerInput, Rope
 from edge.model.fallback import figure, per_layer
 from edge.model.layers import Block, Layer, Network
@@ -18,15 +19,16 @@ from edge.model.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:
-    if spec.experts:
-        raise UnsupportedError(f"{header.file.path}: Gemma 4 with experts runs on llama.cpp only")
     kinds = {window: _attention(header, spec, window) for window in {*spec.windows}}
     kv_heads = per_layer(header, "attention.head_count_kv", "heads", spec.layers, spec.kv_heads)
     widths = per_layer(header, "feed_forward_length", "ffn", spec.layers, 0)
     own = spec.layers - figure(header, "attention.shared_kv_layers", "layers", 0)
     attention: list[Attention] = []
     for layer, window in enumerate(spec.windows):
-        core = replace(kinds[window], kv_heads=max(1, kv_heads[layer]))
+        own_heads = len({*kv_heads}) > 1 and not window  # the models whose values are keys, where there is no file
+        matrices = {name for name in ("attn_k", "attn_v") if f"blk.{layer}.{name}.weight" in header.file.tensors}
+        same = matrices == {"attn_k"} if matrices else own_heads
+        core = replace(kinds[window], kv_heads=max(1, kv_heads[layer]), keys_as_values=same)
         if core.heads % core.kv_heads:
             raise UnsupportedError(f"{header.file.path}: {core.heads} heads cannot share {core.kv_heads} KV heads")
         attention.append(core if layer < own else replace(core, rows_of=_source(header, attention[:own], core)))
@@ -54,17 +56,24 @@ def _attention(header: Header, spec: ModelSpec, window: int) -> Attention:
 
 def _source(header: Header, own: list[Attention], core: Attention) -> int:
     """The last layer with rows of its own whose attention is the same as `core`."""
-    alike = [layer for layer, each in enumerate(own) if each == core]
+    alike = [layer for layer, each in enumerate(own) if replace(each, keys_as_values=core.keys_as_values) == core]
     if not alike:
         raise UnsupportedError(f"{header.file.path}: no layer has rows for those that share them: not supported yet")
     return alike[-1]
 
 
 def _layer(header: Header, attention: Attention, width: int) -> Layer:
-    size = figure(header, "embedding_length_per_layer_input", "ffn", 0)
+    size, dense = figure(header, "embedding_length_per_layer_input", "ffn", 0), Dense(max(1, width), "gelu")
+    feeding = [Block("ffn_norm", dense, "post_ffw_norm")]
+    if figure(header, "expert_count", "ffn", 0):
+        experts = replace(read_experts(header), activation="gelu", own_norms=True)
+        feeding = [
+            Block("ffn_norm", dense, "post_ffw_norm_1", held=True),
+            Block("", experts, "post_ffw_norm_2", joint_norm="post_ffw_norm"),
+        ]
     blocks = [
         Block("attn_norm", attention, "post_attention_norm"),
-        Block("ffn_norm", Dense(max(1, width), "gelu"), "post_ffw_norm"),
+        *feeding,
         *([Block("", PerLayerInput(size), "post_norm")] if size else []),
     ]
     return (*blocks[:-1], replace(blocks[-1], rescale="layer_output_scale"))

@@ -16,7 +16,7 @@ its *place*: in a step, 0 … used − 1; in a chunk, sorted by expert. Places o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from tvm.tirx.script.builder import ir as T
@@ -43,6 +43,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
 )
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
+from edge.backends.tvm.cpu.phases.project import finish
 from edge.backends.tvm.packing.cores import RoutedRows, round_up
 from edge.model.cores import SLOPE, Experts
 
@@ -81,18 +82,24 @@ end:
 
 def route(b: PassBuilder, layer: Value) -> None:
     """The router's logits, and in a chunk the choice of each token. (In a step, each thread chooses for itself.)"""
-    core, norm, groups = _core(b), b.block.norm, ("router", "experts_in")
-    assert b.block.post_norm is None  # experts add to the hidden states directly
+    core, norm, groups = _core(b), b.block.norm, ["router", "experts_in"]
+    if core.own_norms:
+        norm, groups = core.norms[1], ["router"]
     b.normalise_chunk(norm, layer, *groups)
     with b.phase("router", layer):
         inputs = b.normalised_inputs(norm, layer, *groups)
         adapt(b, "router", layer, inputs)
-        rows = RoutedRows.of(core)
+        rows, scale = RoutedRows.of(core), b.shape.hidden**-0.5 if core.own_norms else 1.0
         for name, first, count in zip(core.routers, (0, rows.experts), (rows.experts, 16), strict=False):
             with b.tiles(count // 16) as tile, b.batches() as tokens:
                 logits = b.product(name, layer, tile, inputs, b.rows(tokens))
                 for token, each in zip(tokens, logits, strict=True):
-                    store(b.floats, b.at("routes") + token * rows.logits + first + tile * 16, each.value)
+                    at = b.at("routes") + token * rows.logits + first + tile * 16
+                    store(b.floats, at, scaled(each.value, scale))
+        if core.own_norms and b.single:
+            b.normalised_inputs(core.norms[0], layer, "experts_in")
+    if core.own_norms:
+        b.normalise_chunk(core.norms[0], layer, "experts_in")
     if not b.single:
         with b.phase("route", layer), b.shared_out(b.count) as token:
             _choose(b, layer, token, token)
@@ -157,10 +164,13 @@ def widen(b: PassBuilder, layer: Value) -> None:
 
 
 def narrow(b: PassBuilder, layer: Value) -> None:
-    """x += share · down · inputs, for each expert and its tokens."""
-    core, tiles = _core(b), -(-b.shape.hidden // 16)
+    """x += share · down · inputs, for each expert and its tokens; a sum that is normalised first goes to `terms`."""
+    core, tiles, normed = _core(b), -(-b.shape.hidden // 16), b.block.post_norm is not None
     first, inputs = _quantize(b, layer)
     with b.phase("experts_out", layer):
+        if normed:
+            with nullcontext() if b.single else when(b.wave == 0), b.tiles(tiles) as tile, b.each_token() as token:
+                store(b.floats, b.at("terms") + token * b.shape.padded_hidden + tile * 16, floats(0))
         with loop(*_wave(b)) as which, b.tiles(tiles) as tile, _served(b, which) as (expert, batch):
             rows = [let(first + place) for place in batch.places]
             sums = b.product(core.output, layer, tile, inputs, rows, expert)
@@ -176,6 +186,9 @@ def narrow(b: PassBuilder, layer: Value) -> None:
                     sums = b.product(core.outputs[1], layer, tile, inputs, rows, low_rows=b.rows(tokens))
                     for token, each in zip(tokens, sums, strict=True):
                         _add(b, token, tile, i64(core.used), each.value)
+    if normed:
+        with _last_wave(b):
+            finish(b, layer, "terms")
 
 
 UNITS: dict[str, Unit] = {"router": route, "fetch": fetch, "read": read, "experts_in": widen, "experts_out": narrow}
@@ -197,7 +210,7 @@ def _wave(b: PassBuilder) -> tuple[Value, Value]:
 
 @contextmanager
 def _last_wave(b: PassBuilder) -> Iterator[None]:
-    """The shared expert runs with the last experts of a chunk."""
+    """Guard what runs with the last experts of a chunk: the shared one, and norms of their sum."""
     if b.single:
         yield
         return
@@ -250,7 +263,11 @@ def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
             found.value = found.value + 1
     factor = let(T.float32(core.scale) / total.value)
     with loop(i64(0), i64(core.used)) as slot:
-        T.buffer_store(b.floats, b.floats[shares + slot] * factor, [shares + slot])
+        share = b.floats[shares + slot] * factor
+        if core.own_norms:
+            expert = T.cast(b.integers[b.at("chosen") + row * core.used + slot], "int64")
+            share = share * b.weights.floats[b.layer_at(layer, "ffn_down_exps.scale") + expert]
+        T.buffer_store(b.floats, share, [shares + slot])
     if core.shared:
         share = sigmoid(b.floats[logits + rows.experts], 1) if core.shared_gated else T.float32(1)
         T.buffer_store(b.floats, share, [shares + core.used])
@@ -374,8 +391,9 @@ def _quantize(b: PassBuilder, layer: Value) -> tuple[Value, Inputs]:
 
 
 def _add(b: PassBuilder, token: Value, tile: Value, slot: Value, value: Value) -> None:
-    """x += share · value."""
-    row = b.thread if b.single else token
+    """x += share · value, or `terms`."""
+    normed, row = b.block.post_norm is not None, b.thread if b.single else token
     share = b.floats[b.at("shares") + row * RoutedRows.of(_core(b)).shares + slot]
-    at = let(b.at("x") + token * b.shape.padded_hidden + tile * 16)
-    store(b.floats, at, load(b.floats, at) + scaled(value * spread(share), b.block.scale))
+    at = let(b.at("terms" if normed else "x") + token * b.shape.padded_hidden + tile * 16)
+    added = scaled(value * spread(share), 1.0 if normed else b.block.scale)
+    store(b.floats, at, load(b.floats, at) + added)

@@ -30,9 +30,17 @@ def project(
         inputs = b.quantized_inputs(name, width, layer, group, private=private)
         adapt(b, group, layer, inputs)
         _add(b, layer, inputs)
+    finish(b, layer, "normed")
+
+
+def finish(b: PassBuilder, layer: Value, term: str) -> None:
+    """The norms after a block's product, rows `term` if they are normalised before they are added."""
     if post_norm := b.block.post_norm:
         with b.phase(post_norm, layer):
-            _add_normed(b, layer, let(b.layer_at(layer, post_norm)))
+            _add_normed(b, layer, post_norm, term, "held" if b.block.held or b.block.joint_norm else "x")
+    if joint_norm := b.block.joint_norm:
+        with b.phase(joint_norm, layer):
+            _add_normed(b, layer, joint_norm, "held", "x")
     if sum_norm := b.block.sum_norm:
         with b.phase(sum_norm, layer), b.shared_out(b.count) as token:
             b.norm_row(token, token, sum_norm, layer, "x")
@@ -61,16 +69,20 @@ def _rescaled(b: PassBuilder, layer: Value, total: Value) -> Value:
     return total * spread(b.weights.floats[b.layer_at(layer, b.block.rescale)])
 
 
-def _add_normed(b: PassBuilder, layer: Value, weight: Value) -> None:
-    """x += the RMSNorm of `normed`. In a step the threads divide the row, in a chunk the tokens."""
-    shape, parts = b.shape, b.shape.padded_hidden // 16
+def _add_normed(b: PassBuilder, layer: Value, norm: str, source: str, target: str) -> None:
+    """Add the RMSNorm of rows to others, or store it if the block is held. In a step the threads divide the row, in a
+    chunk the tokens."""
+    shape, parts, weight = b.shape, b.shape.padded_hidden // 16, let(b.layer_at(layer, norm))
     tokens = (i64(0), i64(1)) if b.single else b.range(b.count)
     first, last = b.range(parts) if b.single else (i64(0), i64(parts))
     with loop(*tokens) as token:
-        row, x = (let(b.at(name) + token * shape.padded_hidden) for name in ("normed", "x"))
+        row, out = (let(b.at(name) + token * shape.padded_hidden) for name in (source, target))
         scale = rms_scale(b.floats, row, shape.hidden, shape.padded_hidden, shape.norm_eps)
         with loop(first, last) as part:
             at = part * 16
             normed = load(b.floats, row + at) * spread(scale) * load(b.weights.floats, weight + at)
-            total = load(b.floats, x + at) + scaled(normed, b.block.scale)
-            store(b.floats, x + at, _rescaled(b, layer, total))
+            if target == "x":
+                normed = _rescaled(b, layer, load(b.floats, out + at) + scaled(normed, b.block.scale))
+            elif not b.block.held:
+                normed = load(b.floats, out + at) + normed
+            store(b.floats, out + at, normed)
