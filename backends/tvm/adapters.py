@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
+from edge.backends.base import EngineConfig
 from edge.backends.tvm.cpu.arguments import Table
 from edge.backends.tvm.design import low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, TILE
@@ -64,17 +65,20 @@ def adaptable(layout: PackedLayout, *, exact: bool) -> Iterator[Room]:
 
 class Adapters:
     """The adapters that an engine holds, each in a part of `memory`. The engine's table has the offsets of those that
-    the next pass applies. Sequences name a part by its number; None: no adapter."""
+    the next pass applies. parts: the number of each sequence's part; None: no adapter."""
 
-    def __init__(self, layout: PackedLayout, table: AnyArray, memory: AnyArray, count: int, *, exact: bool) -> None:
-        """memory: uint8, of all parts. count: of the parts."""
-        self._layout, self._table, self._exact, self.memory = layout, table, exact, memory
+    def __init__(
+        self, layout: PackedLayout, table: AnyArray, memory: AnyArray, config: EngineConfig, *, exact: bool
+    ) -> None:
+        """memory: uint8, of all parts."""
+        self._layout, self._table, self._exact, self.memory, count = layout, table, exact, memory, config.loras
+        self.parts: list[int | None] = [None] * config.sequences
         self._size = memory.size // count
         slots = Table.of(layout.shape)
         layers = range(layout.shape.layers)
         self._slots = [(layer, slot) for layer in layers for slot in slots.lora]
         self._places = np.array([slots.slot("lora_rank"), *(slots.place(*each) for each in self._slots)])
-        self._parts: list[tuple[str, AnyArray]] = [("", self._none)] * count  # keys, and numbers of the table
+        self._held: list[tuple[str, AnyArray]] = [("", self._none)] * count  # keys, and numbers of the table
         self._used = [0] * count
         self._next: int | None = None
 
@@ -82,30 +86,34 @@ class Adapters:
     def _none(self) -> AnyArray:
         return np.zeros(self._places.size, np.int64)
 
-    def hold(self, lora: Lora, busy: AbstractSet[int | None]) -> int:
-        """Pack adapters into the least recently used free part, unless a part has them. Returns the part's number.
-        busy: parts that sequences use.
+    def hold(self, lora: Lora | None, sequence: int) -> None:
+        """Give a sequence these adapters, or none. Packs them into the least recently used part that no sequence has,
+        unless a part has them.
 
-        Raises InputError if all parts are busy, and the errors of `pack_adapters`.
+        Raises InputError if sequences have all parts, and the errors of `pack_adapters`: the sequence then has none.
         """
-        keys = [key for key, _ in self._parts]
+        self.parts[sequence] = None
+        if lora is None:
+            return
+        keys = [key for key, _ in self._held]
         if lora.key in keys:
             number = keys.index(lora.key)
         else:
-            free = [number for number in range(len(keys)) if number not in busy]
+            free = [number for number in range(len(keys)) if number not in self.parts]
             if not free:
                 raise InputError(f"the engine was loaded for {len(keys)} adapters at the same time")
             number = min(free, key=self._used.__getitem__)
-            self._parts[number] = "", self._none
-            self._parts[number] = lora.key, self._pack(lora, number * self._size)
+            self._held[number] = "", self._none
+            self._held[number] = lora.key, self._pack(lora, number * self._size)
             self._next = None if self._next == number else self._next
         self._used[number] = max(self._used) + 1
-        return number
+        self.parts[sequence] = number
 
-    def run(self, number: int | None) -> None:
-        """Make the next pass apply the adapters of this part."""
+    def run(self, sequence: int) -> None:
+        """Make the next pass apply the adapters of this sequence."""
+        number = self.parts[sequence]
         if number != self._next:
-            self._table[self._places] = self._none if number is None else self._parts[number][1]
+            self._table[self._places] = self._none if number is None else self._held[number][1]
             self._next = number
 
     def _pack(self, lora: Lora, first: int) -> AnyArray:

@@ -2,85 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from edge.backends.base import EngineConfig
-from edge.backends.checks import check_free, check_tokens
+from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, check_whole_text
 from edge.backends.head_kv import HeadKV
-from edge.backends.rope import Rotation
 from edge.backends.tvm import ENGINE
+from edge.backends.tvm.cpu.arguments import Job
 from edge.backends.tvm.cpu.two_stages import MOST_CANDIDATES, largest_of
+from edge.backends.tvm.kv.pages import pages_read
 from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.kv.store import NativeStore
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
+from edge.backends.tvm.passes import Angles, Passes
 from edge.errors import UnsupportedError
 from edge.model.given import GivenRows
 from edge.model.lora import Lora
 from edge.model.places import Places
-from edge.model.spec import ModelSpec, check_generates
-from edge.model.tensors import find_network
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.model.spec import check_generates
+from edge.types import FloatArray, IntArray
 
 NativeKV = HeadKV[NativeStore[HostRows]]
 
 
-class Angles:
-    """Rows of the table of rotary angles from `first` on, for consecutive positions, computed ahead.
-
-    table: float32 [kinds of layers, rows, 2 · head].
-    """
-
-    def __init__(self, table: FloatArray, first: int = 0) -> None:
-        self._table, self._first = table, first
-        self._rotation: Rotation | None = None
-        self._from = self._count = 0  # positions
-
-    def row(self, rotation: Rotation, position: int, count: int) -> int:
-        """The row of the table where the next `count` positions begin."""
-        if self._rotation is not rotation:
-            self._rotation, self._count = rotation, 0
-        if not self._from <= position <= position + count <= self._from + self._count:
-            self._from, self._count = position, max(count, ROPE_AHEAD)
-            rows = slice(self._first, self._first + self._count)
-            positions = np.arange(position, position + self._count)
-            for kind, table in enumerate(self._table):
-                table[rows] = _angle_table(rotation, kind, positions)
-        return self._first + position - self._from
-
-    def place(self, rotation: Rotation, positions: IntArray) -> int:
-        """The row where the angles of these positions begin, [n] or [n, components]."""
-        self._count = 0
-        for kind, table in enumerate(self._table):
-            table[self._first : self._first + len(positions)] = _angle_table(rotation, kind, positions)
-        return self._first
-
-
 class NativeSequence:
-    """The Engine, ObservedEngine, VerifyingEngine and AdaptedEngine protocols for one sequence. number: among those of
-    the engine.
-
-    run: runs tokens, at most a chunk, and returns the last rows of logits, [wanted, vocab]. verify: runs tokens as if
-    each ran alone. adapt: changes the adapters of sequences. adapters: the number of this sequence's (`adapters.py`).
-    run_top: runs a token, or verifies several, and returns their largest logits.
-    """
+    """The Engine, HiddenEngine, ObservedEngine, VerifyingEngine and AdaptedEngine protocols for one sequence. number:
+    among those of the engine. settings: the KV cache's without adapters."""
 
     capabilities = ENGINE.CAPABILITIES
 
-    def __init__(
-        self, number: int, spec: ModelSpec, config: EngineConfig, kv: NativeKV, angles: Angles,
-        run: Callable[[NativeSequence, IntArray, int, GivenRows | None, Places | None], FloatArray],
-        verify: Callable[[NativeSequence, IntArray], FloatArray],
-        adapt: Callable[[Sequence[NativeSequence], Lora | None], None],
-        run_top: Callable[[NativeSequence, IntArray, int], list[tuple[IntArray, FloatArray]]] | None = None,
-    ) -> None:  # fmt: skip
-        self.number, self.spec, self.config, self.kv, self.angles = number, spec, config, kv, angles
-        self._run, self._verify, self._adapt, self._run_top = run, verify, adapt, run_top
-        self.most_candidates = MOST_CANDIDATES if run_top else 0
-        self.observed, self.votes = 0, False
-        self.reads = config.reads
-        self.adapters: int | None = None
+    def __init__(self, number: int, passes: Passes, config: EngineConfig, kv: NativeKV) -> None:
+        self.number, self.spec, self.config, self.kv, self.passes = number, passes.spec, config, kv, passes
+        self.settings, self._network, self._encoder = kv.settings, passes.layout.network, passes.layout.shape.encoder
+        first = passes.memory.rope.ahead + number * ROPE_AHEAD
+        self._angles = Angles(passes.angles, first) if config.sequences > 1 else passes.chunk_angles
+        self.most_candidates = MOST_CANDIDATES if passes.stages else 0
+        self.observed, self._votes, self._reads = 0, False, config.reads
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
         """See ObservedEngine. 0 costs nothing.
@@ -89,30 +48,36 @@ class NativeSequence:
         """
         if queries and not self.config.observes:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
-        self.observed, self.votes = queries, votes
+        self.observed, self._votes = queries, votes
 
     def choose_rows(self, *, on: bool) -> None:
         """See ChoosingEngine."""
-        self.reads = self.config.reads if on else 0
+        self._reads = self.config.reads if on else 0
 
     def set_lora(self, lora: Lora | None) -> None:
         """See AdaptedEngine. Other sequences keep theirs."""
-        self._adapt([self], lora)
+        check_lora(lora, self.config)
+        self.passes.check_open()
+        self.kv.truncate(0)
+        self.kv.settings = self.settings
+        self.passes.adapters.hold(lora, self.number)
+        if lora:
+            self.kv.settings += f" {lora.key}"
 
     def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         check_generates(self.spec)
         tokens, logits = check_tokens(tokens, self.spec.vocab, self.kv.free, given), np.zeros((1, 0), np.float32)
-        for part, own in self._passes(tokens.size, self.config.chunk, places):
-            logits = self._run(self, tokens[part], int(part.stop == tokens.size), given, own)
+        for part, own in self._divide(tokens.size, self.config.chunk, places):
+            logits = self.run(tokens[part], int(part.stop == tokens.size), given, own)
         return np.asarray(logits[0])
 
-    def _passes(self, count: int, most: int, places: Places | None) -> Iterator[tuple[slice, Places | None]]:
+    def _divide(self, count: int, most: int, places: Places | None) -> Iterator[tuple[slice, Places | None]]:
         """Announce tokens, and divide them into passes of at most `most`."""
         if places is None:
             self.kv.announce(count)
             yield from ((slice(at, min(at + most, count)), None) for at in range(0, count, most))
             return
-        network = find_network(self.spec)
+        network = self._network
         places.check(count, self.kv.next_position, network.components)
         if not places.consecutive and (network.learned_positions or network.temperature or any(network.windows)):
             raise UnsupportedError("the cpu engine runs models with windows at consecutive positions only")
@@ -121,20 +86,18 @@ class NativeSequence:
 
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """See TopEngine. A single token reads only a part of the head."""
-        if self._run_top is None or tokens.size != 1:
+        if tokens.size != 1:
             return largest_of(self.forward(tokens), count)
         check_generates(self.spec)
-        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
-        self.kv.announce(1)
-        return self._run_top(self, tokens, count)[0]
+        return self.verify_top(tokens, count)[0]
 
     def forward_all(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         check_generates(self.spec)
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free, given)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
-        step = 1 if self.reads else min(self.config.logits_rows, self.config.chunk)  # single tokens choose rows
-        for part, own in self._passes(tokens.size, step, places):
-            logits[part] = self._run(self, tokens[part], part.stop - part.start, given, own)
+        step = 1 if self._reads else min(self.config.logits_rows, self.config.chunk)  # single tokens choose rows
+        for part, own in self._divide(tokens.size, step, places):
+            logits[part] = self.run(tokens[part], part.stop - part.start, given, own)
         return logits
 
     def append_rows(self, rows: FloatArray) -> None:
@@ -151,16 +114,32 @@ class NativeSequence:
         store.rows.set_values(places, padded[1].reshape(-1, count, size))
         kv.appended(count)
 
+    def hidden(self, tokens: IntArray, places: Places | None = None) -> FloatArray:
+        """See HiddenEngine."""
+        if self._encoder:
+            check_whole_text(tokens, self.kv, self.config)
+            places = places or Places.after(0, tokens.size, causal=False)
+        tokens, passes = check_tokens(tokens, self.spec.vocab, self.kv.free), self.passes
+        self.kv.announce(tokens.size)
+        found, chunk = np.empty((tokens.size, self.spec.hidden), np.float32), self.config.chunk
+        for start in range(0, tokens.size, chunk):
+            part = tokens[start : start + chunk]
+            self.run(part, 1, None, places)
+            states = passes.normed_states(part.size) if self._network.normed else passes.states[: part.size]
+            found[start : start + part.size] = states
+        return found
+
     def verify(self, tokens: IntArray) -> FloatArray:
         """See VerifyingEngine. Raises UnsupportedError for more tokens than `EngineConfig.drafts` has room for."""
-        tokens = self._announce(tokens)
-        return self._run(self, tokens, 1, None, None) if tokens.size == 1 else self._verify(self, tokens)
+        return self._verify(self._announce(tokens))
 
     def verify_top(self, tokens: IntArray, count: int) -> list[tuple[IntArray, FloatArray]]:
         """See VerifyingEngine. Raises what `verify` raises."""
-        if self._run_top is None:
-            return [largest_of(each, count) for each in self.verify(tokens)]
-        return self._run_top(self, self._announce(tokens), count)
+        tokens, stages = self._announce(tokens), self.passes.stages
+        if stages is None or not stages.pays(count):
+            return [largest_of(each, count) for each in self._verify(tokens)]
+        self._verify(tokens, count)
+        return self.passes.largest(tokens.size, count)
 
     def _announce(self, tokens: IntArray) -> IntArray:
         """The tokens that are verified together."""
@@ -171,6 +150,63 @@ class NativeSequence:
         self.kv.announce(tokens.size)
         return tokens
 
+    def _verify(self, tokens: IntArray, top: int = 0) -> FloatArray:
+        """Run tokens as if each ran alone. Returns their logits. top: see `Passes.run`."""
+        kv, passes, count = self.kv, self.passes, tokens.size
+        if count == 1:
+            return self.run(tokens, 1, top=top)
+        check_positions(self.spec, kv.next_position + count)
+        passes.begin(tokens, self.number)
+        if passes.drafted:  # inputs of drafts are kept for the last pass alone
+            passes.drafted.settle()
+        self.prepare(count)
+        kv.store.arena.follow(count)
+        positions = kv.next_position + np.arange(count, dtype=np.int32)
+        angle = self._angles.row(kv.rope.rotation, kv.next_rope_position, count)
+        observed, numbers = np.zeros(count, np.int32), np.full(count, self.number, np.int32)
+        passes.run_together(positions, observed, numbers, angle, top, Job.VERIFIED if kv.state else 0)
+        kv.appended(count)
+        passes.finish()
+        if kv.state:
+            kv.state.draft(count)
+            passes.drafted = kv.state
+        return passes.logits(count)
+
+    def run(
+        self, tokens: IntArray, wanted: int, given: GivenRows | None = None, places: Places | None = None, top: int = 0
+    ) -> FloatArray:
+        """Run tokens, at most a chunk. Returns the last `wanted` rows of logits. places: see GivenEngine. top: see
+        `Passes.run`."""
+        kv, passes, count, encoder = self.kv, self.passes, tokens.size, self._encoder
+        passes.begin(tokens, self.number, given)
+        check_positions(self.spec, kv.next_position + count)
+        self.prepare(count)
+        alone = count == 1 and not encoder
+        if encoder and places:
+            columns = (places.sees, places.begins, places.positions, places.types)
+            for at, column in enumerate(columns, start=1):
+                passes.tokens[at * count : (at + 1) * count] = 0 if column is None else column
+        elif not alone:
+            passes.tokens[count : 2 * count] = places.sees if places else np.arange(count)
+        reads = self._reads if alone else 0
+        if self.config.reads:
+            passes.pages[:] = pages_read(reads), kv.store.bounded
+        if places is None or places.consecutive or not self._network.ropes:
+            angles = self._angles if count <= ROPE_AHEAD else passes.chunk_angles
+            angle = angles.row(kv.rope.rotation, kv.next_rope_position, count)
+        else:
+            base = kv.next_rope_position - kv.next_position
+            angle = passes.chunk_angles.place(kv.rope.rotation, places.positions + base)
+        passes.run(
+            count, kv.next_position, top, kind=Job.STEP if alone else Job.CHUNK, angle=angle, wanted=wanted,
+            observed=min(count, self.observed), votes=int(self._votes), sequence=self.number, drafts=0,
+        )  # fmt: skip
+        kv.appended(count, None if encoder else places)
+        if reads:
+            kv.store.stepped(reads)
+        passes.finish()
+        return passes.logits(wanted)
+
     def close(self) -> None:
         """Does nothing: sequences are closed with their engine."""
 
@@ -180,9 +216,25 @@ class NativeSequence:
             store.place_in_pass = place
         self.kv.prepare(count)
 
+    def at_place(self, place: int) -> int:
+        """As `prepare` for a token of a batch, and copy its angles there. Returns whether it is observed: see `Job`."""
+        kv, table = self.kv, self.passes.angles
+        self.prepare(1, place)
+        row = self._angles.row(kv.rope.rotation, kv.next_rope_position, 1)
+        table[:, self.passes.memory.rope.together + place] = table[:, row]
+        return 1 + self._votes if self.observed else 0
 
-def _angle_table(rotation: Rotation, kind: int, positions: AnyArray) -> FloatArray:
-    """float32 [positions, 2 · head] for kernels: the cosines of all dimensions, then −sin and +sin of each pair."""
-    cos, sin = rotation.tables(kind, positions)
-    pairs = np.stack([-sin, sin], axis=-1).reshape(len(sin), -1)
-    return np.concatenate([np.repeat(cos, 2, axis=1), pairs], axis=1)
+
+def run_batch(passes: Passes, tokens: IntArray, sequences: Sequence[NativeSequence]) -> FloatArray:
+    """Run one token each of several sequences, which are checked and announced. Returns their logits."""
+    if len(sequences) == 1:
+        return sequences[0].run(tokens, 1)
+    numbers = [each.number for each in sequences]
+    passes.begin(tokens, numbers[0])
+    observed = np.array([each.at_place(place) for place, each in enumerate(sequences)], np.int32)
+    positions = np.array([each.kv.next_position for each in sequences], np.int32)
+    passes.run_together(positions, observed, np.array(numbers, np.int32), passes.memory.rope.together)
+    for each in sequences:
+        each.kv.appended(1)
+    passes.finish()
+    return passes.logits(tokens.size)

@@ -37,7 +37,7 @@ class EdgeSteps(Steps):
         if threads < 0:
             from edge.backends.tvm.cpu.arguments import Job
 
-            cast(Any, self._engine)._workers._job[Job.slot("fixed")] = 1
+            cast(Any, self._engine).passes.workers._job[Job.slot("fixed")] = 1
         self.vocab = model.spec.vocab
         self.version = ", ".join(f"{name} {version}" for name, version in module.versions().items())
 

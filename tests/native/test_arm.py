@@ -29,6 +29,7 @@ pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm import design as design_module
 from edge.backends.tvm import engine as engine_module
+from edge.backends.tvm import passes as passes_module
 from edge.backends.tvm import targets
 from edge.backends.tvm.compiler.compiled import compile_design
 from edge.backends.tvm.cpu.arguments import LINE, LINES, Job
@@ -93,12 +94,12 @@ def write_input(path: Path, model: Model, design: Design, prompt: IntArray, step
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(design_module, "choose_target", lambda: design.target)
         patch.setattr(engine_module, "compiled", lambda *_: None)
-        patch.setattr(engine_module, "pointer", lambda array: array)
-        patch.setattr(engine_module, "Workers", Recorder)
+        patch.setattr(passes_module, "pointer", lambda array: array)
+        patch.setattr(passes_module, "Workers", Recorder)
         engine: Any = engine_module.NativeEngine(model.file, model.spec, config)
         engine.forward(prompt)
-        first = np.zeros(len(Job.NAMES), np.int64), np.zeros(LINES * THREADS * LINE, np.int32), engine._weights
-        arrays = [*first, *engine._workers.found]
+        first = np.zeros(len(Job.NAMES), np.int64), np.zeros(LINES * THREADS * LINE, np.int32), engine.passes.weights
+        arrays = [*first, *engine.passes.workers.found]
     heads = design.shape.layers * design.shape.kv_heads
     with open(path, "wb") as file:
         file.write(np.array([THREADS, prompt.size, steps, model.spec.vocab, heads], np.int64).tobytes())

@@ -23,6 +23,7 @@ from edge.backends.base import EngineConfig
 pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm import engine as engine_module
+from edge.backends.tvm import passes as passes_module
 from edge.backends.tvm.compiler import exported
 from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
 from edge.backends.tvm.cpu.arguments import LINE, LINES, Job
@@ -178,7 +179,7 @@ def test_exported_pass_computes_what_the_engine_computes(
     function: Any = getattr(library, design.symbol("run"))
     function.restype = None
     ExportedWorkers.run_pass = function
-    monkeypatch.setattr(engine_module, "Workers", ExportedWorkers)
+    monkeypatch.setattr(passes_module, "Workers", ExportedWorkers)
     np.testing.assert_array_equal(answer(), expected)
     assert ctypes.c_int32.in_dll(library, "dozed").value > 0
     assert ctypes.c_int32.in_dll(library, "woken").value > 0

@@ -69,26 +69,26 @@ class Last:
     """What the last step left of the last layer, of a KV head: its scratch, and its rows without transformations."""
 
     def __init__(self, engine: NativeEngine, kv_head: int) -> None:
-        self.engine, self.kv_head, self.core = engine, kv_head, engine._layout.shape.attention
-        self._slots, store = Table.of(engine._layout.shape), engine.kv.store
+        self.engine, self.kv_head, self.core = engine, kv_head, engine.passes.layout.shape.attention
+        self._slots, store = Table.of(engine.passes.layout.shape), engine.kv.store
         head = (len(engine.kv.layers) - 1) * self.core.kv_heads + kv_head
         self.rows = store.regions.starts[head] + np.arange(store.lengths[head])
 
     def slot(self, name: str) -> int:
-        return int(self.engine._table[self._slots.slot(name)])
+        return int(self.engine.passes.table[self._slots.slot(name)])
 
     @property
     def queries(self) -> FloatArray:
         """[group, head]"""
-        head = self.engine._layout.shape.padded_head
+        head = self.engine.passes.layout.shape.padded_head
         at = self.slot("queries") + self.kv_head * self.slot("query_rows") * head
-        return np.asarray(self.engine._floats[at : at + self.core.group * head].reshape(-1, head))
+        return np.asarray(self.engine.passes.floats[at : at + self.core.group * head].reshape(-1, head))
 
     @property
     def pages(self) -> IntArray:
         """Those that thread 0 listed, of the last KV head."""
         at = self.slot("page_list")
-        return np.asarray(self.engine._integers[at : at + READS // TILE])
+        return np.asarray(self.engine.passes.integers[at : at + READS // TILE])
 
     def stored(self, name: str) -> FloatArray:
         """Keys or values as they are stored, [rows, head]."""
@@ -101,14 +101,16 @@ class Last:
     @property
     def bounds(self) -> AnyArray:
         """Those of the pages, float16 [pages, 2, head]."""
-        found = self.engine._arena.bounds.view(np.float16).reshape(-1, 2, self.engine._layout.shape.padded_head)
+        found = (
+            self.engine.arenas[0].bounds.view(np.float16).reshape(-1, 2, self.engine.passes.layout.shape.padded_head)
+        )
         return np.asarray(found[self.rows[0] // TILE :])
 
     def out(self) -> FloatArray:
         """Attention's output, [group, head]."""
         at = self.slot("mixed") + self.kv_head * self.core.group * self.core.head_dim
         return np.asarray(
-            self.engine._floats[at : at + self.core.group * self.core.head_dim].reshape(self.core.group, -1)
+            self.engine.passes.floats[at : at + self.core.group * self.core.head_dim].reshape(self.core.group, -1)
         )
 
 
@@ -152,7 +154,7 @@ def test_step_reads_the_pages_of_the_highest_bounds(dtype: str) -> None:
                 engine.forward(tokens[engine.kv.length : length])
             for token in tokens[length : length + 18]:
                 engine.forward(token[None])
-                last = Last(engine, engine._layout.shape.attention.kv_heads - 1)
+                last = Last(engine, engine.passes.layout.shape.attention.kv_heads - 1)
                 keys, bounds = last.stored("keys"), last.bounds
                 wanted = best_pages(last.queries, bounds, len(keys))
                 assert last.pages.tolist() == wanted
@@ -234,7 +236,7 @@ def test_bounds_are_those_of_the_rows(operations: list[tuple[str, float]]) -> No
         bounded = min(store.bounded, kv.length // TILE)  # those of rows that were dropped go when others come
         for start, length in zip(store.regions.starts.tolist(), store.lengths.tolist(), strict=True):
             keys = store.rows.gather("keys", start + np.arange(length)).astype(np.float32)
-            found = engine._arena.bounds.view(np.float16).reshape(-1, 2, keys.shape[1])[start // TILE :]
+            found = engine.arenas[0].bounds.view(np.float16).reshape(-1, 2, keys.shape[1])[start // TILE :]
             np.testing.assert_array_equal(found[:bounded], bounds_of(keys)[:bounded])  # float16 rows: exactly
     assert kv.length <= READS or bounded
 

@@ -16,6 +16,7 @@ from edge.backends.counts import Footprint
 from edge.backends.tvm import ENGINE as CPU
 from edge.backends.tvm import engine as cpu_engine
 from edge.backends.tvm import memory as memory_module
+from edge.backends.tvm import passes as passes_module
 from edge.backends.tvm.gpu import ENGINE as GPU
 from edge.backends.tvm.gpu import engine as gpu_engine
 from edge.backends.tvm.gpu.design import Design
@@ -83,7 +84,7 @@ def counting(patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         found.append(array.nbytes)
         return array
 
-    for module in (memory_module, cpu_engine):
+    for module in (memory_module, passes_module):
         patch.setattr(module, "aligned_zeros", noted)
     yield found
 
@@ -91,14 +92,14 @@ def counting(patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_cpu_engines_allocate_what_plans_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_engine, "compiled", lambda *_, **__: None)
-    monkeypatch.setattr(cpu_engine, "Workers", Threads)
+    monkeypatch.setattr(passes_module, "Workers", Threads)
     monkeypatch.setattr(cpu_engine, "choose_normals", lambda *_: None)
     config = config_of(name)
     for model, footprint in counted(CPU, config):
         planned = CPU.memory(model.spec, config)
         with counting(monkeypatch) as allocated:
             engine = cpu_engine.NativeEngine(model.file, model.spec, config)
-        arrays = dict(engine._arrays)
+        arrays = dict(engine.passes.arrays)
         of_layout = [arrays.pop(each).nbytes for each in ("table", "times")]
         assert {each: (array.size, array.dtype) for each, array in arrays.items()} == {
             each: (array.size, np.dtype(array.dtype)) for each, array in planned.arrays.items()

@@ -194,7 +194,7 @@ def test_file_that_cannot_be_read_is_one_line(tmp_path: Path, engines: Callable[
     plain, engine = engines(native(model, CONFIG)), engines(native(model, CONFIG, slots=5))
     tokens = of_topics(model.spec.vocab, 12)
     assert isinstance(engine, NativeEngine)
-    reads = engine._experts
+    reads = engine.passes.experts
     assert reads is not None
     reads._reads[1] = -1  # no such file
     for count in (8, 1):

@@ -171,7 +171,7 @@ def test_logits_are_those_of_the_whole_team(name: str, rank: int, tmp_path: Path
             if rank:
                 lora = open_lora((LoraFile(write_adapter(tmp_path / "a.gguf", model, rank)),), model.file, model.spec)
                 cast(AdaptedEngine, engine).set_lora(lora)
-            job = cast(Any, engine)._workers._job
+            job = cast(Any, engine).passes.workers._job
             job[Job.slot("fixed")] = 1
 
             def team(number: int, job: Any = job, sizes: list[int] = sizes) -> None:
@@ -188,7 +188,7 @@ def test_stalls_of_earlier_passes_are_forgotten(fixed: int) -> None:
     """Else threads would sleep at once at every barrier for the rest of the engine's life."""
     model, many = open_model(GOLDEN / "llama-gqa-tied.gguf"), 1 << 20
     with closing(cast(Any, CPU.load(model.file, model.spec, EngineConfig(512, 64, "f16", 2)))) as engine:
-        workers = engine._workers
+        workers = engine.passes.workers
         workers._job[Job.slot("fixed")] = fixed
         notes = workers._lines.reshape(LINES, -1, LINE)[2]
         notes[:, STALLS] = many
@@ -339,7 +339,7 @@ libc = ctypes.CDLL(None)
 libc.signal(60, libc.syscall)  # SIGRTMIN + 26: the handler is called with 60, the number of the system call exit
 model = open_model(sys.argv[1])
 engine = engine_named("cpu").load(model.file, model.spec, EngineConfig(512, 64, "f16", 2))
-engine._workers._job[Job.slot("fixed")] = 1
+engine.passes.workers._job[Job.slot("fixed")] = 1
 engine.forward(np.ones(9, np.int32))
 (other,) = [each for each in threading.enumerate() if each.name == "edge-worker"]
 signal.pthread_kill(other.ident, 60)

@@ -663,6 +663,7 @@ from conftest import load_engine, open_golden
 from edge.backends.base import EngineConfig
 import edge.backends.tvm as tvm
 from edge.backends.tvm import engine as engine_module
+from edge.backends.tvm import passes as passes_module
 from edge.backends.tvm import memory as memory_module
 from edge.model.model import open_model
 
@@ -687,7 +688,7 @@ def in_guard(*arguments, **options):
     return packed._replace(bytes=copy)
 
 side, path, kv_dtype, *numbers = sys.argv[1:]
-engine_module.aligned_zeros = memory_module.aligned_zeros = guarded
+passes_module.aligned_zeros = memory_module.aligned_zeros = guarded
 open_weights, engine_module.open_weights = engine_module.open_weights, in_guard
 model = open_model(path)
 tokens = np.random.default_rng(1).integers(0, model.spec.vocab, 64)

@@ -213,7 +213,7 @@ def test_adapter_loads_both_again(fails: bool, always: None, tmp_path: Path, mon
     adapter, text = write_adapter(tmp_path / "a.gguf", open_model(MODEL), 3, only=["blk.0.ffn_up"]), HELD_OUT[0]
     with edge.load(MODEL, backend="cpu", threads=1, max_kv_size=300) as session:
         before, engine = session.generate(text, raw=True, max_tokens=30), cast(Any, session._loaded.engine)
-        weights, make, left = weakref.ref(engine._weights), NativeEngine.__init__, list[bool]()
+        weights, make, left = weakref.ref(engine.passes.weights), NativeEngine.__init__, list[bool]()
 
         def made(*given: Any, main: NativeEngine | None = None) -> None:
             left.append(weights() is None)
