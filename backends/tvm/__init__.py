@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
-from edge.backends.checks import check_cores, hybrid_cores
+from edge.backends.checks import app_cores, check_cores
 from edge.backends.counts import ExpertForecast, Footprint, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.cores import Core
+from edge.model.cores import Core, Experts
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class CPU(Backend):
         from edge.backends.tvm.targets import planning_target
 
         if config.lora_rank:
-            check_cores("cpu engine with adapters", spec, hybrid_cores)
+            check_cores("cpu engine with adapters", spec, _adapted_cores)
         memory, system = self.memory(spec, config), planning_target().system
         table, streaming = spec.network is not None and spec.network.layer_inputs > 0, streaming_need(spec, config)
         return Footprint(
@@ -226,6 +226,10 @@ class CPU(Backend):
             return time_operators(engine, make_layout(file, spec, halve=True), tokens, context, passes, rest)
         finally:
             engine.close()
+
+
+def _adapted_cores(core: Core) -> str | None:
+    return core.kind if isinstance(core, Experts) else app_cores(core)
 
 
 ENGINE = CPU()

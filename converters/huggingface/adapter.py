@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.converters.huggingface.architectures import of_gguf
+from edge.converters.huggingface.architectures import adapted
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.layout import is_finite, to_float32, to_gguf
 from edge.devices.output import new_file
@@ -35,7 +35,7 @@ from edge.types import AnyArray, FloatArray
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _ROOTS = r"(?:base_model\.)?(?:model\.)*(?:transformer\.|language_model\.(?:model\.)?)?"
 _NAME = re.compile(
-    rf"(?P<whole>{_ROOTS}(?P<module>(?:layers|h)\.(?P<layer>\d+)\..+))"
+    rf"(?P<whole>{_ROOTS}(?P<module>(?:layers|h)\.(?P<layer>\d+)\..+|per_layer_model_projection))"
     r"\.lora_(?P<part>A|B|magnitude_vector)(?:\.default)?(?:\.weight)?"
 )
 # The values of settings under which an adapter changes matrices of layers, and by these parts only.
@@ -163,8 +163,8 @@ class _Change:
             yield np.ascontiguousarray(self._ordered(values)).view(np.uint8).reshape(-1)
 
     def _ordered(self, array: AnyArray) -> AnyArray:
-        spec, stem = self.base.spec, self.name.split(".")[2]
-        if of_gguf(spec.architecture).layouts.get(stem) != "interleaved":
+        spec, stem = self.base.spec, self.name.rpartition(".")[2]
+        if adapted(spec.architecture).layouts.get(stem) != "interleaved":
             return array
         heads = spec.heads if stem == "attn_q" else spec.kv_heads
         if len(array) % (2 * heads):
@@ -190,19 +190,24 @@ class _Change:
 
 
 def _find_changes(path: Path, base: Model, settings: _Settings) -> list[_Change]:
-    ours = {theirs: name for name, theirs in of_gguf(base.spec.architecture).names.items()}
+    ours = {theirs: name for name, theirs in adapted(base.spec.architecture).names.items()}
     found: dict[str, dict[str, Stored]] = {}
     names: dict[str, str] = {}
+    attention = base.spec.network.attention if base.spec.network else ()
+    rowless = {layer for layer, core in enumerate(attention) if core and core.rows_of is not None}
     for name, stored in read_header(path).items():
         match = _NAME.fullmatch(name)
         if match is None:
             raise UnsupportedError(f"{path}: {shown(name)} is no part of a LoRA pair in a layer")
-        stem = ours.get(match["module"].replace(f".{match['layer']}.", ".{}.", 1))
+        layer = match["layer"]
+        stem = ours.get(match["module"].replace(f".{layer}.", ".{}.", 1))
         if stem is None:
             raise UnsupportedError(f"{path}: {shown(name)} changes no matrix of a {base.spec.architecture} model")
         if (len(stored.shape) != 2 and match["part"] in "AB") or stored.dtype not in FLOATS:
             raise UnsupportedError(f"{path}: {shown(name)} is {stored.dtype} of shape {stored.shape}: not supported")
-        tensor = stem.format(match["layer"])
+        tensor = stem.format(layer)
+        if layer and int(layer) in rowless and tensor.endswith(("attn_k", "attn_v")):
+            continue  # of older versions of transformers: nothing reads these rows
         found.setdefault(tensor, {})[match["part"]] = stored
         names[tensor] = match["whole"].removeprefix("base_model.model.")
     for tensor, parts in found.items():

@@ -143,7 +143,7 @@ def _find_pairs(file: GGUFFile) -> dict[str, Pair]:
         changed = name.removesuffix(suffix)
         if not suffix:
             raise UnsupportedError(f"{path}: {name} is no part of a LoRA pair: edge does not run such adapters")
-        if not changed.startswith("blk.") or not changed.endswith(".weight"):
+        if changed.startswith("token_embd") or not changed.endswith(".weight"):
             raise UnsupportedError(f"{path}: it changes {changed}: edge runs adapters of matrices in layers only")
         if len(info.shape) != (1 if suffix == _LENGTHS else 2):
             raise UnsupportedError(f"{path}: {name} has {len(info.shape)} dimensions")
@@ -241,11 +241,10 @@ def open_lora(files: Sequence[LoraFile], file: GGUFFile, spec: ModelSpec, *, mer
     """
     adapters = tuple(read_adapter(each.path) for each in files)
     for adapter in adapters:
-        if adapter.kind == DORA and not merging:
-            path = adapter.file.path
-            raise UnsupportedError(
-                f"{path}: a DoRA adapter scales rows of weights: merge it with edge convert MODEL FILE --lora {path}"
-            )
+        path, outside = adapter.file.path, next((name for name in adapter.pairs if not name.startswith("blk.")), "")
+        if not merging and (outside or adapter.kind == DORA):
+            why = f"it changes {outside}, outside of layers" if outside else "a DoRA adapter scales rows of weights"
+            raise UnsupportedError(f"{path}: {why}: merge it with edge convert MODEL FILE --lora {path}")
         adapter.check_model(file, spec)
     lora = Lora(adapters, tuple(each.scale for each in files))
     return lora if lora.size.rank else None

@@ -78,7 +78,7 @@ def session_of(folder: Path) -> Iterator[BundleSession]:
     [
         ("quantized", {}), exhaustive(NAME, {}), exhaustive("quantized", {"kv_dtype": "f32"}),
         exhaustive("qwen35", {}), exhaustive("gemma3", {"kv_dtype": "int4"}), exhaustive("lfm2", {"kv_policy": "h2o"}),
-        exhaustive("phi3", {"kv_policy": "h2o"}),
+        exhaustive("phi3", {"kv_policy": "h2o"}), exhaustive("gemma4", {"kv_policy": "h2o"}),
     ],
 )  # fmt: skip
 def test_answers_with_adapters_are_those_of_the_python_session(name: str, options: dict[str, str]) -> None:
@@ -233,7 +233,8 @@ def test_no_damage_leads_outside_of_the_memory(kind: str) -> None:
     assert 0.05 * count < accepted < 0.9 * count
 
 
-@pytest.mark.parametrize(("name", "exact"), [(NAME, False), (NAME, True), ("quantized", False), ("qwen35", False)])
+@pytest.mark.parametrize(("name", "exact"), [(NAME, False), (NAME, True), ("quantized", False), ("qwen35", False),
+                                           ("gemma4", False)])  # fmt: skip
 def test_room_of_a_matrix_is_what_packing_takes(name: str, exact: bool) -> None:
     model = model_of(quantized() if name == "quantized" else name)
     lora = open_lora(parse_lora(write_adapter(folder_of("room") / "a.gguf", model, RANK)), model.file, model.spec)

@@ -1,12 +1,14 @@
 """Adapters as PEFT saves them, and what it answers with them.
 
-`python tests/model/peft_adapters.py`, with PEFT and transformers, writes golden/peft/KIND: random adapters of
-folders/llama; and golden/peft/logits.npz: for each kind, logits [8, vocab] in float32 after the last of TOKENS.
+`python tests/model/peft_adapters.py [KIND …]`, with PEFT and transformers, writes golden/peft/KIND: random adapters of
+folders/llama and others; and golden/peft/logits.npz: for each kind, logits [8, vocab] in float32 after the last of
+TOKENS.
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 OUT = GOLDEN / "peft"
 TOKENS = np.random.default_rng(3).integers(3, 200, 12).astype(np.int32)
 LAST = 8
+FOLDER = {"gemma4": "gemma4_text", "gemma4-whole": "gemma4_text"}  # of a kind's model; llama for the others
+_IN_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "per_layer_input_gate",
+              "per_layer_projection"]  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "dora": {"use_dora": True},
     "pissa": {"init_lora_weights": "pissa"},
@@ -25,6 +30,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "alpha_pattern": {r"layers\.1\..*": 9, "down_proj": 4},
         "use_rslora": True,
     },
+    "gemma4": {"target_modules": _IN_LAYERS},
+    "gemma4-whole": {},  # also the projection outside of layers
 }
 
 
@@ -33,22 +40,25 @@ def main() -> None:
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    def base() -> Any:
-        return AutoModelForCausalLM.from_pretrained(GOLDEN / "folders" / "llama", dtype=torch.float32)
+    def base(kind: str) -> Any:
+        folder = GOLDEN / "folders" / FOLDER.get(kind, "llama")
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     torch.set_grad_enabled(False)
-    shutil.rmtree(OUT, ignore_errors=True)
-    found = {}
-    for kind, said in KINDS.items():
+    with np.load(OUT / "logits.npz") as known:
+        found = dict(known)
+    for kind in sys.argv[1:] or KINDS:
+        said = {"target_modules": "all-linear", **KINDS[kind]}
         torch.manual_seed(5)
-        model = get_peft_model(base(), LoraConfig(r=2, lora_alpha=6, target_modules="all-linear", **said))
+        shutil.rmtree(OUT / kind, ignore_errors=True)
+        model = get_peft_model(base(kind), LoraConfig(r=2, lora_alpha=6, **said))
         for name, values in model.named_parameters():
             if "lora_" in name:
                 values.add_(torch.randn(values.shape) * values.abs().mean().clamp(min=0.1) * 0.3)
-        model.peft_config["default"].base_model_name_or_path = "llama"
+        model.peft_config["default"].base_model_name_or_path = FOLDER.get(kind, "llama")
         model.save_pretrained(OUT / kind)
         (OUT / kind / "README.md").unlink(missing_ok=True)
-        again = PeftModel.from_pretrained(base(), OUT / kind).eval()
+        again = PeftModel.from_pretrained(base(kind), OUT / kind).eval()
         found[kind] = again(torch.from_numpy(TOKENS).long()[None]).logits[0, -LAST:].numpy()
     np.savez_compressed(OUT / "logits.npz", **found)
 

@@ -61,7 +61,6 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "starcoder2": starcoder2.STARCODER2,
     "bert": bert.BERT,
 }
-_BY_GGUF_NAME = {each.name: each for each in _BY_MODEL_TYPE.values() if each.model[0]}
 _WITH_TOWERS = {  # models with vision or sound beside the text model
     "gemma3": gemma.GEMMA3, "gemma4": gemma4.GEMMA4, "gemma4_unified": gemma4.GEMMA4, "qwen3_5": qwen35.QWEN35,
     "qwen3_5_moe": qwen35.QWEN35_MOE,
@@ -89,7 +88,16 @@ def of_config(config: Config) -> tuple[Architecture, Config]:
 
 
 def of_gguf(name: str) -> Architecture:
-    """The architecture with this GGUF name. Raises UnsupportedError."""
-    if name not in _BY_GGUF_NAME:
-        raise UnsupportedError(f"{name} models cannot be written as a Hugging Face folder ({', '.join(_BY_GGUF_NAME)})")
-    return _BY_GGUF_NAME[name]
+    """The architecture with this GGUF name, which edge writes, too. Raises UnsupportedError."""
+    written = {each.name: each for each in _BY_MODEL_TYPE.values() if each.model[0]}
+    if name not in written:
+        raise UnsupportedError(f"{name} models cannot be written as a Hugging Face folder ({', '.join(written)})")
+    return written[name]
+
+
+def adapted(name: str) -> Architecture:
+    """The architecture with this GGUF name, whose matrices are those of adapters. Raises UnsupportedError."""
+    known = {each.name: each for each in _BY_MODEL_TYPE.values() if each.model[0] or each.adapts}
+    if name not in known:
+        raise UnsupportedError(f"PEFT adapters of {name} models are not read yet ({', '.join(known)})")
+    return known[name]

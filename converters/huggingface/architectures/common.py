@@ -126,6 +126,7 @@ class Architecture:
     partial_rope: bool = False  # RoPE may rotate a part of each head
     yarn_bounds: bool = False  # GGUF's readers know fields for YaRN's betas and multiplier
     tied: bool = False  # where config.json does not say
+    adapts: bool = False  # `prepare` leaves matrices as adapters know them
 
     def theirs(self, ours: str) -> str | None:
         """Hugging Face's name of a GGUF tensor, without root; None: it has none. `*` stands for an expert's number."""

@@ -178,4 +178,5 @@ GEMMA4 = Architecture(
     rope=_rope,
     partial_rope=True,
     tied=True,
+    adapts=True,
 )  # fmt: skip
