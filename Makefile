@@ -21,8 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE  # without bytecode every `edge` that tests sta
 QUICK  := arguments catalog chart chat child devices file_lock fingerprint gguf_file gguf_writer governor grids \
 	interrupts kv_choice loading model output policies power private profile_json prompt_sources safetensors \
 	sampling small_parts table work
-# make test-share SHARE=2/12: the second twelfth of the exhaustive tests
-SHARE  ?= 1/12
+MINUTES ?= 20
 GPU    ?= cuda:0
 
 .PHONY: run test cost quick test-all test-share test-gpu test-train test-evaluations coverage lint bench bench-serving bench-structured golden clean
@@ -46,9 +45,9 @@ quick: $(VENV)/.dev
 test-all: $(VENV)/.dev
 	$(PYTEST) --exhaustive all --hypothesis-profile all
 
-# A share of what only test-all runs.
+# What only test-all runs, for 20 minutes (MINUTES); the next call goes on with what is left.
 test-share: $(VENV)/.dev
-	$(PYTEST) --exhaustive $(SHARE)
+	$(PYTEST) --exhaustive $(MINUTES)
 
 # The gpu engine's tests on a card of this machine, as `edge devices` names it.
 test-gpu: $(VENV)/.dev

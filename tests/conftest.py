@@ -9,7 +9,6 @@ import math
 import os
 import shutil
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
@@ -51,6 +50,7 @@ from golden_models import (  # noqa: F401
     run_child,
     some_tokens,
 )
+from shares import Share
 from wings import Wings, mark_wings
 
 from edge.backends.base import Engine
@@ -70,8 +70,8 @@ NEEDS_WASM = pytest.mark.skipif(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--exhaustive", default="no", metavar="no|all|K/N",
-        help="tests marked exhaustive: none of them (the default), all, or only these: the K-th of N shares",
+        "--exhaustive", default="no", metavar="no|all|MINUTES",
+        help="tests marked exhaustive: none of them (the default), all, or only these, as many as begin in MINUTES",
     )  # fmt: skip
     parser.addoption("--wings", action="store_true", help="list which files of tests, and parts of them, did not run")
 
@@ -81,6 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("exhaustive") == "no":  # LLVM's optimizations are most of what software drivers' compilers do
         os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
         os.environ.setdefault("GALLIVM_PERF", "nopt")
+    if (chosen := config.getoption("exhaustive")) not in ("no", "all"):
+        config.pluginmanager.register(Share(float(chosen), hasattr(config, "workerinput")), "share")
     config.pluginmanager.register(Cost(whole=config.getoption("wings") and not hasattr(config, "workerinput")))
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Wings(whole=config.getoption("wings")))
@@ -89,8 +91,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what --exhaustive leaves out. A test's share depends on its name alone, so workers agree."""
-    chosen = config.getoption("exhaustive")
+    """Deselect what --exhaustive leaves out."""
+    chosen, share = config.getoption("exhaustive"), config.pluginmanager.get_plugin("share")
     arguments = config.invocation_params.args
     named = tuple(each.partition("::")[2] for each in arguments if "::" in each)  # they run, whatever their marks
 
@@ -100,8 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         seldom = item.get_closest_marker("exhaustive") is not None
         if chosen in ("no", "all"):
             return chosen == "all" or not seldom or item.nodeid.partition("::")[2].startswith(named)
-        share, shares = map(int, chosen.split("/"))
-        return seldom and zlib.crc32(item.nodeid.encode()) % shares == share - 1
+        return seldom and not share.is_done(item)
 
     kept = [item for item in items if is_wanted(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
