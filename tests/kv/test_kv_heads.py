@@ -24,7 +24,7 @@ from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import learned
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.kv.regions import TILE, Regions
-from edge.errors import UnsupportedError
+from edge.errors import InputError, UnsupportedError
 from edge.kv import KVView, make_policy
 from edge.kv.policy import EVERY, Needs
 from edge.model.architectures.angles import find_angles
@@ -239,6 +239,23 @@ def test_longrope_rotates_for_positions_with_gaps(engines: Callable[[Engine], En
     engine = engines(backend.load(family.model.file, family.model.spec, config))
     engine.kv.announce(257)  # more positions than the original context has, although the cache has fewer rows
     np.testing.assert_allclose(engine.forward_all(family.tokens)[-len(answer) :], answer, rtol=0, atol=EXACT)
+
+
+def test_what_heads_cannot_do_is_refused(engines: Callable[[Engine], Engine]) -> None:
+    native = native_engine(model_of("llama-gqa-tied"))
+    engines(native)
+    heads = native.spec.layers * native.spec.kv_heads
+    native.forward_all(some_tokens(16))
+    assert not native.kv.attention.any()  # nothing is added up unless it is asked for
+    with pytest.raises(InputError, match="heads"):
+        native.kv.keep_heads([np.arange(3, dtype=np.int32)])
+    with pytest.raises(InputError, match="rows to keep"):
+        native.kv.keep_heads([np.array([16], np.int32)] * heads)
+    native.kv.keep_heads(some_rows(native.kv.head_lengths, 0))
+    with pytest.raises(UnsupportedError, match="gaps"):
+        native.kv.keep(np.arange(4, dtype=np.int32), close_gaps=True)
+    with pytest.raises(UnsupportedError, match="saved"):
+        native.kv.save()
 
 
 # What is observed

@@ -94,26 +94,6 @@ def test_logits_are_very_same_where_chunks_begin_alike(
     np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("backend", "kv_dtype"),
-    [("cpu", "f16"), ("cpu", "int8"), *(("llamacpp", each) for each in ("f16", "q8_0", "q4_0"))],
-)
-def test_real_model_answers_alike(
-    smollm2: Model, backend: str, kv_dtype: str, open_session: OpenSession, tmp_path: Path
-) -> None:
-    # On one thread: two of llama.cpp wait for each other in loops that take CPU time, beside other tests much of it.
-    options = {"backend": backend, "kv_dtype": kv_dtype, "max_kv_size": 512}
-    system = "You are a helpful assistant who answers in short sentences, politely, and never changes the subject. " * 4
-    session, plain = (open_session(smollm2, **options, **more) for more in ({"prompt_cache": tmp_path}, {}))
-    for index, question in enumerate(["Name three colours.", "Name three colours.", "What is the capital of France?"]):
-        ours = session.generate(question, system=system, max_tokens=12)
-        assert ours == plain.generate(question, system=system, max_tokens=12)
-        assert session.report is not None
-        assert (reused(session) > 60) == (index > 0)
-    assert reused(plain) == 0
-
-
 @pytest.mark.parametrize("policy", ["streaming", "keydiff"])
 def test_prompts_longer_than_cache_evict_same_rows(policy: str, open_session: OpenSession, tmp_path: Path) -> None:
     options = {"backend": "cpu", "kv_dtype": "f32", "kv_policy": policy, "max_kv_size": 100, "prefill_step_size": 16}

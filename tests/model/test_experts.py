@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,12 @@ from test_gguf_file import GGUF, U32
 from edge.backends import engine_named, find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import attention
-from edge.backends.tvm.cpu.scratch import make_scratch
 from edge.backends.tvm.cpu.streaming import packed_bytes
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.gpu import design
 from edge.backends.tvm.gpu.weights import make_weights
 from edge.backends.tvm.gpu.weights import packed_bytes as gpu_bytes
 from edge.backends.tvm.packing.layout import make_layout
-from edge.backends.tvm.targets import choose_target
 from edge.converters.prune import Pruning, check_pruning
 from edge.errors import BudgetError, ModelFormatError, UnsupportedError
 from edge.model.model import Model, open_model
@@ -31,7 +28,6 @@ from edge.options import Options
 from edge.plan.plan import Plan, make_plan
 from edge.types import FloatArray, IntArray
 
-MIXTURES = ("qwen3moe", "qwen35moe", "lfm2moe", "gemma4moe", "gpt-oss")
 GPU = f"gpu@{SOME_GPU}"
 OURS = ("reference", "cpu")
 EXACT = 2e-4
@@ -58,9 +54,7 @@ def tokens_for(model: Model, count: int) -> IntArray:
 
 @pytest.mark.parametrize(("mixture", "backend", "kv_dtype"), [
     ("gpt-oss", "cpu", "f16"),
-    *(pytest.param(mixture, "cpu", "f16", marks=pytest.mark.exhaustive) for mixture in MIXTURES[:-1]),
-    *(pytest.param(mixture, "cpu", "int8", marks=pytest.mark.exhaustive) for mixture in MIXTURES),
-    pytest.param("gpt-oss", GPU, "int8", marks=pytest.mark.exhaustive),
+    *(pytest.param("gpt-oss", each, "int8", marks=pytest.mark.exhaustive) for each in ("cpu", GPU)),
 ])  # fmt: skip
 def test_smaller_rows(mixture: str, backend: str, kv_dtype: str, engines: Callable[[Engine], Engine]) -> None:
     """test_cores.py has those of float32."""
@@ -72,10 +66,9 @@ def test_smaller_rows(mixture: str, backend: str, kv_dtype: str, engines: Callab
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("mixture", ["qwen35moe", "gemma4moe", "gpt-oss"])
-def test_threads_choose_experts_alike(mixture: str, engines: Callable[[Engine], Engine]) -> None:
+def test_threads_choose_experts_alike(engines: Callable[[Engine], Engine]) -> None:
     """Each chooses for itself, by logits that they share."""
-    model, tokens, expected = open_fallback(mixture)
+    model, tokens, expected = open_fallback("gemma4moe")
     config = EngineConfig(64, 16, "f32", 3, logits_rows=16)
     engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
     for _ in range(3):
@@ -231,18 +224,6 @@ def test_shares_are_scaled_as_header_says(backend: str, tmp_path: Path, engines:
     tokens = tokens_for(one, 20)
     found = [logits_of(engines(load_engine(each, backend, "f32")), tokens, [19, 1]) for each in (one, other)]
     np.testing.assert_allclose(*found, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("mixture", ["qwen35moe", "gemma4moe", "gpt-oss"])
-def test_plan_counts_scratch_of_experts(mixture: str) -> None:
-    model = open_fallback(mixture)[0]
-    backend = find_backend("cpu", model.file, model.spec)
-    for config in (EngineConfig(64, 24, "f32", 2), EngineConfig(64, 1, "f32", 5)):
-        layout, counted = make_layout(model.file, model.spec), backend.footprint(model.spec, config)
-        scratch = make_scratch(layout.shape, choose_target(), config.chunk, config.threads)
-        assert 4 * (scratch.floats + scratch.integers) <= counted.scratch
-        with closing(backend.load(model.file, model.spec, config)) as engine:
-            assert engine.kv.nbytes == counted.kv
 
 
 def test_plan_counts_packed_experts(tmp_path: Path) -> None:

@@ -134,15 +134,6 @@ def test_logits_match_merged_weights(
     assert_merged(answers(engine), expected, backend, name)
 
 
-def test_queries_and_gate_have_own_adapter_rows(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
-    """Qwen3.5 has both head by head in one tensor."""
-    model, path = golden("qwen35"), tmp_path / "a.gguf"
-    lora = lora_of(model, f"{write_adapter(path, model, 3, only=('attn_q.',))}:0.7")
-    ours, expected = (engines(each) for each in (load(model, "reference", lora=lora), merged(model, (path, 0.7))))
-    tokens = TOKENS[:CHUNK]
-    np.testing.assert_allclose(ours.forward_all(tokens), expected.forward_all(tokens), rtol=0, atol=5e-4)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "rank"), [*NATIVE, *HYBRIDS])
 def test_native_logits_match_merged_weights(
@@ -167,15 +158,6 @@ def test_logits_on_gpu_match_merged_weights(
     lora = lora_of(model, f"{write_adapter(path, model, rank)}:0.7")
     engine = engines(load(model, f"gpu@{place}", lora=lora))
     np.testing.assert_allclose(answers(engine), answers(merged(model, (path, 0.7))), rtol=0, atol=5e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_adapters_in_float16_beside_rows_of_float16(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
-    require_native()
-    model, path = golden("llama-gqa-tied"), tmp_path / "a.gguf"
-    engine = engines(load(model, f"gpu@{SOME_GPU}", "f16", lora_of(model, write_adapter(path, model, 12))))
-    np.testing.assert_allclose(answers(engine), answers(merged(model, (path, 1.0))), rtol=0, atol=8e-2)
 
 
 @pytest.mark.slow

@@ -196,12 +196,3 @@ def test_code_for_macos_writes_the_same_tokens(
     prompt = np.random.default_rng(5).integers(3, model.spec.vocab, 21).astype(np.int32)
     ours = run_harness(harness, "macbook-air-m3", model, design, tmp_path, prompt, 24)
     assert_alike(ours, run_here(model, "f16", prompt.tobytes(), 24), 0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_arm_runs_a_real_model(tmp_path: Path, harness: Path, smollm2: Model) -> None:
-    design = compile_for("raspberry-pi-5", smollm2, "f16", tmp_path / "code")
-    prompt = smollm2.encode_prompt("The sky is", raw=True)
-    ours = run_harness(harness, "raspberry-pi-5", smollm2, design, tmp_path, prompt, 8)
-    assert_alike(ours, run_here(smollm2, "f16", prompt.tobytes(), 8), 0.5)

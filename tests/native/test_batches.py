@@ -108,12 +108,6 @@ def test_batch_equals_steps_in_every_dtype(name: str, kv_dtype: str) -> None:
     check_rows(open_model(GOLDEN / f"{name}.gguf"), kv_dtype)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kv_dtype", ["f16", "int8", "int4"])
-def test_batch_of_real_model_equals_steps(smollm2: Model, kv_dtype: str) -> None:
-    check_rows(smollm2, kv_dtype)
-
-
 def test_batch_observes_each_sequence_as_it_asks() -> None:
     """Attention and votes, as steps accumulate them, in the same pass; a third sequence observes nothing."""
     model = open_golden("llama-gqa-tied").model

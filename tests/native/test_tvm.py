@@ -26,11 +26,9 @@ from test_conformance import OTHERS, SEEDS, run_operations
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
-from edge.errors import CacheError, InputError, UnsupportedError
+from edge.errors import InputError, UnsupportedError
 from edge.kv import KVView, make_policy
-from edge.model.cores import Attention
 from edge.model.model import Model, open_model
-from edge.storage import cache
 from edge.types import AnyArray, FloatArray, IntArray
 
 tvm = pytest.importorskip("edge.backends.tvm")
@@ -285,45 +283,29 @@ SHAPES = {  # sizes, types and options, each with each other's somewhere
 }
 
 
-USUAL = ("7-heads-of-48",)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "small",
-    [pytest.param(SHAPES[name], id=name, marks=[] if name in USUAL else [pytest.mark.exhaustive]) for name in SHAPES],
-)
-def test_any_shape_and_any_number_of_threads(tmp_path: Path, engines: Callable[[Engine], Engine], small: Small) -> None:
-    model = open_model(write_small(tmp_path / "model.gguf", small))
-    tokens = tokens_of(model, 61)
-    expected = expected_logits(model, tokens)
-    for threads in (1, 2, 3, 5):
-        engine = engines(open_with(model, "f32", threads=threads, chunk=13, capacity=67))
-        assert_close(engine.forward_all(tokens), expected)
-        assert_close(in_pieces(engine, tokens, [1], every=False), expected)
-        assert_close(in_pieces(engine, tokens, [13, 1, 1, 2, 5]), expected)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kv_dtype"),
     [
-        ("2-heads-of-6", "int8"),
-        exhaustive("7-heads-of-48", "f16"),
-        exhaustive("7-heads-of-6", "int8"),
-        exhaustive("1-head-of-256", "f16"),
+        ("7-heads-of-48", "f32"), ("2-heads-of-6", "int8"),
+        *(exhaustive(name, "f32") for name in SHAPES if name != "7-heads-of-48"),
+        *map(exhaustive, ("7-heads-of-48", "7-heads-of-6", "1-head-of-256"), ("f16", "int8", "f16")),
     ],
-)
-def test_small_rows_work_in_odd_shapes(
+)  # fmt: skip
+def test_any_shape_and_any_number_of_threads(
     tmp_path: Path, engines: Callable[[Engine], Engine], name: str, kv_dtype: str
 ) -> None:
     model = open_model(write_small(tmp_path / "model.gguf", SHAPES[name]))
     tokens = tokens_of(model, 61)
     expected = expected_logits(model, tokens)
-    for threads in (1, 3):
-        engine = engines(open_with(model, kv_dtype, threads=threads, chunk=13))
-        for sizes in ([1], [13], [13, 1, 1, 2, 5]):
-            assert correlation(in_pieces(engine, tokens, sizes), expected) > (0.999 if kv_dtype == "f16" else 0.99)
+    for threads in (1, 2, 3, 5):
+        engine = engines(open_with(model, kv_dtype, threads=threads, chunk=13, capacity=67))
+        for sizes in ([13], [1], [13, 1, 1, 2, 5]):
+            found = in_pieces(engine, tokens, sizes)
+            if kv_dtype == "f32":
+                assert_close(found, expected)
+            else:
+                assert correlation(found, expected) > (0.999 if kv_dtype == "f16" else 0.99)
 
 
 def test_any_thread_may_call_an_engine() -> None:
@@ -351,24 +333,10 @@ def choose(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
     ("types", "kv_dtype", "every"),
     [
         (MIXED, "f32", False),  # the best and the least
-        exhaustive(MIXED, "f32", True),
-        exhaustive(SUPER_MIXED, "f16", False),
-        exhaustive(SUPER_MIXED, "f16", True),
-        exhaustive(MIXED, "f16", True),
-        exhaustive(MIXED, "int8", True),
-        exhaustive(MIXED, "int4", True),
-        exhaustive(SUPER_MIXED, "f32", True),
+        *(exhaustive(SUPER_MIXED, each, True) for each in ("f32", "f16")),
+        *(exhaustive(MIXED, each, True) for each in ("f16", "int8", "int4")),
     ],
-    ids=[
-        "mixed-f32-two",
-        "mixed-f32",
-        "super-f16-two",
-        "super-f16",
-        "mixed-f16",
-        "mixed-int8",
-        "mixed-int4",
-        "super-f32",
-    ],
+    ids=str,
 )
 def test_every_instruction_set_gives_the_same_logits(
     tmp_path: Path,
@@ -395,56 +363,6 @@ def test_every_instruction_set_gives_the_same_logits(
             assert correlation(logits, answers[0]) > (0.999 if kv_dtype == "int4" else 0.9999)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("every", [False, exhaustive(True)], ids=["two", "every"])
-def test_every_instruction_set_rounds_rows_alike(
-    monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine], every: bool
-) -> None:
-    """Without integers only float16 differs, which some CPUs convert themselves."""
-    golden, answers = open_golden("llama-gqa-tied"), []
-    for isa in runnable_isas() if every else [runnable_isas()[0], runnable_isas()[-1]]:
-        choose(monkeypatch, isa)
-        answers.append(engines(open_with(golden.model, "f16")).forward_all(golden.tokens))
-    for logits in answers:
-        assert_close(logits, answers[0], 1e-2)  # a sum at the edge between two halves
-        assert (logits - answers[0]).std() < 5e-4
-        assert_close(logits, golden.logits, 3e-2)
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("every", [False, True], ids=["two", "every"])
-def test_instruction_sets_share_a_packed_file_and_its_text(
-    smollm2: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: Callable[[Engine], Engine], every: bool
-) -> None:
-    """The same but for ties: sums in another order may round an activation to the other side, in 30 layers."""
-    isas = runnable_isas() if every else [runnable_isas()[0], runnable_isas()[-1]]
-    open_with(smollm2, "f16").close()
-    copy_kernels(tmp_path)
-    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
-    compiled = len(cache.entries("kernels"))
-    prompt, text, answers = smollm2.encode_prompt("Why is the sky blue?"), [], []
-    for number, isa in enumerate(isas):
-        choose(monkeypatch, isa)
-        engine = engines(open_with(smollm2, "f16", threads=2, chunk=32))
-        logits = [engine.forward(prompt).copy()]
-        for step in range(48):
-            if number == 0:
-                text.append(int(logits[-1].argmax()))
-            logits.append(engine.forward(np.array(text[step : step + 1])).copy())
-        answers.append(np.array(logits[:-1]))
-        assert len(cache.entries("weights")) == 1
-        assert len(cache.entries("kernels")) <= compiled + number
-    assert len(set(text)) > 15  # a text, and not one word again and again
-    judge = engines(load_engine(smollm2, "llamacpp", "f32", capacity=128, chunk=32))
-    expected = judge.forward_all(np.concatenate([prompt, np.array(text[:-1])]))[prompt.size - 1 :]
-    for each in answers:
-        assert correlation(each, expected) > 0.998
-        lost = each.max(axis=1) - each[np.arange(48), text]
-        assert lost.max() < 0.5
-        assert np.count_nonzero(lost) <= 4
-
-
 # Sliding windows
 
 
@@ -454,23 +372,6 @@ WINDOW = 8
 @pytest.fixture
 def windowed(tmp_path: Path) -> Model:
     return open_model(write_small(tmp_path / "model.gguf", Small(layers=2, window=WINDOW, seed=4)))
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_token_sees_its_window_only(windowed: Model, engines: Callable[[Engine], Engine], threads: int) -> None:
-    tokens = tokens_of(windowed, 75)
-    expected, network = expected_logits(windowed, tokens), windowed.spec.network
-    assert network is not None
-    (mixing, feeding), *_ = network.layers
-    assert isinstance(mixing.core, Attention)
-    unlimited = replace(mixing, core=replace(mixing.core, window=0)), feeding
-    everything = replace(windowed.spec, network=replace(network, layers=(unlimited,) * windowed.spec.layers))
-    module = find_backend("reference", windowed.file, everything)
-    unlimited = engines(module.load(windowed.file, everything, EngineConfig(tokens.size, 8, "f32", 1, 8)))
-    assert np.abs(expected - unlimited.forward_all(tokens))[WINDOW:].max() > 1  # windows do matter here
-    engine = engines(open_with(windowed, "f32", threads=threads, chunk=29))
-    for sizes in ([29], [1], [5, 1, 1, 18]):
-        assert_close(in_pieces(engine, tokens, sizes), expected)
 
 
 @pytest.mark.parametrize("close_gaps", [True, False])
@@ -515,23 +416,10 @@ def test_empty_window_beside_a_full_cache(windowed: Model, engines: Callable[[En
 # Rows of the cache
 
 
-def test_int8_rows_cost_little(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
-    """127 steps to a head's largest value: keys and values are off by 0.4 % of it at most."""
-    model = open_model(write_small(tmp_path / "model.gguf", Small(layers=2)))
-    tokens = tokens_of(model, 90)
-    exact = engines(open_with(model, "f32")).forward_all(tokens)
-    for sizes in ([1], [8]):
-        logits = in_pieces(engines(open_with(model, "int8")), tokens, sizes)
-        assert correlation(logits, exact) > 0.9995
-        assert np.abs(logits - exact).max() < 0.5
-    assert 3 * open_with(model, "int8").kv.nbytes < open_with(model, "f32").kv.nbytes
-
-
-STREAM = (("f32", 1e-3), ("f16", 3e-2), ("int8", 5e-1))
-
-
-@pytest.mark.parametrize(("kv_dtype", "tolerance"), STREAM)
-@pytest.mark.parametrize(("step", "sinks", "capacity"), [(1, 4, 32), (3, 4, 32), (3, 40, 64)])
+@pytest.mark.parametrize(
+    ("kv_dtype", "tolerance", "step", "sinks", "capacity"),
+    [("f32", 1e-3, 1, 4, 32), ("f16", 3e-2, 3, 40, 64), ("int8", 5e-1, 3, 4, 32)],
+)
 def test_stream_without_end_does_not_drift(
     engines: Callable[[Engine], Engine], kv_dtype: str, tolerance: float, step: int, sinks: int, capacity: int
 ) -> None:
@@ -570,7 +458,7 @@ def pair(name: str, threads: int) -> tuple[Engine, Engine]:
 
 
 @pytest.mark.parametrize(("name", "threads"), [("llama-gqa-untied", 1), ("llama-rope-scaled", 3)])
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(20))
 @given(operations=st.lists(OPERATION, min_size=3, max_size=18))
 def test_any_sequence_of_operations_equals_the_reference(
     name: str, threads: int, operations: list[tuple[Any, ...]]
@@ -597,59 +485,16 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-4096])
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize("damage", [flip, cut, empty])
-def test_damaged_packed_file_is_made_again(own_folder: Path, damage: Callable[[Path], None]) -> None:
+def test_damaged_packed_file_is_made_again(own_folder: Path) -> None:
     golden = open_golden("llama-gqa-tied")
     open_with(golden.model, "f32").close()
     (path,) = (own_folder / "weights").glob("*.bin")
     whole = path.read_bytes()
-    damage(path)
+    flip(path)
     engine = open_with(golden.model, "f32")
     assert_close(engine.forward_all(golden.tokens), golden.logits)
     engine.close()
     assert path.read_bytes() == whole
-
-
-def test_changed_model_has_its_own_packed_file(own_folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    for seed in (1, 2):
-        model = open_model(write_small(path, Small(layers=2, seed=seed)))
-        tokens = tokens_of(model, 20)
-        engine = open_with(model, "f32")
-        assert_close(engine.forward_all(tokens), expected_logits(model, tokens))
-        engine.close()
-        assert len(cache.entries("weights")) == seed
-
-
-_LOAD_AND_RUN = """
-import json, sys
-from conftest import load_engine, open_golden
-
-golden = open_golden("llama-gqa-tied")
-engine = load_engine(golden.model, "cpu", sys.argv[1])
-print(json.dumps(engine.forward_all(golden.tokens).tolist()))
-engine.close()
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_may_load_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither finds anything in the cache; in the end there is one of each."""
-    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
-    with ThreadPoolExecutor(2) as pool:
-        children = list(pool.map(lambda _: run_child(_LOAD_AND_RUN, "f32"), range(2)))
-    for child in children:
-        assert child.status == 0, child.errors
-        assert_close(child.output, open_golden("llama-gqa-tied").logits)
-    assert [len(cache.entries(kind)) for kind in ("weights", "kernels")] == [1, 1]
 
 
 # Memory
@@ -744,55 +589,40 @@ def open_edited(path: Path, small: Small, edit: Edit | None = None, **options: A
     return open_model(write_small(path / "model.gguf", small, edit, **options))
 
 
-def refused(model: Model, match: str) -> None:
-    with pytest.raises(UnsupportedError, match=match):
-        find_backend("cpu", model.file, model.spec)
-
-
 @pytest.mark.parametrize("name", ["blk.0.ffn_up", "token_embd", "output"])
 def test_block_type_without_kernels_is_named(tmp_path: Path, name: str) -> None:
     model = open_edited(tmp_path, Small(types="Q4_0", tied=False))
     name = f"{name}.weight"
     model.file.tensors[name] = replace(model.file.tensors[name], type="NVFP4")
-    refused(model, rf"NVFP4 \({name}\).*--backend llamacpp")
+    with pytest.raises(UnsupportedError, match=rf"NVFP4 \({name}\).*--backend llamacpp"):
+        find_backend("cpu", model.file, model.spec)
 
 
-def test_missing_tensor_is_named(tmp_path: Path) -> None:
-    def drop(weights: dict[str, AnyArray]) -> None:
-        del weights["blk.0.ffn_norm"]
-
-    refused(open_edited(tmp_path, Small(), drop), r"no tensor blk\.0\.ffn_norm\.weight")
+ONE = np.ones((64, 64), np.float32)
 
 
-def test_unknown_tensor_is_named(tmp_path: Path) -> None:
-    def add(weights: dict[str, AnyArray]) -> None:
-        weights["blk.0.attn_q_scale"] = np.ones((64, 64), np.float32)
-
-    refused(open_edited(tmp_path, Small(), add), r"blk\.0\.attn_q_scale.*--backend llamacpp")
-
-
-def test_tensor_that_only_some_layers_have_is_named(tmp_path: Path) -> None:
-    def add(weights: dict[str, AnyArray]) -> None:
-        weights["blk.0.attn_q.bias"] = np.ones(64, np.float32)
-
-    refused(open_edited(tmp_path, Small(layers=2), add), r"blk\.1\.attn_q\.bias.*--backend llamacpp")
-
-
-def test_architecture_without_a_network_is_named(tmp_path: Path) -> None:
-    refused(open_edited(tmp_path, Small(architecture="baichuan")), "baichuan.*--backend llamacpp")
+@pytest.mark.parametrize(
+    ("small", "edit", "named"),
+    [
+        (Small(), lambda weights: weights.pop("blk.0.ffn_norm"), r"no tensor blk\.0\.ffn_norm\.weight"),
+        (Small(), lambda weights: weights.update({"blk.0.attn_q_scale": ONE}), r"blk\.0\.attn_q_scale.*llamacpp"),
+        (
+            Small(layers=2), lambda weights: weights.update({"blk.0.attn_q.bias": ONE[0]}),
+            r"blk\.1\.attn_q\.bias.*--backend llamacpp",
+        ),
+        (Small(architecture="baichuan"), None, "baichuan.*--backend llamacpp"),
+    ],
+    ids=["missing", "unknown", "of one layer", "architecture"],
+)  # fmt: skip
+def test_what_cannot_run_is_named(tmp_path: Path, small: Small, edit: Edit | None, named: str) -> None:
+    model = open_edited(tmp_path, small, edit)
+    with pytest.raises(UnsupportedError, match=named):
+        find_backend("cpu", model.file, model.spec)
 
 
 def test_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     choose(monkeypatch, "nonsense")
     with pytest.raises(InputError, match=r"EDGE_ISA 'nonsense'.*generic"):
-        open_with(open_golden("llama-one-layer").model, "f32")
-
-
-def test_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    monkeypatch.setenv("EDGE_CACHE", str(blocked / "cache"))
-    with pytest.raises(CacheError, match="file"):
         open_with(open_golden("llama-one-layer").model, "f32")
 
 

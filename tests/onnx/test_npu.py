@@ -116,13 +116,6 @@ def test_greedy_tokens_of_other_architectures_equal_the_cpus(name: str) -> None:
     assert emulated[0] == static[0] == plain[0]
 
 
-@pytest.mark.exhaustive
-def test_greedy_tokens_of_smollm2_are_those_of_the_cpu(smollm2: Model) -> None:
-    """All 30 layers and the head, in a cache that evicts: minutes. `benchmarks/npu.py` takes more steps."""
-    emulated, static, _ = both(smollm2, 40, 16, steps=8, prompt=48)
-    assert emulated[0] == static[0]
-
-
 def test_shards_change_nothing() -> None:
     model, tokens = open_golden("llama-gqa-tied").model, open_golden("llama-gqa-tied").tokens
     expected = load_engine(model, "onnx@cpu-static", "f16", capacity=ROWS, chunk=CHUNK)
