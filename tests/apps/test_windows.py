@@ -162,19 +162,6 @@ def test_dll_exports_the_header_and_imports_system_libraries(bundle: Path) -> No
     }  # fmt: skip
 
 
-def test_same_inputs_give_the_same_bytes(bundle: Path, tmp_path: Path) -> None:
-    again = tmp_path / "again"
-    edge.export(model_of(MODEL), again, isas=manifest_isas(bundle), **BUNDLE)
-    for name in ("edge.dll", "edge.lib", "manifest.json"):
-        assert (again / name).read_bytes() == (bundle / name).read_bytes()
-
-
-def manifest_isas(bundle: Path) -> str:
-    found = re.search(r'"isas": \[\s*"(\w+)"', (bundle / "manifest.json").read_text())
-    assert found
-    return found[1]
-
-
 def test_runtime_compiles_without_warnings() -> None:
     """A warning is an error."""
     command = [COMPILER, "-std=c11", "-O2", *WARNINGS, *FLAGS, *includes(), "-fsyntax-only"]

@@ -514,15 +514,6 @@ def test_k_quants_are_rounded_by_importance(tmp_path: Path) -> None:
         assert np.mean(made.tensor_bytes(made.tensors[f"{name}.weight"]).reshape(wanted.shape) == wanted) > 0.999
 
 
-def test_what_is_measured_is_first_type(family: Callable[[str], Model]) -> None:
-    model = family("llama")
-    coarse, fine = (
-        sum(stage.cost[kind] for stage in measure(model.file, model.spec, TOKENS[:256], (kind,)))
-        for kind in ("IQ4_NL", "Q8_0")
-    )
-    assert 0 < fine < 0.1 * coarse
-
-
 def _mean_kl_on(pieces: IntArray, first: Path, second: Path) -> float:
     engines = [
         load_engine(open_model(path), "reference", "f32", capacity=128, chunk=128, logits_rows=128)

@@ -147,17 +147,6 @@ def test_writes_runs_and_reads_keep_their_order(device: Device) -> None:
         assert device.read(counts, 0, 16).view(np.int32).tolist() == [9 * first, 211, 9 * first + 8, 9 * first + 12]
 
 
-def test_devices_are_independent(device: Device) -> None:
-    device.prepare(kernels(device.adapter.language))
-    dispatch, buffers = sums(device)
-    other = open_device(device.adapter)
-    other.create(4096)
-    assert other.allocated == 4096
-    other.close()
-    device.run(device.record([dispatch], buffers))
-    assert read_floats(device, buffers["o"], 1)[0] == 36.5
-
-
 def test_arrays_may_change_after_they_were_written(device: Device) -> None:
     """Small writes are queued, big ones waited for."""
     small, big = np.arange(4, dtype=np.int32), np.ones(1 << 20, np.int32)

@@ -20,16 +20,15 @@ from kv_rows import SETTINGS
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
-from edge.errors import InputError, UnsupportedError
+from edge.errors import InputError
 from edge.lab.quality.material import Material, Setup
-from edge.lab.quality.matrix import Cell, Measured, make_cells, open_cell, open_journal, remember, run_matrix
+from edge.lab.quality.matrix import Cell, make_cells, open_cell, open_journal, run_matrix
 from edge.lab.quality.perplexity import BETWEEN, SEGMENT, make_repeats, measure_repeats, stream_documents, token_losses
 from edge.lab.quality.retrieval import (
     count_right,
     digits_of,
     make_trials,
     recall_compressed,
-    recall_streamed,
     split_reply,
 )
 from edge.lab.quality.summary import make_rows
@@ -159,22 +158,6 @@ def test_digits_are_counted_place_by_place(smollm2: Model) -> None:
     assert [say(each) for each in ("12345", "12344", "21345", "99945", "00000", "abcde")] == [5, 4, 3, 2, 0, 0]
 
 
-@pytest.mark.exhaustive
-def test_key_is_found_by_whole_cache_only(smollm2: Model) -> None:
-    trials = make_trials(smollm2, smollm2.encode_prompt(TEXT, raw=True), 3, 400)[:2]  # in the first half
-    setup = Setup(smollm2, "llamacpp", chunk=32, threads=1)
-    right = {}
-    for policy in ("full", "window"):
-        with open_cell(setup, Cell(policy, max_kv_size=None if policy == "full" else 400), 400) as session:
-            once = recall_compressed(session, trials, 400 if policy == "full" else 80, ignore)
-            right[policy] = [sum(once.known), sum(once.later)]
-        with open_cell(setup, Cell(policy, max_kv_size=None if policy == "full" else 80), 400) as session:
-            right[policy].append(sum(recall_streamed(session, trials, ignore)))
-    assert min(right["full"]) >= 9  # of 10 digits
-    assert right["full"][0] == right["full"][1]  # nothing was compressed between
-    assert max(right["window"]) <= 5
-
-
 @pytest.mark.parametrize("policy", ["snapkv:window=8", "h2o", "streaming"])
 def test_compressing_once_equals_reading_in_one_go(setup: Setup, policy: str) -> None:
     """Both protocols share the reading of the text: that must not change which rows stay."""
@@ -236,12 +219,6 @@ def test_cells_keep_bytes_and_name_limits(setup: Setup) -> None:
     done, totals = zip(*watched, strict=True)
     assert list(done) == sorted(done)
     assert set(totals) == {done[-1]}
-
-
-def test_errors_of_reference_are_raised(setup: Setup) -> None:
-    tokens = setup.model.encode_prompt(TEXT, raw=True)[:50]
-    with pytest.raises(UnsupportedError, match="int3"):
-        list(run_matrix(setup, [Cell("full", "int3")], Material([tokens]), open_journal(None, {}), lambda *_: None))
 
 
 def test_ratios_match_perplexities(setup: Setup) -> None:
@@ -367,13 +344,6 @@ def test_damaged_journal_is_refused(line: str, tmp_path: Path) -> None:
     assert path.read_bytes() == b"\xff\xfe"
 
 
-def test_reasons_are_not_kept(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path / "j", {"seed": 1})
-    remember(journal, Measured(Cell("h2o"), "perplexity", reason="not here"))
-    assert (tmp_path / "j").read_text() == '{"seed": 1}\n'
-    assert journal.find((Cell("h2o"), "perplexity")) is None
-
-
 # Reports
 
 
@@ -438,25 +408,6 @@ def test_what_name_contains_is_shown_and_not_obeyed(
     assert done.returncode == 0, done.stderr
     assert "<script" not in page.read_text()
     assert "&lt;script&gt;alert(1)&lt;.txt" in page.read_text()
-
-
-def test_json_has_figures_errors_and_counts(report: tuple[list[str], Path]) -> None:
-    flags, out = report
-    found = edge_json(*flags, "--json", "-q", "-o", str(out), "--resume")
-    assert set(found) == {"schema", "complete", "settings", "rows"}
-    assert (found["schema"], found["complete"]) == (1, True)
-    assert {"model", "backend", "versions", "documents", "trials", "length", "chunk", "seed"} <= set(found["settings"])
-    assert len(found["rows"]) == 5
-    for row in found["rows"]:
-        assert set(row) == {"cell", "policy", "kv_dtype", "rows", "reads", "nbytes", "tok_s", "figures", "reasons"}
-        assert bool(row["figures"]) != bool(row["reasons"])
-        for figure in row["figures"].values():
-            assert set(figure) == {"value", "stderr", "over", "what"}
-    full, streaming = found["rows"][:2]
-    assert full["figures"]["ratio"]["value"] == 1
-    assert streaming["rows"] == 48
-    assert streaming["figures"]["perplexity"]["over"] == 200
-    assert streaming["figures"]["known"]["over"] == 2
 
 
 def test_short_context_leaves_repeats_out(tmp_path: Path, text: Path) -> None:

@@ -35,7 +35,7 @@ from edge.backends.reference import ENGINE as REFERENCE
 from edge.cli.measuring.tune import _summary as summary
 from edge.devices import records
 from edge.devices.records import Comparison, Record, Subject, nearest, read_records, record_name, write_record
-from edge.errors import EngineError, InputError
+from edge.errors import EngineError
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
@@ -153,15 +153,6 @@ def test_bad_candidates_die_early_and_decode_judges_decode() -> None:
     assert {part for _, part in machine.calls} == {STEP}
     fate, pairs = race(machine.measure, start | {"chunk_block": 8}, start, (STEP,))  # no matter to decode
     assert (fate, len(pairs)) == ("no better", PAIRS)
-
-
-def test_decode_and_prefill_candidate_share_compilation() -> None:
-    machine = Machine(PLANTED)
-    found = search(SPACE, machine.measure, NO_END)
-    code = {each.name for each in SPACE if each.compiled}
-    compiled = {str([(name, values[name]) for name in sorted(code)]) for values, _ in machine.calls}
-    raced = [trial for trial in found.trials if code & set(trial.changes)]
-    assert len(compiled) < 0.9 * len(raced)
 
 
 def test_limits_end_search() -> None:
@@ -346,12 +337,6 @@ def test_torn_table_counts_as_far_as_it_goes(tiny: Path, folder: Path) -> None:
     assert len(read_trials(path)) == 9
     assert Table(path, "another").known() == []
     assert tuning(open_model(tiny), Machine(PLANTED), trials=10).measured == 1
-
-
-def test_folder_that_cannot_be_written_is_one_line(tiny: Path, tmp_path: Path, folder: Path) -> None:
-    folder.write_text("a file")
-    with pytest.raises(InputError, match="EDGE_TUNING"):
-        tuning(open_model(tiny), Machine(PLANTED), trials=3)
 
 
 # Records
@@ -681,24 +666,6 @@ def test_command_from_tuning_to_run(tiny: Path, folder: Path) -> None:
     report = edge_json("run", str(tiny), "--raw", "-p", "hi", "-n", "2", "--json")
     assert report["plan"]["tuned"] == planned["tuned"]
     assert planned["tuned"] in edge("plan", str(tiny)).stdout
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_ctrl_c_writes_record_and_exits_130(tiny: Path, folder: Path) -> None:
-    command = [sys.executable, "-m", "edge", "tune", str(tiny), "--time", "20m", "--seed", "1"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 200
-    while child.poll() is None and time.monotonic() < until:
-        if any(len(path.read_text().splitlines()) > 1 for path in folder.glob("*.jsonl")):
-            break
-        time.sleep(0.2)
-    child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=240)
-    assert child.returncode == 130
-    assert "Traceback" not in err
-    assert "record:" in out
-    assert len(read_records()) == 1
 
 
 @pytest.mark.exhaustive

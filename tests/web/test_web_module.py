@@ -22,14 +22,10 @@ from runtime_library import RUNTIME, WARNINGS
 from web_module import NodeModule, modules_of, opened, web_pair
 
 from edge.apps.adapter_file import export_adapter
-from edge.apps.bundle import make_sections, prepare
 from edge.apps.enums import Finish, Role
 from edge.apps.library import compile_sources
-from edge.apps.model_file import trusted_source
-from edge.apps.module import NATIVE, PAGE, find_zig, initial_pages, make_modules
-from edge.devices.profiles import find_profile
+from edge.apps.module import NATIVE, PAGE, find_zig, initial_pages
 from edge.errors import BudgetError, BusyError, InputError, MissingExtraError, ModelFormatError
-from edge.options import Options
 
 pytestmark = [
     pytest.mark.slow,
@@ -277,14 +273,6 @@ def test_damaged_models_are_refused(tmp_path: Path) -> None:
             module.begin()
         module.open(folder_of() / MODEL)
         module.begin(temperature=0, max_tokens=2)
-
-
-def test_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
-    bundle = prepare(model_of(NAME), find_profile("web"), Options().updated(**OPTIONS), ISAS)
-    again = make_modules(bundle.designs, tmp_path, tables={"trusted.c": trusted_source(make_sections(bundle))})
-    assert [each.name for each in again] == [f"edge-{isa}.wasm" for isa in ISAS]
-    for path in again:
-        assert path.read_bytes() == (folder_of() / path.name).read_bytes()
 
 
 def test_what_a_visitor_fetches_is_small() -> None:
