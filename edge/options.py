@@ -51,6 +51,10 @@ def _parse_path(flag: str, value: Any) -> Path:
     return Path(value)
 
 
+def _parse_prompt_cache(value: Any) -> Any:
+    return _parse_path("--prompt-cache", value) if isinstance(value, str) else value
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -111,7 +115,7 @@ class Options:
         None, "--prefill-step-size", group=CACHE, help="Prompt tokens run at once (default: planned)."
     )
     prompt_cache: Any = option(
-        None, "--prompt-cache", group=CACHE, typed=Path, metavar="DIR",
+        None, "--prompt-cache", group=CACHE, typed=str, parse=_parse_prompt_cache, metavar="DIR",
         help="Keep prompts' KV rows here, and do not run them again.",
     )  # fmt: skip
     """A folder, or in Python a PromptCache, which sessions may share."""
@@ -121,14 +125,14 @@ class Options:
     )  # fmt: skip
 
     chat_template: Path | None = option(
-        None, "--chat-template", group=PROMPT, typed=Path, parse=partial(_parse_path, "--chat-template"),
-        metavar="FILE", written="str | Path | None",
+        None, "--chat-template", group=PROMPT, typed=str, parse=partial(_parse_path, "--chat-template"),
+        metavar="FILE",
         help="Write chats by the Jinja template in this file, not by the model's own.",
     )  # fmt: skip
 
     prefix: Path | None = option(
-        None, "--prefix", group=PROMPT, typed=Path, parse=partial(_parse_path, "--prefix"),
-        metavar="FILE|DIR", written="str | Path | None",
+        None, "--prefix", group=PROMPT, typed=str, parse=partial(_parse_path, "--prefix"),
+        metavar="FILE|DIR",
         help="Soft prompt before every prompt: a folder that PEFT saved after prompt, P- or prefix tuning.",
     )  # fmt: skip
 

@@ -215,7 +215,9 @@ class Generation:
 
     @property
     def tokens(self) -> Tokens:
-        return Tokens(self.prompt.known, self.generated, self.reused, self.ran, not self.prompt.ended, self.unasked)
+        prefix = 0 if self.request.follow_up else self.model.prefix_rows
+        known, unread = self.prompt.known, not self.prompt.ended
+        return Tokens(known, self.generated, self.reused, self.ran, unread, self.unasked, prefix)
 
     @property
     def is_typical(self) -> bool:

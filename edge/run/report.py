@@ -23,7 +23,7 @@ class Tokens:
     """Token counts. reused: prompt tokens whose rows came from the prompt cache, or from a prefix. ran: prompt tokens
     that were run: all others, unless something ended the run first. unread: the prompt has more tokens than `prompt`,
     because the rest of its text was not read. forced: generated tokens that the grammar left no choice of; they take
-    no pass of their own.
+    no pass of their own. prefix: rows of `--prefix`, which the other numbers include.
     """
 
     prompt: int
@@ -32,6 +32,7 @@ class Tokens:
     ran: int
     unread: bool = False
     forced: int = 0
+    prefix: int = 0
 
     @property
     def cut(self) -> bool:

@@ -24,7 +24,7 @@ MODEL = "smollm2-135m"
 TINY = str(Path(__file__).parents[1] / "golden" / "llama-gqa-tied.gguf")
 REPORT_KEYS = {
     "text": None,
-    "tokens": {"prompt", "generated", "reused", "ran", "unread", "forced"},
+    "tokens": {"prompt", "generated", "reused", "ran", "unread", "forced", "prefix"},
     "timings": {
         "load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s",
         "prepared_s",
@@ -144,6 +144,8 @@ def test_environment_twins_work_and_flags_win() -> None:
     (["run", MODEL, "-p", "x", "--backend", "magic"], 2, "unknown backend"),
     (["run", MODEL, "-p", "-", "-f", "y"], 2, "not both"), (["run", MODEL, "-p", "x", "--magic"], 2, "No such option"),
     (["run", MODEL, "-p", ""], 2, "the prompt is empty"), (["run", MODEL], 2, "stdin is empty"), (["run"], 2, "MODEL"),
+    *((["run", MODEL, "-p", "x", each, ""], 2, f"{each} must be a path, not ''")
+      for each in ("--prefix", "--chat-template", "--prompt-cache")),
     (["magic"], 2, "No such command"), (["plan", MODEL, "--memory", "32MiB"], 3, "the smallest that fits"),
     (["bench", MODEL, "-p", "many"], 2, "numbers separated by commas"),
     (["bench", MODEL, "-d", "9000"], 2, "the model knows 8192"),

@@ -146,6 +146,10 @@ def test_server_scores_texts_behind_the_prefix(prefix: Path) -> None:
         body = {"prompt": TEXT.tolist(), "echo": True, "logprobs": 1, "max_tokens": 0}
         found = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["token_logprobs"]
         np.testing.assert_allclose(found[1:], expected, atol=1e-4)
+        for cached in (0, TEXT.size - 1):
+            usage = client.post("/v1/completions", json={"prompt": TEXT.tolist(), "max_tokens": 1}).json()["usage"]
+            assert usage["prompt_tokens"] == TEXT.size
+            assert usage["prompt_tokens_details"]["cached_tokens"] == cached
         body["prompt"] = [3] * (PLAIN["max_kv_size"] - ROWS + 1)
         assert client.post("/v1/completions", json=body).status_code == 400
 
@@ -212,7 +216,8 @@ def test_damaged_or_missing_files_are_refused(tmp_path: Path) -> None:
     weights.unlink()
     assert "there is no adapter_model.safetensors" in complaint(lambda: opened(folder))
     assert "there is no adapter_config.json" in complaint(lambda: opened(tmp_path))
-    assert complaint(lambda: opened(cast(Path, 3))) == "--prefix must be a path, not 3"
+    for wrong, shown in ((3, "3"), ("", "''")):
+        assert complaint(lambda wrong=wrong: opened(cast(Path, wrong))) == f"--prefix must be a path, not {shown}"
     assert "cannot have --prefix" in complaint(lambda: check_options(Options(prefix=folder)))
 
 

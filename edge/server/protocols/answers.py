@@ -81,7 +81,8 @@ def usage_of(answers: Iterable[Answer]) -> dict[str, Any]:
     """Tokens as OpenAI's API counts them, the prompt once for all choices; and their cost, in `edge`."""
     answers = list(answers)
     reports = reports_of(answers)
-    prompt = max((each.tokens.prompt for each in reports), default=0)
+    prompt = max((each.tokens.prompt - each.tokens.prefix for each in reports), default=0)
+    cached = min((each.tokens.reused - each.tokens.prefix for each in reports), default=0)
     scored = [each.scored for each in answers if each.scored]
     prompt += sum(len(each.tokens) - each.generated for each in scored)
     generated = sum(each.tokens.generated for each in reports) + sum(each.generated for each in scored)
@@ -90,7 +91,7 @@ def usage_of(answers: Iterable[Answer]) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": min((each.tokens.reused for each in reports), default=0)},
+        "prompt_tokens_details": {"cached_tokens": max(0, cached)},
         "completion_tokens_details": {"reasoning_tokens": thoughts},
     }
     if reports:
