@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from edge.devices.memory import MemoryLimit, memory_use
 from edge.devices.power import find_meter
-from edge.errors import BudgetError, InputError
+from edge.errors import BudgetError, EngineError, InputError
 from edge.plan.plan import PlanBytes
 from edge.run.budgets.shares import Ledger as Energy
 from edge.run.hooks import Hooks
@@ -176,6 +176,17 @@ def test_load_survives_the_cancellation_of_its_request() -> None:
     go_on.set()
     assert worker.opened.result(120).model.name
     worker.close()
+
+
+def test_worker_without_a_batch_tells_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_session: Session) -> None:
+        raise EngineError("no batch")
+
+    monkeypatch.setattr(Session, "batch", fail)
+    meter = Energy(find_meter())
+    worker = Worker(MODEL, lambda: load(open_golden(MODEL).model, **PLAIN), Turns(meter), meter.share())
+    with pytest.raises(EngineError, match="no batch"):
+        worker.opened.result(60)
 
 
 def test_tokens_and_texts(client: TestClient) -> None:

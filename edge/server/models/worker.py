@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -183,13 +183,13 @@ class Worker:
             self._thread.join()
 
     def _run(self) -> None:
-        try:
-            session = self._load()
-        except BaseException as error:
-            self.opened.set_exception(error)
-            return
-        with session:
-            batch = self._batch = session.batch()
+        with ExitStack() as opened:
+            try:
+                session = opened.enter_context(self._load())
+                batch = self._batch = session.batch()
+            except BaseException as error:
+                self.opened.set_exception(error)
+                return
             self.opened.set_result(session)
             try:
                 while self._wait():
