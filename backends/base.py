@@ -198,8 +198,7 @@ class AdaptedEngine(Engine, Protocol):
         """Apply these adapters, or none, from the next pass on. Empties the cache, whose `key` identifies them.
 
         Raises InputError, and changes nothing, if their rank exceeds `EngineConfig.lora_rank`. Raises ModelFormatError
-        for values that are not finite, UnsupportedError for adapters that the engine cannot run: the previous adapters
-        then stay, except on cpu, where none remain.
+        for values that are not finite, UnsupportedError for adapters that the engine cannot run: none remain then.
         """
         ...
 

@@ -99,7 +99,11 @@ class LlamaCppEngine:
         check_lora(lora, self.config)
         if self._batch is None:
             raise EngineError("the engine is closed")
-        loaded = self._load_lora(lora) if lora else []
+        try:
+            loaded = self._load_lora(lora) if lora else []
+        except Exception:
+            self.set_lora(None)
+            raise
         before, self._lora = self._lora, loaded
         self._kv.replace_context()
         self._kv.lora = f" {lora.key}" if lora else ""

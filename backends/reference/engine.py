@@ -90,10 +90,12 @@ class ReferenceEngine:
 
     def set_lora(self, lora: Lora | None) -> None:
         check_lora(lora, self.config)
-        changed = {name: each for name, each in self._sources.items() if lora and lora.changes(each)}
-        adapted = {name: lora.matrices(each) for name, each in changed.items()} if lora else {}
         self.kv.truncate(0)
-        self._lora, self.kv.lora = adapted, f" {lora.key}" if lora else ""
+        self._lora, self.kv.lora = {}, ""
+        if lora:
+            changed = {name: each for name, each in self._sources.items() if lora.changes(each)}
+            self._lora = {name: lora.matrices(each) for name, each in changed.items()}
+            self.kv.lora = f" {lora.key}"
 
     def close(self) -> None:
         self.weights.clear()

@@ -134,7 +134,12 @@ class Loaded:
         if adapters is not None and adapters.size.rank > self.plan.config.lora_rank:
             self._load_again(plan_with_lora(self.plan, spec, self.backend, adapters.size), adapters, lost)
         elif adapters is not None or before is not None:
-            cast(AdaptedEngine, engine).set_lora(adapters)
+            try:
+                cast(AdaptedEngine, engine).set_lora(adapters)
+            except Exception:
+                cast(AdaptedEngine, engine).set_lora(before)
+                self.sequence.adopt(before, lost)
+                raise
         self.sequence.adopt(adapters, lost)
 
     def _load_again(self, plan: Plan, lora: Lora, lost: bool) -> None:

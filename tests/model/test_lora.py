@@ -168,15 +168,35 @@ def test_logits_on_gpu_match_merged_weights(
 def test_convolution_adapters_are_refused(
     backend: str, name: str, convolution: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
-    """And the engine goes on without one, or with that before."""
+    """And the engine goes on without one."""
     require_native()
     model = golden(name)
     good, bad = (write_adapter(tmp_path / each, model, 3, only=(each,)) for each in ("ffn_up", convolution))
     engine = cast(AdaptedEngine, engines(load(model, backend, lora=lora_of(model, good))))
-    before = answers(engine) if backend != "cpu" else answers(engines(load(model, "cpu")))
     with pytest.raises(UnsupportedError, match=f"changes blk.0.{convolution}.*runs no adapters of convolutions"):
         engine.set_lora(lora_of(model, bad))
-    np.testing.assert_array_equal(answers(engine), before)
+    np.testing.assert_array_equal(answers(engine), answers(engines(load(model, backend))))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "llamacpp", "reference"])
+def test_damaged_adapter_leaves_none_in_engines_and_the_previous_in_sessions(backend: str, tmp_path: Path) -> None:
+    def damage(tensors: dict[str, AnyArray]) -> None:
+        next(iter(tensors.values()))[0, 0] = np.nan
+
+    model = golden("llama-gqa-tied")
+    good, bad = (write_adapter(tmp_path / f"{edit}.gguf", model, 3, edit=edit) for edit in (None, damage))
+    with edge.load(model.path, backend=backend, kv_dtype="f32" if backend == "cpu" else None, threads=1) as session:
+        prompt = TOKENS[:9]
+        plain = np.array(session.engine.forward(prompt))
+        session.set_lora(good)
+        adapted = session.generate(prompt, max_tokens=8)
+        for _ in range(2):
+            with pytest.raises(ModelFormatError):
+                session.set_lora(bad)
+            assert session.generate(prompt, max_tokens=8) == adapted
+        with pytest.raises(ModelFormatError):
+            cast(AdaptedEngine, session.engine).set_lora(lora_of(model, bad))
+        np.testing.assert_array_equal(session.engine.forward(prompt), plain)
 
 
 @pytest.mark.slow

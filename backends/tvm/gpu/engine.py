@@ -151,17 +151,18 @@ class GPUEngine:
         check_lora(lora, self.config)
         if self._closed:
             raise EngineError("the engine is closed")
-        self._adapted = self._write_adapters(lora) if lora else frozenset()
         self._kv.truncate(0)
-        self._kv.settings = self._model_key + (f" {lora.key}" if lora else "")
-        self._record()
+        self._kv.settings, self._adapted = self._model_key, frozenset()
+        try:
+            if lora:
+                self._adapted = self._write_adapters(lora)
+                self._kv.settings += f" {lora.key}"
+        finally:
+            self._record()
 
     def _write_adapters(self, lora: Lora) -> Adapted:
-        """Upload adapters; returns the matrices that they change. Packs twice, to keep the previous ones on failure."""
-        tensors, design = find_tensors(self._file, self.spec), self.design
-        for _ in pack_adapters(lora, tensors, design.weights, design.adapters):
-            pass
-        changed: Adapted = frozenset()
+        """Upload adapters; returns the matrices that they change."""
+        tensors, design, changed = find_tensors(self._file, self.spec), self.design, Adapted()
         for (name, offset, words), more in pack_adapters(lora, tensors, design.weights, design.adapters):
             self._device.write(self._buffers[name], offset, words)
             changed |= more

@@ -265,13 +265,8 @@ class Batch:
         """Switch a sequence to these adapters. Rows that other adapters computed are dropped."""
         if key_of(slot.tokens.lora) == key_of(lora):
             return
-        engine = cast(AdaptedEngine, slot.engine)
         slot.tokens.adopt(None, lost=False)
-        try:
-            engine.set_lora(lora)
-        except Exception:
-            engine.set_lora(None)  # some engines keep the previous ones
-            raise
+        cast(AdaptedEngine, slot.engine).set_lora(lora)
         slot.tokens.adopt(lora, lost=False)
 
     def _reclaim_from_slots(self) -> None:
