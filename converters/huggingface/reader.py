@@ -24,7 +24,7 @@ from edge.converters.huggingface.architectures.settings import header_fields
 from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
 from edge.converters.huggingface.layout import is_finite, to_gguf, to_kind
-from edge.converters.huggingface.pooling import pooling_fields
+from edge.converters.huggingface.pooling import dense_layers, pooling_fields, prompt_fields
 from edge.converters.huggingface.quantized import Mxfp4, Packed, find_packed
 from edge.converters.huggingface.tokenizer import read_vocabulary
 from edge.converters.huggingface.views import Tensors
@@ -35,18 +35,28 @@ from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
 from edge.formats.json_file import shown
 from edge.model.cores import Tensor
+from edge.model.layers import is_behind
 from edge.model.layout import network_of, stored_tensors
 from edge.model.model import make_tokenizer
 from edge.model.reader import read_spec
 from edge.types import AnyArray
 
-_ROOTS = ("", "model.", "transformer.", "language_model.model.", "model.language_model.", "backbone.", "bert.")
+_ROOTS = (
+    "",
+    "model.",
+    "transformer.",
+    "language_model.model.",
+    "model.language_model.",
+    "backbone.",
+    "bert.",
+    "roberta.",
+)
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # Tensors of checkpoints beside the text model's weights.
 _OTHERS = (
     *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
     *("model.visual.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.", "mtp."),
-    *("pooler.", "bert.pooler.", "cls."),
+    *("pooler.", "bert.pooler.", "roberta.pooler.", "cls.", "lm_head."),
 )
 _BUFFERS = ("embeddings.position_ids", ".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _BARE = "bare.gguf"
@@ -151,13 +161,15 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, 
         if part.values.get("is_causal", True) is not True:  # null means false, too
             raise UnsupportedError(f"{part.path}: is_causal is not true: the model cannot generate text")
     fields, sizes, rope = read_header(architecture, config)
-    fields |= pooling_fields(folder)
+    dense, sizes_of_dense = dense_layers(folder)
+    fields |= pooling_fields(folder) | prompt_fields(folder) | sizes_of_dense
     factors = rope_tensors(rope, sizes) if rope else {}
     tensors = read_checkpoint(folder)
     packed = find_packed(tensors, whole)
     apart = architecture.prepare({**tensors, **packed}, config)
     root = _root(folder, architecture, apart)
-    names = _names(architecture, sizes, root, apart)
+    names = _names(architecture, sizes, root, apart) | {name: name for name in dense}
+    apart |= dense
     if tied := _is_tied(architecture, config, has_head="output.weight" in names):
         _check_head(config, names.pop("output.weight", None), names["token_embd.weight"], apart)
     else:
@@ -259,7 +271,8 @@ def _check_biases(
     folder: Path, architecture: Architecture, config: Config, sizes: Sizes, names: Mapping[str, str]
 ) -> None:
     """Check that biases are in all layers or none, and as config.json says. Raises ModelFormatError."""
-    found = [name for name in names if re.sub(r"\d+", "{}", name, count=1) not in architecture.parameters]
+    own = [name for name in names if not is_behind(name)]
+    found = [name for name in own if re.sub(r"\d+", "{}", name, count=1) not in architecture.parameters]
     if (odd := architecture.odd_bias(found, sizes.layers)) is not None:
         raise ModelFormatError(f"{folder}: a {architecture.name} model has biases of {odd} everywhere or nowhere")
     for key, group in architecture.maybe_biases.items():

@@ -1,8 +1,8 @@
 """Convert a Hugging Face folder's tokenizer and chat template into GGUF fields that give the same ids for the same
 text.
 
-Three kinds are supported: byte-level BPE, SentencePiece's BPE with byte fallback, also from its own `tokenizer.model`,
-and BERT's WordPiece.
+Four kinds are supported: byte-level BPE, SentencePiece's BPE with byte fallback, also from its own `tokenizer.model`,
+and of encoders BERT's WordPiece and XLM-R's unigram model.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from edge.converters.huggingface.byte_level import byte_level_fields
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.pieces import Pieces, pieces_of_json, pieces_of_model
+from edge.converters.huggingface.unigram import unigram_fields, unigram_pieces
 from edge.converters.huggingface.word_piece import word_piece_fields, word_piece_roles
 from edge.devices.regular import read_bounded
 from edge.errors import InputError, ModelFormatError, UnsupportedError
@@ -68,7 +69,11 @@ def read_vocabulary(folder: Path, config: Config, size: int) -> Vocabulary:
         raise InputError(f"{folder}: there is no tokenizer.json or tokenizer.model in it")
     ids = {text: index for index, text in enumerate(texts)}
     roles = _role_fields(folder, settings, config, ids, ends)
-    fields |= word_piece_roles(settings, ids) if fields["tokenizer.ggml.model"] == "bert" else roles
+    if fields["tokenizer.ggml.model"] == "bert":
+        roles = word_piece_roles(settings, ids)
+    elif {"cls_token", "sep_token"} <= settings.keys():  # another encoder's
+        roles |= word_piece_roles(settings, ids)
+    fields |= roles
     template = _template(folder, settings)
     return Vocabulary(fields | ({"tokenizer.chat_template": template} if template else {}), swallows)
 
@@ -119,9 +124,13 @@ def _texts_and_fields(
     model = said.get("model")
     if isinstance(model, dict) and model.get("type") == "WordPiece" and isinstance(model.get("vocab"), dict):
         return _texts_and_word_pieces(path, said, model, added, size)
+    if isinstance(model, dict) and model.get("type") == "Unigram":
+        return _texts_and_unigrams(path, said, added, size)
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
         kind = model.get("type") if isinstance(model, dict) else model
-        raise UnsupportedError(f"{path}: a tokenizer of type {brief(kind)} is not supported (BPE and WordPiece are)")
+        raise UnsupportedError(
+            f"{path}: a tokenizer of type {brief(kind)} is not supported (BPE, WordPiece and Unigram are)"
+        )
     texts = _texts(path, model["vocab"], added, size)
     merges = _merges(path, model)
     if model.get("byte_fallback"):
@@ -141,6 +150,20 @@ def _texts_and_word_pieces(
     types = _types(np.full(size, NORMAL, np.int32), texts, added)
     stored = [text if types[index] == CONTROL else to_stored(text) for index, text in enumerate(texts)]
     return stored, fields | {"tokenizer.ggml.tokens": stored, "tokenizer.ggml.token_type": types}
+
+
+def _texts_and_unigrams(
+    path: Path, said: Mapping[str, Any], added: dict[int, dict[str, Any]], size: int
+) -> tuple[list[str], dict[str, Field]]:
+    pieces, fields = unigram_pieces(path, said), unigram_fields(path, said)
+    texts = _texts(path, {text: index for index, text in enumerate(pieces)}, added, size)
+    types = np.full(size, NORMAL, np.int32)
+    unknown = said["model"].get("unk_id")
+    if _is_id(unknown) and unknown < size:
+        types[unknown] = UNKNOWN
+    scores = np.array([pieces.get(text, 0.0) for text in texts], np.float32)
+    listed: dict[str, Field] = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.scores": scores}
+    return texts, fields | listed | {"tokenizer.ggml.token_type": _types(types, texts, added)}
 
 
 def _texts(path: Path, vocab: Mapping[str, Any], added: dict[int, dict[str, Any]], size: int) -> list[str]:

@@ -144,6 +144,12 @@ class _Floats(View):
         return self.make(array.astype(np.float32))
 
 
+def rows_from(tensor: CheckpointTensor, first: int) -> CheckpointTensor:
+    """The tensor without its rows before `first`."""
+    shape = max(0, tensor.shape[0] - first), *tensor.shape[1:]
+    return View(tensor, tensor.name, shape, lambda array: array[first:])
+
+
 def reordered(tensor: CheckpointTensor, order: AnyArray, axis: int = 0) -> CheckpointTensor:
     """The tensor with its rows, or columns, in another order. A tensor of another size stays as it is."""
     if len(tensor.shape) <= axis or tensor.shape[axis] != len(order):

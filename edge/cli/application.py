@@ -12,8 +12,8 @@ from edge.cli.terminal.help import Command, Group
 from edge.errors import speaking
 
 _COMMANDS = {
-    "run": "run:run", "chat": "chat.command:chat", "serve": "serve:serve", "embed": "embed:embed", "pull": "pull:pull",
-    "plan": "plan:plan", "bench": "measuring.bench:bench", "tune": "measuring.tune:tune",
+    "run": "run:run", "chat": "chat.command:chat", "serve": "serve:serve", "embed": "embed:embed", "rank": "rank:rank",
+    "pull": "pull:pull", "plan": "plan:plan", "bench": "measuring.bench:bench", "tune": "measuring.tune:tune",
     "search": "measuring.search:search",
     "compile": "making.compile:compile", "export": "making.export:export",
     "export-adapter": "making.export_adapter:export_adapter", "serve-site": "making.serve_site:serve_site",

@@ -29,6 +29,13 @@ def embed(
     truncate: Annotated[
         bool, o.flag("--truncate", group=PROMPT, help="Leave out the end of a text that is longer than the KV cache.")
     ] = False,
+    prompt_name: Annotated[
+        str | None,
+        o.flag("--prompt-name", group=PROMPT, help="The model's prompt before each text, such as query or document."),
+    ] = None,
+    dimensions: Annotated[
+        int | None, o.flag("--dimensions", group=PROMPT, help="Print only the first values of vectors, scaled anew.")
+    ] = None,
     raw: Annotated[bool, o.flag("--unscaled", group=PROMPT, help="Do not scale vectors to length 1.")] = False,
     *,
     options: Annotated[
@@ -61,12 +68,15 @@ def embed(
     with load(opened, options) as session:
         rows, long = session.engine.kv.capacity, 0
         for start in range(0, len(lines), _AT_ONCE):
-            encoded = [opened.encode_text(text, embedded=True) for text in lines[start : start + _AT_ONCE]]
+            texts = [opened.prompted(text, prompt_name) for text in lines[start : start + _AT_ONCE]]
+            encoded = [opened.encode_text(text, embedded=True) for text in texts]
             long += sum(tokens.size > rows for tokens in encoded)
-            for vector in session.embed(encoded, pooling=pooled, normalize=not raw, truncate=truncate):
+            for vector in session.embed(
+                encoded, pooling=pooled, normalize=not raw, truncate=truncate, dimensions=dimensions
+            ):
                 print_json(vector.tolist())
         if not quiet:
-            note(f"({len(lines)} vectors of {session.spec.hidden} numbers)")
+            note(f"({len(lines)} vectors of {dimensions or opened.tail.size} numbers)")
             if long:
                 done = "their ends were left out" if truncate else f"{session.plan.kv_policy} evicted rows"
                 note(f"({long} of the texts had more than {rows} tokens: {done})")

@@ -25,7 +25,16 @@ _NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine m
 _RECURRENT = ("ssm_", "shortconv", "time_mix")
 _EXPERTS = "_exps"
 _TABLES = ("per_layer_token_embd.weight",)  # Gemma 4's, the largest part of its small models
-ENCODERS = ("bert", "nomic-bert")  # architectures of encoders, whose attention sees whole texts
+ENCODERS = (
+    "bert",
+    "nomic-bert",
+    "modern-bert",
+    "gemma-embedding",
+)  # architectures of encoders, whose attention sees whole texts
+_LACKING = {  # of other encoders
+    "jina-bert-v2": "ALiBi's positions", "jina-bert-v3": "adapters that a task chooses",
+    "nomic-bert-moe": "experts within an encoder",
+}  # fmt: skip
 _MOST_DIMENSIONS, _MOST_SECTIONS = 4, 4
 
 
@@ -82,8 +91,11 @@ def read_sizes(header: Header) -> tuple[int, int]:
         if key.startswith(f"{header.architecture}.") and isinstance(value, float) and not math.isfinite(value):
             raise ModelFormatError(f"{file.path}: {key} is {value}")
     if header.value("attention.causal") not in (None, True) and header.architecture not in ENCODERS:
-        known = ", ".join(ENCODERS)
-        raise UnsupportedError(f"{file.path}: its attention is not causal, and of encoders edge runs only {known}")
+        lacks = _LACKING.get(header.architecture)
+        why = f" (it lacks {lacks})" if lacks else ""
+        raise UnsupportedError(
+            f"{file.path}: its attention is not causal, and of encoders edge runs only {', '.join(ENCODERS)}{why}"
+        )
     shape = file.tensors["token_embd.weight"].shape
     if len(shape) != 2:
         raise ModelFormatError(f"{file.path}: token_embd.weight has {len(shape)} dimensions instead of 2")

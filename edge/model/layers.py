@@ -39,6 +39,8 @@ from edge.records import dataclass
 
 Norm = Literal["rms", "layer"]
 Pooling = Literal["mean", "cls", "last"]
+RANKS = 4  # the pooling type of rerankers
+DENSE = ("dense_2", "dense_3")  # layers behind the pooling (`tail.py`)
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,9 @@ class Network:
     embedding_norm_bias: bool = True  # which has a bias
     encoder_norm: bool = False  # an encoder's states are normalised by `output_norm`
     pooling: Pooling = "mean"  # how the hidden states of a text are reduced to its embedding
+    tail: tuple[Tensor, ...] = ()  # behind the pooling (`tail.py`): no part of a pass
+    ranks: bool = False  # the tail scores pairs of texts
+    classifier: Literal["tanh", "gelu_erf"] = "tanh"  # its activation
 
     @cached_property
     def encoder(self) -> bool:
@@ -237,6 +242,11 @@ class Network:
             yield "output_norm.bias", Tensor("output_norm.bias", self.hidden)
         if not self.tied_head and not self.encoder:
             yield "output", Tensor("output", self.vocab, self.hidden)
+
+
+def is_behind(name: str) -> bool:
+    """Whether a tensor of this name lies behind the pooling, and so is no part of a pass."""
+    return name.split(".", 1)[0] in ("cls", *DENSE)
 
 
 def _of_kind(layer: Layer, kind: type[OneCore]) -> Iterator[OneCore]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import replace
+from itertools import chain
 
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
@@ -61,7 +62,7 @@ def stored_tensors(network: Network, first: Set[str]) -> Iterator[tuple[str, tup
     }  # fmt: skip
     fused["attn_q_gate"] = "attn_q"
     found: dict[str, tuple[tuple[int, ...], Tensor]] = {}
-    for name, tensor in network.tensors():
+    for name, tensor in chain(network.tensors(), ((tensor.name, tensor) for tensor in network.tail)):
         if tensor.same_as:
             continue
         stem = tensor.name.removesuffix(".bias")

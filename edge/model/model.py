@@ -24,6 +24,7 @@ from edge.model.messages import Segment, parse_tools
 from edge.model.prompt import Prompt, joined
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec, check_generates
+from edge.model.tensors import find_network
 from edge.model.thinking import Think
 from edge.model.tokenizer import Tokenizer, TokenizerLike
 from edge.sampling import SamplingParams, choose_sampling
@@ -31,10 +32,12 @@ from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from edge.model.prefix import Prefix, PrefixFile
+    from edge.model.tail import Tail
     from edge.tools.formats import ToolFormat
 
 _DEFAULT = Think()
 _TEMPLATE = "tokenizer.chat_template"
+PROMPTS, DEFAULT_PROMPT = "tokenizer.edge.prompts.", "tokenizer.edge.default_prompt"  # texts before texts to embed
 _HASH = re.compile(r"[0-9a-f]{32,}")
 
 
@@ -44,6 +47,10 @@ def make_tokenizer(file: GGUFFile) -> TokenizerLike:
         from edge.model.word_piece import WordPiece
 
         return WordPiece(file)
+    if file.metadata.get("tokenizer.ggml.model") == "t5":
+        from edge.model.unigram import Unigram
+
+        return Unigram(file)
     return Tokenizer(file)
 
 
@@ -243,6 +250,41 @@ class Model:
         need."""
         return self.prompt(text, system=system, raw=raw).first(most)
 
+    @cached_property
+    def tail(self) -> Tail:
+        """The matrices behind the pooling of a text's states, read when they are first used."""
+        from edge.model.tail import Tail
+
+        return Tail(self.file, find_network(self.spec))
+
+    @cached_property
+    def prompts(self) -> Mapping[str, str]:
+        """Texts that stand before a text to embed, by name, such as query and document."""
+        fields = self.file.metadata.items()
+        return {key.removeprefix(PROMPTS): text for key, text in fields if key.startswith(PROMPTS)}
+
+    def prompted(self, text: str, name: str | None) -> str:
+        """The text behind the prompt of this name; None: behind the model's own, if it has one. Raises InputError."""
+        if name is None:
+            name = self.file.metadata.get(DEFAULT_PROMPT)
+        elif name not in self.prompts:
+            known = ", ".join(self.prompts) or "it has none"
+            raise InputError(f"the model has no prompt {name!r:.60} ({known}): leave --prompt-name out")
+        return text if name is None else self.prompts.get(name, "") + text
+
+    @property
+    def separators(self) -> int:
+        """Tokens between two texts of a pair, as [SEP]: SentencePiece's encoders have two."""
+        return 2 if self.file.metadata.get("tokenizer.ggml.model") == "t5" else 1
+
+    @cached_property
+    def answers_yes(self) -> bool:
+        """Whether the model can be asked for yes or no, as Qwen3-Reranker is: it reads ChatML, and embeds no texts."""
+        if self.spec.encoder or f"{self.spec.architecture}.pooling_type" in self.file.metadata:
+            return False
+        marks = {"<|im_start|>", "<|im_end|>"} <= self.tokenizer.special_tokens().keys()
+        return marks and all(self.tokenizer.encode(each, start=False).size == 1 for each in ("yes", "no"))
+
     @property
     def text_end(self) -> int | None:
         """The token that ends a text to embed, such as [SEP]; None without one."""
@@ -311,7 +353,8 @@ class Model:
     def _with_bos(self, blocks: Iterator[IntArray]) -> Iterator[IntArray]:
         """Prepend BOS if the model's prompts begin with it and this one does not."""
         bos, first = self.tokenizer.bos_id, next(blocks, np.zeros(0, np.int32))
-        if self.tokenizer.add_bos and bos is not None and (first.size == 0 or first[0] != bos):
+        begins = self.tokenizer.add_bos or self.spec.encoder
+        if begins and bos is not None and (first.size == 0 or first[0] != bos):
             yield np.array([bos], np.int32)
         yield first
         yield from blocks

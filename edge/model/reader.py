@@ -14,7 +14,7 @@ from edge.formats.gguf_fields import Header
 from edge.model.architectures import find_network
 from edge.model.cores import NextToken
 from edge.model.fallback import ENCODERS, check_types, is_dense, make_spec, read_fallback, read_sizes
-from edge.model.layers import Block
+from edge.model.layers import Block, is_behind
 from edge.model.mtp import SHARED, mtp_file, without_mtp
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_tensors
@@ -164,7 +164,7 @@ def _check_shapes(file: GGUFFile, layers: int, shapes: dict[str, tuple[int, ...]
         whole = f"{name.removesuffix(kind)}weight"
         if kind != "weight" and whole not in file.tensors:
             raise ModelFormatError(f"{file.path}: {name} belongs to {whole}, which is missing")
-        shape = shapes.get(stem, ())
+        shape = () if is_behind(name) else shapes.get(stem, ())
         if kind == "bias":
             shape = shape[-1:]
         if shape and kind in ("weight", "bias") and tensor.shape != shape:

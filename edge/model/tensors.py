@@ -76,6 +76,8 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
     """
     network, file = find_network(spec), without_mtp(file)
     stored = {name.removesuffix(".weight"): name for name in file.tensors}
+    for tensor in network.tail:
+        _check_shape(file, tensor, Source(stored.pop(tensor.name), 0, tensor.rows))
     if network.output_norm in stored:
         stored["output_norm"] = stored.pop(network.output_norm)
     found: dict[str, Source] = {}

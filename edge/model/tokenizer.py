@@ -88,7 +88,7 @@ class TokenizerLike(Protocol):
 def check_known(file: GGUFFile) -> None:
     """Raise UnsupportedError for a tokenizer or pre-tokenizer that `Tokenizer` does not support."""
     kind = file.metadata.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama", "gemma4", "bert"):
+    if kind not in ("gpt2", "llama", "gemma4", "bert", "t5"):
         raise UnsupportedError(f"{file.path}: tokenizer {brief(kind)} is not supported yet")
     if kind == "gpt2":
         _pre_tokenizer(file)
@@ -129,6 +129,8 @@ class Tokenizer:
 
         self.bos_id = read_token_id(file, "bos", self.size)
         self.eos_id = read_token_id(file, "eos", self.size)
+        if fields.get("general.architecture") == "modern-bert":
+            self.bos_id, self.eos_id = (read_token_id(file, name, self.size) for name in ("cls", "seperator"))
         adds_bos = rule.adds_bos if rule else self.kind == "llama"
         adds_bos = self.kind == "gemma4" or bool(fields.get("tokenizer.ggml.add_bos_token", adds_bos))
         self.add_bos = self.bos_id is not None and adds_bos

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from reprlib import repr as brief
 
@@ -63,6 +63,12 @@ def check_text(name: str, value: object) -> None:
     """None, or a text. Raises InputError."""
     if value is not None and not isinstance(value, str):
         raise InputError(f"{name} must be text, not {brief(value)}")
+
+
+def check_list(name: str, value: object) -> None:
+    """A list of texts. Raises InputError."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
+        raise InputError(f"{name} must be a list of text, not {brief(value)}")
 
 
 def check_limit(max_tokens: object) -> int | None:

@@ -26,7 +26,7 @@ from edge.model.model import Model
 from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
-from edge.run.arguments import check_meter, check_prompt, check_top
+from edge.run.arguments import check_list, check_meter, check_prompt, check_text, check_top
 from edge.run.batching.scheduler import Scheduler, stepwise
 from edge.run.budgets.meters import EnergyMeter, Watch, find_zone
 from edge.run.budgets.shares import whole_of
@@ -327,32 +327,55 @@ class Session:
 
     def embed(
         self, text: str | IntArray | Sequence[str | IntArray], *, pooling: Pooling | None = None,
-        normalize: bool = True, truncate: bool = False,
+        normalize: bool = True, truncate: bool = False, prompt_name: str | None = None, dimensions: int | None = None,
     ) -> FloatArray:  # fmt: skip
         """The embedding of a text or of token ids, float32 [hidden], or of a list of these, [texts, hidden], from the
         model's last hidden states. Encoders run several short texts in one pass. Forgets the conversation.
 
         pooling: the "mean" of all states, the state of the "last" token, or of the first ("cls"); None: as the model's
         file says, else "mean". normalize: scale to length 1. truncate: leave out the end of a text that is
-        longer than the cache; else the policy evicts rows of it. Raises BusyError during a generation, InputError for
+        longer than the cache; else the policy evicts rows of it. prompt_name: of the model's prompts, such as "query"
+        and "document", the one to stand before texts (`model.prompts`). dimensions: of the values, only the first, for
+        models that were trained for that (Matryoshka). Raises BusyError during a generation, InputError for
         an empty text, or one that is longer than the cache if the policy may not evict; UnsupportedError where an
         engine has no hidden states.
         """
         from edge.run.sequences.embedding import check_pooling, embed
 
+        self._check_open()
+        several = isinstance(text, Sequence) and not isinstance(text, str)
+        texts = [
+            each if isinstance(each, np.ndarray)
+            else self.model.encode_text(self.model.prompted("".join(each), prompt_name), embedded=True)
+            for each in map(check_prompt, text if several else [text])
+        ]  # fmt: skip
+        found = embed(
+            self._sequence, self.model, texts, check_pooling(pooling), normalize=normalize, truncate=truncate,
+            dimensions=dimensions,
+        )  # fmt: skip
+        return found if several else np.asarray(found[0])
+
+    def rank(self, query: str, texts: Sequence[str], *, instruction: str | None = None) -> FloatArray:
+        """The relevance of each text to a query, from 0 to 1, float32 [texts]. Forgets the conversation.
+
+        A reranker judges query and text together: a cross-encoder by its classifier, Qwen3-Reranker by the answer yes
+        or no, to which `instruction` may add the task. Other models rank by the cosine of embeddings. The end of a text
+        that does not fit is left out. Raises BusyError during a generation, InputError for an empty query,
+        UnsupportedError where an engine has no hidden states.
+        """
+        from edge.run.sequences.ranking import rank
+
+        self._check_open()
+        check_text("the query", query)
+        check_list("texts", texts)
+        return rank(self._sequence, self.model, query, texts, instruction)[0]
+
+    def _check_open(self) -> None:
         self.steps.check_idle()
         if self._closed:
             raise InputError("this session is closed: load the model again")
         if self.model.prefix:
             raise InputError("embeddings are made without a prefix: leave --prefix out")
-        several = isinstance(text, Sequence) and not isinstance(text, str)
-        texts = [
-            each if isinstance(each, np.ndarray) else self.model.encode_text(each, embedded=True)
-            for each in map(check_prompt, text if several else [text])
-        ]
-        end = self.model.text_end
-        found = embed(self._sequence, texts, check_pooling(pooling), end, normalize=normalize, truncate=truncate)
-        return found if several else np.asarray(found[0])
 
     def trim(self, level: float) -> None:
         """Return spare memory to the system, for the rest of the session.

@@ -100,7 +100,8 @@ def test_modules_behind_encoder(tmp_path: Path) -> None:
     spec = open_model(tmp_path / "plain.gguf").spec
     assert spec.network.pooling == "mean"
     for modules, message in (
-        ([{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], "the module .* is not supported"),
+        ([{"type": "sentence_transformers.models.LSTM", "path": "2_LSTM"}], "the module .* is not supported"),
+        ([{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], "2_Dense"),
         ([{"type": "sentence_transformers.models.Pooling", "path": "../1_Pooling"}], "not the name of a folder"),
         ([{"type": None}], "the module None"),
         ({"type": 1}, "list"),

@@ -454,7 +454,7 @@ def model(**changes: Any) -> Callable[[dict[str, Any]], None]:
 
 
 REFUSED: list[tuple[str, Callable[[dict[str, Any]], object], type[EdgeError], str]] = [
-    ("qwen2", model(type="Unigram"), UnsupportedError, "type 'Unigram' is not supported"),
+    ("qwen2", model(type="WordLevel"), UnsupportedError, "type 'WordLevel' is not supported"),
     ("qwen2", model(vocab=[]), UnsupportedError, "not supported"),
     ("qwen2", lambda said: said.pop("model"), UnsupportedError, "type None"),
     ("qwen2", model(dropout=0.1), UnsupportedError, "dropout"),

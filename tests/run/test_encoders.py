@@ -128,7 +128,7 @@ def test_pooling_is_file_s(tmp_path: Path) -> None:
     fields = fields_of(file) | {"bert.pooling_type": np.uint32(4)}
     data = (file.tensor_bytes(each) for each in file.tensors.values())
     write_gguf(tmp_path / "other.gguf", fields, planned_as(file.tensors.values()), data)
-    with pytest.raises(UnsupportedError, match="pooling 4 makes no embeddings"):
+    with pytest.raises(UnsupportedError, match="pooling 4 is a reranker's, but it has no cls"):
         open_model(tmp_path / "other.gguf")
 
 

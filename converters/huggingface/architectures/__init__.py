@@ -60,6 +60,8 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "seed_oss": seed_oss.SEED_OSS,
     "starcoder2": starcoder2.STARCODER2,
     "bert": bert.BERT,
+    "xlm-roberta": bert.XLM_ROBERTA,
+    "modernbert": bert.MODERN_BERT,
 }
 _WITH_TOWERS = {  # models with vision or sound beside the text model
     "gemma3": gemma.GEMMA3, "gemma4": gemma4.GEMMA4, "gemma4_unified": gemma4.GEMMA4, "qwen3_5": qwen35.QWEN35,
@@ -81,6 +83,8 @@ def of_config(config: Config) -> tuple[Architecture, Config]:
         return _WITH_TOWERS[kind], Config(config.path, {**text.values, **usual})
     if kind == "granitemoehybrid" and (config.get("num_local_experts", 8) or mamba.has_mamba(config)):
         return mamba.GRANITE_MAMBA, config
+    if kind == "gemma3_text" and config.get("use_bidirectional_attention"):
+        return gemma.EMBEDDING_GEMMA, config
     if not isinstance(kind, str) or kind not in _BY_MODEL_TYPE:
         known = ", ".join([*_BY_MODEL_TYPE, *_WITH_TOWERS])
         raise UnsupportedError(f"{config.path}: model_type {brief(kind)} is not supported (these are: {known})")

@@ -4,6 +4,7 @@ layer."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -145,3 +146,15 @@ def _architecture(
 
 GEMMA2 = _architecture("gemma2", ("gemma2", "Gemma2ForCausalLM"), (*_GEMMA2_SETTINGS, *_CAPS), _NAMES)
 GEMMA3 = _architecture("gemma3", ("gemma3_text", "Gemma3ForCausalLM"), _GEMMA3_SETTINGS, _NAMES | HEAD_NORMS)
+EMBEDDING_GEMMA = replace(
+    GEMMA3,
+    name="gemma-embedding",
+    model=("", ""),
+    settings=(
+        *(each for each in GEMMA3.settings if each.theirs != "use_bidirectional_attention"),
+        Fixed("use_bidirectional_attention", True),
+    ),
+    others=lambda config, sizes: {
+        **_others("gemma3", config, sizes), "attention.causal": False, "pooling_type": np.uint32(1),
+    },
+)  # fmt: skip

@@ -9,7 +9,7 @@ from reprlib import repr as brief
 from edge.errors import UnsupportedError
 from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_pooling
-from edge.model.layers import Network
+from edge.model.layers import RANKS, Network, is_behind
 from edge.model.spec import ModelSpec
 
 _NETWORKS = {
@@ -49,6 +49,8 @@ _NETWORKS = {
     "starcoder2": "starcoder2:network",
     "bert": "bert:bert",
     "nomic-bert": "bert:nomic_bert",
+    "modern-bert": "modern_bert:network",
+    "gemma-embedding": "gemma_embedding:network",
 }
 
 _ALIBI, _LATENT, _SCAN = "ALiBi's positions", "multi-head latent attention", "Mamba-1's scan"
@@ -104,7 +106,13 @@ def find_network(header: Header, spec: ModelSpec) -> Network | None:
     module, _, name = _NETWORKS[spec.architecture].partition(":")
     network: Network = getattr(import_module(f"{__name__}.{module}"), name)(header, spec)
     pooling = read_pooling(header)
+    if header.value("pooling_type") == RANKS or any(map(is_behind, header.file.tensors)):
+        from edge.model.tail import describe, read_ranking  # here: few models have one
+
+        ranking = read_ranking(header, encoder=network.encoder)
+        network = replace(network, tail=describe(header, spec.hidden), ranks=ranking is not None)
+        pooling = ranking or pooling
     if pooling is None and network.encoder:
         said = brief(header.value("pooling_type"))
-        raise UnsupportedError(f"{header.file.path}: pooling {said} makes no embeddings (a reranker's is 4)")
+        raise UnsupportedError(f"{header.file.path}: pooling {said} makes no embeddings")
     return replace(network, pooling=pooling or network.pooling)

@@ -133,7 +133,7 @@ def read_factor(header: Header, key: str, default: float = 1.0) -> float:
 
 
 def read_pooling(header: Header) -> Pooling | None:
-    """How a text's hidden states become its embedding: the mean where a file says nothing, None for a reranker's."""
+    """How a text's hidden states become its embedding: the mean where a file says nothing, None for other ways."""
     value = header.value("pooling_type") or _MEAN
     return POOLING.get(value) if isinstance(value, int) else None
 

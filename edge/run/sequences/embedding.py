@@ -10,6 +10,7 @@ import numpy as np
 from edge.backends.base import HiddenEngine
 from edge.errors import MEMORY_SHORT, BudgetError, EngineError, InputError, UnsupportedError
 from edge.model.layers import Pooling
+from edge.model.model import Model
 from edge.model.places import Places
 from edge.model.tensors import find_network
 from edge.run.sequences.sequence import TokenSequence
@@ -27,27 +28,38 @@ def check_pooling(pooling: object) -> Pooling | None:
 
 def embed(
     sequence: TokenSequence,
+    model: Model,
     texts: Sequence[IntArray],
     pooling: Pooling | None,
-    end: int | None,
     *,
     normalize: bool,
     truncate: bool,
+    dimensions: int | None = None,
 ) -> FloatArray:
-    """The embeddings of texts as token ids, int [n] each: float32 [texts, hidden]. end: the token that ends texts,
-    which truncating keeps. Other arguments and errors are those of `Session.embed`."""
-    texts = [fitted(sequence, tokens, end, truncate=truncate) for tokens in texts]
-    found = np.empty((len(texts), sequence.engine.spec.hidden), np.float32)
+    """The embeddings of texts as token ids, int [n] each: float32 [texts, size]. Arguments and errors are those of
+    `Session.embed`."""
+    size = check_dimensions(dimensions, model.tail.size)
+    texts = [fitted(sequence, tokens, model.text_end, truncate=truncate) for tokens in texts]
+    found = np.empty((len(texts), size), np.float32)
     for row, pooled in zip(found, pool(sequence, texts, pooling), strict=True):
-        length = float(np.linalg.norm(pooled))
+        values = model.tail.embed(pooled)[:size]
+        length = float(np.linalg.norm(values))
         if not np.isfinite(length):
             raise EngineError("the model produced NaN: its weights are damaged or overflow")
-        row[:] = pooled / (length or 1.0) if normalize else pooled
+        row[:] = values / (length or 1.0) if normalize else values
     return found
 
 
+def check_dimensions(wanted: int | None, size: int) -> int:
+    """The number of values of embeddings; None: all. Raises InputError for more than there are."""
+    if wanted is not None and (not isinstance(wanted, int) or not 1 <= wanted <= size):
+        raise InputError(f"--dimensions must be from 1 to {size}, the model's own, not {wanted!r:.40}")
+    return wanted or size
+
+
 def fitted(sequence: TokenSequence, tokens: IntArray, end: int | None, *, truncate: bool) -> IntArray:
-    """The text, cut if it may be. Raises InputError for an empty one, or one that does not fit."""
+    """The text, cut if it may be, but for the token `end`. Raises InputError for an empty one, or one that does not
+    fit."""
     kv = sequence.engine.kv
     if not tokens.size:
         raise InputError("the text is empty")

@@ -1,0 +1,133 @@
+"""Embedders and rerankers from Hugging Face folders (tests/golden/embedders.py), against transformers' answers."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from test_architectures import require_native
+from test_cli import edge
+
+from edge.converters.huggingface.reader import convert_folder
+from edge.errors import InputError
+from edge.formats.blocks import dequantize
+from edge.formats.gguf_writer import Planned, fields_of, planned_as, write_gguf
+from edge.model.model import Model, open_model
+from edge.run.starting.loading import load
+from edge.types import AnyArray
+
+FOLDERS = GOLDEN / "embedders"
+EMBEDDERS = ("gemma", "modern-bert", "xlm-roberta")
+RANKERS = ("bert-ranker", "modern-ranker", "qwen3-ranker", "xlm-ranker")
+QUERY = "How is a function called?"
+TEXTS = [
+    "The sky is blue.", "Il cielo è blu, and naïve cafés are open!", "x",
+    "An import statement binds names in the local namespace.",
+    "The following example shows a function that is called with two arguments, and an exception that it raises.",
+]  # fmt: skip
+SLOW = [pytest.mark.slow]  # compiled
+BACKENDS = ["reference", pytest.param("cpu", marks=SLOW)]
+
+
+@lru_cache
+def opened(name: str) -> tuple[Model, dict[str, AnyArray]]:
+    path = Path(mkdtemp()) / f"{name}.gguf"
+    convert_folder(FOLDERS / name, path)
+    with np.load(FOLDERS / f"{name}.npz") as arrays:
+        return open_model(path), dict(arrays)
+
+
+def load_exact(name: str, backend: str, **options: Any) -> Any:
+    if backend == "cpu":
+        require_native()
+    return load(opened(name)[0], backend=backend, kv_dtype="f32", **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_vectors_match_transformers(name: str, backend: str) -> None:
+    model, golden = opened(name)
+    ids = np.split(golden["ids"], np.cumsum(golden["sizes"])[:-1])
+    for text, expected in zip(TEXTS, ids, strict=True):
+        assert model.encode_text(text).tolist() == expected.tolist()
+    with load_exact(name, backend) as session:
+        np.testing.assert_allclose(session.embed(TEXTS, normalize=False), golden["vectors"], atol=2e-4)
+        alone = session.embed(TEXTS[1], normalize=False)
+        np.testing.assert_allclose(alone, golden["vectors"][1], atol=2e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", RANKERS)
+def test_relevance_matches_transformers(name: str, backend: str) -> None:
+    _, golden = opened(name)
+    with load_exact(name, backend, max_kv_size=256 if name == "qwen3-ranker" else None) as session:
+        np.testing.assert_allclose(session.rank(QUERY, TEXTS), golden["scores"], atol=5e-5)
+        assert session.engine.kv.length == 0
+
+
+def test_qwen3_reranker_with_classifier(tmp_path: Path) -> None:
+    """As llama.cpp's converter writes it: rows of the head for yes and no."""
+    model, golden = opened("qwen3-ranker")
+    file, tokens = model.file, [int(model.tokenizer.encode(answer)[0]) for answer in ("yes", "no")]
+    info = file.tensors["token_embd.weight"]
+    rows = dequantize(file.tensor_bytes(info).reshape(info.shape[1], -1), info.type)[tokens]
+    fields = fields_of(file) | {"qwen3.pooling_type": np.uint32(4), "qwen3.classifier.output_labels": ["yes", "no"]}
+    planned = [*planned_as(file.tensors.values()), Planned("cls.output.weight", rows.shape[::-1], "F32")]
+    data = (file.tensor_bytes(each) for each in file.tensors.values())
+    write_gguf(tmp_path / "ranker.gguf", fields, planned, chain(data, [rows]))
+    with load(open_model(tmp_path / "ranker.gguf"), backend="reference", max_kv_size=256) as session:
+        np.testing.assert_allclose(session.rank(QUERY, TEXTS), golden["scores"], atol=5e-5)
+        assert session.rank(QUERY, TEXTS[:1], instruction="Find colours") != golden["scores"][:1]
+
+
+def test_command_line(tmp_path: Path) -> None:
+    path, _ = str(opened("bert-ranker")[0].path), (tmp_path / "texts").write_text("\n".join(TEXTS))
+    golden = opened("bert-ranker")[1]["scores"]
+    done = edge("rank", path, QUERY, str(tmp_path / "texts"), "--backend", "reference", "--json", "--top", "2")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["index"] for each in found] == np.argsort(-golden)[:2].tolist()
+    assert found[0]["score"] == pytest.approx(golden.max(), abs=1e-4)
+    assert found[0]["place"] == f"{tmp_path / 'texts'}:{found[0]['index'] + 1}"
+    done = edge("rank", path, QUERY, str(tmp_path / "texts"), "--whole", "--backend", "reference")
+    assert done.stdout.endswith(f"  {tmp_path / 'texts'}\n")
+
+
+def test_what_ranking_refuses() -> None:
+    with load_exact("bert-ranker", "reference") as session:
+        for query, texts, options, message in (
+            (" ", TEXTS, {}, "the query is empty"),
+            ("sky " * 100, TEXTS, {}, "leaves no room"),
+            (QUERY, TEXTS, {"instruction": "judge"}, "--instruction is for rerankers"),
+            (QUERY, "one text", {}, "texts"),
+        ):
+            with pytest.raises(InputError, match=message):
+                session.rank(query, texts, **options)
+        assert session.rank(QUERY, ["sky " * 500]).shape == (1,)  # its end is left out
+        assert session.rank(QUERY, []).shape == (0,)
+
+
+def test_prompts_and_dimensions() -> None:
+    model, _ = opened("gemma")
+    assert model.prompts == {"query": "task: search result | query: ", "document": "title: none | text: "}
+    with load_exact("gemma", "reference") as session:
+        named, written = session.embed(TEXTS[0], prompt_name="query"), session.embed(model.prompts["query"] + TEXTS[0])
+        np.testing.assert_array_equal(named, written)
+        short = session.embed(TEXTS[0], dimensions=8)
+        expected = session.embed(TEXTS[0])[:8]
+        np.testing.assert_allclose(short, expected / np.linalg.norm(expected), rtol=1e-6)
+        for options, message in (
+            ({"prompt_name": "none"}, r"no prompt 'none' \(query, document\)"),
+            ({"dimensions": 33}, "--dimensions must be from 1 to 32"),
+        ):
+            with pytest.raises(InputError, match=message):
+                session.embed(TEXTS[0], **options)
+        scores = session.rank(QUERY, TEXTS)  # by cosine, with both prompts
+        asked, texts = session.embed(QUERY, prompt_name="query"), session.embed(TEXTS, prompt_name="document")
+        np.testing.assert_allclose(scores, np.clip(texts @ asked, 0, 1), atol=1e-6)
