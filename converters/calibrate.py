@@ -21,7 +21,7 @@ from edge.backends.reference.weights import read_rows, read_weights
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.cores import Attention, Core, Experts
-from edge.model.layers import Block
+from edge.model.layers import TABLE, Block
 from edge.model.mtp import mtp_tensors
 from edge.model.places import Places
 from edge.model.spec import ModelSpec
@@ -34,7 +34,6 @@ TOKENS = 16384  # by default
 SEQUENCE = 512  # tokens that see each other
 LEAST = 128  # tokens; statistics of fewer say nothing
 _CHARACTERS_PER_TOKEN = 16  # more than any text has: the rest is not tokenized
-TABLE = "per_layer_token_embd"
 _SLICE = 4096  # rows that are multiplied at once
 
 

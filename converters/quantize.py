@@ -17,7 +17,6 @@ import numpy as np
 
 from edge.converters.calibrate import (
     LEAST,
-    TABLE,
     Inputs,
     Routed,
     Walk,
@@ -44,6 +43,7 @@ from edge.formats import blocks, nf4
 from edge.formats.blocks import BLOCK, FLOATS, GRIDS, Grid, QuantizedMatrix, find_grid
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned, write_gguf
+from edge.model.layers import TABLE
 from edge.model.mixtures import bits_of, stays_exact
 from edge.model.mtp import mtp_tensors
 from edge.model.spec import ModelSpec

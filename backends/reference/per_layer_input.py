@@ -9,7 +9,7 @@ import numpy as np
 from edge.backends.reference.context import At, Context
 from edge.backends.reference.functions import gelu
 from edge.model.cores import PerLayerInput
-from edge.model.layers import Network
+from edge.model.layers import TABLE, Network
 from edge.types import FloatArray, IntArray
 
 
@@ -26,7 +26,7 @@ def make_inputs(
     columns = slice(first, first + size * count)
     projected = x @ engine.weights["per_layer_model_proj"][columns].T / np.float32(math.sqrt(x.shape[1]))
     tokens = np.where(tokens < engine.spec.vocab, tokens, 0)
-    looked_up = engine.weights["per_layer_token_embd"][tokens, columns] * np.float32(math.sqrt(size))
+    looked_up = engine.weights[TABLE][tokens, columns] * np.float32(math.sqrt(size))
     normed = engine.norm(projected.reshape(shape), "per_layer_proj_norm")
     return np.asarray((looked_up.reshape(shape) + normed) * np.float32(math.sqrt(0.5)))
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from edge.backends.llamacpp.library import is_installed
 from edge.backends.reference.weights import read_rows, read_weights
-from edge.converters.calibrate import TABLE, FloatArrays, State, Walk, gram, rows_of, sequences, stages
+from edge.converters.calibrate import FloatArrays, State, Walk, gram, rows_of, sequences, stages
 from edge.converters.quantizers.awq import output_error
 from edge.converters.quantizers.ggml_rows import K_QUANTS, quantize_rows
 from edge.converters.quantizers.rtn import nearest, quantize
@@ -31,6 +31,7 @@ from edge.formats import blocks
 from edge.formats.blocks import GRIDS, find_grid
 from edge.formats.gguf import GGUFFile
 from edge.likelihood import divergences
+from edge.model.layers import TABLE
 from edge.model.mixtures import bits_of
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors

@@ -41,6 +41,7 @@ Norm = Literal["rms", "layer"]
 Pooling = Literal["mean", "cls", "last"]
 RANKS = 4  # the pooling type of rerankers
 DENSE = ("dense_2", "dense_3")  # layers behind the pooling (`tail.py`)
+TABLE = "per_layer_token_embd"  # of `PerLayerInput`: too large for memory, and read row by row
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class Network:
             if self.embedding_norm_bias:
                 yield "token_embd_norm.bias", Tensor("token_embd_norm.bias", self.hidden)
         if size := self.layer_inputs:
-            yield "per_layer_token_embd", Tensor("per_layer_token_embd", self.vocab, len(self.layers) * size)
+            yield TABLE, Tensor(TABLE, self.vocab, len(self.layers) * size)
             yield (
                 "per_layer_model_proj",
                 Tensor("per_layer_model_proj", len(self.layers) * size, self.hidden, bits="more"),

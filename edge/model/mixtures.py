@@ -18,6 +18,7 @@ from edge.formats.blocks import block_size
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned
 from edge.model.cores import EXACT, Bits
+from edge.model.layers import TABLE
 from edge.model.layout import Listed
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_tensors
@@ -28,7 +29,7 @@ MIXTURES = {  # the type of most matrices, by name; the best first
 }  # fmt: skip
 _SMALLER_BLOCKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _KEPT = ("*_norm.weight", "*ffn_gate_inp.weight", *(f"*{name}.weight" for name in EXACT))
-EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
+EMBEDDINGS = ("token_embd.weight", f"{TABLE}.weight")
 
 
 def plan_types(tensors: Sequence[Listed], mixture: str) -> list[Planned]:

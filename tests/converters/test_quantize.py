@@ -17,7 +17,7 @@ from test_gemma4 import write_wide
 
 from edge.backends.base import EngineConfig
 from edge.backends.reference import ReferenceEngine, read_weights
-from edge.converters.calibrate import TABLE, Routed, Walk, collect, column_importance, crossed, gram, sequences, stages
+from edge.converters.calibrate import Routed, Walk, collect, column_importance, crossed, gram, sequences, stages
 from edge.converters.convert import Conversion, convert
 from edge.converters.ggml import quantize_with_llamacpp
 from edge.converters.prune import Pruning
@@ -31,6 +31,7 @@ from edge.converters.quantizers.rtn import FEW, nearest, quantize
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import GRIDS, dequantize, find_grid, nbytes
 from edge.formats.gguf import GGUFFile, read_gguf
+from edge.model.layers import TABLE
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray, IntArray

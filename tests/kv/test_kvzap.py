@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +37,13 @@ def projected(model: Model, tokens: IntArray) -> list[Projected]:
         own: Projected = {}
         for names, inputs in walk.layer(layer):
             assert not isinstance(inputs, tuple)
-            for name in (each for each in names if each.endswith(("attn_q", "attn_k", "attn_v"))):
+            for name in (each for each in names if core and each.endswith(("attn_q", "attn_k", "attn_v"))):
                 heads = np.asarray(inputs @ walk.weights[name].T, np.float64).reshape(tokens.size, -1, core.head_dim)
                 if core.head_norms and not name.endswith("attn_v"):
                     size = np.sqrt((heads**2).mean(axis=-1, keepdims=True) + model.spec.norm_eps)
                     heads = heads / size * walk.weights[f"{name}_norm"]
+                elif core.unit_values and name.endswith("attn_v"):
+                    heads = heads / np.sqrt((heads**2).mean(axis=-1, keepdims=True) + model.spec.norm_eps)
                 own |= {name[-1]: heads.swapaxes(0, 1), "input": np.asarray(inputs, np.float64)}
             if names[0].endswith("attn_output"):
                 own["output"] = np.asarray(walk.weights[names[0]], np.float64)
@@ -67,32 +70,37 @@ def rotated(model: Model, layer: int, heads: AnyArray) -> AnyArray:
     return result
 
 
-@pytest.mark.parametrize("name", ["qwen3"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma4"])
 def test_fit_is_ridge_regression_of_papers_target(name: str) -> None:
+    """Of all layers that read the rows: the last of Gemma 4 has queries only."""
     model, text, rows = open_model(GOLDEN / f"{name}.gguf"), some_tokens(90, 1), 90
-    found = importance.fit(model.file, model.spec, text)
-    for layer, own in enumerate(projected(model, np.concatenate([text, text]))):
-        core = find_network(model.spec).attention[layer]
-        queries, keys = (rotated(model, layer, own[each]) for each in "qk")
+    found, attention = importance.fit(model.file, model.spec, text), find_network(model.spec).attention
+    layers = projected(model, np.concatenate([text, text]))
+    ranked = [layer for layer, core in enumerate(attention) if core.rows_of is None and not core.window]
+    for number, layer in enumerate(ranked):
+        core, own, keys = attention[layer], layers[layer], rotated(model, layer, layers[layer]["k"])
+        readers = [reader for reader, each in enumerate(attention) if layer in (reader, each.rows_of)]
+        assert len(readers) == (1 if name == "qwen3" else 2)
         for head in range(core.kv_heads):
             best = np.zeros(rows)
-            for query in range(head * core.group, (head + 1) * core.group):
-                part = own["output"][:, query * core.head_dim : (query + 1) * core.head_dim]
+            for reader, query in product(readers, range(head * core.group, (head + 1) * core.group)):
+                other, queries = layers[reader], rotated(model, reader, layers[reader]["q"])
+                part = other["output"][:, query * core.head_dim : (query + 1) * core.head_dim]
                 written = np.linalg.norm(own["v"][head][:rows] @ part.T, axis=1)
                 for at in range(rows, 2 * rows):
                     weights = np.exp(keys[head][: at + 1] @ queries[query][at] * core.scale)
-                    paid = weights[:rows] / weights.sum() / np.linalg.norm(own["input"][at])
+                    paid = weights[:rows] / weights.sum() / np.linalg.norm(other["input"][at])
                     best = np.maximum(best, paid * written)
             x, y = inputs_of(own, head)[4:rows], np.log(best[4:])
-            mean, spread = x.mean(axis=0), x.std(axis=0) + 1e-3
+            mean, spread = x.mean(axis=0), np.where(x.std(axis=0) < 1e-4, np.inf, x.std(axis=0) + 1e-3)
             damped = np.concatenate([(x - mean) / spread, np.sqrt(0.01 * len(x)) * np.eye(x.shape[1])])
             wanted = np.linalg.lstsq(damped, np.append(y - y.mean(), np.zeros(x.shape[1])), rcond=None)[0]
-            ours = x @ found[layer][head, :-1] + found[layer][head, -1]
+            ours = x @ found[number][head, :-1] + found[number][head, -1]
             np.testing.assert_allclose(ours, (x - mean) / spread @ wanted + y.mean(), atol=2e-2)
-            assert np.corrcoef(ours, y)[0, 1] > 0.5
+            assert np.corrcoef(ours, y)[0, 1] > 0.4
 
 
-@pytest.mark.parametrize("name", ["qwen35", "gemma3", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen35", "gemma3", "gpt-oss", "gemma4"])
 def test_fit_ignores_batch_of_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recurrent states, windows and sinks of attention, too."""
     model, found = open_model(GOLDEN / f"{name}.gguf"), []
@@ -186,7 +194,7 @@ def test_importance_of_rows_is_fitted_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-gqa-tied", *(pytest.param(e, marks=pytest.mark.exhaustive) for e in ("qwen35", "gemma3"))]
+    "name", ["llama-gqa-tied", *(pytest.param(e, marks=pytest.mark.exhaustive) for e in ("qwen35", "gemma3", "gemma4"))]
 )
 def test_session_evicts_by_it_from_first_run_on(name: str) -> None:
     """Also beside layers with windows, whose rows it does not see, and beside recurrent ones."""
@@ -211,6 +219,5 @@ def test_engine_whose_heads_have_equally_many_rows() -> None:
 
 def test_models_whose_rows_cannot_be_ranked_are_refused() -> None:
     require_native()
-    for name, reason in (("gemma4", "per-layer embeddings"), ("llama-window", "use streaming")):
-        with pytest.raises(UnsupportedError, match=reason):
-            load(GOLDEN / f"{name}.gguf", backend="cpu", kv_policy="kvzap", max_kv_size=64, threads=1)
+    with pytest.raises(UnsupportedError, match="use streaming"):
+        load(GOLDEN / "llama-window.gguf", backend="cpu", kv_policy="kvzap", max_kv_size=64, threads=1)

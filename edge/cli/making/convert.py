@@ -120,11 +120,12 @@ def convert(
     """Convert a model: Hugging Face folder or GGUF in; GGUF, ONNX, Core ML or Hugging Face folder out."""
     from edge.budget import parse_bytes
     from edge.converters import convert as c
-    from edge.converters.calibrate import OWN_TEXT, TABLE, check_texts
+    from edge.converters.calibrate import OWN_TEXT, check_texts
     from edge.converters.coreml.sizes import USUAL, Sizes
     from edge.converters.onnx_methods import METHODS as ONNX_METHODS
     from edge.converters.prune import Pruning
     from edge.converters.quantizers.mixed import AROUND
+    from edge.model.layers import TABLE
     from edge.model.lora_file import parse_lora
 
     if base is not None:
