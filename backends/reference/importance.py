@@ -91,8 +91,8 @@ def fit(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> list[FloatArray]:
                 part = engine.add(part, block, at, engine.run_core(block, at, normed))
             x[rows] = part
         if most is not None and core is not None:
-            own = _written(engine, core, layer, source, most)
-            targets[source] = np.maximum(targets[source], own) if source in targets else own
+            added = _written(engine, core, layer, source, most)
+            targets[source] = np.maximum(targets[source], added) if source in targets else added
     found = [_fit_layer(engine, layer, positions[: text.size], targets[layer]) for layer in ranked]
     if not all(np.isfinite(each).all() for each in found):
         raise ModelFormatError(f"{file.path}: attention is no number: its weights are damaged or overflow")

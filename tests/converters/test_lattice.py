@@ -11,13 +11,15 @@ from gguf.quants import dequantize as ggufs_values
 from gguf.quants import quantize as ggufs
 from small_models import Small, write_small
 from test_cli import edge
+from test_gemma4 import write_wide
 
 from edge.converters.ggml import quantize_file
 from edge.converters.quantize import METHODS, Settings, quantize_gguf
 from edge.converters.quantizers.lattice import is_trained
 from edge.converters.quantizers.rtn import quantize
 from edge.formats.blocks import dequantize
-from edge.formats.gguf import GGUFFile
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.model.layers import TABLE
 from edge.model.model import open_model
 from edge.types import FloatArray
 
@@ -95,7 +97,7 @@ def matrices(file: GGUFFile) -> dict[str, FloatArray]:
     return {
         name: dequantize(file.tensor_bytes(info).reshape(info.shape[1], -1), info.type)
         for name, info in file.tensors.items()
-        if name.startswith("blk.") and len(info.shape) == 2
+        if (name.startswith("blk.") or name == f"{TABLE}.weight") and len(info.shape) == 2
     }
 
 
@@ -107,6 +109,18 @@ def test_every_method_keeps_them(method: str, path: Path, tmp_path: Path) -> Non
     for name, weight in matrices(model.file).items():
         assert error(matrices(found)[name], weight) < 0.003, name
     assert "Q4_0 keeps them as they are" in report.notes[-1]
+
+
+def test_gemma_4_keeps_them_in_its_tables_too(tmp_path: Path) -> None:
+    """Its official checkpoints are trained so: values stay the same in the file from which all exports are packed."""
+    file, spec = write_wide(tmp_path / "model.gguf", "F16", draw=trained)
+    for method in ("rtn", "best"):
+        settings = Settings(method=method, embedding="Q4_0", output="Q4_0")
+        report = quantize_gguf(file, spec, tmp_path / "q.gguf", settings, TOKENS[:512])
+        assert report.types[f"{TABLE}.weight"] == "Q4_0"
+        assert {report.types[f"blk.0.{name}.weight"] for name in ("attn_q", "inp_gate", "proj")} == {"Q4_0"}
+        found = matrices(read_gguf(tmp_path / "q.gguf"))
+        assert all(error(found[name], weight) < 0.003 for name, weight in matrices(file).items())
 
 
 @pytest.mark.parametrize("settings", [Settings("Q8_0", "rtn"), Settings(method="rtn", group_size=64)])

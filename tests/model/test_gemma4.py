@@ -26,6 +26,7 @@ from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import make_plan
+from edge.types import FloatArray
 
 FILE = GOLDEN / "gemma4.gguf"
 OURS = ("reference", "cpu")
@@ -57,8 +58,11 @@ WITH_EXPERTS = replace(
 )  # fmt: skip
 
 
-def write_wide(path: Path, mixture: str, model: KnownModel = WIDE) -> tuple[GGUFFile, ModelSpec]:
-    """Two KV heads, sizes of whole blocks of any type, and layers that read the rows of the second or third."""
+def write_wide(
+    path: Path, mixture: str, model: KnownModel = WIDE, draw: Callable[[tuple[int, int], int], FloatArray] | None = None
+) -> tuple[GGUFFile, ModelSpec]:
+    """Two KV heads, sizes of whole blocks of any type, and layers that read the rows of the second or third. draw:
+    makes matrices, [rows, columns], from a seed."""
     file = outline_model(model, mixture, path, loadable=True)
     with path.open("r+b") as out:
         for seed, info in enumerate(file.tensors.values()):
@@ -67,6 +71,8 @@ def write_wide(path: Path, mixture: str, model: KnownModel = WIDE) -> tuple[GGUF
                 values = np.where(np.arange(columns) < columns // 4, 1, 1e30)
             elif len(info.shape) == 1:
                 values = 1 + 0.2 * random.standard_normal(columns)
+            elif draw:
+                values = draw((info.rows, columns), seed)
             else:
                 values = 1.2 / np.sqrt(columns) * random.standard_normal((info.rows, columns))
             if info.type in ("F32", "F16"):
