@@ -110,6 +110,7 @@ class Report:
     files: dict[str, int] = field(default_factory=dict)  # bytes by name
     seconds: dict[str, float] = field(default_factory=dict)  # by step
     peak: int = 0  # of the resident set, bytes (measured)
+    read: list[str] = field(default_factory=list)  # lines on quantized matrices of a checkpoint
     pruned: Pruned | None = None
     perplexity: dict[str, float] = field(
         default_factory=dict
@@ -275,7 +276,7 @@ def _read(path: Path, work: Path, wanted: Conversion, report: Report, steps: Ste
     if not path.is_dir():
         return read_gguf(path)
     with _timed(report, "reading", steps) as progress:
-        convert_folder(path, work / "read.gguf", progress=progress, blocks=wanted.keeps_blocks)
+        report.read = convert_folder(path, work / "read.gguf", progress=progress, blocks=wanted.keeps_blocks)
     return read_gguf(work / "read.gguf")
 
 

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.json_file import read_object, shown
 from edge.formats.safetensors import Stored, read_header
-from edge.types import AnyArray
+from edge.types import AnyArray, FloatArray
+
+
+@dataclass
+class Loss:
+    """The squared error of matrices that became blocks, and the squares of their values."""
+
+    error: float = 0.0
+    square: float = 0.0
+
+    def add(self, values: FloatArray, kept: FloatArray) -> None:
+        exact, made = (each.astype(np.float64).ravel() for each in (values, kept))
+        self.error += float(np.square(made - exact).sum())
+        self.square += float(np.square(exact).sum())
+
+    def __add__(self, other: Loss) -> Loss:
+        return Loss(self.error + other.error, self.square + other.square)
+
+    @property
+    def relative(self) -> float:
+        """The root mean square of the error, as a share of that of the values; 0: none."""
+        return sqrt(self.error / self.square) if self.square else 0.0
+
+
+class Kept(NamedTuple):
+    """A quantized matrix in blocks."""
+
+    data: AnyArray  # uint8 [..., rows, bytes of a row]
+    loss: Loss
 
 
 class CheckpointTensor(Protocol):
@@ -23,6 +55,17 @@ class CheckpointTensor(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
     def read(self) -> AnyArray: ...
+
+
+@runtime_checkable
+class BlockTensor(CheckpointTensor, Protocol):
+    """A tensor that blocks of GGUF can keep."""
+
+    @property
+    def format(self) -> str: ...  # of the checkpoint, for people
+    @property
+    def block_type(self) -> str | None: ...
+    def read_blocks(self) -> Kept: ...
 
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from reprlib import repr as brief
@@ -21,11 +21,13 @@ from edge.converters.huggingface.architectures import of_config
 from edge.converters.huggingface.architectures.common import Architecture, Layout, Sizes
 from edge.converters.huggingface.architectures.rope import kept_fields, rope_dimensions, rope_fields, rope_tensors
 from edge.converters.huggingface.architectures.settings import header_fields
-from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkpoint
+from edge.converters.huggingface.checkpoint import BlockTensor, CheckpointTensor, Loss, read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
 from edge.converters.huggingface.layout import is_finite, to_gguf, to_kind
 from edge.converters.huggingface.pooling import dense_layers, pooling_fields, prompt_fields
-from edge.converters.huggingface.quantized import Mxfp4, Packed, find_packed
+from edge.converters.huggingface.quantized.find import find_quantized
+from edge.converters.huggingface.quantized.floats import Mxfp4
+from edge.converters.huggingface.quantized.matrix import Quantized
 from edge.converters.huggingface.tokenizer import read_vocabulary
 from edge.converters.huggingface.views import Tensors
 from edge.devices.output import new_file, work_folder
@@ -70,12 +72,16 @@ class ImportedTensor:
     source: CheckpointTensor
     layout: Layout
     heads: int
+    exact: bool  # always F32
+    loss: Loss = field(default_factory=Loss, compare=False)  # of blocks, once `data` was called
 
     def data(self) -> AnyArray:
         """The tensor in GGUF's layout. Raises ModelFormatError for values that are not finite."""
         kind, wanted = self.source.dtype, self.planned.type
-        if wanted not in FLOATS and isinstance(self.source, Packed | Mxfp4):
-            return to_gguf(self.source.read_blocks(), self.layout, self.heads)
+        if wanted not in FLOATS and isinstance(self.source, BlockTensor):
+            data, loss = self.source.read_blocks()
+            self.loss.error, self.loss.square = loss.error, loss.square
+            return to_gguf(data, self.layout, self.heads)
         array = self.source.read()
         where = f"{self.source.path}: {self.source.name}"
         if not is_finite(array, kind):
@@ -104,6 +110,20 @@ class Source:
         for part in self.parts:
             yield part.data()
 
+    def notes(self) -> list[str]:
+        """A line for each format of quantized matrices: the blocks that they became, and what was lost by that."""
+        groups: dict[tuple[str, str], list[Loss]] = {}
+        for part in self.parts:
+            if isinstance(part.source, BlockTensor) and part.source.format:
+                groups.setdefault((part.source.format, part.planned.type), []).append(part.loss)
+        lines = []
+        for (name, kind), losses in groups.items():
+            lost = max(loss.relative for loss in losses)
+            how = f"an error of {sum(losses, Loss()).relative:.2g} of the values, at most {lost:.2g} in a matrix"
+            kept = "dequantized" if kind in FLOATS else how if lost else "the same values"
+            lines.append(f"{len(losses)} matrices of {name} became {kind}: {kept}")
+        return lines
+
 
 def is_folder(path: Path) -> bool:
     """Whether a path looks like a Hugging Face model."""
@@ -130,12 +150,12 @@ def convert_folder(
     type: str | None = None,
     blocks: bool = False,
     name: str | None = None,
-) -> None:
-    """Write the GGUF file, atomically.
+) -> list[str]:
+    """Write the GGUF file, atomically. Returns lines on quantized matrices, for people.
 
     type: F32, F16 or BF16 for all matrices; default: each keeps its own, and quantized ones become float16.
-    blocks: quantized matrices keep their values, in Q4_0 or Q4_1, where these types can hold them. name: the model's;
-    default: the folder's.
+    blocks: quantized matrices become blocks, which keep their values where there is such a type, and else are Q8_0.
+    name: the model's; default: the folder's.
     Raises InputError if files are missing or the target cannot be written, ModelFormatError if they are damaged or
     contradict each other, UnsupportedError for unknown architectures, tokenizers and quantizations.
     """
@@ -149,6 +169,7 @@ def convert_folder(
         except EdgeError as error:
             message = str(error).removeprefix(f"{temporary}: ")
             raise ModelFormatError(f"{folder}: as GGUF, it would not be readable: {message}") from None
+    return source.notes()
 
 
 def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, name: str | None = None) -> Source:
@@ -165,7 +186,7 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, 
     fields |= pooling_fields(folder) | prompt_fields(folder) | sizes_of_dense
     factors = rope_tensors(rope, sizes) if rope else {}
     tensors = read_checkpoint(folder)
-    packed = find_packed(tensors, whole)
+    packed = find_quantized(tensors, whole)
     apart = architecture.prepare({**tensors, **packed}, config)
     root = _root(folder, architecture, apart)
     names = _names(architecture, sizes, root, apart) | {name: name for name in dense}
@@ -187,7 +208,7 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, 
     for theirs, source in apart.items():
         if theirs not in used and not theirs.startswith(_OTHERS) and not theirs.endswith(_BUFFERS):
             raise ModelFormatError(f"{source.path}: {shown(theirs)} is no tensor of a {architecture.name} model")
-    if blocks:
+    if blocks and type is None:
         parts = [_as_blocks(part) for part in parts]
     vocabulary = read_vocabulary(folder, whole, sizes.vocab)
     header: dict[str, Field] = {
@@ -312,7 +333,7 @@ def _part(
 ) -> ImportedTensor:  # fmt: skip
     stem, shape = name.split(".")[-2], ggml_shape[::-1]
     layout = architecture.layout(name)
-    if layout == "transposed" and isinstance(source, Packed):
+    if layout == "transposed" and isinstance(source, Quantized):
         layout = "same"  # packed layers have one layout for all architectures
     expected = shape[::-1] if layout == "transposed" else shape
     if tensor.stored:
@@ -323,15 +344,16 @@ def _part(
     if source.dtype not in FLOATS:
         raise UnsupportedError(f"{where} is of type {source.dtype}: only {', '.join(FLOATS)} are read")
     kind = wanted or (source.block_type if isinstance(source, Mxfp4) else source.dtype)
-    if not tensor.columns or tensor.exact or tensor.bits == "all":
+    exact = not tensor.columns or tensor.exact or tensor.bits == "all"
+    if exact:
         kind = "F32"
     heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}.get(stem, 1)
-    return ImportedTensor(Planned(name, ggml_shape, kind), source, layout, heads)
+    return ImportedTensor(Planned(name, ggml_shape, kind), source, layout, heads, exact)
 
 
 def _as_blocks(part: ImportedTensor) -> ImportedTensor:
-    kind = part.source.block_type if isinstance(part.source, Packed) else None
-    return part if kind is None else replace(part, planned=replace(part.planned, type=kind))
+    kind = part.source.block_type if isinstance(part.source, BlockTensor) else None
+    return part if kind is None or part.exact else replace(part, planned=replace(part.planned, type=kind))
 
 
 def _main_type(parts: list[ImportedTensor]) -> str:

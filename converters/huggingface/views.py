@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.converters.huggingface.checkpoint import CheckpointTensor
+from edge.converters.huggingface.checkpoint import BlockTensor, CheckpointTensor, Kept, Loss
 from edge.converters.huggingface.config import Config
 from edge.errors import ModelFormatError
 from edge.types import AnyArray, FloatArray
@@ -29,6 +29,7 @@ class View:
     name: str
     shape: tuple[int, ...]
     make: Callable[[AnyArray], AnyArray]
+    by_rows: bool = False  # `make` takes whole rows, and so blocks of them, too
 
     @property
     def path(self) -> Path:
@@ -38,8 +39,21 @@ class View:
     def dtype(self) -> str:
         return self.whole.dtype
 
+    @property
+    def format(self) -> str:
+        return getattr(self.whole, "format", "")
+
+    @property
+    def block_type(self) -> str | None:
+        return self.whole.block_type if self.by_rows and isinstance(self.whole, BlockTensor) else None
+
     def read(self) -> AnyArray:
         return self.make(self.whole.read())
+
+    def read_blocks(self) -> Kept:
+        assert isinstance(self.whole, BlockTensor)
+        data, loss = self.whole.read_blocks()
+        return Kept(self.make(data), loss)
 
 
 @dataclass(frozen=True)
@@ -61,11 +75,35 @@ class Stack:
     def shape(self) -> tuple[int, ...]:
         return len(self.parts), *self.parts[0].shape
 
+    @property
+    def format(self) -> str:
+        return getattr(self.parts[0], "format", "")
+
+    @property
+    def block_type(self) -> str | None:
+        kinds = {part.block_type if isinstance(part, BlockTensor) else None for part in self.parts}
+        return kinds.pop() if len(kinds) == 1 else None
+
     def read(self) -> AnyArray:
-        first = self.parts[0].read()
-        whole = np.empty(self.shape, first.dtype)
-        for index, part in enumerate(self.parts):
-            whole[index] = part.read() if index else first
+        return self._stacked(lambda part: part.read())
+
+    def read_blocks(self) -> Kept:
+        losses = []
+
+        def blocks(part: CheckpointTensor) -> AnyArray:
+            assert isinstance(part, BlockTensor)
+            data, loss = part.read_blocks()
+            losses.append(loss)
+            return data
+
+        return Kept(self._stacked(blocks), sum(losses, Loss()))
+
+    def _stacked(self, read: Callable[[CheckpointTensor], AnyArray]) -> AnyArray:
+        first = read(self.parts[0])
+        whole = np.empty((len(self.parts), *first.shape), first.dtype)
+        whole[0] = first
+        for index, part in enumerate(self.parts[1:], start=1):
+            whole[index] = read(part)
         return whole
 
 
@@ -154,7 +192,7 @@ def reordered(tensor: CheckpointTensor, order: AnyArray, axis: int = 0) -> Check
     """The tensor with its rows, or columns, in another order. A tensor of another size stays as it is."""
     if len(tensor.shape) <= axis or tensor.shape[axis] != len(order):
         return tensor
-    return View(tensor, tensor.name, tensor.shape, lambda array: np.take(array, order, axis))
+    return View(tensor, tensor.name, tensor.shape, lambda array: np.take(array, order, axis), axis == 0)
 
 
 def _share(tensor: CheckpointTensor, name: str, index: int, count: int, axis: int) -> View:
@@ -162,4 +200,4 @@ def _share(tensor: CheckpointTensor, name: str, index: int, count: int, axis: in
     size = tensor.shape[axis] // count
     shape = (*tensor.shape[:axis], size, *tensor.shape[axis + 1 :])
     place = (*[slice(None)] * axis, slice(index * size, (index + 1) * size))
-    return View(tensor, name, shape, lambda array: array[place])
+    return View(tensor, name, shape, lambda array: array[place], axis < len(shape) - 1)

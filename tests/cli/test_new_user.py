@@ -34,10 +34,6 @@ def test_files_in_other_forms(tmp_path: Path) -> None:
     schema.write_bytes(b"\xef\xbb\xbf" + json.dumps({"type": "integer"}).encode())
     assert read_grammar(json_schema=schema, lark=None, regex=None).json_schema == '{"type": "integer"}'
 
-    mlx = copy_folder("llama", tmp_path / "mlx")
-    edit_json(mlx / "config.json", lambda said: said.update(quantization={"group_size": 64, "bits": 4}))
-    assert "quantized by MLX" in complaint(lambda: open_folder(mlx))
-
     part, file = tmp_path / "renamed.gguf", read_gguf(TINY)
     said = complaint(lambda: write_outline(part, fields_of(file) | {"split.count": np.uint16(3)}, []))
     assert "NAME-00001-of-00003.gguf" in said  # it reads what it wrote

@@ -25,7 +25,10 @@ ONE_WAY = (  # these are not written
     "gemma4_moe", "gemma4_text", "gpt_oss", "granite_experts", "granite_mamba", "lfm2", "lfm2_moe", "nemotron_h",
     "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe",
 )  # fmt: skip
-DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int32, "U8": np.uint8}
+DTYPES = {
+    "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "I32": np.int32, "U32": np.uint32,
+    "I8": np.int8, "U8": np.uint8, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8,
+}  # fmt: skip
 
 Tensors = dict[str, tuple[str, AnyArray]]
 """By name: the type that the format says, and the values."""

@@ -18,7 +18,7 @@ from edge.converters.huggingface.architectures.rope import read_rope
 from edge.converters.huggingface.architectures.settings import Count, Fixed, changed
 from edge.converters.huggingface.checkpoint import CheckpointTensor
 from edge.converters.huggingface.config import Config
-from edge.converters.huggingface.quantized import Mxfp4
+from edge.converters.huggingface.quantized.floats import Mxfp4
 from edge.converters.huggingface.views import Tensors, View
 from edge.errors import UnsupportedError
 from edge.formats.gguf_writer import Field

@@ -280,6 +280,8 @@ def _show(report: Report, device: str | None, *, quiet: bool) -> None:
     print(table([str(report.target), "size"], [[name, format_bytes(size)] for name, size in report.files.items()]))
     if quiet:
         return
+    if report.read:
+        note("\n".join(report.read))
     if made := report.quantized:
         note(
             "\n".join([f"{type_counts(made.types.values())}; {made.bits_per_weight:.2f} bits per weight", *made.notes])

@@ -1,0 +1,198 @@
+"""Small floats with shared scales: FP8 and MXFP8, MXFP4 and NVFP4, and bitsandbytes' tables of 16 values.
+
+Weights of FP8 are E4M3 or E5M2, times scales that blocks of any size share. A byte of FP4 holds two E2M1 codes, the
+first in the low half; 32 codes share a power of two (MXFP4, OCP Microscaling Formats 1.0), or 16 codes a scale in E4M3,
+and a matrix another one (NVFP4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from edge.converters.huggingface.checkpoint import CheckpointTensor, Kept, Loss
+from edge.converters.huggingface.quantized.matrix import Quantized
+from edge.errors import ModelFormatError
+from edge.formats.blocks import BLOCK, FP4, dequantize, nbytes
+from edge.types import AnyArray, FloatArray
+
+_BYTES = nbytes("MXFP4", BLOCK)
+_LEVELS = np.array(FP4, np.float32) / 2
+
+
+def _floats_of_8_bits(exponent: int, mantissa: int) -> FloatArray:
+    """The values of all bytes: a sign, an exponent and a mantissa of these bits."""
+    codes = np.arange(256)
+    power, low = codes >> mantissa & (1 << exponent) - 1, codes & (1 << mantissa) - 1
+    bias, steps = (1 << exponent - 1) - 1, 1 << mantissa
+    values = np.where(power == 0, low, low + steps) * np.exp2(np.maximum(power, 1) - bias - mantissa)
+    if exponent == 4:
+        values[codes & 127 == 127] = np.nan
+    else:
+        values[power == 31] = np.where(low[power == 31] == 0, np.inf, np.nan)
+    return np.asarray(np.where(codes < 128, values, -values), np.float32)
+
+
+FP8 = {"F8_E4M3": _floats_of_8_bits(4, 3), "F8_E5M2": _floats_of_8_bits(5, 2)}
+POWERS = np.append(np.exp2(np.arange(255) - 127.0), np.nan).astype(np.float32)  # E8M0
+
+
+@dataclass(frozen=True)
+class Fp8(Quantized):
+    """A matrix in FP8, whose scales [a, b] each serve `block` values (rows, columns); the last may be fewer."""
+
+    block: tuple[int, int] = (1, 1)
+    weight: str = "F8_E4M3"
+
+    def opened(self) -> Callable[[slice], FloatArray]:
+        raw = self.parts["weight"].read().view(np.uint8).reshape(-1, self.shape[-1])
+        scales = scales_of(self, "scale")
+        scales = scales.reshape(-1, scales.shape[-1]) if scales.ndim > 1 else scales.reshape(-1, 1)
+        (height, width), rows = self.block, self.shape[-2]
+        each = -(-rows // height)  # rows of scales of a matrix
+
+        def take(chosen: slice) -> FloatArray:
+            numbers = np.arange(chosen.start, chosen.stop)
+            found = scales[numbers // rows * each + numbers % rows // height]
+            with np.errstate(invalid="ignore"):
+                values = FP8[self.weight][raw[chosen]] * found.repeat(width, axis=1)[:, : self.shape[-1]]
+            if not np.isfinite(values).all():
+                raise self.wrong("has values that are no numbers")
+            return np.asarray(values, np.float32)
+
+        return take
+
+
+@dataclass(frozen=True)
+class Fp4(Quantized):
+    """A matrix in MXFP4 or NVFP4. Scales are bytes: E8M0 of 32 values or E4M3 of 16, which `factor` multiplies."""
+
+    divided: bool = False  # `factor` divides instead
+
+    def opened(self) -> Callable[[slice], FloatArray]:
+        raw = self.parts["weight"].read().view(np.uint8).reshape(-1, self.shape[-1] // 2)
+        scales = scales_of(self, "scale").reshape(len(raw), -1)
+        factor = np.float32(1)
+        if "factor" in self.parts:
+            factor = self.floats("factor").reshape(-1)[0]
+            factor = 1 / factor if self.divided else factor
+
+        def take(chosen: slice) -> FloatArray:
+            values = _LEVELS[_pairs(raw[chosen])]
+            found = (scales[chosen] * factor).repeat(self.shape[-1] // scales.shape[1], axis=1)
+            return np.asarray(values * found, np.float32)
+
+        return take
+
+    def read_blocks(self) -> Kept:
+        if self.block_type != "MXFP4":
+            return super().read_blocks()
+        raw = self.parts["weight"].read().view(np.uint8).reshape(-1, BLOCK // 2)
+        scales = self.parts["scale"].read().reshape(-1)
+        return self.kept(mxfp4_blocks(raw, scales).reshape(-1, self.shape[-1] // BLOCK * _BYTES), Loss())
+
+
+def scales_of(matrix: Quantized, part: str) -> FloatArray:
+    """Scales that are floats or bytes, E4M3 or E8M0, as float32. Raises ModelFormatError."""
+    stored = matrix.parts[part]
+    if stored.dtype not in ("F8_E4M3", "F8_E8M0", "U8"):
+        return matrix.floats(part)
+    bytes_of_16 = stored.dtype == "U8" and stored.shape[-1] * 16 == matrix.shape[-1]
+    table = FP8["F8_E4M3"] if stored.dtype == "F8_E4M3" or bytes_of_16 else POWERS
+    found = table[stored.read().view(np.uint8)]
+    if not np.isfinite(found).all():
+        raise ModelFormatError(f"{matrix.path}: {stored.name} has values that are no numbers")
+    return found
+
+
+@dataclass(frozen=True)
+class Mxfp4:
+    """Stacked experts in MXFP4, as gpt-oss has them.
+
+    Read as the same values in bfloat16, [experts, rows, columns].
+    """
+
+    blocks: CheckpointTensor  # uint8 [experts, rows, columns / 32, 16]
+    scales: CheckpointTensor  # uint8 [experts, rows, columns / 32], exponents with a bias of 127
+    name: str
+    rows: slice  # the rows to take
+
+    dtype, block_type, format = "BF16", "MXFP4", "MXFP4"
+
+    @classmethod
+    def of(cls, blocks: CheckpointTensor, scales: CheckpointTensor) -> Mxfp4:
+        """All rows of a pair of tensors. Raises ModelFormatError if they do not fit each other."""
+        fits = blocks.shape == (*scales.shape, BLOCK // 2) and len(scales.shape) == 3
+        if not fits or (blocks.dtype, scales.dtype) != ("U8", "U8"):
+            raise ModelFormatError(f"{blocks.path}: {blocks.name} is no matrix in MXFP4")
+        return cls(blocks, scales, blocks.name, slice(None))
+
+    @property
+    def path(self) -> Path:
+        return self.blocks.path
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        experts, rows, count = self.scales.shape
+        return experts, len(range(*self.rows.indices(rows))), count * BLOCK
+
+    def with_rows(self, name: str, rows: slice) -> Mxfp4:
+        return replace(self, name=name, rows=rows)
+
+    def read(self) -> AnyArray:
+        data, _ = self.read_blocks()
+        values = dequantize(data.reshape(-1, self.shape[2] // BLOCK * _BYTES), self.block_type)
+        return (values.view(np.uint32) >> 16).astype(np.uint16).reshape(self.shape)
+
+    def read_blocks(self) -> Kept:
+        made = mxfp4_blocks(self.blocks.read()[:, self.rows], self.scales.read()[:, self.rows])
+        return Kept(made.reshape(*made.shape[:2], -1), Loss())
+
+
+def mxfp4_blocks(codes: AnyArray, scales: AnyArray) -> AnyArray:
+    """GGUF's blocks, uint8 [..., 17], of codes [..., 16] and scales: the scale, then the codes of the first half in low
+    nibbles, and of the second half in high nibbles."""
+    each, half = _pairs(codes), BLOCK // 2
+    made = np.empty((*scales.shape, _BYTES), np.uint8)
+    made[..., 0], made[..., 1:] = scales.view(np.uint8), each[..., :half] | each[..., half:] << 4
+    return made
+
+
+def _pairs(raw: AnyArray) -> AnyArray:
+    """Unpack bytes [..., n] to codes [..., 2 n], those of low halves first."""
+    each = np.empty((*raw.shape[:-1], 2 * raw.shape[-1]), np.uint8)
+    each[..., ::2], each[..., 1::2] = raw & 15, raw >> 4
+    return each
+
+
+@dataclass(frozen=True)
+class Table(Quantized):
+    """A matrix of bitsandbytes: codes of 4 bits, the first in the high half of a byte, of values in a table.
+
+    As many values as `block` states share a scale, across rows, too. Scales may be codes of 8 bits of a table
+    themselves (double quantization): scale = table[code] · nested scale + offset.
+    """
+
+    block: int = 64
+    nested_block: int = 0  # scales that share a nested scale; 0: scales are floats
+    offset: float = 0.0
+
+    def opened(self) -> Callable[[slice], FloatArray]:
+        rows, columns = self.shape
+        raw, table = self.parts["weight"].read().reshape(-1), self.floats("quant_map")
+        codes = np.stack([raw >> 4, raw & 15], axis=-1).reshape(-1)[: rows * columns].reshape(rows, columns)
+        if self.nested_block:
+            nested = self.floats("nested_absmax")
+            scales = self.floats("nested_quant_map")[self.parts["absmax"].read()]
+            scales = scales * nested[np.arange(scales.size) // self.nested_block] + np.float32(self.offset)
+        else:
+            scales = self.floats("absmax").reshape(-1)
+
+        def take(chosen: slice) -> FloatArray:
+            at = np.arange(chosen.start * columns, chosen.stop * columns).reshape(-1, columns) // self.block
+            return np.asarray(table[codes[chosen]] * scales[at], np.float32)
+
+        return take
