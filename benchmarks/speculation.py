@@ -65,8 +65,8 @@ PROMPTS = {
 
 
 def answer(session: Any, prompt: str, tokens: int, *, ignore_eos: bool) -> Any:
-    if session._sequence.ahead.speculation:  # or the same answer of the round before would be copied
-        session._sequence.ahead.speculation.drafts.clear()
+    if session._sequence.ahead.most:  # or the same answer of the round before would be copied
+        session._sequence.ahead.drafts.clear()
     session.generate(prompt, max_tokens=tokens, ignore_eos=ignore_eos)
     return session.report
 

@@ -38,7 +38,7 @@ from edge.plan.plan import DRAFT_TEXT
 from edge.prompt_cache.tree import SNAPSHOT_STEP
 from edge.run import reclaim
 from edge.run.budgets import governor, meters
-from edge.run.drafting import ahead, drafts, speculation
+from edge.run.drafting import ahead, drafts
 from edge.run.sampling import sampler
 from edge.run.starting import race
 
@@ -109,9 +109,9 @@ _INTEGERS = {
     "MOST_DRAFTS": max(each.gemm_tokens for each in TARGETS) - 1,
     "DRAFT_TEXT": DRAFT_TEXT,
     "DRAFT_DEPTH": drafts.DEPTH,
-    "DRAFT_KINDS": len(speculation.FIRST_CHANCES),
-    "DRAFT_CONTEXTS": len(speculation.CONTEXTS),
-    "FEW_TIMES": speculation.FEW,
+    "DRAFT_KINDS": len(ahead.FIRST_CHANCES),
+    "DRAFT_CONTEXTS": len(ahead.CONTEXTS),
+    "FEW_TIMES": ahead.FEW,
     "SHORT_READINGS": governor.SHORT_READINGS,
     "FIRST_PAID": governor.FIRST_PAID,
     "FIRST_TIMED": governor.FIRST_TIMED,
@@ -142,14 +142,14 @@ _DOUBLES = {
     "FEW_TILES": two_stages.FEW,
     "COLDEST": sampler.COLDEST,
     "BURST_S": ahead.BURST_S,
-    "LEAST_GAIN": speculation.LEAST_GAIN,
-    "CAUTION": speculation.CAUTION,
-    "FIRST_COST": speculation.FIRST_COST[0],
-    "FIRST_COST_EACH": speculation.FIRST_COST[1],
-    "TRUSTED_DRAFTS": speculation.TRUSTED,
-    "DRAFTS_REMEMBERED": speculation.MEMORY,
-    "NEWEST_TIME": speculation.NEWEST,
-    "OUTLIER_TIME": speculation.OUTLIER,
+    "LEAST_GAIN": ahead.LEAST_GAIN,
+    "CAUTION": ahead.CAUTION,
+    "FIRST_COST": ahead.FIRST_COST[0],
+    "FIRST_COST_EACH": ahead.FIRST_COST[1],
+    "TRUSTED_DRAFTS": ahead.TRUSTED,
+    "DRAFTS_REMEMBERED": ahead.MEMORY,
+    "NEWEST_TIME": ahead.NEWEST,
+    "OUTLIER_TIME": ahead.OUTLIER,
 }
 _STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | gpu_programs.STRUCTS
 _STRUCTS |= npu_graphs.STRUCTS
@@ -165,8 +165,8 @@ def constants_header() -> str:
         "#pragma once\n\n#include <stddef.h>\n#include <stdint.h>\n",
         _enum("", (f"{name} = {value}" for name, value in _INTEGERS.items())),
         *(f"static const double {name} = {float(value)!r};" for name, value in _DOUBLES.items()),
-        f"static const double FIRST_CHANCES[] = {{{', '.join(map(repr, speculation.FIRST_CHANCES))}}};",
-        f"static const uint32_t CONTEXT_ROWS[] = {{{', '.join(map(str, speculation.CONTEXTS))}}};",
+        f"static const double FIRST_CHANCES[] = {{{', '.join(map(repr, ahead.FIRST_CHANCES))}}};",
+        f"static const uint32_t CONTEXT_ROWS[] = {{{', '.join(map(str, ahead.CONTEXTS))}}};",
         f"static const float LARGEST_HALF = {row_formats.LARGEST};",
         _enum("section_kind", [*(f"SECTION_{each.name} = {each.value}" for each in Section), "SECTIONS"]),
         _enum("chat_part", [*(f"CHAT_{name.upper().replace(' ', '_')}" for name in chat.PARTS), "CHAT_PARTS"]),

@@ -46,7 +46,7 @@ def report_of(
         lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
         prefix=PrefixUse(prefix.file.name, prefix.ids.size, prefix.file.sha256) if prefix else None,
         team=team_since(run.team, loaded.team()),
-        drafted=sequence.ahead.speculation.report() if sequence.ahead.speculation else None,
+        drafted=sequence.ahead.report(),
         tool_calls=run.calls.found if run.calls else (),
         incomplete=run.incomplete,
         beams=run.beams,

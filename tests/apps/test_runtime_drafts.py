@@ -24,7 +24,7 @@ from test_speculation import repetitive_texts
 from edge.apps.enums import Finish, Role, Speculate
 from edge.errors import InputError
 from edge.plan.plan import DRAFT_TEXT, DRAFT_TEXT_BYTES
-from edge.run.drafting.speculation import Speculation
+from edge.run.drafting.ahead import Ahead
 
 pytest.importorskip("tvm_ffi")
 if shutil.which("cc") is None:
@@ -173,7 +173,7 @@ class _Both:
         arena = _Arena(start, 0)
         self._c, self._most = c_void_p(self._library.drafts_layout(byref(arena))), most
         assert arena.used <= DRAFT_TEXT_BYTES + 1024
-        self.python = Speculation(most)
+        self.python = Ahead(most)
 
     def note(self, tokens: list[int]) -> None:
         self.python.note(np.array(tokens, np.int32))

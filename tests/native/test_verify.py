@@ -236,7 +236,6 @@ def test_drafts_never_come_from_forgotten_or_foreign_text() -> None:
 
 def _copied(sequence: TokenSequence, text: IntArray) -> bool:
     """Whether a draft behind the beginning of a text would be its continuation."""
-    assert sequence.ahead.speculation is not None
-    drafts = copy.deepcopy(sequence.ahead.speculation.drafts)
+    drafts = copy.deepcopy(sequence.ahead.drafts)
     drafts.add(text[:10])
     return drafts.draft(5).tolist() == text[10:15].tolist()

@@ -15,8 +15,8 @@ from edge.backends import engine_named
 from edge.errors import InputError, UnsupportedError
 from edge.options import Options
 from edge.plan.plan import make_plan
-from edge.run.drafting import speculation
-from edge.run.drafting.speculation import Speculation
+from edge.run.drafting import ahead
+from edge.run.drafting.ahead import Ahead
 from edge.sampling import SamplingParams
 
 LARGE, OTHER = GOLDEN / "llama-gqa-tied.gguf", GOLDEN / "llama-one-layer.gguf"
@@ -28,10 +28,10 @@ GREEDY, WARM = SamplingParams(), SamplingParams(temperature=1, seed=4)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model drafts whatever that costs, and nothing is copied."""
 
-    def length(_self: Speculation, most: int, _given: int, place: int, _each: float) -> tuple[int, float]:
-        return (most, 2.0) if place == speculation._MODEL else (0, 1.0)
+    def length(_self: Ahead, most: int, _given: int, place: int, _each: float) -> tuple[int, float]:
+        return (most, 2.0) if place == ahead._MODEL else (0, 1.0)
 
-    monkeypatch.setattr(Speculation, "_length", length)
+    monkeypatch.setattr(Ahead, "_length", length)
 
 
 def answers(draft: Path | None, sampling: SamplingParams, **options: Any) -> tuple[list[str], list[edge.RunReport]]:
@@ -69,7 +69,7 @@ def test_another_model_changes_no_token(always: None, sampling: SamplingParams) 
 
 
 def test_model_that_costs_what_it_saves_drafts_nothing() -> None:
-    one = Speculation(7, model=_Model())  # type: ignore[arg-type]
+    one = Ahead(7, model=_Model())  # type: ignore[arg-type]
     one.drafts.begin(np.arange(9, dtype=np.int32))
     for rows in range(1, 9):
         for _ in range(50):
@@ -78,7 +78,7 @@ def test_model_that_costs_what_it_saves_drafts_nothing() -> None:
 
 
 def test_cheap_model_drafts_while_right() -> None:
-    one = Speculation(7, model=_Model(share=0.05))  # type: ignore[arg-type]
+    one = Ahead(7, model=_Model(share=0.05))  # type: ignore[arg-type]
     one.drafts.begin(np.arange(9, dtype=np.int32))
     lengths = []
     for _ in range(30):

@@ -29,10 +29,10 @@ from edge.options import Options
 from edge.plan import engines as engines_of_plans
 from edge.plan.engines import plan_here
 from edge.plan.plan import Plan, make_plan
-from edge.run.drafting import speculation
+from edge.run.drafting import ahead
+from edge.run.drafting.ahead import Ahead
 from edge.run.drafting.drafts import Drafts
 from edge.run.drafting.mtp_layer import MTPLayer
-from edge.run.drafting.speculation import Speculation
 from edge.sampling import SamplingParams
 
 MODEL = GOLDEN / "mtp.gguf"
@@ -49,10 +49,10 @@ GREEDY, WARM = SamplingParams(), SamplingParams(temperature=1, seed=4)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer drafts two tokens whatever that costs, and nothing is copied. It was trained to draft one."""
 
-    def length(_self: Speculation, most: int, _given: int, place: int, _each: float) -> tuple[int, float]:
-        return (min(most, 2), 2.0) if place == speculation._MODEL else (0, 1.0)
+    def length(_self: Ahead, most: int, _given: int, place: int, _each: float) -> tuple[int, float]:
+        return (min(most, 2), 2.0) if place == ahead._MODEL else (0, 1.0)
 
-    monkeypatch.setattr(Speculation, "_length", length)
+    monkeypatch.setattr(Ahead, "_length", length)
 
 
 @pytest.fixture(scope="session")
@@ -196,13 +196,13 @@ def test_evictions_change_no_token(always: None) -> None:
 def test_layer_that_is_wrong_drafts_no_more(at_random: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a layer costs as little as that of a large model, and passes what they cost before they are timed."""
 
-    def cost(_self: Speculation, rows: int) -> float:
-        base, each = speculation.FIRST_COST
+    def cost(_self: Ahead, rows: int) -> float:
+        base, each = ahead.FIRST_COST
         return 1.0 if rows == 1 else base + each * rows
 
     monkeypatch.setattr(Drafts, "draft", lambda _self, _most: np.zeros(0, np.int32))  # nothing is copied
-    monkeypatch.setattr(Speculation, "_share", 0.05)
-    monkeypatch.setattr(Speculation, "_cost", cost)
+    monkeypatch.setattr(Ahead, "_share", 0.05)
+    monkeypatch.setattr(Ahead, "_cost", cost)
     right, wrong = (drafted(answers(model)[1])[0] for model in (MODEL, at_random))
     assert 0 < wrong < 60 < right  # of 240
 

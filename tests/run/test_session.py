@@ -64,7 +64,7 @@ class Tape:
         self._forward = session.engine.forward
         monkeypatch.setattr(session.engine, "forward", self._record)
         monkeypatch.setattr(session.engine, "most_candidates", 0, raising=False)  # all logits
-        monkeypatch.setattr(session._sequence.ahead, "speculation", None)  # it would run tokens that do not stay
+        monkeypatch.setattr(session._sequence.ahead, "most", 0)  # it would run tokens that do not stay
 
     def _record(self, tokens: IntArray) -> FloatArray:
         self.tokens += tokens.tolist()

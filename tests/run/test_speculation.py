@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from edge.errors import InputError
 from edge.options import Options
 from edge.plan.plan import DRAFT_TEXT
+from edge.run.drafting.ahead import FEW as FEW_PASSES
+from edge.run.drafting.ahead import Ahead
 from edge.run.drafting.drafts import Drafts
-from edge.run.drafting.speculation import FEW as FEW_PASSES
-from edge.run.drafting.speculation import Speculation
 
 MOST = 7
 FEW = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -112,7 +112,7 @@ def test_memory_is_bounded_and_newest_text_stays() -> None:
 def test_long_matches_are_drafted_in_full() -> None:
     rng = np.random.default_rng(0)
     text = rng.integers(0, 50_000, 500).tolist()
-    one = Speculation(MOST)
+    one = Ahead(MOST)
     one.drafts.add(np.array(text, np.int32))
     assert one.propose(99).size == 0  # nothing is the same
     one.drafts.add(np.array(text[100:101], np.int32))
@@ -123,7 +123,7 @@ def test_long_matches_are_drafted_in_full() -> None:
 
 
 def test_costly_passes_draft_nothing() -> None:
-    one = Speculation(MOST)
+    one = Ahead(MOST)
     for rows in range(1, 9):
         for _ in range(50):
             one.time(1, rows - 1, rows * 0.01)
@@ -139,7 +139,7 @@ class _Loop:
     """Steps and verifications of a text that is known, with costs that are known."""
 
     def __init__(self, costs: dict[int, float]) -> None:
-        self.one, self.costs = Speculation(len(costs) - 1), costs
+        self.one, self.costs = Ahead(len(costs) - 1), costs
         self.proposed = 0
         for rows, cost in costs.items():
             for _ in range(FEW_PASSES):
@@ -248,7 +248,7 @@ def test_longer_context_begins_with_costs_of_shorter_one() -> None:
 
 
 def test_without_drafts_nothing_is_gained() -> None:
-    one = Speculation(3)
+    one = Ahead(3)
     for behind, seconds, passes in ((100, 0.010, 1000), (1100, 0.015, 10)):
         for _ in range(passes):
             one.time(1, 0, seconds, behind)

@@ -1,5 +1,5 @@
 /* Drafts of the next tokens, copied from where the text was the same before, and how many of them to verify: a port of
- * edge/run/drafting/drafts.py and edge/run/drafting/speculation.py, without a model that drafts. */
+ * edge/run/drafting/drafts.py and edge/run/drafting/ahead.py, without a model that drafts. */
 #include <math.h>
 #include <string.h>
 

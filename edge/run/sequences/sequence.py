@@ -93,7 +93,7 @@ class TokenSequence:
         """Forget the conversation, and all texts, including earlier conversations', from which drafts are copied: the
         timing of other users' answers must not reveal them."""
         self.reset()
-        self.ahead.forget_texts()
+        self.ahead.drafts.clear()
 
     def give_up(self) -> None:
         """Drop all rows, none of which has been evicted; `resume` and `run_again` restore them."""
@@ -144,7 +144,7 @@ class TokenSequence:
         """Return the prompt to run; a follow-up begins with the conversation's tokens that have not been run."""
         if follow_up:
             prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks, given=prompt.given)
-            self.ahead.drop(len(self.pending))  # noted again as part of the prompt
+            self.ahead.drafts.drop(len(self.pending))  # noted again as part of the prompt
         else:
             self.ahead.restart(np.array(self.rows.fed, np.int32))
         self.prompt, self.pending = prompt, []
@@ -272,7 +272,8 @@ class TokenSequence:
             self._run_top(engine, tokens, sample.candidates)
         else:
             self._outcome = self.forward(tokens, upcoming=1)
-        self.ahead.time(self.ran, time.perf_counter() - started, behind)
+        if self.ahead.most:
+            self.ahead.time(self.ran, self.ahead.unsettled, time.perf_counter() - started, behind)
         del self.pending[: self.ran]
 
     def _run_top(self, engine: TopEngine, tokens: IntArray, count: int) -> None:
@@ -282,11 +283,11 @@ class TokenSequence:
 
     def _draft(self, most_ahead: Callable[[], int]) -> IntArray:
         """A draft of the tokens after the pending ones, as long as pays. No row is evicted for it."""
-        count, speculation = len(self.pending), self.ahead.speculation
-        if speculation is None or count > self.next_pass:
+        count, ahead = len(self.pending), self.ahead
+        if not ahead.most or count > self.next_pass:
             return np.zeros(0, np.int32)
-        room = min(most_ahead(), self.engine.kv.free, 1 + self.plan.config.drafts)
-        return speculation.propose(room - count, count, self.engine.kv.length)
+        room = min(most_ahead(), self.engine.kv.free, 1 + ahead.most)
+        return ahead.propose(room - count, count, self.engine.kv.length)
 
     def _verify(self, tokens: IntArray, draft: IntArray, top: int) -> None:
         """Run pending tokens and a draft, which goes into `ahead`. top: as for `Ahead.verify`."""
@@ -325,7 +326,7 @@ class TokenSequence:
 
     def settle_choices(self) -> None:
         """Drop tokens that the engine chose, since a grammar holds. Drafts stay, since their logits are known."""
-        if not self.ahead.drafted:
+        if not self.ahead.unsettled:
             self.settle()
 
     def end(self) -> None:
