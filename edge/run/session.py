@@ -363,12 +363,18 @@ class Session:
         that does not fit is left out. Raises BusyError during a generation, InputError for an empty query,
         UnsupportedError where an engine has no hidden states.
         """
+        return self.rank_counted(query, texts, instruction=instruction)[0]
+
+    def rank_counted(
+        self, query: str, texts: Sequence[str], *, instruction: str | None = None
+    ) -> tuple[FloatArray, int]:
+        """As `rank`, with the number of tokens that ran."""
         from edge.run.sequences.ranking import rank
 
         self._check_open()
         check_text("the query", query)
         check_list("texts", texts)
-        return rank(self._sequence, self.model, query, texts, instruction)[0]
+        return rank(self._sequence, self.model, query, texts, instruction)
 
     def _check_open(self) -> None:
         self.steps.check_idle()

@@ -66,6 +66,15 @@ class Embedded:
 
 
 @dataclass(frozen=True)
+class Ranked:
+    """The relevance of a text, from 0 to 1. tokens: that ran, of all texts of a turn in the first."""
+
+    choice: int
+    tokens: int
+    score: float
+
+
+@dataclass(frozen=True)
 class Ended:
     """An answer is complete."""
 
@@ -74,7 +83,7 @@ class Ended:
     prefix: dict[str, Any] | None = None
 
 
-Event = Piece | Likely | Call | Scored | Embedded | Ended
+Event = Piece | Likely | Call | Scored | Embedded | Ranked | Ended
 
 
 class Flow:

@@ -15,7 +15,7 @@ from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.session import Session
 from edge.server.deadline import Deadline
-from edge.server.events import Embedded, Ended, Event, Flow, Scored
+from edge.server.events import Embedded, Ended, Event, Flow, Ranked, Scored
 from edge.server.ledger import Claim
 from edge.server.models.costs import of_answer, of_tokens
 from edge.server.models.pool import Lease, Pool
@@ -24,11 +24,12 @@ from edge.server.prompts import prepare
 from edge.server.refusal import RefusedError
 from edge.server.settings import Settings
 
-_AT_ONCE = 8  # texts scored or embedded before other requests have their turn
+_AT_ONCE = 8  # texts scored, embedded or ranked before other requests have their turn
+_SIDE_BY_SIDE = 32  # the same of encoders, which run several in one pass
 _MORE = 1024  # tokens of an answer whose memory is claimed at once
 _SOON_S = 5.0  # after which a stream begins, even without text
 
-Work = Callable[[Request, int, Session, Job], None]  # takes a request and its number
+Work = Callable[[Sequence[tuple[int, Request]], Session, Job], None]  # takes some requests with their numbers
 
 
 class Hub:
@@ -107,16 +108,14 @@ class Hub:
 
 
 def _in_turns(work: Work, numbered: Sequence[tuple[int, Request]]) -> Callable[[Session, Job], bool]:
-    """Work through requests, _AT_ONCE in each turn of a job."""
+    """Work through requests, some in each turn of a job."""
     left = deque(numbered)
 
     def turn(session: Session, job: Job) -> bool:
-        for _ in range(min(_AT_ONCE, len(left))):
-            if job.cancelled:
-                break
-            number, request = left.popleft()
+        some = [left.popleft() for _ in range(min(_SIDE_BY_SIDE if session.spec.encoder else _AT_ONCE, len(left)))]
+        if some and not job.cancelled:
             session.reset()
-            work(request, number, session, job)
+            work(some, session, job)
         return bool(left)
 
     return turn
@@ -172,7 +171,7 @@ class Answering:
             if keeps and count > self._claimed:
                 self.flow.claim.add("answers", of_tokens(_MORE, self._alternatives))
                 self._claimed += _MORE
-            left -= isinstance(event, Ended | Scored | Embedded)
+            left -= isinstance(event, Ended | Scored | Embedded | Ranked)
             yield event
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,7 +111,16 @@ def _check_ids(tokens: IntArray, model: Model) -> None:
         raise InputError(f"token ids must be from 0 to {model.tokenizer.size - 1}")
 
 
-def score(request: Request, choice: int, session: Session, job: Job) -> None:
+def score(numbered: Sequence[tuple[int, Request]], session: Session, job: Job) -> None:
+    """Report the log-probabilities of texts, one after the other."""
+    for choice, request in numbered:
+        if job.cancelled:
+            return
+        session.reset()
+        _score(request, choice, session, job)
+
+
+def _score(request: Request, choice: int, session: Session, job: Job) -> None:
     """Report each token's log-probability after those before it and the model's prefix, with the likeliest
     alternatives; and the likeliest next token, if one is to be generated. Raises InputError if the prompt does not
     fit."""

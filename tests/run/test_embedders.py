@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from serving import served
 from test_architectures import require_native
 from test_cli import edge
 
@@ -97,6 +98,26 @@ def test_command_line(tmp_path: Path) -> None:
     assert found[0]["place"] == f"{tmp_path / 'texts'}:{found[0]['index'] + 1}"
     done = edge("rank", path, QUERY, str(tmp_path / "texts"), "--whole", "--backend", "reference")
     assert done.stdout.endswith(f"  {tmp_path / 'texts'}\n")
+
+
+def test_server() -> None:
+    model, golden = opened("bert-ranker")
+    order = np.argsort(-golden["scores"]).tolist()
+    with served(str(model.path.with_suffix("")), options={"max_kv_size": 96}) as client:
+        asked = {"query": QUERY, "documents": TEXTS, "top_n": 3}
+        found = client.post("/v1/rerank", json=asked).json()
+        assert [each["index"] for each in found["results"]] == order[:3]
+        scores = [each["relevance_score"] for each in found["results"]]
+        np.testing.assert_allclose(scores, golden["scores"][order[:3]], atol=1e-4)
+        assert found["usage"]["prompt_tokens"] == golden["sizes"].sum()
+        documents = [{"text": text} for text in TEXTS]  # Cohere's
+        again = client.post("/v2/rerank", json=asked | {"documents": documents, "return_documents": True}).json()
+        assert again["results"][0]["document"] == {"text": TEXTS[order[0]]}
+        many = client.post("/rerank", json={"query": QUERY, "texts": TEXTS * 9}).json()  # TEI's, in some turns
+        assert len(many) == 45
+        assert many[0]["index"] % len(TEXTS) == order[0]
+        for wrong in ({"documents": []}, {"query": " "}, {"texts": TEXTS}, {"top_n": 0}, {"instruction": "judge"}):
+            assert client.post("/v1/rerank", json=asked | wrong).status_code == 400
 
 
 def test_what_ranking_refuses() -> None:

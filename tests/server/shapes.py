@@ -77,6 +77,10 @@ EMBEDDINGS = {
     "object": {"list"}, "model": str, "usage": {"prompt_tokens": int, "total_tokens": int},
     "data": [{"object": {"embedding"}, "index": int, "embedding": [float]}],
 }  # fmt: skip
+RERANK = {
+    "object": {"list"}, "model": str, "usage": {"prompt_tokens": int, "total_tokens": int},
+    "results": [{"index": int, "relevance_score": float, "document": {"text": str}}],
+}  # fmt: skip
 MODELS = {"object": {"list"}, "data": [{"id": str, "object": {"model"}, "created": int, "owned_by": str}]}
 ERROR = {"error": {"message": str, "type": str, "param": (str, None), "code": (str, None)}}
 

@@ -98,11 +98,13 @@ def test_embeddings_match_session(client: TestClient) -> None:
     values = np.frombuffer(base64.b64decode(coded["data"][0]["embedding"]), np.float32)
     np.testing.assert_allclose(values, expected[0], atol=1e-6)
     assert coded["usage"]["prompt_tokens"] == len(tokens)
+    short = client.post("/v1/embeddings", json={"input": texts, "dimensions": 7}).json()["data"][0]["embedding"]
+    np.testing.assert_allclose(short, expected[0][:7] / np.linalg.norm(expected[0][:7]), atol=1e-6)
     many = client.post("/v1/embeddings", json={"input": [*["sea"] * (MOST_TEXTS - 1), texts[1]]}).json()["data"]
     assert [each["index"] for each in many] == list(range(MOST_TEXTS))
     np.testing.assert_allclose(many[-1]["embedding"], expected[1], atol=1e-6)
     for body in (
-        {"input": ["sea"] * (MOST_TEXTS + 1)}, {}, {"input": []}, {"input": [""]}, {"input": "x", "dimensions": 7},
+        {"input": ["sea"] * (MOST_TEXTS + 1)}, {}, {"input": []}, {"input": [""]}, {"input": "x", "dimensions": 7000},
         {"input": [1 << 20]},
     ):  # fmt: skip
         assert client.post("/v1/embeddings", json=body).status_code == 400

@@ -15,6 +15,7 @@ from edge.server.protocols.anthropic import MessagesBody
 from edge.server.protocols.bodies import ChatBody, CompletionBody
 from edge.server.protocols.embeddings import EmbeddingsBody
 from edge.server.protocols.ollama import ApiChatBody, ApiGenerateBody
+from edge.server.protocols.rerank import RerankBody
 from edge.server.protocols.responses import ResponsesBody
 from edge.server.protocols.unread import HARMLESS, HEADER, REFUSED
 
@@ -26,6 +27,7 @@ BODIES: dict[str, tuple[type, dict[str, Any]]] = {
     "/api/chat": (ApiChatBody, {"messages": HELLO, "options": {"num_predict": 1}, "stream": False}),
     "/api/generate": (ApiGenerateBody, {"prompt": "Hello", "options": {"num_predict": 1}, "stream": False}),
     "/v1/embeddings": (EmbeddingsBody, {"input": "Hello"}),
+    "/v1/rerank": (RerankBody, {"query": "Hello", "documents": ["Hello"]}),
 }
 PUBLISHED = {  # by the protocols' own references, and those of llama-server and vLLM
     "/v1/chat/completions": (
@@ -61,6 +63,10 @@ PUBLISHED = {  # by the protocols' own references, and those of llama-server and
         " top_logprobs"
     ),
     "/v1/embeddings": "input model encoding_format dimensions user",
+    "/v1/rerank": (
+        "model query documents top_n return_documents max_tokens_per_doc rank_fields texts raw_scores return_text"
+        " truncate truncation_direction"
+    ),
 }
 
 

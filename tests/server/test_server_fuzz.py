@@ -53,6 +53,7 @@ WHOLE: dict[str, dict[str, Any]] = {  # a valid body of each protocol, with most
         "input": "Hello", "max_output_tokens": 1, "text": {"format": {"type": "json_schema", "schema": SCHEMA}},
     },
     "/v1/embeddings": {"input": [[3, 4], [5]], "encoding_format": "float", "dimensions": 64},
+    "/v1/rerank": {"query": "Hello", "documents": [{"text": "a"}, {"text": "b"}], "top_n": 1},
     "/v1/messages": {
         "messages": [
             {"role": "user", "content": TEXT},

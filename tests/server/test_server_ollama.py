@@ -56,7 +56,7 @@ def test_load_and_unload(path: str, stream: bool | None) -> None:
 def test_embeddings() -> None:
     with served(options={"kv_policy": "full"}) as client:
         for path in ("/v1/embeddings", "/api/embed"):
-            assert client.post(path, json={"input": "sea", "dimensions": 7}).status_code == 400
+            assert client.post(path, json={"input": "sea", "dimensions": 7000}).status_code == 400
         wanted = [
             each["embedding"] for each in client.post("/v1/embeddings", json={"input": ["a", "sea"]}).json()["data"]
         ]

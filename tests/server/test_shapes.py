@@ -32,6 +32,8 @@ POSTS: list[tuple[str, dict[str, Any], Any, Any]] = [
     ("/v1/completions", {"prompt": "a", "max_tokens": 4, "logprobs": 1}, shapes.COMPLETION, shapes.COMPLETION),
     ("/v1/completions", {"prompt": "a", "max_tokens": 0, "echo": True}, shapes.COMPLETION, shapes.COMPLETION),
     ("/v1/embeddings", {"input": ["a", "b"]}, shapes.EMBEDDINGS, None),
+    ("/v1/rerank", {"query": "a", "documents": ["a", "b"], "return_documents": True}, shapes.RERANK, None),
+    ("/rerank", {"query": "a", "texts": ["a"]}, [{"index": int, "score": float}], None),
     ("/v1/responses", {"input": "Hi", "max_output_tokens": 6}, shapes.RESPONSE, shapes.RESPONSE_EVENT),
     ("/v1/responses", {"input": "Hi", "temperature": 0.5, "metadata": {"a": "b"}, "text": {"verbosity": "low"},
                        "tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"},

@@ -7,6 +7,7 @@ from edge.run.request import Request
 _TEXT = 16  # for each byte of a body: its text, the prompt that a template makes of it, and token ids
 _VALUE = 300  # for each value of a body: an object, and its place in a list or a table
 EMBEDDED = 48  # for each value of an embedding: a number, and its digits
+RANKED = 512  # for each text that is ranked: its event, and its line of the response
 _TOKEN = 64  # for each token of an answer: its text
 _LIKELY = 450  # for each alternative of a token: its text, bytes and log-probability
 _MATCHER = 768 << 10

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -13,14 +14,16 @@ from edge.records import dataclass
 from edge.run.request import Request
 from edge.run.session import Session
 from edge.server.events import Embedded, Event
+from edge.server.hub import Work
 from edge.server.models.costs import EMBEDDED
 from edge.server.models.worker import Job
 from edge.server.protocols.bodies import TokenId
-from edge.server.protocols.fields import said
+from edge.server.protocols.fields import said, whole
 from edge.server.refusal import RefusedError, TooLongError
 from edge.types import FloatArray, IntArray
 
 MOST_TEXTS = 2048  # of OpenAI's API
+Dimensions = Annotated[int, whole(1, 1 << 20)]
 _DECIMALS = 9  # of numbers of unit vectors, beyond the resolution of float32
 
 
@@ -33,7 +36,8 @@ class EmbeddingsBody:
     )
     model: str | None = said("A name of /v1/models; the first model without it.")
     encoding_format: Literal["float", "base64"] | None = said("Numbers (the default), or float32 in base64.")
-    dimensions: int | None = said("Not supported, unless it is the model's.")
+    dimensions: Dimensions | None = said("Return only the first values, scaled anew, of models trained for that.")
+    prompt_name: str | None = said("The model's prompt before each text, such as query or document.")
 
 
 def translate(body: EmbeddingsBody, headers: Any, tenant: str) -> list[Request]:
@@ -54,11 +58,30 @@ def requests_of(texts: Sequence[str | IntArray], tenant: str) -> list[Request]:
     return [Request(each, tenant=tenant, evict=False) for each in texts]
 
 
-def embed(request: Request, choice: int, session: Session, job: Job, *, truncate: bool = False) -> None:
-    """Embed a text. Runs in the worker's thread. Raises RefusedError for impossible token ids, and for a text that is
-    longer than the rows, unless their eviction is allowed."""
+def work_of(body: EmbeddingsBody) -> Work:
+    return partial(embed, dimensions=body.dimensions, prompt_name=body.prompt_name)
+
+
+def embed(
+    numbered: Sequence[tuple[int, Request]], session: Session, job: Job, *, truncate: bool = False,
+    dimensions: int | None = None, prompt_name: str | None = None,
+) -> None:  # fmt: skip
+    """Embed texts. Runs in the worker's thread. Raises RefusedError for impossible token ids, for more dimensions than
+    the model has, and for a text that is longer than the rows, unless their eviction is allowed."""
+    size = session.model.tail.size
+    if dimensions is not None and dimensions > size:
+        raise RefusedError(400, f"this model has {size} dimensions", param="dimensions", code="invalid_value")
+    texts = [_encode(request, session, prompt_name, truncate=truncate) for _, request in numbered]
+    job.flow.claim.add("answers", EMBEDDED * (dimensions or size) * len(texts))
+    most, found = session.engine.kv.capacity, session.embed(texts, truncate=truncate, dimensions=dimensions)
+    for (choice, _), tokens, values in zip(numbered, texts, found, strict=True):
+        job.flow.put(Embedded(choice, min(tokens.size, most) if truncate else tokens.size, values))
+
+
+def _encode(request: Request, session: Session, prompt_name: str | None, *, truncate: bool) -> IntArray:
     if isinstance(request.prompt, str):
-        tokens = session.model.encode_text(request.prompt, embedded=True)
+        text = session.model.prompted(request.prompt, prompt_name)
+        tokens = session.model.encode_text(text, embedded=True)
     else:
         assert isinstance(request.prompt, np.ndarray)
         tokens = request.prompt
@@ -68,9 +91,7 @@ def embed(request: Request, choice: int, session: Session, job: Job, *, truncate
     most = session.engine.kv.capacity
     if tokens.size > most and session.may_evict and not (truncate or request.evict or session.spec.encoder):
         raise TooLongError(tokens.size, most)
-    job.flow.claim.add("answers", EMBEDDED * session.spec.hidden)
-    values = session.embed(tokens, truncate=truncate)
-    job.flow.put(Embedded(choice, min(tokens.size, most) if truncate else tokens.size, values))
+    return tokens
 
 
 class Writer:
@@ -80,9 +101,7 @@ class Writer:
         self._model, self._body = model, body
 
     def whole(self, events: list[Event]) -> dict[str, Any]:
-        """The response. Raises RefusedError if the request wants other dimensions than the model's."""
         found = sorted((each for each in events if isinstance(each, Embedded)), key=lambda each: each.choice)
-        check_dimensions(self._body.dimensions, found[0].values.size)
         tokens = sum(each.tokens for each in found)
         return {
             "object": "list",
@@ -97,12 +116,6 @@ class Writer:
         if self._body.encoding_format == "base64":
             return base64.b64encode(values.astype("<f4").tobytes()).decode()
         return numbers(values)
-
-
-def check_dimensions(wanted: int | None, size: int) -> None:
-    """Refuse other dimensions than the model's."""
-    if wanted not in (None, size):
-        raise RefusedError(400, f"this model has {size} dimensions", param="dimensions", code="invalid_value")
 
 
 def numbers(values: FloatArray) -> list[float]:

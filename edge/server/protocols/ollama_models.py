@@ -47,7 +47,7 @@ class ApiEmbedBody:
     model: str | None = said("A name of /v1/models; the first model without it.")
     input: str | list[str] = field(default="", metadata={"help": "A text, or several."})
     truncate: bool | None = said("Leave out the end of a text that is too long (default: yes).")
-    dimensions: int | None = said("Not supported, unless it is the model's.")
+    dimensions: embeddings.Dimensions | None = said("Return only the first values, scaled anew.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +115,8 @@ def translate(body: ApiEmbedBody | ApiEmbeddingsBody, headers: Any, tenant: str)
 
 
 def embeds(body: ApiEmbedBody | ApiEmbeddingsBody) -> Work:
-    """The work of one text."""
-    return partial(embeddings.embed, truncate=getattr(body, "truncate", None) is not False)
+    truncate, dimensions = getattr(body, "truncate", None) is not False, getattr(body, "dimensions", None)
+    return partial(embeddings.embed, truncate=truncate, dimensions=dimensions)
 
 
 async def no_embeddings(hub: Hub, name: str, body: ApiEmbedBody | ApiEmbeddingsBody) -> dict[str, Any]:
@@ -131,13 +131,10 @@ class EmbeddingWriter:
         self._model, self._body, self._began = model, body, time.perf_counter_ns()
 
     def whole(self, events: list[Event]) -> dict[str, Any]:
-        """The response. Raises RefusedError if the request wants other dimensions than the model's."""
         found = sorted((each for each in events if isinstance(each, Embedded)), key=lambda each: each.choice)
         vectors = [embeddings.numbers(each.values) for each in found]
         if isinstance(self._body, ApiEmbeddingsBody):
             return {"embedding": vectors[0] if vectors else []}
-        if vectors:
-            embeddings.check_dimensions(self._body.dimensions, len(vectors[0]))
         return {
             "model": self._model, "embeddings": vectors, "load_duration": 0,
             "total_duration": time.perf_counter_ns() - self._began,

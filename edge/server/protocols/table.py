@@ -10,7 +10,7 @@ from edge.run.request import Request
 from edge.server.http import event
 from edge.server.hub import Answering, Hub, Work
 from edge.server.prompts import score
-from edge.server.protocols import anthropic, chat, completions, embeddings, ollama, ollama_models, responses
+from edge.server.protocols import anthropic, chat, completions, embeddings, ollama, ollama_models, rerank, responses
 from edge.server.protocols.bodies import ChatBody, CompletionBody
 
 Translate = Callable[[Any, Any, str], list[Request]]  # a body, the HTTP request's headers, and its tenant
@@ -71,8 +71,12 @@ ENDPOINTS = (
     ),
     Endpoint(
         ("/v1/embeddings", "/embeddings"), embeddings.EmbeddingsBody, embeddings.translate,
-        lambda name, body, answering: embeddings.Writer(name, body), work=lambda body: embeddings.embed,
+        lambda name, body, answering: embeddings.Writer(name, body), work=embeddings.work_of,
         streams=lambda body: False,
+    ),
+    Endpoint(
+        ("/v1/rerank", "/rerank", "/v2/rerank", "/reranking", "/v1/reranking"), rerank.RerankBody, rerank.translate,
+        lambda name, body, answering: rerank.Writer(name, body), work=rerank.work_of, streams=lambda body: False,
     ),
     _ollama("/api/chat", ollama.ApiChatBody),
     _ollama("/api/generate", ollama.ApiGenerateBody),

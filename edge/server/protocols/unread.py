@@ -12,6 +12,7 @@ from edge.server.protocols.anthropic import MessagesBody
 from edge.server.protocols.bodies import Budget, ChatBody, CompletionBody
 from edge.server.protocols.embeddings import EmbeddingsBody
 from edge.server.protocols.ollama import OPTIONS, ApiChatBody, ApiGenerateBody
+from edge.server.protocols.rerank import RerankBody
 from edge.server.protocols.responses import ResponsesBody
 from edge.server.refusal import RefusedError
 
@@ -45,6 +46,7 @@ REFUSED: dict[type, frozenset[str]] = {
     ApiChatBody: _names("template logprobs top_logprobs"),
     ApiGenerateBody: _names("template suffix context images logprobs top_logprobs width height steps"),
     EmbeddingsBody: _names("truncate_prompt_tokens task input_type"),
+    RerankBody: _names("rank_fields max_chunks_per_doc raw_scores truncation_direction"),
 }  # fmt: skip
 _INSTEAD = {
     "functions": "use tools", "function_call": "use tool_choice", "n_predict": "use max_tokens",
@@ -83,6 +85,7 @@ HARMLESS: dict[type, frozenset[str]] = {
     ApiChatBody: _names("shift"),
     ApiGenerateBody: _names("shift"),
     EmbeddingsBody: _names("user"),
+    RerankBody: _names("user max_tokens_per_doc priority"),
 }
 _OPTIONS = _names(
     "num_ctx num_keep num_batch num_gpu main_gpu num_thread use_mmap use_mlock low_vram vocab_only numa f16_kv",
