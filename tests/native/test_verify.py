@@ -226,7 +226,7 @@ def test_drafts_never_come_from_forgotten_or_foreign_text() -> None:
         session.reset()
         assert not _copied(session._sequence, tokens)
         with session.batch() as batch:
-            sequence = batch._slots[0].tokens
+            sequence = batch._slots.all[0].tokens
             batch.generate(tokens, max_tokens=4, ignore_eos=True, tenant="one")
             batch.generate(tokens[:1], max_tokens=1, ignore_eos=True, tenant="one")
             assert _copied(sequence, tokens)

@@ -627,7 +627,7 @@ def test_any_schedule_ends_with_answers_of_one_alone(batch: Batch, seed: int) ->
         left += 1
         assert left < 100 * len(started)
     assert batch.free == SEQUENCES
-    for slot in batch._slots:
+    for slot in batch._slots.all:
         assert slot.engine.kv.length == len(slot.tokens.rows.fed)
     for answer, which in started:
         (end,) = answer.ends

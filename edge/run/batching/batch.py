@@ -16,19 +16,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from edge.backends.base import AdaptedEngine, BatchedEngine, Engine
+from edge.backends.base import BatchedEngine
 from edge.backends.checks import check_lora
 from edge.devices.power import memory_root
 from edge.devices.thermal import Zone
 from edge.errors import BudgetError, EngineError, InputError
 from edge.model.lora import Lora
 from edge.model.lora_file import Loras, parse_lora
-from edge.model.prompt import Prompt
 from edge.model.thinking import Think
 from edge.options import Options
 from edge.run.batching.order import Order
 from edge.run.batching.scheduler import Scheduler
-from edge.run.batching.slots import Prepare, Slot, Ticket, Work, key_of
+from edge.run.batching.slots import Prepare, Slots, Ticket, Work, key_of
 from edge.run.batching.stream import Driver, Stream
 from edge.run.budgets.governor import RunLimits
 from edge.run.budgets.meters import EnergyMeter, Watch
@@ -36,18 +35,15 @@ from edge.run.budgets.shares import Ledger, whole_of
 from edge.run.generation import Generation
 from edge.run.hooks import Hooks, OnCall, OnLogprob, OnThought
 from edge.run.loaded import Loaded
-from edge.run.loop import Turn, begin, read_ahead, turns
+from edge.run.loop import Turn, read_ahead
 from edge.run.report import RunReport, StopReason
 from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Chat, Request, Text
-from edge.run.sequences.sequence import TokenSequence
-from edge.types import IntArray
 
 Observe = Callable[[Generation, RunReport], None]
 
 _CHUNK_S = 0.05  # of a prompt: the time for which others wait for their next token
 _FIRST_CHUNK, _LEAST_CHUNK = 64, 16  # tokens: while no pace is known, and at least
-_MOST_PREEMPTED = 2  # preemptions, after which a generation keeps its sequence
 
 
 class Batch:
@@ -67,7 +63,8 @@ class Batch:
         self._observe = observe
         self._ledger, self._order = Ledger(meter), Order()
         self._opened = dict[Loras, Lora | None]()
-        self._enter()
+        steps.begin(self)
+        self._slots = Slots(loaded, options, self._ledger)
         self._queue: deque[Ticket] = deque()
         limits = RunLimits(memory=options.memory, power=options.power, max_temp=options.max_temp)
         self._watch = Watch(  # over all; each generation's own watch limits its time and energy
@@ -94,34 +91,15 @@ class Batch:
         if self.closed:
             return
         self.closed = True
-        for ticket in [*self._running(), *self._queue]:
+        for ticket in [*self._slots.running, *self._queue]:
             self._end(ticket)
-        self._leave()
-
-    def _enter(self) -> None:
-        """Take the session's engine, without its conversation."""
-        loaded = self._loaded
-        self._steps.begin(self)
-        loaded.sequence.reset()
-        count = loaded.plan.config.sequences
-        engines = [loaded.engine] if count == 1 else map(cast(BatchedEngine, loaded.engine).sequence, range(count))
-        self._lora = loaded.sequence.lora  # of generations that name no other
-        self._slots = [Slot(number, each, self._new_sequence(each, self._lora)) for number, each in enumerate(engines)]
-        self._reclaim_from_slots()
-
-    def _leave(self) -> None:
-        """Give the session's engine back."""
-        for slot in self._slots:
-            with suppress(EngineError):
-                self._adapt(slot, self._lora)
-                slot.engine.kv.truncate(0)
-        self._loaded.reclaimer.sequences, self._loaded.reclaimer.run = [self._loaded.sequence], None
+        self._slots.leave()
         self._steps.leave()
 
     @property
     def free(self) -> int:
         """The number of generations that could start now without waiting."""
-        return max(0, sum(slot.ticket is None for slot in self._slots) - len(self._queue))
+        return max(0, len(self._slots.free) - len(self._queue))
 
     @property
     def waiting(self) -> int:
@@ -130,7 +108,7 @@ class Batch:
 
     @property
     def running(self) -> int:
-        return len(self._running())
+        return len(self._slots.running)
 
     def start(self, request: Request, hooks: Hooks, *, lora: str | Path | Loras | None = None) -> Ticket:
         """Queue a generation, from any thread. lora: the adapters to run with, as for `--lora`; (): none; None: those
@@ -164,9 +142,9 @@ class Batch:
 
     def _open(self, ticket: Ticket, request: Request, lora: str | Path | Loras | None) -> None:
         """Make the generation. Raises InputError and the like."""
-        started, first, request = time.perf_counter(), self._slots[0].tokens, request.within(self._options)
+        started, first, request = time.perf_counter(), self._slots.all[0].tokens, request.within(self._options)
         ticket.share = self._ledger.share(anew=request.energy is not None)
-        ticket.lora = self._lora if lora is None else self._open_lora(parse_lora(lora))
+        ticket.lora = self._slots.lora if lora is None else self._open_lora(parse_lora(lora))
 
         def ended() -> StopReason | None:
             return "interrupted" if ticket.cancelled else self._ended_by()
@@ -174,7 +152,7 @@ class Batch:
         limits = replace(request.limits(self._options, started), memory=None, power=None, max_temp=None)
         watch = Watch(limits, ticket.share, ended=ended)
         run = ticket.run = Generation.of(request, self._loaded.model, watch, started, ticket.hooks)
-        run.at_once = self._at_once if len(self._slots) > 1 else None
+        run.at_once = self._at_once if len(self._slots.all) > 1 else None
         if not read_ahead(first, run.prompt, watch):
             first.check_fits(run.prompt, alone=True)
         ticket.open, ticket.opened = None, True
@@ -190,14 +168,14 @@ class Batch:
         """Run one pass: the next tokens of all decoding generations, a chunk of a prompt, or a turn of other work.
         False: none is left."""
         with self._steps.step():
-            for ticket in self._running():
+            for ticket in self._slots.running:
                 ticket.run.held += time.perf_counter() - self._left
             self._drop()
             worked = bool(self._queue) and self._admit()
-            running = self._running()
+            running = self._slots.running
             if worked or not running:
                 return worked
-            self._loaded.reclaimer.run = running[0].run if len(self._slots) == 1 else None
+            self._loaded.reclaimer.run = running[0].run if len(self._slots.all) == 1 else None
             if reason := self._watch.before_pass(self._ran):
                 for ticket in running:
                     ticket.run.stop_reason = reason
@@ -211,7 +189,7 @@ class Batch:
             else:
                 ticket = self._order.next(prompts, self._prompts)
                 self._prompts, ticket.since = self._prompts + 1, self._order.now()
-                self._run_prompt(self._ahead_of(ticket))
+                self._run_prompt(self._slots.ahead_of(ticket))
             self._ledger.run(())
             self._drop()
             self._left = time.perf_counter()
@@ -241,17 +219,9 @@ class Batch:
         check_complete(stream.report, answer)
         return answer
 
-    def _running(self) -> list[Ticket]:
-        return [slot.ticket for slot in self._slots if slot.ticket is not None]
-
     def _at_once(self) -> int:
         """The number of prompt tokens that run in about `_CHUNK_S`."""
         return max(_LEAST_CHUNK, int(_CHUNK_S / self._pace)) if self._pace else _FIRST_CHUNK
-
-    def _new_sequence(self, engine: Engine, lora: Lora | None) -> TokenSequence:
-        loaded = self._loaded
-        cache, draft, learned = self._options.prompt_cache, loaded.draft, loaded.learned
-        return TokenSequence(engine, loaded.plan, lora, cache, self._ledger, draft, learned, loaded.model.prefix)
 
     def _open_lora(self, files: Loras) -> Lora | None:
         """Open adapters, or return those opened before."""
@@ -261,23 +231,12 @@ class Batch:
             self._opened[files] = found
         return self._opened[files]
 
-    def _adapt(self, slot: Slot, lora: Lora | None) -> None:
-        """Switch a sequence to these adapters. Rows that other adapters computed are dropped."""
-        if key_of(slot.tokens.lora) == key_of(lora):
-            return
-        slot.tokens.adopt(None, lost=False)
-        cast(AdaptedEngine, slot.engine).set_lora(lora)
-        slot.tokens.adopt(lora, lost=False)
-
-    def _reclaim_from_slots(self) -> None:
-        self._loaded.reclaimer.sequences = [slot.tokens for slot in self._slots]
-
     # Assignment of sequences
 
     def _drop(self) -> None:
         """End cancelled generations, and those whose budget ended before they began, or after they were preempted."""
         queue = [*self._queue]
-        for ticket in [*self._running(), *queue]:
+        for ticket in [*self._slots.running, *queue]:
             waits = ticket.opened and (ticket.turns is None or ticket in queue)
             reason = ticket.run.watch.ends_now() if waits else None
             if reason and ticket.turns is not None:
@@ -287,7 +246,7 @@ class Batch:
 
     def _ended(self) -> StopReason | None:
         """Why all generations must end; also if each of them is cancelled, which ends a pause."""
-        running = self._running()
+        running = self._slots.running
         gone = bool(running) and all(ticket.cancelled for ticket in running)
         return "interrupted" if gone else self._ended_by()
 
@@ -295,122 +254,57 @@ class Batch:
         """Assign sequences to waiting generations; if none is free, preempt a lower class. Work waits until none runs,
         and what comes later waits for it. Returns whether work was done."""
         while self._queue:
-            free = [slot for slot in self._slots if slot.ticket is None]
+            free = len(self._slots.free)
             ticket = self._order.next(list(self._queue), self._admitted if free else 0)
             if ticket.work is not None:
-                if len(free) == len(self._slots):
+                if not self._slots.running:
                     self._work(ticket, ticket.work)
-                return len(free) == len(self._slots)
-            if not free and not (free := self._preempt(ticket.priority)):
-                return False
+                return not self._slots.running
+            if not free:
+                if (preempted := self._slots.preempt(ticket.priority)) is None:
+                    return False
+                self._queue.append(preempted)
             self._admitted += 1
             self._queue.remove(ticket)
             ticket.began = True
             try:
                 if ticket.open is not None:
                     ticket.open()
-                shared = self._shared_rows(ticket)
-                slot = max(free, key=lambda each: (shared[each], each.may_share(ticket), -each.used))
-                self._adapt(slot, ticket.lora)
+                self._slots.assign(ticket, self._order.now())
             except Exception as error:  # also an adapter whose values are damaged
                 self._queue.append(ticket)
                 self._end(ticket, error)
-                continue
-            if ticket.sequence is not None:
-                slot.tokens.reset()
-                slot.tokens = ticket.sequence
-                slot.tokens.resume(slot.engine)
-                self._reclaim_from_slots()
-            elif slot.tenant != ticket.tenant:
-                slot.tokens.forget()
-            slot.ticket, slot.tenant, slot.used = ticket, ticket.tenant, self._order.now()
         return False
 
     def _work(self, ticket: Ticket, work: Work) -> None:
         """Run one turn of a ticket's work."""
         self._queue.remove(ticket)
         ticket.began = True
-        self._leave()
+        self._slots.leave()
+        self._steps.leave()
         try:
             more = work()
         finally:
-            self._enter()
+            self._steps.begin(self)
+            self._slots.enter()
         if more:  # a cancelled one is told in the next step
             ticket.arrived = ticket.since = self._order.now()
             self._queue.append(ticket)
         else:
             ticket.turn = None
 
-    def _preempt(self, priority: int) -> list[Slot]:
-        """Free the sequence of a generation of the lowest class below `priority`, the cheapest to rerun. Empty if there
-        is none. Generations with evicted rows are not preempted: a rerun would make other rows."""
-        found = [
-            (ticket.priority, -slot.engine.kv.length, slot.number)
-            for slot in self._slots
-            if (ticket := slot.ticket) and ticket.priority > priority and ticket.preempted < _MOST_PREEMPTED
-            and not slot.tokens.rows.evicted
-        ]  # fmt: skip
-        if not found:
-            return []
-        slot = self._slots[max(found)[-1]]
-        ticket, slot.ticket = cast(Ticket, slot.ticket), None
-        if ticket.turns is not None:
-            slot.tokens.give_up()
-            slot.tokens, ticket.again = self._new_sequence(slot.engine, ticket.lora), True
-            self._reclaim_from_slots()
-        ticket.preempted += 1
-        self._queue.append(ticket)
-        return [slot]
-
-    def _shared_rows(self, ticket: Ticket) -> dict[Slot, int]:
-        """The number of first rows that each sequence shares with the ticket's prompt; 0 once it has begun."""
-        tokens = _whole(ticket.run.prompt) if ticket.sequence is None else None
-        return {
-            slot: slot.tokens.rows.shared(tokens) if tokens is not None and slot.may_share(ticket) else 0
-            for slot in self._slots
-        }  # fmt: skip
-
-    def _ahead_of(self, ticket: Ticket) -> Ticket:
-        """The generation whose prompt is about to make rows that this ticket's prompt shares; else the ticket itself.
-        Shared rows thus run once."""
-        tokens = _whole(ticket.run.prompt) if ticket.turns is None else None
-        if tokens is None:
-            return ticket
-        for slot in self._slots:
-            other = slot.ticket
-            if other is None or other.turns is None or other.turn is not Turn.PROMPT or other.again:
-                continue
-            if slot.may_share(ticket) and slot.tokens.rows.is_ahead_of(tokens, slot.tokens.prompt):
-                return other
-        return ticket
-
-    def _begin(self, slot: Slot, ticket: Ticket) -> None:
-        """Begin with the rows that the prompt shares with this sequence, another sequence, or the prompt cache."""
-        run, sequence, shared = ticket.run, slot.tokens, self._shared_rows(ticket)
-        donors = [slot] if slot.engine.kv.has_tail else self._slots
-        donor = max(donors, key=lambda each: (shared[each], each is slot))
-        most = shared[donor]
-        cache, tokens = sequence.rows.prompt_cache, _whole(run.prompt)
-        if cache is not None and tokens is not None and cache.known(slot.engine.kv, tokens[:-1]) > most:
-            most = 0
-        elif donor is not slot:
-            sequence.reset(shared[slot])
-            sequence.rows.take(donor.tokens.rows, most)
-        ticket.sequence = sequence
-        begin(sequence, run, most)
-        run.experts, run.team = self._loaded.expert_counts(), self._loaded.team()
-        ticket.turns = turns(sequence, run)
-
     # Passes
 
     def _run_prompt(self, ticket: Ticket) -> None:
         """Run a chunk of a prompt, or of the tokens that a preempted generation reruns."""
-        slot = next(slot for slot in self._slots if slot.ticket is ticket)
+        slot = self._slots.of(ticket)
+        assert slot is not None
         self._ledger.run([ticket.share])
         run, tokens = ticket.run, slot.tokens
         try:
             if ticket.turns is None:
-                self._begin(slot, ticket)
+                self._slots.begin(slot, ticket)
+                run.experts, run.team = self._loaded.expert_counts(), self._loaded.team()
             started, before = time.perf_counter(), len(tokens.rows.fed) if ticket.again else run.ran
             if ticket.again:
                 ticket.again = tokens.run_again(self._at_once())
@@ -451,7 +345,7 @@ class Batch:
 
     def _run_together(self, tickets: Sequence[Ticket]) -> None:
         self._ledger.run([each.share for each in tickets])
-        numbers = {slot.ticket: slot.number for slot in self._slots}
+        numbers = {slot.ticket: slot.number for slot in self._slots.all}
         tokens = np.array([each.begun.observe_next() for each in tickets], np.int32)
         engine = cast(BatchedEngine, self._loaded.engine)
         try:
@@ -485,7 +379,7 @@ class Batch:
         if ticket.turn is None:
             return
         ticket.turn = None
-        slot = next((slot for slot in self._slots if slot.ticket is ticket), None)
+        slot = self._slots.of(ticket)
         if slot is not None:
             slot.ticket = None
         else:
@@ -508,16 +402,11 @@ class Batch:
         ticket.report = report_of(run, self._loaded, ticket.begun, self._options, self._zone, self._watch)
         if error is None and ticket.report.unanswered:
             error = BudgetError(why_unanswered(ticket.report, self._options))
-        if len(self._slots) == 1:
+        if len(self._slots.all) == 1:
             self._loaded.reclaimer.run = None
             self._observe(run, ticket.report)
         run.free()
         ticket.tell(error or ticket.report)
-
-
-def _whole(prompt: Prompt) -> IntArray | None:
-    """All tokens of a prompt, int32 [n]; None if some have run or are not known."""
-    return prompt.peek(prompt.waiting) if prompt.ended and not prompt.taken else None
 
 
 def _never_began(run: Generation) -> Exception:

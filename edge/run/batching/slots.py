@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import cast
 
-from edge.backends.base import Engine
+from edge.backends.base import AdaptedEngine, BatchedEngine, Engine
+from edge.errors import EngineError
 from edge.model.lora import Lora
+from edge.model.prompt import Prompt
+from edge.options import Options
+from edge.run.budgets.meters import EnergyMeter
 from edge.run.budgets.shares import Share
 from edge.run.generation import Generation
 from edge.run.hooks import Hooks
-from edge.run.loop import Turn, Turns
+from edge.run.loaded import Loaded
+from edge.run.loop import Turn, Turns, begin, turns
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.sequences.sequence import TokenSequence
+from edge.types import IntArray
+
+_MOST_PREEMPTED = 2  # preemptions, after which a generation keeps its sequence
 
 Prepare = Callable[[Request], Request]
 Work = Callable[[], bool]  # whether there is more to do
@@ -64,6 +74,139 @@ class Slot:
     def may_share(self, ticket: Ticket) -> bool:
         """Whether a generation may reuse the rows: same tenant and same adapters."""
         return self.tenant == ticket.tenant and key_of(self.tokens.lora) == key_of(ticket.lora)
+
+
+class Slots:
+    """The engine's sequences, taken from a session, and their assignment to generations. all: by number. lora: the
+    adapters of generations that name no others."""
+
+    def __init__(self, loaded: Loaded, options: Options, meter: EnergyMeter) -> None:
+        self._loaded, self._options, self._meter = loaded, options, meter
+        self.enter()
+
+    def enter(self) -> None:
+        """Take the session's engine, without its conversation."""
+        loaded = self._loaded
+        loaded.sequence.reset()
+        count = loaded.plan.config.sequences
+        engines = [loaded.engine] if count == 1 else map(cast(BatchedEngine, loaded.engine).sequence, range(count))
+        self.lora = loaded.sequence.lora
+        self.all = [Slot(number, each, self._new_sequence(each, self.lora)) for number, each in enumerate(engines)]
+        self._reclaim()
+
+    def leave(self) -> None:
+        """Give the session's engine back."""
+        for slot in self.all:
+            with suppress(EngineError):
+                _adapt(slot, self.lora)
+                slot.engine.kv.truncate(0)
+        self._loaded.reclaimer.sequences, self._loaded.reclaimer.run = [self._loaded.sequence], None
+
+    def _new_sequence(self, engine: Engine, lora: Lora | None) -> TokenSequence:
+        loaded, cache = self._loaded, self._options.prompt_cache
+        draft, learned, prefix = loaded.draft, loaded.learned, loaded.model.prefix
+        return TokenSequence(engine, loaded.plan, lora, cache, self._meter, draft, learned, prefix)
+
+    def _reclaim(self) -> None:
+        self._loaded.reclaimer.sequences = [slot.tokens for slot in self.all]
+
+    @property
+    def free(self) -> list[Slot]:
+        return [slot for slot in self.all if slot.ticket is None]
+
+    @property
+    def running(self) -> list[Ticket]:
+        return [slot.ticket for slot in self.all if slot.ticket is not None]
+
+    def of(self, ticket: Ticket) -> Slot | None:
+        return next((slot for slot in self.all if slot.ticket is ticket), None)
+
+    def assign(self, ticket: Ticket, now: int) -> None:
+        """Assign the free sequence with the most useful rows, and switch it to the generation's adapters. Raises the
+        errors of `AdaptedEngine.set_lora`."""
+        shared = self._shared_rows(ticket)
+        slot = max(self.free, key=lambda each: (shared[each], each.may_share(ticket), -each.used))
+        _adapt(slot, ticket.lora)
+        if ticket.sequence is not None:
+            slot.tokens.reset()
+            slot.tokens = ticket.sequence
+            slot.tokens.resume(slot.engine)
+            self._reclaim()
+        elif slot.tenant != ticket.tenant:
+            slot.tokens.forget()
+        slot.ticket, slot.tenant, slot.used = ticket, ticket.tenant, now
+
+    def preempt(self, priority: int) -> Ticket | None:
+        """Free the sequence of a generation of the lowest class below `priority`, the cheapest to rerun, and return
+        that; None if there is none. Generations with evicted rows are not preempted: a rerun would make other rows."""
+        found = [
+            (ticket.priority, -slot.engine.kv.length, slot.number)
+            for slot in self.all
+            if (ticket := slot.ticket) and ticket.priority > priority and ticket.preempted < _MOST_PREEMPTED
+            and not slot.tokens.rows.evicted
+        ]  # fmt: skip
+        if not found:
+            return None
+        slot = self.all[max(found)[-1]]
+        ticket, slot.ticket = cast(Ticket, slot.ticket), None
+        if ticket.turns is not None:
+            slot.tokens.give_up()
+            slot.tokens, ticket.again = self._new_sequence(slot.engine, ticket.lora), True
+            self._reclaim()
+        ticket.preempted += 1
+        return ticket
+
+    def ahead_of(self, ticket: Ticket) -> Ticket:
+        """The generation whose prompt is about to make rows that this ticket's prompt shares; else the ticket itself.
+        Shared rows thus run once."""
+        tokens = _whole(ticket.run.prompt) if ticket.turns is None else None
+        if tokens is None:
+            return ticket
+        for slot in self.all:
+            other = slot.ticket
+            if other is None or other.turns is None or other.turn is not Turn.PROMPT or other.again:
+                continue
+            if slot.may_share(ticket) and slot.tokens.rows.is_ahead_of(tokens, slot.tokens.prompt):
+                return other
+        return ticket
+
+    def begin(self, slot: Slot, ticket: Ticket) -> None:
+        """Begin with the rows that the prompt shares with this sequence, another sequence, or the prompt cache."""
+        run, sequence, shared = ticket.run, slot.tokens, self._shared_rows(ticket)
+        donors = [slot] if slot.engine.kv.has_tail else self.all
+        donor = max(donors, key=lambda each: (shared[each], each is slot))
+        most = shared[donor]
+        cache, tokens = sequence.rows.prompt_cache, _whole(run.prompt)
+        if cache is not None and tokens is not None and cache.known(slot.engine.kv, tokens[:-1]) > most:
+            most = 0
+        elif donor is not slot:
+            sequence.reset(shared[slot])
+            sequence.rows.take(donor.tokens.rows, most)
+        ticket.sequence = sequence
+        begin(sequence, run, most)
+        ticket.turns = turns(sequence, run)
+
+    def _shared_rows(self, ticket: Ticket) -> dict[Slot, int]:
+        """The number of first rows that each sequence shares with the ticket's prompt; 0 once it has begun."""
+        tokens = _whole(ticket.run.prompt) if ticket.sequence is None else None
+        return {
+            slot: slot.tokens.rows.shared(tokens) if tokens is not None and slot.may_share(ticket) else 0
+            for slot in self.all
+        }  # fmt: skip
+
+
+def _adapt(slot: Slot, lora: Lora | None) -> None:
+    """Switch a sequence to these adapters. Rows that other adapters computed are dropped."""
+    if key_of(slot.tokens.lora) == key_of(lora):
+        return
+    slot.tokens.adopt(None, lost=False)
+    cast(AdaptedEngine, slot.engine).set_lora(lora)
+    slot.tokens.adopt(lora, lost=False)
+
+
+def _whole(prompt: Prompt) -> IntArray | None:
+    """All tokens of a prompt, int32 [n]; None if some have run or are not known."""
+    return prompt.peek(prompt.waiting) if prompt.ended and not prompt.taken else None
 
 
 def key_of(lora: Lora | None) -> str:
