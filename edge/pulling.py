@@ -187,22 +187,24 @@ def _choose(repository: Repository, candidates: Sequence[RemoteFile], options: O
     profile = find_profile(device)
     errors: list[EdgeError] = []
     slow: Offer | None = None
-    most = None  # bytes of a file that may fit
+    most: float | None = None  # bytes of weights in memory that may fit
+    share = 1.0  # of a file that is in memory
     left = _TRIED
     smallest = min(candidates, key=lambda file: file.size)
     for file in candidates:
-        if file != smallest and (left <= 1 or (most is not None and file.size > most)):
+        if file != smallest and (left <= 1 or (most is not None and share * file.size > most)):
             continue
         left -= 1
         header = None
         try:
             header = read_header(repository, file)
             spec = read_spec(header)
+            share = 1 - spec.table_bytes / file.size if spec.network and spec.network.layer_inputs else 1.0
             plan = plan_for(profile, header, spec, options, TOKENIZER_BYTES * spec.vocab)
         except (BudgetError, UnsupportedError, MissingExtraError) as error:
             errors.append(error if header is None else _named(error, header, f"{repository.name}/{file.path}"))
             if isinstance(error, BudgetError) and error.smallest is not None and options.memory is not None:
-                most = options.memory - max(0, error.smallest - file.size)
+                most = options.memory - max(0, error.smallest - share * file.size)
             continue
         found = Offer(repository, file, header, plan, len(candidates))
         if not plan.bytes.streamed:

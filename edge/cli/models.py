@@ -151,6 +151,10 @@ def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool)
         cells = [[each.name, format_count(each.parameters), each.why or ""] for each in others]
         print("\n" + table(["does not run", "params", "because"], cells, left=3))
     note(f"order: those of at least {READABLE:g} tok/s by parameters, slower ones, those whose weights do not all fit")
+    for fit, best in fitting:
+        if best.on_disk:
+            stays = format_bytes(best.on_disk)
+            note(f"{fit.name}: {stays} of its file stay on the disk, a table of which a token reads a row")
     whole = [best for _, best in fitting if not best.streamed]
     for what in ("tok_s", "joules"):
         speed = what == "tok_s"

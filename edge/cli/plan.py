@@ -133,6 +133,7 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
         ("predicted peak", "estimated", made.predicted_peak),
         *([("first run", "with compilers, once", made.first_run)] if made.first_run else []),
         ("limit", made.limit_source, made.limit),
+        *([("on the disk", "a table, of which a token reads a row", count.on_disk)] if count.on_disk else []),
         *([("on the GPU", _on_gpu(made), count.gpu)] if count.gpu else []),
         *([("its limit", made.gpu_limit_source, made.gpu_limit)] if made.gpu_limit is not None else []),
     ]

@@ -70,6 +70,7 @@ class PlanBytes:
     on_card: bool = False  # whether that part is the card's own memory, outside the process
     snapshots: int = 0  # of the ends of turns, to which a conversation can return
     draft: int = 0  # weights, KV rows and scratch of a draft model, or of the model's own layer that drafts
+    on_disk: int = 0  # tables that stay in the file, not in `weights`: a token reads a row
     prompts: int = 0  # the part of `scratch` for rows of earlier prompts (`PromptCache.memory`)
 
     @property
@@ -244,7 +245,7 @@ class _Before:
         on_card = run.gpu is not None and not run.gpu.unified
         return PlanBytes(
             interpreter, weights, need.kv, scratch, reserve, need.streamed, need.lora, need.fixed_kv, need.gpu, on_card,
-            draft=run.draft_bytes(config), prompts=prompts,
+            draft=run.draft_bytes(config), on_disk=need.on_disk, prompts=prompts,
         )  # fmt: skip
 
     def needs(self, counted: PlanBytes) -> int:

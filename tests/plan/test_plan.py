@@ -87,7 +87,7 @@ def test_plan_becomes_json() -> None:
     assert read["config"]["capacity"] == chosen.config.capacity
     assert set(read["bytes"]) == {
         "interpreter", "weights", "kv", "scratch", "reserve", "streamed", "lora", "fixed_kv", "gpu", "on_card",
-        "snapshots", "draft", "prompts",
+        "on_disk", "snapshots", "draft", "prompts",
     }  # fmt: skip
 
 

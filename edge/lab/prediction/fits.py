@@ -47,6 +47,7 @@ class Try:
     type: str
     weights: int  # bytes of the file's tensors
     memory: int | None = None  # predicted peak of the process, bytes
+    on_disk: int = 0  # bytes of a table that stays in the file: a token reads a row
     streamed: int = 0  # bytes of weights that every token reads from the disk, because not all fit
     rows: int | None = None
     kv_dtype: str | None = None
@@ -156,13 +157,13 @@ def _plan(model: KnownModel, mixture: str, file: GGUFFile, profile: DeviceProfil
     weights = sum(tensor.nbytes for tensor in file.tensors.values())
     try:
         spec = read_spec(file)
-        if not spec.proven:  # its engine must try the header, which takes a second, and needs all weights in memory
+        # llama.cpp must try such a header, which takes a second, and needs all weights in memory.
+        if not spec.proven and _runs_on_llamacpp(file, spec, profile, options):
             room = _room(profile, options)
             if room is not None and weights > room:
                 reason = f"its {mixture} weights take {format_bytes(weights)} of {format_bytes(room)}"
                 return Try(mixture, weights, reason=reason)
-            if _runs_on_llamacpp(file, spec, profile, options):
-                file = outline_model(model, mixture, file.path, loadable=True)
+            file = outline_model(model, mixture, file.path, loadable=True)
         expected = min(options.expected_tokens or TOKENS, spec.context)
         found = look_ahead(file, spec, profile, replace(options, expected_tokens=expected), outline=True)
         return _try(mixture, weights, found)
@@ -197,6 +198,7 @@ def _try(mixture: str, weights: int, found: Outlook) -> Try:
         type=mixture,
         weights=weights,
         memory=plan.predicted_peak,
+        on_disk=plan.bytes.on_disk,
         streamed=plan.bytes.streamed,
         rows=plan.config.capacity,
         kv_dtype=plan.config.kv_dtype,
