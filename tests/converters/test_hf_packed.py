@@ -12,9 +12,13 @@ from conftest import GOLDEN, load_engine
 from hf_folders import FOLDERS, Tensors, complaint, copy_folder, edit_json, edit_tensors, read_tensors, write_tensors
 from numpy.testing import assert_allclose, assert_array_equal
 
+from edge.converters.huggingface.checkpoint import BlockTensor
+from edge.converters.huggingface.config import Config
+from edge.converters.huggingface.quantized.find import find_quantized
 from edge.converters.huggingface.reader import convert_folder
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import read_gguf
+from edge.formats.safetensors import read_header
 from edge.model.model import open_model
 from edge.types import FloatArray
 
@@ -147,3 +151,23 @@ def test_layouts_that_are_not_read(name: str, settings: dict[str, object], match
     key = "quantization" if name.startswith("mlx") else "quantization_config"
     edit_json(folder / "config.json", lambda said: said[key].update(settings))
     assert match in complaint(lambda: convert_folder(folder, tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("spread", [1, 16])
+def test_nvfp4_becomes_q6_k(spread: int, tmp_path: Path) -> None:
+    """The same values, if no scale of 256 values is below 1/8 of the largest; others are rounded a little."""
+    random = np.random.default_rng(9)
+    codes = random.integers(0, 256, (8, 256)).astype(np.uint8)  # two in a byte
+    scales = (120 - random.integers(0, 24 * spread, (8, 32)).clip(max=100)).astype(np.uint8)
+    write_tensors(tmp_path / "model.safetensors", {
+        "a.weight": ("U8", codes), "a.weight_scale": ("F8_E4M3", scales),
+        "a.weight_scale_2": ("F32", np.array(2**-10, np.float32)), "a.input_scale": ("F32", np.array(1, np.float32)),
+    })  # fmt: skip
+    config = Config(tmp_path / "config.json", {"quantization_config": {"quant_method": "modelopt"}})
+    (matrix,) = find_quantized(read_header(tmp_path / "model.safetensors"), config).values()
+    assert isinstance(matrix, BlockTensor)
+    assert (matrix.shape, matrix.block_type) == ((8, 512), "Q6_K")
+    data, loss = matrix.read_blocks()
+    values = matrix.read().astype(np.float32)
+    assert (loss.relative == 0) == (spread == 1)
+    assert_allclose(dequantize(data, "Q6_K"), values, rtol=0, atol=0 if spread == 1 else 0.01 * np.abs(values).max())

@@ -14,7 +14,7 @@ import numpy as np
 
 from edge.converters.huggingface.checkpoint import CheckpointTensor
 from edge.converters.huggingface.config import Config
-from edge.converters.huggingface.quantized.floats import FP8, Fp4, Fp8, Table
+from edge.converters.huggingface.quantized.floats import FP8, Fp4, Fp8, Table, fp4_type
 from edge.converters.huggingface.quantized.integers import find_integers
 from edge.converters.huggingface.quantized.matrix import ROUNDED, Integers, Quantized, Steps, kept_type, unpack
 from edge.converters.huggingface.quantized.mlx import find_mlx
@@ -214,10 +214,9 @@ def _fp4(parts: Parts, weight: Stored, scale: Stored, factor: Stored | None, *, 
         raise parts.misfit(scale)
     if factor is not None and prod(factor.shape) != 1:
         raise parts.misfit(factor)
-    name, kind = ("NVFP4", ROUNDED) if size == 16 else ("MXFP4", "MXFP4")
     found = {"weight": weight, "scale": scale} | ({"factor": factor} if factor else {})
-    blocks = kind if shape[-1] % BLOCK == 0 else None
-    return Fp4(weight.path, f"{parts.stem}.weight", shape, name, found, "F16", blocks, divided)
+    name = "NVFP4" if size == 16 else "MXFP4"
+    return Fp4(weight.path, f"{parts.stem}.weight", shape, name, found, "F16", fp4_type(name, shape[-1]), divided)
 
 
 def _experts(parts: Parts) -> Quantized:

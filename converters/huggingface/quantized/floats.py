@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from edge.converters.huggingface.checkpoint import CheckpointTensor, Kept, Loss
-from edge.converters.huggingface.quantized.matrix import Quantized
+from edge.converters.huggingface.quantized.matrix import ROUNDED, Quantized
 from edge.errors import ModelFormatError
-from edge.formats.blocks import BLOCK, FP4, dequantize, nbytes
+from edge.formats.blocks import BLOCK, FP4, block_size, dequantize, nbytes
 from edge.types import AnyArray, FloatArray
 
+SIX = "Q6_K"
 _BYTES = nbytes("MXFP4", BLOCK)
 _LEVELS = np.array(FP4, np.float32) / 2
 
@@ -72,27 +73,60 @@ class Fp4(Quantized):
 
     divided: bool = False  # `factor` divides instead
 
+    def factor(self) -> float:
+        """The factor of all scales. Raises ModelFormatError."""
+        if "factor" not in self.parts:
+            return 1.0
+        found = float(self.floats("factor").reshape(-1)[0])
+        if not found:
+            raise self.wrong("has a factor of 0")
+        return 1 / found if self.divided else found
+
     def opened(self) -> Callable[[slice], FloatArray]:
         raw = self.parts["weight"].read().view(np.uint8).reshape(-1, self.shape[-1] // 2)
         scales = scales_of(self, "scale").reshape(len(raw), -1)
-        factor = np.float32(1)
-        if "factor" in self.parts:
-            factor = self.floats("factor").reshape(-1)[0]
-            factor = 1 / factor if self.divided else factor
+        factor = self.factor()
 
         def take(chosen: slice) -> FloatArray:
             values = _LEVELS[_pairs(raw[chosen])]
-            found = (scales[chosen] * factor).repeat(self.shape[-1] // scales.shape[1], axis=1)
+            found = (scales[chosen] * np.float32(factor)).repeat(self.shape[-1] // scales.shape[1], axis=1)
             return np.asarray(values * found, np.float32)
 
         return take
 
     def read_blocks(self) -> Kept:
+        if self.block_type == SIX:
+            return self._in_six_bits()
         if self.block_type != "MXFP4":
             return super().read_blocks()
         raw = self.parts["weight"].read().view(np.uint8).reshape(-1, BLOCK // 2)
         scales = self.parts["scale"].read().reshape(-1)
         return self.kept(mxfp4_blocks(raw, scales).reshape(-1, self.shape[-1] // BLOCK * _BYTES), Loss())
+
+    def _in_six_bits(self) -> Kept:
+        """NVFP4 in Q6_K, which has integers of 8 bits as scales of 16 values, and a float16 for 256 values.
+
+        A scale in E4M3 is an integer up to 15 times a power of two. So all are kept but those below 1/8 of the largest
+        of their 16, of which some are rounded.
+        """
+        take, raw = self.opened(), self.parts["weight"].read().view(np.uint8).reshape(-1, self.shape[-1] // 2)
+        scales = scales_of(self, "scale").reshape(len(raw), -1, 16)
+        result, loss, factor = self.room(SIX), Loss(), self.factor() / 2
+        for chosen in self.slices():
+            levels = np.array(FP4, np.int8)[_pairs(raw[chosen])].reshape(-1, scales.shape[1], 256)
+            most = np.abs(scales[chosen]).max(axis=2, keepdims=True)
+            unit = np.exp2(np.ceil(np.log2(np.maximum(most, np.float32(2**-9)) / 127)))
+            integers = np.rint(scales[chosen] / unit).astype(np.int8)
+            result[chosen] = q6_k(levels, integers, unit * factor).reshape(len(levels), -1)
+            loss.add(take(chosen), dequantize(result[chosen], SIX))
+        return self.kept(result, loss)
+
+
+def fp4_type(mode: str, columns: int) -> str | None:
+    """The block type that MXFP4 or NVFP4 becomes; None: rows are no whole blocks."""
+    if columns % BLOCK:
+        return None
+    return "MXFP4" if mode == "MXFP4" else ROUNDED if columns % block_size(SIX) else SIX
 
 
 def scales_of(matrix: Quantized, part: str) -> FloatArray:
@@ -106,6 +140,20 @@ def scales_of(matrix: Quantized, part: str) -> FloatArray:
     if not np.isfinite(found).all():
         raise ModelFormatError(f"{matrix.path}: {stored.name} has values that are no numbers")
     return found
+
+
+def q6_k(levels: AnyArray, scales: AnyArray, units: FloatArray) -> AnyArray:
+    """Blocks of Q6_K, uint8 [rows, blocks, 210]: unit · scale · level.
+
+    levels: int8 [rows, blocks, 256], −32 to 31. scales: int8 [rows, blocks, 16]. units: float32 [rows, blocks, 1].
+    """
+    rows, blocks, _ = levels.shape
+    codes = (levels + 32).astype(np.uint8).reshape(rows, blocks, 2, 4, 32)  # two halves, each four runs of 32
+    low, high = codes & 15, codes >> 4
+    pairs = low[..., :2, :] | low[..., 2:, :] << 4
+    fours = np.bitwise_or.reduce(high << np.array([0, 2, 4, 6], np.uint8)[:, None], axis=3)
+    parts = (pairs, fours, scales.view(np.uint8), units.astype(np.float16).view(np.uint8))
+    return np.concatenate([each.reshape(rows, blocks, -1) for each in parts], axis=-1)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge.converters.huggingface.checkpoint import CheckpointTensor
 from edge.converters.huggingface.config import Config
-from edge.converters.huggingface.quantized.floats import Fp4, Fp8
+from edge.converters.huggingface.quantized.floats import Fp4, Fp8, fp4_type
 from edge.converters.huggingface.quantized.matrix import ROUNDED, Integers, Quantized, Steps, kept_type, unpack
 from edge.converters.huggingface.quantized.parts import Parts
 from edge.converters.huggingface.views import View, floats
@@ -83,8 +83,7 @@ def _matrix(parts: Parts, said: Config) -> Quantized:
     how = f"MLX, {mode.upper()}"
     if mode == "mxfp8":
         return Fp8(weight.path, name, shape, how, found, "F16", ROUNDED, (1, BLOCK))
-    kind = ("MXFP4" if mode == "mxfp4" else ROUNDED) if columns % BLOCK == 0 else None
-    return Fp4(weight.path, name, shape, how, found, "F16", kind)
+    return Fp4(weight.path, name, shape, how, found, "F16", fp4_type(mode.upper(), columns))
 
 
 @dataclass(frozen=True)
