@@ -40,7 +40,7 @@ def kernels(language: str) -> dict[str, Kernel]:
     return {built.name: lower(built, language) for built in pick.kernels()}
 
 
-@pytest.fixture(scope="module", params=[GPU_HOST, "opencl"])
+@pytest.fixture(scope="module", params=[GPU_HOST, exhaustive("opencl")])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     found = host_named(request.param).adapters()
     if not found:

@@ -42,7 +42,7 @@ USUAL, NVIDIA = Tuning(), Tuning(heads=1, stage=48 << 10)
 ATOL = {"f32": 2e-5, "f16": 2e-3, "int8": 3e-2, "int4": 5e-2}
 
 
-@pytest.fixture(scope="module", params=[GPU_HOST, "opencl"])
+@pytest.fixture(scope="module", params=[GPU_HOST, exhaustive("opencl")])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     found = host_named(request.param).adapters()
     if not found:
