@@ -60,6 +60,16 @@ def ask_both(python: Session, exported: BundleSession, tokens: int, prompt: str 
     return text
 
 
+def check_follow_up(gpu: BundleSession, cpu: BundleSession) -> None:
+    """A conversation goes on as on the CPU, and its state on the other engine."""
+    for _ in range(3):
+        assert gpu.answer(PROMPT, Role.RAW) == cpu.answer(PROMPT, Role.RAW)
+    cpu.load(gpu.save())
+    gpu.load(cpu.save())
+    assert gpu.answer("And?", Role.RAW) == cpu.answer("And?", Role.RAW)
+    assert gpu.use()["evicted"] > 20
+
+
 def check_lost_device(bundle: Bundle, driver: ctypes.CDLL, error: str, later: int = 300, **options: Any) -> None:
     """Lost in a prompt, in an answer, and when a state is saved; another session goes on. driver: its variables. later:
     submissions until it is lost in an answer."""

@@ -20,7 +20,16 @@ import pytest
 from bundles import _kept, model_of
 from conftest import CACHE
 from ctypes_bundle import Bundle, BundleSession, open_bundle
-from gpu_sessions import GREEDY, MODEL, PROMPT, ROWS, ask_both, check_cancelled_prompt, check_lost_device
+from gpu_sessions import (
+    GREEDY,
+    MODEL,
+    PROMPT,
+    ROWS,
+    ask_both,
+    check_cancelled_prompt,
+    check_follow_up,
+    check_lost_device,
+)
 from runtime_library import RUNTIME, build
 from test_gpu_adapters import RANK, adapter_of, packed
 
@@ -163,12 +172,7 @@ def test_conversation_goes_on_as_on_the_cpu(framework: Framework) -> None:
         bundle.session(engine=Engine.GPU, **GREEDY) as gpu,
         bundle.session(engine=Engine.CPU, **GREEDY) as cpu,
     ):
-        for _ in range(3):
-            assert gpu.answer(PROMPT, Role.RAW) == cpu.answer(PROMPT, Role.RAW)
-        cpu.load(gpu.save())
-        gpu.load(cpu.save())
-        assert gpu.answer("And?", Role.RAW) == cpu.answer("And?", Role.RAW)
-        assert gpu.use()["evicted"] > 20
+        check_follow_up(gpu, cpu)
 
 
 @pytest.mark.parametrize(

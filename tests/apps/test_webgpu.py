@@ -26,6 +26,7 @@ from gpu_sessions import (
     ask_both,
     cancelled_session,
     check_cancelled_prompt,
+    check_follow_up,
     check_long_answer,
     check_lost_device,
     check_peak,
@@ -98,11 +99,7 @@ def test_follow_up_continues_as_on_the_cpu(driver: ctypes.CDLL) -> None:
         bundle.session(engine=Engine.GPU, **GREEDY) as gpu,
         bundle.session(engine=Engine.CPU, **GREEDY) as cpu,
     ):
-        for _ in range(3):
-            assert gpu.answer(PROMPT, Role.RAW) == cpu.answer(PROMPT, Role.RAW)
-        cpu.load(gpu.save())
-        assert gpu.answer("And?", Role.RAW) == cpu.answer("And?", Role.RAW)
-        assert gpu.use()["evicted"] > 100
+        check_follow_up(gpu, cpu)
 
 
 @pytest.mark.parametrize(

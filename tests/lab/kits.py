@@ -52,3 +52,15 @@ def result_text() -> bytes:
 
 def result() -> Result:
     return parse_result(result_text(), "it")
+
+
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def quietly(what: str, share: float) -> None:
+    """How far a run is, which nobody watches."""
+    assert what
+    assert 0 <= share <= 1

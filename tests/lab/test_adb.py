@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from adb_device import Phone
-from kits import GOLDEN_MODEL, QUICK, kit_for
+from kits import GOLDEN_MODEL, QUICK, kit_for, quietly, write_program
 from test_cli import edge_json
 
 from edge.devices.host import usable_cores
@@ -64,17 +64,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     for phone in made.phones:
         phone.unplug()
     subprocess.run(["adb", "kill-server"], check=True, capture_output=True)
-
-
-def write_program(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-
-
-def quietly(what: str, share: float) -> None:
-    assert what
-    assert 0 <= share <= 1
 
 
 @pytest.mark.exhaustive

@@ -8,7 +8,6 @@ import platform
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kits import GOLDEN_MODEL, QUICK, kit_for
+from kits import GOLDEN_MODEL, QUICK, kit_for, quietly, write_program
 from test_cli import edge, edge_json
 
 from edge.devices.host import usable_cores
@@ -98,16 +97,6 @@ def board(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     made = Board(folder)
     made.serve("")
     return made
-
-
-def write_program(path: Path, text: str) -> None:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-
-def quietly(what: str, share: float) -> None:
-    assert what
-    assert 0 <= share <= 1
 
 
 @pytest.mark.wing("profiles over ssh")

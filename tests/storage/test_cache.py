@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -16,7 +15,8 @@ from typing import Any
 
 import platformdirs
 import pytest
-from fork_server import COMMAND, forking
+from test_cli import edge as run_edge
+from test_cli import edge_json
 
 import edge.storage.cache
 import edge.storage.completion
@@ -479,27 +479,10 @@ def test_locks_that_fail(
     assert len(entries()) == (raised is None)
 
 
-def edge_command(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        forking(COMMAND, "edge", "cache", *args),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, **environment},
-        encoding="utf-8",
-    )
-
-
-def edge_json(*args: str) -> Any:
-    done = edge_command(*args, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def test_command_list_of_nothing(folder: Path) -> None:
-    done = edge_command("list")
+    done = run_edge("cache", "list")
     assert (done.returncode, done.stdout) == (0, f"{folder}: 0 B of at most 16 GiB\n")
-    assert edge_json("list") == {
+    assert edge_json("cache", "list", "--json") == {
         "folder": str(folder), "total": 0, "limit": 16 << 30, "entries": [], "history": {"runs": 0, "bytes": 0},
     }  # fmt: skip
     assert not folder.exists()
@@ -507,18 +490,18 @@ def test_command_list_of_nothing(folder: Path) -> None:
 
 def test_command_list_and_clear(folder: Path) -> None:
     path = make(about="SmolLM2\x1b[31m\n135M")
-    (row,) = edge_json("list")["entries"]
+    (row,) = edge_json("cache", "list", "--json")["entries"]
     assert set(row) == {"kind", "key", "about", "bytes", "last_used", "path"}
     assert (row["kind"], row["bytes"], row["path"]) == ("weights", 10, str(path))
-    done = edge_command("list")
+    done = run_edge("cache", "list")
     heading, _, line, summary = done.stdout.splitlines()
     assert [cell.strip() for cell in heading.split("|")[1:-1]] == ["kind", "about", "last used", "entries", "size"]
     for part in ("weights", "SmolLM2\ufffd[31m\ufffd135M", " 1 |", "10 B"):
         assert part in line
     assert summary == f"{folder}: 10 B of at most 16 GiB"
-    assert edge_json("clear", "--kind", "kernels") == {"removed": 0, "bytes": 0}
-    assert edge_command("clear").stdout == "removed 1 entry, 10 B\n"
-    assert edge_json("clear") == {"removed": 0, "bytes": 0}
+    assert edge_json("cache", "clear", "--kind", "kernels", "--json") == {"removed": 0, "bytes": 0}
+    assert run_edge("cache", "clear").stdout == "removed 1 entry, 10 B\n"
+    assert edge_json("cache", "clear", "--json") == {"removed": 0, "bytes": 0}
 
 
 def test_entries_about_one_thing_are_one_row(folder: Path) -> None:
@@ -529,7 +512,7 @@ def test_entries_about_one_thing_are_one_row(folder: Path) -> None:
     for entry in made:
         with create(*entry) as temporary:
             temporary.write_bytes(b"0123456789")
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in edge_command().stdout.splitlines()[2:-1]]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in run_edge("cache").stdout.splitlines()[2:-1]]
     assert {(kind, about, count, size) for kind, about, _, count, size in rows} == {
         ("models", "gemma", "1", "10 B"), ("trials", "other.gguf", "3", "30 B"), ("weights", "gemma", "1", "10 B"),
     }  # fmt: skip
@@ -541,7 +524,7 @@ def test_bad_input_is_one_line() -> None:
         (("list",), {"EDGE_CACHE_LIMIT": "lots"}, "EDGE_CACHE_LIMIT 'lots' is not understood"),
         (("list", "--magic"), {}, "see edge cache list --help"),
     ):
-        done = edge_command(*args, **environment)
+        done = run_edge("cache", *args, **environment)
         assert (done.returncode, done.stdout) == (2, "")
         assert says in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1

@@ -41,21 +41,22 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-def test_stopped_holder_is_named_instead_of_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "_STOPPED_S", 0.1)
+@pytest.mark.parametrize(
+    ("limit", "stopped", "said"),
+    [("_STOPPED_S", True, "is stopped: let it go on"), ("_LONGEST_S", False, "has kept it")],
+)
+def test_holder_that_keeps_the_lock_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, stopped: bool, said: str
+) -> None:
+    monkeypatch.setattr(locks, limit, 0.2)
     with holder(tmp_path / "lock") as child:
-        child.send_signal(signal.SIGSTOP)
-        with pytest.raises(CacheError, match=rf"process {child.pid} holds this lock and is stopped: let it go on"):  # noqa: SIM117
-            with file_lock(tmp_path / "lock"):
-                pass
-
-
-def test_holder_that_keeps_lock_too_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "_LONGEST_S", 0.2)
-    with holder(tmp_path / "lock") as child:
-        with pytest.raises(CacheError, match=rf"process {child.pid} holds this lock and has kept it"):  # noqa: SIM117
-            with file_lock(tmp_path / "lock"):
-                pass
+        if stopped:
+            child.send_signal(signal.SIGSTOP)
+        with (
+            pytest.raises(CacheError, match=rf"process {child.pid} holds this lock and {said}"),
+            file_lock(tmp_path / "lock"),
+        ):
+            pass
         assert child.poll() is None
 
 
