@@ -33,11 +33,10 @@ def check_cores(what: str, spec: ModelSpec, supports: Callable[[Core], str | Non
     return network
 
 
-def check_heads(network: Network, *, everywhere: bool = False) -> None:
-    """Refuse models whose layers have different heads or temperatures, for engines whose caches and tables have one
-    size. everywhere: every layer must have attention. Raises UnsupportedError."""
-    found = {(core.heads, core.row.sizes, core.temperature) for core in network.attention if core}
-    if len(found) > 1 or (everywhere and None in network.attention):
+def check_heads(network: Network) -> None:
+    """Refuse models whose layers have different heads or temperatures, or no attention, for engines whose caches and
+    tables have one size. Raises UnsupportedError."""
+    if len({core and (core.heads, core.row.sizes, core.temperature) for core in network.attention}) > 1:
         raise UnsupportedError("the model has layers of several forms: use --backend=llamacpp")
 
 

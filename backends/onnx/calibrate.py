@@ -6,6 +6,7 @@ which holds at any position.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -38,15 +39,20 @@ class Engine(Protocol):
     @property
     def kv(self) -> HeadKV[OnnxStore]: ...
 
-    def run_shown(self, tokens: IntArray) -> FloatArray:
-        """Queries, keys and values of a short run, before RoPE: float32 [layers, n, all heads]."""
+    def run_shown(self, tokens: IntArray) -> Mapping[int, FloatArray]:
+        """Queries, keys and values of a short run, before RoPE, by layer: float32 [n, all heads]."""
         ...
 
 
-def stored_scales(store: OnnxStore, key: str) -> FloatArray | None:
-    """Scales from the cache folder, float32 [2, layers, KV heads, 1, head], or None."""
-    path = cache.find("weights", key, _suffix(store.dtype))
-    return None if path is None else np.fromfile(path, np.float32).reshape(store.scales.shape)
+def load_scales(kv: HeadKV[OnnxStore], key: str) -> bool:
+    """Read the stores' scales from the cache folder; False if it has none."""
+    path = cache.find("weights", key, _suffix(kv.store.dtype))
+    if path is None:
+        return False
+    sizes = np.cumsum([store.scales.size for store in kv.stores])[:-1]
+    for store, scales in zip(kv.stores, np.split(np.fromfile(path, np.float32), sizes), strict=True):
+        store.scales[:] = scales.reshape(store.scales.shape)
+    return True
 
 
 def calibration_tokens(file: GGUFFile, vocab: int) -> IntArray:
@@ -58,66 +64,72 @@ def calibration_tokens(file: GGUFFile, vocab: int) -> IntArray:
     return np.concatenate([Tokenizer(file).encode(TEXT)[:_MOST], drawn])
 
 
-def find_scales(engine: Engine, key: str, tokens: IntArray) -> FloatArray:
-    """Measure scales and store them in the cache folder."""
-    scales = _measure(engine, tokens)
+def find_scales(engine: Engine, key: str, tokens: IntArray) -> None:
+    """Measure the stores' scales, and put them into the cache folder."""
+    _measure(engine, tokens)
+    data = scale_bytes(engine.kv)
     cache.find_or_make(
-        "weights", key, _suffix(engine.kv.store.dtype), lambda target: _write(scales, target),
-        about=f"scales of {engine.kv.store.dtype} KV rows", expected=scales.nbytes,
+        "weights", key, _suffix(engine.kv.store.dtype), lambda target: _write(data, target),
+        about=f"scales of {engine.kv.store.dtype} KV rows", expected=len(data),
     )  # fmt: skip
-    return scales
 
 
-def _write(scales: FloatArray, target: Path) -> None:
-    target.write_bytes(scales.tobytes())
+def scale_bytes(kv: HeadKV[OnnxStore]) -> bytes:
+    return b"".join(store.scales.tobytes() for store in kv.stores)
+
+
+def _write(data: bytes, target: Path) -> None:
+    target.write_bytes(data)
 
 
 def _suffix(dtype: str) -> str:
     return f".{dtype}-scales"
 
 
-def _measure(engine: Engine, tokens: IntArray) -> FloatArray:
+def _measure(engine: Engine, tokens: IntArray) -> None:
     """Run the engine itself, so that nothing else is loaded, until the scales converge.
 
     Rows rounded with bad scales disturb the layers above, so scales converge layer by layer.
     """
-    store, spec = engine.kv.store, engine.spec
-    store.scales[:] = _FIRST_GUESS / LARGEST[store.dtype]
-    for _ in range(spec.layers):
-        scales = _scales_after(engine, tokens[:_FEW])
-        settled = np.abs(scales / store.scales - 1).max() < _SETTLED
-        store.scales[:] = scales
-        if settled:
+    stores = engine.kv.stores
+    for store in stores:
+        store.scales[:] = _FIRST_GUESS / LARGEST[store.dtype]
+    for _ in range(engine.spec.layers):
+        if max(_rescale(engine, tokens[:_FEW])) < _SETTLED:
             break
-    return _scales_after(engine, tokens)
+    _rescale(engine, tokens)
 
 
-def _scales_after(engine: Engine, tokens: IntArray) -> FloatArray:
-    """Scales from the rows of these tokens, computed with the present scales. Raises EngineError if rows are not
-    finite."""
-    kv, spec = engine.kv, engine.spec
-    row = kv.store.row
-    most = np.zeros((2, spec.layers, row.heads, row.key), np.float32)
+def _rescale(engine: Engine, tokens: IntArray) -> list[float]:
+    """Set each store's scales from the rows of these tokens, computed with the present ones. Returns their largest
+    relative changes. Raises EngineError if rows are not finite."""
+    kv = engine.kv
+    most = [np.zeros(store.scales.shape, np.float32) for store in kv.stores]
     step = min(_AT_ONCE, engine.config.chunk, kv.capacity)
     for at in range(0, tokens.size, step):
         part = tokens[at : at + step]
         if kv.free < part.size:
             kv.truncate(0)
+        shown = engine.run_shown(part)
         with np.errstate(over="ignore", invalid="ignore"):
-            most = np.maximum(most, _extremes(engine.run_shown(part), row.heads, row.key))
-        if not np.isfinite(most).all():
+            for store, found in zip(kv.stores, most, strict=True):
+                for own, layer in enumerate(store.layers):
+                    both = _extremes(shown[layer], store.row.heads, store.row.key)
+                    found[:, own, :, 0] = np.maximum(found[:, own, :, 0], both)
+        if not all(np.isfinite(found).all() for found in most):
             raise EngineError("the model's keys or values are no numbers: its weights are damaged or overflow")
     kv.truncate(0)
-    scales = most[:, :, :, None] * np.float32(_MARGIN[kv.store.dtype] / LARGEST[kv.store.dtype])
-    return np.asarray(np.maximum(scales, np.float32(1e-8)))
+    changes = []
+    for store, found in zip(kv.stores, most, strict=True):
+        scales = np.maximum(found * np.float32(_MARGIN[store.dtype] / LARGEST[store.dtype]), np.float32(1e-8))
+        changes.append(float(np.abs(scales / store.scales - 1).max()))
+        store.scales[:] = scales
+    return changes
 
 
 def _extremes(shown: FloatArray, kv_heads: int, head: int) -> FloatArray:
-    """The largest norm of each pair of keys, and the largest |value|: [2, layers, KV heads, head]."""
-    layers, count, _ = shown.shape
-    both = shown[:, :, -2 * kv_heads * head :].reshape(layers, count, 2, kv_heads, head)
-    keys, values = np.abs(both[:, :, 0]).max(axis=1), np.abs(both[:, :, 1]).max(axis=1)
-    one, other = both[:, :, 0, :, : head // 2], both[:, :, 0, :, head // 2 :]
-    lengths = np.sqrt(one * one + other * other).max(axis=1)
-    keys = np.concatenate([lengths, lengths], axis=-1)
-    return np.stack([keys, values])
+    """The largest norm of each pair of keys, and the largest |value|: [2, KV heads, head]."""
+    keys, values = np.moveaxis(shown[:, -2 * kv_heads * head :].reshape(-1, 2, kv_heads, head), 1, 0)
+    one, other = keys[..., : head // 2], keys[..., head // 2 :]
+    lengths = np.sqrt(one * one + other * other).max(axis=0)
+    return np.stack([np.concatenate([lengths, lengths], axis=-1), np.abs(values).max(axis=0)])

@@ -3,6 +3,7 @@ pointer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from edge.backends.base import EngineConfig
 from edge.backends.head_kv import HeadKV
+from edge.backends.onnx.graph.attention import observed_width
 from edge.backends.onnx.graph.context import table_names
 from edge.backends.onnx.graph.state import state_shapes
 from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables, Windows
@@ -37,8 +39,7 @@ class DynamicPasses:
         self._hidden: dict[int, FloatArray] = {}  # masks of sliding windows for the pass in progress
         self._float_type = "float16" if config.kv_dtype == "f16" else "float32"  # of tables, and of windows' masks
         table_rows = max(config.capacity, config.chunk, ANGLES_AHEAD)  # ONNX Runtime requires one for each row
-        row, self._queries = kv.store.row, spec.heads * spec.head_dim
-        self._angles = AngleTables(kv, network, table_rows, row.key, self._float_type)
+        self._angles = AngleTables(kv, network, table_rows, self._float_type)
         self._temperatures = np.zeros((1, config.chunk if network.temperature else 0, 1), np.float32)
         self._tokens = np.zeros((1, config.chunk), np.int64)
         self._positions, self._counting = np.zeros((1, config.chunk), np.int64), np.arange(config.chunk)
@@ -46,8 +47,9 @@ class DynamicPasses:
         self._last, self._rows = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._ring_last, self._ring_rows = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._which = np.zeros(MOST_OBSERVED, np.int64)
-        width = self._queries + row.values
-        self._qkv = np.zeros((spec.layers, MOST_OBSERVED if self._shows else 0, width), np.float32)
+        most = MOST_OBSERVED if self._shows else 0
+        self._cores = {layer: core for layer, core in enumerate(network.attention) if core}
+        self._qkv = {at: np.zeros((most, observed_width(core)), np.float32) for at, core in self._cores.items()}
         self._state = np.zeros_like(kv.state.values) if kv.state else None  # after a pass
         self._step_binding: tuple[tuple[int, int, int, int], Any] = ((0, 0, 0, 0), None)
         self._session: Any = None
@@ -74,12 +76,12 @@ class DynamicPasses:
         if kv.state and self._state is not None:
             kv.state.values[:] = self._state
 
-    def queries(self, count: int) -> FloatArray:
-        return self._qkv[:, :count, : self._queries]
+    def queries(self, count: int) -> Mapping[int, FloatArray]:
+        return {layer: qkv[:count, : self._cores[layer].width] for layer, qkv in self._qkv.items()}
 
-    def shown(self, count: int) -> FloatArray:
-        """Queries, keys and values before RoPE of the last pass, float32 [layers, count, all heads]."""
-        return self._qkv[:, :count]
+    def shown(self, count: int) -> Mapping[int, FloatArray]:
+        """Queries, keys and values before RoPE of the last pass by layer, float32 [count, all heads]."""
+        return {layer: qkv[:count] for layer, qkv in self._qkv.items()}
 
     def close(self) -> None:
         self._session, self._step_binding = None, ((0, 0, 0, 0), None)
@@ -113,17 +115,22 @@ class DynamicPasses:
         bind(binding, "logits", self.logits, output=True, shape=(1, wanted, self.spec.vocab))
         if self._shows:
             bind(binding, "observed", self._which, shape=(shown,))
-        places = ((store, own, layer) for store in self._kv.stores for own, layer in enumerate(store.layers))
-        for store, own, layer in places:
+        places = {layer: (store, own) for store in self._kv.stores for own, layer in enumerate(store.layers)}
+        for layer, core in self._cores.items():
+            source = layer if core.rows_of is None else core.rows_of
+            store, own = places[source]
             for index, name in enumerate(("key", "value")):
                 stored = store.array[index, own]
-                bind(binding, f"past_{name}.{layer}", stored, shape=(1, *stored.shape))
                 bind(binding, f"{name}.{layer}", stored, shape=(1, *stored.shape), output=True)
+                if source != layer:
+                    continue
+                bind(binding, f"past_{name}.{layer}", stored, shape=(1, *stored.shape))
                 if store.dtype in LARGEST:
-                    scales = store.scales[index, layer]
+                    scales = store.scales[index, own]
                     bind(binding, f"{name}_scales.{layer}", scales, shape=(1, *scales.shape))
             if self._shows:
-                bind(binding, f"qkv.{layer}", self._qkv[layer], shape=(1, shown, self._qkv.shape[-1]), output=True)
+                qkv = self._qkv[layer]
+                bind(binding, f"qkv.{layer}", qkv, shape=(1, shown, qkv.shape[-1]), output=True)
         if self._kv.state and self._state is not None:
             for values, prefix in ((self._kv.state.values, "past_"), (self._state, "")):
                 self._bind_state(binding, values, prefix)

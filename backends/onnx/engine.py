@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from edge.backends.checks import check_positions, check_tokens, check_whole
 from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
 from edge.backends.onnx import ENGINE
-from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
+from edge.backends.onnx.calibrate import calibration_tokens, find_scales, load_scales, scale_bytes
 from edge.backends.onnx.dynamic import DynamicPasses
 from edge.backends.onnx.inputs import Windows
-from edge.backends.onnx.kv import OnnxStore, row_of
+from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.memory import MOST_OBSERVED
 from edge.backends.onnx.model_files import ModelFiles, find_graph, find_model_files
 from edge.backends.onnx.npu.contexts import open_parts
@@ -58,25 +58,23 @@ class OnnxEngine:
         form = find_form(spec, config) if provider.static else None
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         # ONNX Runtime pairs value i of a head with value i + head / 2.
-        row = row_of(spec)
-        rope = CacheRope(file, network, positions, halves=True, head=row.key)
+        head = max(row.key for row in network.rows if row)
+        rope = CacheRope(file, network, positions, halves=True, head=head)
         kinds = LayerKinds.of(network.windows, network.rowless)
-        scales_shape = (2, spec.layers, row.heads, 1, row.key)
-        self._scales, ring = np.ones(scales_shape, np.float32), None
-        dtype, rows = config.kv_dtype, form.rows if form else None
+        dtype, rows, ring = config.kv_dtype, form.rows if form else None, None
         if kinds.ringed:
             ring_rows = form.ring_rows if form else kinds.ring_rows(config.capacity, config.chunk)
-            ringed = OnnxStore(spec, dtype, ring_rows, kinds.ringed, self._scales, observes=False, rows=ring_rows)
+            ringed = OnnxStore(network, dtype, ring_rows, kinds.ringed, observes=False, rows=ring_rows)
             ring = Ring(ringed, kinds.ringed, kinds.window)
-        store = OnnxStore(spec, dtype, config.capacity, kinds.whole, self._scales, observes=config.observes, rows=rows)
+        store = OnnxStore(network, dtype, config.capacity, kinds.whole, observes=config.observes, rows=rows)
         key = f"{ENGINE.NAME}:{files.key}:{dtype}" + (f":{provider.name}" if form else "")
         state = FixedState(network.fixed_values) if any(network.fixed_values) else None
         self._kv = HeadKV(store, kinds.whole, rope, key, config.pinned, ring, state)
-        self._windows = Windows(network.windows, spec.heads, row.heads)
+        self._windows = Windows(network.windows, spec.heads, store.row.heads)
         self._observed = 0
         self._observer: Observer | None = None
         if config.observes:
-            self._observer = Observer(spec, self._kv, self._windows, MOST_OBSERVED, self._sinks(files))
+            self._observer = Observer(network, self._kv, self._windows, MOST_OBSERVED, self._sinks(files))
             self._kv.settle = self._observer.settle
         self._passes: DynamicPasses | StaticPasses
         if provider.emulated:
@@ -95,13 +93,14 @@ class OnnxEngine:
             return
         self._passes = DynamicPasses(spec, network, config, self._kv, self._windows)
         quantized = dtype in LARGEST
-        scales = stored_scales(store, files.key) if quantized else None
-        tokens = calibration_tokens(file, spec.vocab) if quantized and scales is None else None
+        known = not quantized or load_scales(self._kv, files.key)
+        tokens = None if known else calibration_tokens(file, spec.vocab)
         graph = find_graph(file, spec, files, dtype, config.observes)
         self._passes.open(open_session(graph, files.folder, provider, config.threads))
+        if tokens is not None:
+            find_scales(self, files.key, tokens)
         if quantized:
-            self._scales[:] = find_scales(self, files.key, tokens) if tokens is not None else scales
-            self._kv.settings += f":{zlib.crc32(self._scales.tobytes())}"
+            self._kv.settings += f":{zlib.crc32(scale_bytes(self._kv))}"
 
     def _sinks(self, files: ModelFiles) -> dict[int, FloatArray]:
         """Sinks of layers that have them, float32 [heads]."""
@@ -152,8 +151,8 @@ class OnnxEngine:
         for store in self._kv.stores:
             store.close()
 
-    def run_shown(self, tokens: IntArray) -> FloatArray:
-        """Run at most MOST_OBSERVED tokens; return queries, keys and values before RoPE, float32 [layers, n, all
+    def run_shown(self, tokens: IntArray) -> Mapping[int, FloatArray]:
+        """Run at most MOST_OBSERVED tokens; return queries, keys and values before RoPE by layer, float32 [n, all
         heads]."""
         assert isinstance(self._passes, DynamicPasses)
         self._run(tokens, wanted=1, shown=tokens.size)
@@ -186,4 +185,4 @@ class OnnxEngine:
         self._passes.run(tokens, wanted, shown)
         kv.appended(count)
         if shown and self._observer:
-            self._observer.add(self._passes.queries(shown))
+            self._observer.add(self._passes.queries(shown), shown)

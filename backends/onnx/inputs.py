@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge.backends.head_kv import HeadKV
+from edge.backends.onnx.graph.context import heads_of_ropes
 from edge.backends.onnx.kv import OnnxStore
 from edge.model.layers import Network
 from edge.types import AnyArray, FloatArray
@@ -51,8 +52,8 @@ class AngleTables:
     tables: for each kind of RoPE, [2, rows, head / 2]. rows: at least ANGLES_AHEAD and the longest pass.
     """
 
-    def __init__(self, kv: HeadKV[OnnxStore], network: Network, rows: int, head: int, dtype: str) -> None:
-        self.tables = [np.zeros((2, rows, head // 2), dtype) for _ in network.ropes]
+    def __init__(self, kv: HeadKV[OnnxStore], network: Network, rows: int, dtype: str) -> None:
+        self.tables = [np.zeros((2, rows, head // 2), dtype) for head in heads_of_ropes(network)]
         self._kv, self._rotation = kv, kv.rope.rotation  # that the tables were made by
         self._from = self._known = 0
 
@@ -65,5 +66,6 @@ class AngleTables:
             self._from, self._known = first, max(count, ANGLES_AHEAD)
             positions = np.arange(first, first + self._known)
             for kind, table in enumerate(self.tables):
-                table[:, : positions.size] = self._rotation.tables(kind, positions)
+                for out, found in zip(table, self._rotation.tables(kind, positions), strict=True):
+                    out[: positions.size] = found[:, : out.shape[1]]
         return first - self._from

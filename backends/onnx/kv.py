@@ -14,26 +14,26 @@ from edge.backends.onnx.rows import NUMPY_TYPE, load_rows, row_values, store_row
 from edge.backends.row_lists import RowLists
 from edge.devices.memory import release_pages
 from edge.model.cores import RowShape
-from edge.model.spec import ModelSpec
-from edge.model.tensors import find_network
+from edge.model.layers import Network
 from edge.types import AnyArray, FloatArray, IntArray
 
 
-def row_of(spec: ModelSpec) -> RowShape:
-    """The rows of a layer, which have the same shape in all layers (`layout.check_network`)."""
-    return next(filter(None, find_network(spec).rows))
+def row_of(network: Network, layers: Sequence[int]) -> RowShape:
+    """The rows of these layers, which have the same shape (`layout.check_network`); of none, rows without values."""
+    found = network.rows[layers[0]] if layers else None
+    return found or RowShape(0, 0, 0)
 
 
-def row_bytes(spec: ModelSpec, dtype: str) -> int:
+def row_bytes(row: RowShape, dtype: str) -> int:
     """Bytes of a token's row in one layer."""
-    return row_values(row_of(spec).values, dtype) * np.dtype(NUMPY_TYPE[dtype]).itemsize
+    return row_values(row.values, dtype) * np.dtype(NUMPY_TYPE[dtype]).itemsize
 
 
 class OnnxStore:
     """The RowStore protocol over some layers, with the same number of rows in all heads.
 
-    array: keys and values, [2, own layers, KV heads, capacity, stored values]. scales: of int8 and int4 rows of all
-    layers, float32 [2, layers, KV heads, 1, head]. paid: attention by physical row, float32 [own layers, KV heads,
+    array: keys and values, [2, own layers, KV heads, capacity, stored values]. scales: of int8 and int4 rows, float32
+    [2, own layers, KV heads, 1, head]. paid: attention by physical row, float32 [own layers, KV heads,
     capacity or 0]. rows: allocated rows where a static graph fixes them, independent of the capacity; None: the
     capacity.
     """
@@ -41,16 +41,16 @@ class OnnxStore:
     level = True
 
     def __init__(
-        self, spec: ModelSpec, dtype: str, capacity: int, layers: Sequence[int], scales: FloatArray, *, observes: bool,
+        self, network: Network, dtype: str, capacity: int, layers: Sequence[int], *, observes: bool,
         rows: int | None = None,
     ) -> None:  # fmt: skip
-        self.fixed = rows is not None
-        self.dtype, self.capacity, self.row, self.observes = dtype, capacity, row_of(spec), observes
-        self.row_bytes = row_bytes(spec, dtype) * len(layers)
+        self.fixed, self.row = rows is not None, row_of(network, layers)
+        self.dtype, self.capacity, self.observes = dtype, capacity, observes
+        self.row_bytes = row_bytes(self.row, dtype) * len(layers)
         heads = self.row.heads
         shape = (2, len(layers), heads, rows or capacity, row_values(self.row.key, dtype))
         self.array: AnyArray = np.zeros(shape, NUMPY_TYPE[dtype])
-        self.layers, self.scales = list(layers), scales
+        self.layers, self.scales = list(layers), np.ones((2, len(layers), heads, 1, self.row.key), np.float32)
         self.paid = np.zeros((len(layers), heads, capacity if observes else 0), np.float32)
         self.lengths: IntArray = np.zeros(len(layers) * heads, np.int32)
         self.nbytes = self.array.nbytes + self.paid.nbytes
@@ -114,7 +114,7 @@ class OnnxStore:
 
     def value_norms(self, rows: AnyArray, head: int) -> FloatArray:
         stored = self.array[1].reshape(len(self.lengths), *self.array.shape[3:])[head, rows]
-        scales = self.scales[1, self.layers].reshape(len(self.lengths), 1, -1)[head]
+        scales = self.scales[1].reshape(len(self.lengths), 1, -1)[head]
         return np.asarray(np.linalg.norm(load_rows(stored, scales, self.dtype), axis=-1), np.float32)
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
@@ -146,5 +146,5 @@ class OnnxStore:
     def _keys(self, head: int | None) -> tuple[AnyArray, FloatArray]:
         """Stored keys, a view, and their scales: of one head [capacity, …], or of all [heads, capacity, …]."""
         stored = self.array[0].reshape(len(self.lengths), *self.array.shape[3:])
-        scales = self.scales[0, self.layers].reshape(len(self.lengths), 1, -1)
+        scales = self.scales[0].reshape(len(self.lengths), 1, -1)
         return (stored, scales) if head is None else (stored[head], scales[head])

@@ -41,15 +41,18 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     network, float_bytes = find_network(spec), 4
     kinds, state = LayerKinds.of(network.windows, network.rowless), 4 * sum(network.fixed_values)
     rows, ring_rows = config.capacity, kinds.ring_rows(config.capacity, config.chunk)
-    row, queries = row_of(spec), spec.heads * spec.head_dim
-    heads, fixed = len(kinds.whole) * row.heads, row_bytes(spec, config.kv_dtype) * len(kinds.ringed) * ring_rows
+    row, ringed = row_of(network, kinds.whole), row_of(network, kinds.ringed)
+    heads, fixed = len(kinds.whole) * row.heads, row_bytes(ringed, config.kv_dtype) * len(kinds.ringed) * ring_rows
     fixed += state
-    qkv = queries + row.values
+    queries = max(core.width for core in network.attention if core)
+    qkv = queries + max(row.values, ringed.values)
     at_once = min(config.chunk, MOST_AT_ONCE)
     widest = max(getattr(core, "channels", core.width) for core in network.cores)
     per_token = 3 * max(spec.ffn, widest) + 2 * qkv + 4 * spec.hidden + _SCORES[config.kv_dtype] * spec.heads * rows
     shows = config.observes or config.kv_dtype in LARGEST
-    numbers = at_once * per_token + 2 * config.logits_rows * spec.vocab + max(rows, config.chunk) * row.key
+    per_token += 4 * spec.layers * network.layer_inputs
+    tables = max(rows, config.chunk) * max(row.key, ringed.key)
+    numbers = at_once * per_token + 2 * config.logits_rows * spec.vocab + tables
     numbers += spec.layers * MOST_OBSERVED * qkv if shows else 0
     numbers += spec.layers * MOST_OBSERVED * queries if config.observes else 0
     windowed = sum(map(bool, find_network(spec).windows))
@@ -58,7 +61,7 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     per_row = heads * _BOOKKEEPING + row.heads * row.key * _KEY_BYTES
     by_head = rows * per_row if config.per_head else 0
     attention = float_bytes * heads * rows if config.observes else 0
-    kv = row_bytes(spec, config.kv_dtype) * len(kinds.whole) * rows + attention + fixed
+    kv = row_bytes(row, config.kv_dtype) * len(kinds.whole) * rows + attention + fixed
     scratch = float_bytes * numbers + by_head + state + pinned_bytes(heads, row.key, config.pinned)
     return Footprint(
         weights=_weights(spec),
@@ -73,9 +76,9 @@ def _count_static(spec: ModelSpec, config: EngineConfig, form: StaticForm) -> Fo
     """The footprint of static graphs. The context of an NPU's driver, with weights and operators of two graphs, is
     included, since host and NPU share one memory on these devices."""
     kinds, float_bytes = LayerKinds.of(find_network(spec).windows), 4
-    row, queries = row_of(spec), spec.heads * spec.head_dim
-    heads, fixed = len(kinds.whole) * row.heads, row_bytes(spec, form.kv_dtype) * len(kinds.ringed) * form.ring_rows
-    kv = row_bytes(spec, form.kv_dtype) * len(kinds.whole) * form.rows + fixed
+    row, queries = row_of(find_network(spec), kinds.whole), spec.heads * spec.head_dim
+    heads, fixed = len(kinds.whole) * row.heads, row_bytes(row, form.kv_dtype) * len(kinds.ringed) * form.ring_rows
+    kv = row_bytes(row, form.kv_dtype) * len(kinds.whole) * form.rows + fixed
     attention = float_bytes * heads * config.capacity if config.observes else 0
     masks = len(set(find_network(spec).windows)) * (form.rows + form.chunk)
     per_token = spec.hidden + masks + spec.layers * (queries + row.values)
@@ -95,18 +98,21 @@ def _count_static(spec: ModelSpec, config: EngineConfig, form: StaticForm) -> Fo
 
 def _weights(spec: ModelSpec) -> int:
     """Bytes of the weights in their new layout; an embedding that is also the head exists in both layouts. Float16
-    matrices become float32 one after the other."""
+    matrices become float32 one after the other. A table of per-layer embeddings stays in its mapped file, of which a
+    pass reads its tokens' rows."""
     blocks = {each.name: (each.values, each.nbytes) for each in BLOCK_TYPES.values()} | FORM_TYPES
     total = 0.0
     for kind, nbytes in spec.type_bytes:
         values, size = blocks[kind]
+        nbytes -= spec.table_bytes if kind == spec.table_type else 0
         total += nbytes / size * values * _value_bytes(kind)
     for kind, nbytes in spec.expert_types:
         if kind not in FORM_TYPES and has_minimum(kind, bits_of(kind)):  # which experts store in 8 bits
             values, size = blocks[kind]
             total += nbytes / size * values * (_value_bytes("Q8_0") - _value_bytes(kind))
-    on_the_way = 2 * spec.largest_tensor if {"F16", "BF16"} & {kind for kind, _ in spec.type_bytes} else 0
-    return int(total) + (spec.largest_tensor if spec.tied_head else 0) + on_the_way
+    largest = spec.embedding_bytes if spec.table_bytes else spec.largest_tensor
+    on_the_way = 2 * largest if {"F16", "BF16"} & {kind for kind, _ in spec.type_bytes} else 0
+    return int(total) + (largest if spec.tied_head else 0) + on_the_way
 
 
 def _packed_head(spec: ModelSpec) -> int:

@@ -14,8 +14,7 @@ from edge.backends.onnx.attention import attention_to
 from edge.backends.onnx.inputs import Windows
 from edge.backends.onnx.kv import OnnxStore
 from edge.backends.rope import rotate
-from edge.model.spec import ModelSpec
-from edge.model.tensors import find_network
+from edge.model.layers import Network
 from edge.types import FloatArray
 
 
@@ -23,11 +22,18 @@ class Observer:
     """At most `most` waiting queries of successive tokens. votes: as in `ObservedEngine.observe`."""
 
     def __init__(
-        self, spec: ModelSpec, kv: HeadKV[OnnxStore], windows: Windows, most: int, sinks: Mapping[int, FloatArray]
+        self, network: Network, kv: HeadKV[OnnxStore], windows: Windows, most: int, sinks: Mapping[int, FloatArray]
     ) -> None:
-        self._cores, self._kv, self._windows = find_network(spec).attention, kv, windows
+        self._kv, self._windows, self._most = kv, windows, most
         self._sinks = sinks  # of layers that have them, [heads]
-        self._queries = np.zeros((spec.layers, most, spec.heads, spec.head_dim), np.float32)
+        attention = [(layer, core) for layer, core in enumerate(network.attention) if core]
+        sources = {layer: layer if core.rows_of is None else core.rows_of for layer, core in attention}
+        # Layers that read rows which policies choose, and the places of these in the store.
+        self._read = {layer: kv.layers.index(source) for layer, source in sources.items() if source in kv.layers}
+        self._cores = {layer: core for layer, core in attention if layer in self._read}
+        self._queries = {
+            layer: np.zeros((most, core.heads, core.head_dim), np.float32) for layer, core in self._cores.items()
+        }
         self._count = self._end = 0  # tokens that wait; rows in use when the last of them had run
         self._votes = False
 
@@ -36,14 +42,15 @@ class Observer:
             self.settle()
             self._votes = votes
 
-    def add(self, queries: FloatArray) -> None:
-        """Add the queries, before RoPE, of the last tokens that ran: float32 [layers, n, heads · head], n at most
-        `most`."""
-        count, length = queries.shape[1], self._kv.length
-        if self._count and (self._end != length - count or self._count + count > self._queries.shape[1]):
+    def add(self, queries: Mapping[int, FloatArray], count: int) -> None:
+        """Add the queries, before RoPE, of the last `count` tokens that ran, at most `most`: by layer, float32 [count,
+        heads · head]."""
+        length = self._kv.length
+        if self._count and (self._end != length - count or self._count + count > self._most):
             self.settle()
         new = slice(self._count, self._count + count)
-        self._queries[:, new] = queries.reshape(len(queries), count, *self._queries.shape[2:])
+        for layer, waiting in self._queries.items():
+            waiting[new] = queries[layer].reshape(count, *waiting.shape[1:])
         self._count, self._end = new.stop, length
 
     def settle(self) -> None:
@@ -54,11 +61,10 @@ class Observer:
         positions, rotation = kv.rope_positions()[:, : self._end], kv.rope.rotation
         hidden = {} if kv.ring else self._windows.added(positions, count)
         tables = [rotation.tables(kind, positions[0, -count:]) for kind in range(len(rotation.angles))]
-        for index, layer in enumerate(kv.layers):
-            core, queries = self._cores[layer], self._queries[layer, :count].swapaxes(0, 1)
-            assert core is not None
+        for layer, index in self._read.items():
+            core, queries = self._cores[layer], self._queries[layer][:count].swapaxes(0, 1)
             queries = rotate(queries, *tables[rotation.kinds[layer]], halves=rotation.halves)
-            rows, scales = store.array[0, index, :, : self._end], store.scales[0, layer]
+            rows, scales = store.array[0, index, :, : self._end], store.scales[0, index]
             queries = queries * np.float32(core.scale)
             paid = attention_to(
                 rows, scales, store.dtype, queries, self._votes, core.score_cap, hidden.get(layer),

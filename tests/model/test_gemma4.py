@@ -29,7 +29,7 @@ from edge.plan.plan import make_plan
 from edge.types import FloatArray
 
 FILE = GOLDEN / "gemma4.gguf"
-OURS = ("reference", "cpu")
+OURS = ("reference", "cpu", "onnx")
 GPU = f"gpu@{SOME_GPU}"
 EXACT, GELU = 2e-4, 1e-2  # llama.cpp looks gelu up in a table of float16
 
@@ -102,6 +102,7 @@ def test_header_says_which_layers_share_rows() -> None:
     [
         ("Q4_0", "f16", "cpu", WIDE), ("Q4_K_M", "f32", "cpu", WIDE), ("Q4_0", "int8", "cpu", WIDE),
         ("Q8_0", "int4", "cpu", WIDE), ("Q4_K_M", "f32", "gpu", WIDE), ("Q4_0", "int8", "gpu", WIDE),
+        *((mixture, "f16", "onnx", WIDE) for mixture in ("Q8_0", "Q4_0")),
         ("Q4_K_M", "f32", "cpu", WITH_EXPERTS), ("Q4_0", "f16", "cpu", WITH_EXPERTS),
     ],
 )  # fmt: skip
@@ -120,6 +121,16 @@ def test_quantized_models(
         found = logits_of(ours, tokens, pieces)
         if dtype == "f32":
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
+        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > _CLOSE[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["f16", "int8", "int4"])
+def test_smaller_rows_of_onnx_runtime(dtype: str, engines: Callable[[Engine], Engine]) -> None:
+    """Integers have scales of their own for each kind of layer; layers write the rows of others once more."""
+    model, tokens, expected = open_fallback("gemma4")
+    engine = engines(load_engine(model, "onnx", dtype, chunk=24))
+    for pieces in ([64], [40, 1, 1, 22]):
+        found = logits_of(engine, tokens, pieces)[-len(expected) :]
         assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > _CLOSE[dtype]
 
 
@@ -152,7 +163,7 @@ def test_rows_return(backend: str, engines: Callable[[Engine], Engine]) -> None:
 
 
 @pytest.mark.parametrize(("close_gaps", "backend"), [
-    (False, "cpu"), (True, "cpu"), (True, GPU), pytest.param(False, GPU, marks=pytest.mark.exhaustive),
+    (False, "cpu"), (True, "cpu"), (True, "onnx"), (True, GPU), pytest.param(False, GPU, marks=pytest.mark.exhaustive),
 ])  # fmt: skip
 def test_rings_hold_what_windows_see(close_gaps: bool, backend: str, engines: Callable[[Engine], Engine]) -> None:
     """Layers that read the rows of rings find them wherever these move."""
@@ -166,7 +177,7 @@ def test_rings_hold_what_windows_see(close_gaps: bool, backend: str, engines: Ca
     np.testing.assert_allclose(*found, rtol=0, atol=EXACT)
 
 
-@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("backend", ["reference", "onnx", pytest.param("cpu", marks=pytest.mark.exhaustive)])
 def test_plan_counts_rows_that_there_are(backend: str, engines: Callable[[Engine], Engine]) -> None:
     model = open_fallback("gemma4")[0]
     plan = make_plan(model.spec, engine_named(backend), Options(max_kv_size=64, kv_dtype="f32"))

@@ -31,7 +31,7 @@ Engines = Callable[[Engine], Engine]
 EXACT = 2e-4
 
 
-@pytest.mark.parametrize("name", ["qwen35moe", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen35moe", "gpt-oss", "gemma4"])
 def test_folders_give_the_logits_of_the_file(tmp_path: Path, name: str, engines: Engines) -> None:
     """The written weights are read back and compared, rows of experts in turn among them."""
     model, tokens, _ = open_fallback(name)
@@ -60,7 +60,7 @@ def observed(engine: Engine, tokens: IntArray) -> FloatArray:
     return np.asarray(engine.kv.attention)
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("qwen35", 1e-4), ("gpt-oss", 0.05)])
+@pytest.mark.parametrize(("name", "tolerance"), [("qwen35", 1e-4), ("gemma4", 1e-4), ("gpt-oss", 0.05)])
 def test_attention_is_observed_as_in_the_native_engine(name: str, tolerance: float, engines: Engines) -> None:
     """Where layers have no rows, and where sinks take their share, behind experts that are rounded otherwise."""
     pytest.importorskip("tvm_ffi")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from edge.backends.onnx.graph.context import KV_TYPES, Context, mask_name, table_names
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.proto import Type
-from edge.backends.onnx.graph.state import split
+from edge.backends.onnx.graph.state import reshape, rms, split
 from edge.backends.onnx.rows import row_values
 from edge.model.cores import Attention
 
@@ -17,16 +18,21 @@ _ROTARY_HEADS = 16  # GroupQueryAttention rotates heads whose size is a multiple
 def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
     """Map normalized rows, [1, n, hidden], to the concatenated heads' outputs, [1, n, width]."""
     qkv, gate = _project(graph, core, layer, x)
+    source = layer if core.rows_of is None else core.rows_of
     if graph.observed:
-        graph.output(f"qkv.{layer}", Type.FLOAT, 1, "k", core.width + core.row.values)
+        graph.output(f"qkv.{layer}", Type.FLOAT, 1, "k", observed_width(core))
         graph.node("Gather", qkv, "observed", output=f"qkv.{layer}", axis=1)
+    if source != layer:
+        qkv = graph.node("Concat", qkv, graph.rows[source], axis=-1)
+    elif any(each and each.rows_of == layer for each in graph.network.attention):
+        graph.rows[layer] = split(graph, qkv, [core.width, core.row.values])[1]
     graph.begin("attend", layer)
     if graph.kv_dtype == "f16":
         qkv = graph.node("Cast", qkv, to=Type.FLOAT16)
-    kind, ring = KV_TYPES[graph.kv_dtype], "ring_" if layer in graph.kinds.ringed else ""
+    kind, ring = KV_TYPES[graph.kv_dtype], "ring_" if source in graph.kinds.ringed else ""
     row = core.row
     shape = (1, row.heads, f"{ring}capacity", row_values(row.key, graph.kv_dtype))
-    for name in (f"past_key.{layer}", f"past_value.{layer}"):
+    for name in (f"past_key.{source}", f"past_value.{source}"):
         graph.input(name, kind, *shape)
     for name in (f"key.{layer}", f"value.{layer}"):
         graph.output(name, kind, *shape)
@@ -48,9 +54,9 @@ def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
     sinks = graph.weight(f"blk.{layer}.attn_sinks") if core.sinks else ""
     if sinks and graph.kv_dtype == "f16":
         sinks = graph.node("Cast", sinks, to=Type.FLOAT16)
-    inputs = [qkv, "", "", f"past_key.{layer}", f"past_value.{layer}", *counts, *tables, hidden, sinks]
+    inputs = [qkv, "", "", f"past_key.{source}", f"past_value.{source}", *counts, *tables, hidden, sinks]
     if graph.quantized:
-        for name in (f"key_scales.{layer}", f"value_scales.{layer}"):
+        for name in (f"key_scales.{source}", f"value_scales.{source}"):
             graph.input(name, Type.FLOAT, 1, row.heads, 1, row.key)
             inputs.append(name)
         how |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
@@ -85,6 +91,11 @@ def static_attention(graph: Context, core: Attention, layer: int, x: str) -> str
     return graph.node("Reshape", graph.node("Transpose", mixed, perm=[0, 2, 1, 3]), together)
 
 
+def observed_width(core: Attention) -> int:
+    """Values of a token's queries, keys and values, of those that the layer has."""
+    return core.width + (core.row.values if core.rows_of is None else 0)
+
+
 def _project(graph: Context, core: Attention, layer: int, x: str) -> tuple[str, str]:
     """Concatenated queries, keys and values before RoPE, and the gate of the output, if it has one."""
     at = f"blk.{layer}."
@@ -92,7 +103,7 @@ def _project(graph: Context, core: Attention, layer: int, x: str) -> tuple[str, 
     qkv, gate = graph.multiply(f"{at}qkv", x), ""
     if core.gated:
         qkv, gate = split(graph, qkv, [core.width + core.row.values, core.width])
-    if core.head_norms:
+    if core.head_norms or core.unit_values:
         qkv = _norm_heads(graph, core, at, qkv)
     if core.temperature:
         queries, *others = _split_heads(graph, core, qkv)
@@ -106,23 +117,28 @@ def _scores(core: Attention) -> dict[str, Any]:
 
 
 def _split_heads(graph: Context, core: Attention, qkv: str) -> list[str]:
-    """Split into queries, keys and values."""
+    """Split into queries, keys and values; a layer that reads other rows has queries only."""
+    if core.rows_of is not None:
+        return [qkv]
     row = core.row
     return split(graph, qkv, [core.width, row.heads * row.key, row.heads * row.value])
 
 
 def _norm_heads(graph: Context, core: Attention, at: str, qkv: str) -> str:
-    """Normalize queries and keys per head."""
+    """Normalize queries and keys per head, or values."""
     parts = _split_heads(graph, core, qkv)
-    for index, name in enumerate(("attn_q_norm", "attn_k_norm")):
-        apart = graph.node("Reshape", parts[index], graph.constant("heads_apart", [0, 0, -1, core.head_dim]))
-        parts[index] = graph.node("Reshape", graph.norm(apart, at + name), graph.constant("heads_joined", [0, 0, -1]))
-    return graph.node("Concat", *parts, axis=-1)
+    names = ["attn_q_norm", "attn_k_norm"] if core.head_norms else ["", ""]
+    for index, name in enumerate([*names, ""][: len(parts)]):
+        if name or (index == 2 and core.unit_values):
+            apart = reshape(graph, parts[index], 0, 0, -1, core.head_dim)
+            normed = graph.norm(apart, at + name) if name else rms(graph, apart, graph.spec.norm_eps)
+            parts[index] = reshape(graph, normed, 0, 0, -1)
+    return graph.node("Concat", *parts, axis=-1) if len(parts) > 1 else parts[0]
 
 
 def _rotate_heads(graph: Context, core: Attention, qkv: str, cos: str, sin: str) -> str:
     """Rotate queries and keys before the attention operator, for head sizes that it cannot rotate."""
-    parts = _split_heads(graph, core, qkv)
+    parts = _split_heads(graph, replace(core, rows_of=None), qkv)
     for index, heads in enumerate((core.heads, core.kv_heads)):
         parts[index] = graph.node("RotaryEmbedding", parts[index], cos, sin, "positions", num_heads=heads)
     return graph.node("Concat", *parts, axis=-1)

@@ -3,8 +3,8 @@
 Inputs, besides `tokens` int64 [1, n]:
   positions   int64 [1, n]: rows of the tables `cos` and `sin` [any, head / 2], which rotate queries and keys. The
               caller fills the tables, so positions may grow without limit and RoPE may be scaled in any way. Layers
-              with a window may have tables of their own, `cos.1` and `sin.1`. For learned positions these are rows of
-              the model's table; layers without RoPE use none.
+              with a window may have tables of their own, `cos.1` and `sin.1`, and heads of another size. For learned
+              positions these are rows of the model's table; layers without RoPE use none.
   temperatures float32 [1, n, 1]: factors of the tokens' queries, for models that have `Network.temperature`
   wanted      int64 [m]: tokens whose logits are wanted
   past_K.N, past_V.N  [1, KV heads, capacity, head]: layer N's rows, in any order; bind the outputs key.N, value.N to
@@ -17,6 +17,8 @@ Inputs, besides `tokens` int64 [1, n]:
   past_inputs.N, past_memory.N  states of recurrent layers, as in `state.py`, with outputs inputs.N, memory.N
   observed    int64 [k]: tokens of which layer N's queries (with their temperatures), keys and values, before RoPE, are
               the output qkv.N
+A layer that reads the rows of an earlier layer M has queries only; it writes M's new rows again, to the same place, so
+bind its outputs key.N, value.N to M's memory.
 Outputs: logits float32 [1, m, vocabulary], and those above.
 """
 
@@ -25,16 +27,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edge.backends.onnx.graph.attention import attention
-from edge.backends.onnx.graph.context import Context, table_names
+from edge.backends.onnx.graph.context import Context, heads_of_ropes, table_names
 from edge.backends.onnx.graph.delta_net import delta_net
 from edge.backends.onnx.graph.dense import dense
 from edge.backends.onnx.graph.experts import experts
 from edge.backends.onnx.graph.layout import Layout
 from edge.backends.onnx.graph.mamba import mamba
 from edge.backends.onnx.graph.nodes import MS
+from edge.backends.onnx.graph.per_layer_input import make_inputs, per_layer_input
 from edge.backends.onnx.graph.proto import Type
 from edge.backends.onnx.graph.short_convolution import short_convolution
-from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, ShortConvolution
+from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
 
@@ -44,6 +47,7 @@ CORES: dict[type, Callable[..., str]] = {
     Dense: dense,
     Experts: experts,
     Mamba: mamba,
+    PerLayerInput: per_layer_input,
     ShortConvolution: short_convolution,
 }
 
@@ -72,9 +76,9 @@ class Builder(Context):
         if self.kinds.ringed:
             self.input("ring_last", Type.INT32, 1)
             self.input("ring_rows", Type.INT32)
-        for kind, rope in enumerate(self.network.ropes):
-            for name in table_names(kind) if rope.dim else ():
-                self.input(name, self.float_type, "angles", spec.head_dim // 2)
+        for kind, head in enumerate(heads_of_ropes(self.network)):
+            for name in table_names(kind) if self.network.ropes[kind].dim else ():
+                self.input(name, self.float_type, "angles", head // 2)
         if self.network.temperature:
             self.input("temperatures", Type.FLOAT, 1, "n", 1)
         if self.observed:
@@ -116,7 +120,10 @@ class Builder(Context):
         added = self.scaled(added, block.scale)
         if beside:
             added = self.node("Add", self.pick(beside) if last else beside, added)
-        return self.pick(residual) if last else residual, added
+        residual = self.pick(residual) if last else residual
+        if not block.rescale:
+            return residual, added
+        return self.node("Mul", self.node("Add", residual, added), self.weight(at + block.rescale)), ""
 
     def head(self, x: str) -> None:
         self.begin("head")
@@ -135,11 +142,9 @@ class Builder(Context):
         x = self.scaled(self.look_up("token_embd", "tokens"), self.network.embedding_scale)
         if self.network.learned_positions:
             x = self.node("Add", x, self.node("Gather", self.weight("position_embd"), "positions"))
+        if self.network.layer_inputs:
+            self.layer_inputs = make_inputs(self, x)
         return x
-
-    def pick(self, x: str) -> str:
-        """Drop unwanted tokens; called after the last attention."""
-        return self.node("Gather", x, "wanted", axis=1)
 
     def post_norm(self, x: str, name: str) -> str:
         return self.norm(x, name)

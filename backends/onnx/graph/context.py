@@ -27,10 +27,16 @@ class Context(Nodes):
         self.observed = observed or self.quantized
         self.float_type = Type.FLOAT16 if kv_dtype == "f16" else Type.FLOAT
         self.queries: list[str] = []
+        self.rows: dict[int, str] = {}  # keys and values before RoPE of layers whose rows others read
+        self.layer_inputs: list[str] = []  # each layer's vectors (`PerLayerInput`)
 
     def rows_of(self, window: int) -> int | str:
         """The number of cache rows of layers with this window, or its name."""
         return "ring_capacity" if window and self.kinds.ringed else "capacity"
+
+    def pick(self, x: str) -> str:
+        """Drop unwanted tokens; called after the last attention."""
+        return self.node("Gather", x, "wanted", axis=1)
 
     def scaled(self, x: str, by: float) -> str:
         return x if by == 1 else self.node("Mul", x, self.number(by))
@@ -43,6 +49,12 @@ class Context(Nodes):
     def scale_and_shift(self, name: str) -> list[str]:
         """A norm's weights, and its bias if it has one."""
         return [self.weight(each) for each in (name, f"{name}.bias") if each in self.layout.vectors]
+
+
+def heads_of_ropes(network: Network) -> list[int]:
+    """Values of a head that each of the network's ropes rotates (`layout.check_network`)."""
+    heads = {core.rope: core.head_dim for core in network.attention if core}
+    return [heads[rope] for rope in network.ropes]
 
 
 def table_names(kind: int) -> tuple[str, str]:

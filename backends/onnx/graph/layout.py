@@ -11,11 +11,12 @@ import numpy as np
 from edge.backends.checks import check_cores, check_heads, hybrid_cores, usual_cores
 from edge.backends.onnx.graph.forms import Array, Blocks, Floats, Form, Int8, NormalFloats
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum, is_exact
+from edge.backends.ring import LayerKinds
 from edge.errors import UnsupportedError
 from edge.formats import nf4
 from edge.formats.blocks import BLOCK, FLOATS
 from edge.formats.gguf import GGUFFile, TensorInfo
-from edge.model.cores import Attention, Core, Experts
+from edge.model.cores import Attention, Core, Experts, PerLayerInput
 from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
@@ -127,23 +128,35 @@ def supports(core: Core) -> str | None:
     """Why dynamic graphs cannot express a core."""
     if isinstance(core, Experts):
         return None if core.activation == "silu" else f"experts with {core.activation}"
-    return hybrid_cores(replace(core, sinks=False) if isinstance(core, Attention) else core)
+    if isinstance(core, PerLayerInput):
+        return None
+    if isinstance(core, Attention):
+        core = replace(core, sinks=False, unit_values=False, rows_of=None)
+    return hybrid_cores(core)
 
 
 def check_static(spec: ModelSpec) -> None:
     """Refuse models that static graphs cannot express. Raises UnsupportedError."""
-    check_heads(check_cores("NPU", spec, usual_cores), everywhere=True)
+    check_heads(check_cores("NPU", spec, usual_cores))
 
 
 def check_network(spec: ModelSpec) -> Network:
     """The model's layers. Raises UnsupportedError for models that the graph cannot express."""
     network = check_cores("onnx engine", spec, supports)
-    check_heads(network)
-    if spec.head_dim % _HEAD_MULTIPLE:
-        raise UnsupportedError(
-            f"ONNX Runtime's attention wants heads of a multiple of {_HEAD_MULTIPLE} values, not {spec.head_dim}: "
-            "use --backend=cpu"
-        )
+    attention = [core for core in network.attention if core]
+    kinds = LayerKinds.of(network.windows, network.rowless)
+    forms: list[list[object]] = [[(core.heads, core.temperature) for core in attention]]
+    stored = [row and row.sizes for row in network.rows]
+    forms += [[stored[layer] for layer in layers] for layers in (kinds.whole, kinds.ringed)]
+    forms += [[core.head_dim for core in attention if core.rope == rope] for rope in network.ropes]
+    if any(len({*each}) > 1 for each in forms):
+        raise UnsupportedError("the model has layers of several forms: use --backend=llamacpp")
+    for size in sorted({core.head_dim for core in attention}):
+        if size % _HEAD_MULTIPLE:
+            raise UnsupportedError(
+                f"ONNX Runtime's attention wants heads of a multiple of {_HEAD_MULTIPLE} values, not {size}: "
+                "use --backend=cpu"
+            )
     return network
 
 
@@ -198,6 +211,10 @@ def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> L
     network, found = check_network(spec), find_tensors(file, spec)
     maker = _Maker(file, found, head_order(spec), method)
     maker.table("token_embd")
+    if network.layer_inputs:
+        maker.table("per_layer_token_embd")
+        maker.matrix("per_layer_model_proj", "per_layer_model_proj")
+        maker.norm("per_layer_proj_norm")
     if network.learned_positions:
         maker.vector("position_embd", "position_embd")
     for layer, blocks in enumerate(network.layers):

@@ -45,7 +45,7 @@ class StaticPasses:
         self.logits = np.zeros((1, spec.vocab), np.float32)
         self._spec, self._network, self._form, self._kv = spec, network, form, kv
         self._embedding = Embedding(file, network, files)
-        self._angles = AngleTables(kv, network, max(form.chunk, ANGLES_AHEAD), kv.store.row.key, "float32")
+        self._angles = AngleTables(kv, network, max(form.chunk, ANGLES_AHEAD), "float32")
         self._sizes = {tokens: _Arrays(spec, network, form, tokens) for tokens in (form.chunk, 1)}
         self._last = self._sizes[1]
         self._sessions: Mapping[Part, Any] = {}
@@ -82,8 +82,8 @@ class StaticPasses:
             for own, layer in enumerate(store.layers):
                 store.array[:, own, :, length : length + count] = arrays.rows[layer, :, :, new]
 
-    def queries(self, count: int) -> FloatArray:
-        return self._last.queries[:, self._last.tokens - count :]
+    def queries(self, count: int) -> Mapping[int, FloatArray]:
+        return dict(enumerate(self._last.queries[:, self._last.tokens - count :]))
 
     def close(self) -> None:
         self._sessions, self._bindings = {}, {}
@@ -122,7 +122,7 @@ class _Arrays:
     def __init__(self, spec: ModelSpec, network: Network, form: StaticForm, tokens: int) -> None:
         self.tokens = tokens
         self.x = np.zeros((1, tokens, spec.hidden), np.float32)
-        row = row_of(spec)
+        row = row_of(network, range(spec.layers))
         self.angles = [np.zeros((2, 1, tokens, row.key // 2), np.float32) for _ in network.ropes]
         self.temperatures = np.ones((1, tokens, 1), np.float32)
         rows = {window: form.ring_rows if window and form.ring_rows else form.rows for window in set(network.windows)}
