@@ -100,7 +100,7 @@ class HeadKV(Generic[Store]):
 
     @property
     def next_position(self) -> int:
-        return self._lists.next_position
+        return self._lists.next_rope_position - self._lists.base
 
     @property
     def next_rope_position(self) -> int:

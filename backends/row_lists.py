@@ -63,12 +63,15 @@ class RowLists:
     def append(self, lengths: IntArray, count: int, places: Places | None = None) -> None:
         """Add `count` rows that a pass has written after the last physical rows. lengths: of the lists before. places:
         of the rows; None: they have consecutive positions."""
-        each, base = np.arange(len(self))[:, None], self.base
-        places = places or Places.after(self.next_position, count)
-        physical = lengths[: len(self), None] + np.arange(count)
+        each, own = np.arange(len(self.physical))[:, None], np.arange(count)
+        physical = lengths[: len(self.physical), None] + own
         self.physical[each, physical] = physical
-        self.rope_positions[each, physical] = base + places.numbers.astype(np.int64)
-        self.next_rope_position = base + places.next_position
+        if places is None:
+            self.rope_positions[each, physical] = self.next_rope_position + own
+            self.next_rope_position += count
+        else:
+            self.rope_positions[each, physical] = self.base + places.numbers.astype(np.int64)
+            self.next_rope_position = self.base + places.next_position
 
     def append_saved(self, first: int, positions: IntArray, base: int, next_position: int) -> None:
         """Add saved rows after the `first` ones of the only list."""

@@ -139,7 +139,7 @@ class Passes:
         self._ran = 0  # tokens of the last pass
         self.drafted: FixedState | None = None
         arrays["times"] = aligned_zeros(config.threads * thread_words(shape.layers) if design.timed else 0, "int64")
-        self._disk = Disk(streams is not None)
+        self._disk = Disk() if streams else None
         rings = [f"{RING}{name}" for name in RINGS] if len(memory.kv.arenas) > 1 else []
         optional = [name for name in (*STATES, *TIMES, *LORA, *PAGES) if name in arrays and arrays[name].size]
         pointers = (pointer(arrays[name]) for name in (*_ARRAYS, *rings, *optional))  # as `generator.pointers_of`
@@ -200,7 +200,12 @@ class Passes:
         if self.experts:
             self.experts.begin(count)
         self._ran, workers = count, self.check_open()
-        workers.run(count=count, disk=self._disk.wanted(), wanted=Job.ESTIMATED if top else wanted, **numbers)
+        workers.run(
+            count=count,
+            disk=self._disk.wanted() if self._disk else 0,
+            wanted=Job.ESTIMATED if top else wanted,
+            **numbers,
+        )
         if self.experts:
             self.experts.check()
         if top:

@@ -67,6 +67,9 @@ class NativeSequence:
     def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         check_generates(self.spec)
         tokens, logits = check_tokens(tokens, self.spec.vocab, self.kv.free, given), np.zeros((1, 0), np.float32)
+        if tokens.size == 1 and places is None:
+            self.kv.announce(1)
+            return np.asarray(self.run(tokens, 1, given)[0])
         for part, own in self._divide(tokens.size, self.config.chunk, places):
             logits = self.run(tokens[part], int(part.stop == tokens.size), given, own)
         return np.asarray(logits[0])
@@ -179,7 +182,8 @@ class NativeSequence:
         `Passes.run`."""
         kv, passes, count, encoder = self.kv, self.passes, tokens.size, self._encoder
         passes.begin(tokens, self.number, given)
-        check_positions(self.spec, kv.next_position + count)
+        position = kv.next_position
+        check_positions(self.spec, position + count)
         self.prepare(count)
         alone = count == 1 and not encoder
         if encoder and places:
@@ -195,10 +199,10 @@ class NativeSequence:
             angles = self._angles if count <= ROPE_AHEAD else passes.chunk_angles
             angle = angles.row(kv.rope.rotation, kv.next_rope_position, count)
         else:
-            base = kv.next_rope_position - kv.next_position
+            base = kv.next_rope_position - position
             angle = passes.chunk_angles.place(kv.rope.rotation, places.positions + base)
         passes.run(
-            count, kv.next_position, top, kind=Job.STEP if alone else Job.CHUNK, angle=angle, wanted=wanted,
+            count, position, top, kind=Job.STEP if alone else Job.CHUNK, angle=angle, wanted=wanted,
             observed=min(count, self.observed), votes=int(self._votes), sequence=self.number, drafts=0,
         )  # fmt: skip
         kv.appended(count, None if encoder else places)

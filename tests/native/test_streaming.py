@@ -217,7 +217,7 @@ def passes_as_from_a_disk(count: int, waits: Callable[[int, list[int]], bool], m
     """A digit for each pass. waits: whether pages have to be waited for, given the pass's number and all digits."""
     faults, passes = 5, list[int]()
     monkeypatch.setattr("edge.backends.tvm.cpu.streaming._waited_for", lambda: faults)
-    disk = Disk(streams=True)
+    disk = Disk()
     for number in range(count):
         passes.append(disk.wanted())
         faults += 100 * waits(number, passes) + 1  # now and then a page of some library
@@ -237,12 +237,6 @@ def test_where_memory_suffices_pages_stay(glitches: set[int]) -> None:
         found = passes_as_from_a_disk(200, lambda number, passes: number in glitches or passes[-2:-1] == [1], patch)
     assert "1" not in found[150:]
     assert ("1" in found) == bool(glitches)
-
-
-def test_without_streams_there_is_nothing_to_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.backends.tvm.cpu.streaming._waited_for", iter(range(0, 900, 100)).__next__)
-    disk = Disk(streams=False)
-    assert not any(disk.wanted() for _ in range(5))
 
 
 # What a plan makes of it

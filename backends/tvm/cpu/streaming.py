@@ -188,15 +188,13 @@ class Disk:
     now and then a pass leaves them in the page cache, and the next one shows whether they stayed.
     """
 
-    def __init__(self, streams: bool) -> None:
-        self._streams, self._faults = streams, _waited_for() if streams else 0
+    def __init__(self) -> None:
+        self._faults = _waited_for()
         self._left = 0  # passes until the next trial, a pass that leaves its pages
         self._length = _FIRST_TRIAL
 
     def wanted(self) -> int:
         """`Job.disk` of the next pass, 1 or 0; called once before each."""
-        if not self._streams:
-            return 0
         faults = _waited_for()
         waited, self._faults = faults - self._faults >= _SEVERAL, faults
         if self._left:

@@ -12,7 +12,8 @@ from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.devices.platform import prefer_fast_cores
 from edge.errors import EngineError
 
-_FAILED = Job.slot("failed")
+_SLOTS = {name: number for number, name in enumerate(Job.NAMES)}
+_FAILED = _SLOTS["failed"]
 
 
 class Workers:
@@ -23,7 +24,7 @@ class Workers:
         self._job = aligned_zeros(len(Job.NAMES), "int64")
         self._lines = aligned_zeros(LINES * threads * LINE, "int32")
         for name, value in (("parts", threads), ("threads", threads), ("team", threads), ("fixed", fixed)):
-            self._job[Job.slot(name)] = value
+            self._job[_SLOTS[name]] = value
         shared = (pointer(self._job), pointer(self._lines), *pointers)
         self._call, *others = (Call(image, "run", (*shared, number)) for number in range(threads))
         self._others = [threading.Thread(target=_work, args=[each], daemon=True, name="edge-worker") for each in others]
@@ -36,7 +37,7 @@ class Workers:
             for each in self._others:
                 each.start()
         for name, value in numbers.items():
-            self._job[Job.slot(name)] = value
+            self._job[_SLOTS[name]] = value
         self._call()
         if self._job[_FAILED]:
             raise EngineError("the system has ended a thread of the engine: load the model again")

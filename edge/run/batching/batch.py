@@ -167,7 +167,7 @@ class Batch:
     def step(self) -> bool:
         """Run one pass: the next tokens of all decoding generations, a chunk of a prompt, or a turn of other work.
         False: none is left."""
-        with self._steps.step():
+        with self._steps:
             for ticket in self._slots.running:
                 ticket.run.held += time.perf_counter() - self._left
             self._drop()
@@ -325,7 +325,7 @@ class Batch:
         self._ran = 0
         alone, groups = list[Ticket](), dict[str, list[Ticket]]()
         for ticket in tickets:
-            if ticket.begun.next_pass == 1:
+            if len(tickets) > 1 and ticket.begun.next_pass == 1:
                 groups.setdefault(key_of(ticket.lora), []).append(ticket)
             else:
                 alone.append(ticket)
@@ -337,8 +337,9 @@ class Batch:
         for ticket in alone:
             self._ledger.run([ticket.share])
             try:
-                ticket.begun.run_pending(ticket.run.sample, ticket.run.most_ahead)
-                self._ran += ticket.begun.ran
+                sequence = ticket.begun
+                sequence.run_pending(ticket.run.sample, ticket.run.most_ahead)
+                self._ran += sequence.ran
                 self._advance(ticket)
             except Exception as error:
                 self._end(ticket, error)
@@ -381,7 +382,7 @@ class Batch:
         ticket.turn = None
         slot = self._slots.of(ticket)
         if slot is not None:
-            slot.ticket = None
+            self._slots.put(slot, None)
         else:
             self._queue.remove(ticket)
         if not ticket.opened:

@@ -73,10 +73,12 @@ class Scheduler:
         self._open = None
         self._generation.release()
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        with self._running:
-            yield
+    def __enter__(self) -> None:
+        """Begin a step."""
+        self._running.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._running.release()
         self._obey_alone()
 
     @contextmanager
@@ -94,7 +96,7 @@ class Scheduler:
         self.begin(pieces)
         try:
             while True:
-                with self.step():
+                with self:
                     piece = next(pieces, None)
                 if piece is None:
                     return

@@ -77,8 +77,8 @@ class Slot:
 
 
 class Slots:
-    """The engine's sequences, taken from a session, and their assignment to generations. all: by number. lora: the
-    adapters of generations that name no others."""
+    """The engine's sequences, taken from a session, and their assignment to generations. all: by number. running: the
+    generations that have one. lora: the adapters of generations that name no others."""
 
     def __init__(self, loaded: Loaded, options: Options, meter: EnergyMeter) -> None:
         self._loaded, self._options, self._meter = loaded, options, meter
@@ -92,6 +92,7 @@ class Slots:
         engines = [loaded.engine] if count == 1 else map(cast(BatchedEngine, loaded.engine).sequence, range(count))
         self.lora = loaded.sequence.lora
         self.all = [Slot(number, each, self._new_sequence(each, self.lora)) for number, each in enumerate(engines)]
+        self.running: list[Ticket] = []
         self._reclaim()
 
     def leave(self) -> None:
@@ -114,9 +115,10 @@ class Slots:
     def free(self) -> list[Slot]:
         return [slot for slot in self.all if slot.ticket is None]
 
-    @property
-    def running(self) -> list[Ticket]:
-        return [slot.ticket for slot in self.all if slot.ticket is not None]
+    def put(self, slot: Slot, ticket: Ticket | None) -> None:
+        """Give a sequence to a generation, or free it."""
+        slot.ticket = ticket
+        self.running = [each.ticket for each in self.all if each.ticket is not None]
 
     def of(self, ticket: Ticket) -> Slot | None:
         return next((slot for slot in self.all if slot.ticket is ticket), None)
@@ -134,7 +136,8 @@ class Slots:
             self._reclaim()
         elif slot.tenant != ticket.tenant:
             slot.tokens.forget()
-        slot.ticket, slot.tenant, slot.used = ticket, ticket.tenant, now
+        slot.tenant, slot.used = ticket.tenant, now
+        self.put(slot, ticket)
 
     def preempt(self, priority: int) -> Ticket | None:
         """Free the sequence of a generation of the lowest class below `priority`, the cheapest to rerun, and return
@@ -148,7 +151,8 @@ class Slots:
         if not found:
             return None
         slot = self.all[max(found)[-1]]
-        ticket, slot.ticket = cast(Ticket, slot.ticket), None
+        ticket = cast(Ticket, slot.ticket)
+        self.put(slot, None)
         if ticket.turns is not None:
             slot.tokens.give_up()
             slot.tokens, ticket.again = self._new_sequence(slot.engine, ticket.lora), True

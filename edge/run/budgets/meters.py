@@ -90,11 +90,12 @@ class Watch:
         self.paused = 0.0  # seconds
         self.hottest: float | None = None  # °C
         self._state = State(Sample(self._read_at, 0.0, drawn=self._drawn()))
+        self._decides = limits != RunLimits() or thermometer is not None or spender is not None
 
     def before_pass(self, tokens: int) -> StopReason | None:
         """Wait, return memory or stop, as budgets, the device and callers require. Returns why the run must stop, or
         None. tokens: run since the last call."""
-        reason = self.stop_reason(tokens)
+        reason = self.stop_reason(tokens) if self._decides else None
         self._obey()
         return self._ended() or reason
 

@@ -50,7 +50,7 @@ class Sampler:
         """whole: whether the caller reads the logits, too, and needs all of them."""
         self._held = frozenset(ends) - frozenset(banned) if params.min_tokens else frozenset[int]()
         self.banned: IntArray = np.fromiter(sorted(self._held.union(banned)), dtype=np.int32)
-        self._params = params
+        self._params, self._penalizes = params, params.penalizes
         self._recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
         self._rng = np.random.default_rng(params.seed) if params.temperature > 0 else None
         self.constrained: Constrained | None = None  # the grammar that the next token must match
@@ -69,7 +69,7 @@ class Sampler:
     def _reads_all(self) -> bool:
         """Whether the choice needs all logits, rather than the largest ones."""
         hooked = self._whole or self.constrained is not None or self.look is not None or self._answer is not None
-        return hooked or self._params.penalizes or self._biased.size > 0
+        return hooked or self._penalizes or self._biased.size > 0
 
     @property
     def candidates(self) -> int:
@@ -118,9 +118,10 @@ class Sampler:
         token = greedy(logits) if self._rng is None else draw(logits, self._params, self._rng)
         if self.constrained is not None:
             token = self.constrained.within(token)
-        if self._params.penalizes:
+        if self._penalizes:
             self._recent.append(token)
-        self.follow([token])
+        if self._answer is not None:
+            self._answer.append(token)
         return token
 
     def _constrain(self, constrained: Constrained, logits: FloatArray) -> None:

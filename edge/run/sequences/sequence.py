@@ -21,7 +21,6 @@ from edge.backends.base import (
 from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import KVState
 from edge.errors import InputError
-from edge.kv.policy import Policy
 from edge.model.lora import Lora
 from edge.model.places import Places
 from edge.model.prompt import Prompt, joined
@@ -55,6 +54,7 @@ class TokenSequence:
         self.prefix = prefix
         self.engine, self.plan, self.lora = engine, plan, lora
         self.rows = SequenceRows(engine, plan, prompt_cache, learned)
+        self.policy = self.rows.policy  # that evicts rows
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
         self.ahead = Ahead(plan.config.drafts, draft, engine.spec.vocab)
         self._meter = meter
@@ -62,11 +62,6 @@ class TokenSequence:
         # Whether tokens that run together have the results of separate passes.
         self._exact = engine.capabilities.verifies and not self.policy.needs.queries
         self._forget()
-
-    @property
-    def policy(self) -> Policy:
-        """The policy that evicts rows."""
-        return self.rows.policy
 
     def _forget(self) -> None:
         self.given = self.prefix.given if self.prefix else None  # rows of ids beyond the vocabulary
@@ -382,7 +377,8 @@ class TokenSequence:
         kv = self.engine.kv
         weights = self.engine.spec.weight_bytes + (self.lora.size.nbytes if self.lora else 0)
         rows = kv.length - (passes - 1) / 2  # on average
-        self._meter.add_bytes(passes * (weights / sharing + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
+        fixed = kv.fixed
+        self._meter.add_bytes(passes * (weights / sharing + fixed + (kv.nbytes - fixed) * rows / kv.capacity))
         if self._mtp and self._has_given(tokens):
             self._mtp.clear()
         elif self._mtp:
