@@ -173,6 +173,7 @@ def test_what_the_runtime_takes_from_windows(tmp_path: Path) -> None:
     assert run(program, windows_path(tmp_path)) == "fine\n"
 
 
+@pytest.mark.exhaustive
 def test_threads_wait_for_each_other() -> None:
     program = build_for_windows([*SYSTEM, PROGRAMS / "barrier.c"])
     assert int(run(program, "4", "200")) == 200 * 4 * 5 // 2
@@ -202,6 +203,7 @@ def test_answers_are_those_of_the_python_session(program: Path, bundle: Path, tm
         pair.ask("Hi", **GREEDY)
 
 
+@pytest.mark.exhaustive
 def test_model_may_be_part_of_an_open_file(program: Path, bundle: Path, tmp_path: Path) -> None:
     content = (bundle / "model.edge").read_bytes()
     (tmp_path / "assets").write_bytes(b"x" * 64 + content + b"y" * 99)
@@ -257,6 +259,7 @@ def test_errors_are_one_line(program: Path, bundle: Path, tmp_path: Path) -> Non
         assert len(session.answer("Hi")[0]) == 5
 
 
+@pytest.mark.exhaustive
 def test_example_answers_as_the_session_does(bundle: Path) -> None:
     """Built as its README says."""
     (line,) = re.findall(rf"^{COMPILER} example\.c .*$", (bundle / "README.md").read_text(), re.M)
