@@ -191,7 +191,7 @@ def export(folder: Path, out: Path) -> None:
     for path in folder.glob("*.json"):
         shutil.copy(path, out)
     names, ids = ["input_ids", "attention_mask", "token_type_ids"], torch.ones(2, 8, dtype=torch.long)
-    axes = dict.fromkeys([*names, "last_hidden_state"], {0: "texts", 1: "tokens"})
+    axes = {key: {0: "texts", 1: "tokens"} for key in [*names, "last_hidden_state"]}
     torch.onnx.export(
         States(), (ids, ids, 0 * ids), str(out / "model.onnx"), input_names=names, output_names=["last_hidden_state"],
         dynamic_axes=axes, opset_version=17, dynamo=False,

