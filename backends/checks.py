@@ -124,7 +124,7 @@ def check_lora(lora: Lora | None, config: EngineConfig) -> None:
 
 def check_positions(spec: ModelSpec, last: int) -> None:
     """Refuse positions beyond a table of learned ones. last: the last position plus one. Raises CapacityError."""
-    if spec.network and spec.network.learned_positions and last > spec.context:
+    if last > spec.context and spec.network and spec.network.learned_positions:
         raise CapacityError(f"position {last - 1} is beyond the {spec.context} that this model has learned")
 
 

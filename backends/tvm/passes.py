@@ -113,6 +113,7 @@ class Passes:
         at = Table.of(shape).slot("pages")
         self.pages = self.table[at : at + 2]  # "pages" and "bounded"
         self.adapters = Adapters(layout, self.table, arrays["lora"], config, exact=design.exact)
+        self._may_adapt = config.lora_rank > 0
         self.experts: ExpertSlots | None = None
         if slots:
             address = self.weights.ctypes.data
@@ -165,7 +166,8 @@ class Passes:
             self.states[: tokens.size][beyond] = given.rows(tokens)
             tokens = np.where(beyond, np.int32(-1), tokens)
         self.tokens[: tokens.size] = tokens
-        self.adapters.run(sequence)
+        if self._may_adapt:
+            self.adapters.run(sequence)
         if self._token_table:  # each layer's share of the vectors (`PerLayerInput`): of given rows, token 0's
             size, layers = self.layout.shape.layer_inputs, self.spec.layers
             for part, rows in self._token_table.read(np.maximum(tokens, 0)):

@@ -65,14 +65,19 @@ class NativeSequence:
             self.kv.settings += f" {lora.key}"
 
     def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
-        check_generates(self.spec)
-        tokens, logits = check_tokens(tokens, self.spec.vocab, self.kv.free, given), np.zeros((1, 0), np.float32)
+        tokens, logits = self._checked(tokens, given), np.zeros((1, 0), np.float32)
         if tokens.size == 1 and places is None:
             self.kv.announce(1)
             return np.asarray(self.run(tokens, 1, given)[0])
         for part, own in self._divide(tokens.size, self.config.chunk, places):
             logits = self.run(tokens[part], int(part.stop == tokens.size), given, own)
         return np.asarray(logits[0])
+
+    def _checked(self, tokens: IntArray, given: GivenRows | None = None) -> IntArray:
+        """The tokens of passes that make logits."""
+        if self._encoder:
+            check_generates(self.spec)
+        return check_tokens(tokens, self.spec.vocab, self.kv.free, given)
 
     def _divide(self, count: int, most: int, places: Places | None) -> Iterator[tuple[slice, Places | None]]:
         """Announce tokens, and divide them into passes of at most `most`."""
@@ -91,12 +96,10 @@ class NativeSequence:
         """See TopEngine. A single token reads only a part of the head."""
         if tokens.size != 1:
             return largest_of(self.forward(tokens), count)
-        check_generates(self.spec)
         return self.verify_top(tokens, count)[0]
 
     def forward_all(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
-        check_generates(self.spec)
-        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free, given)
+        tokens = self._checked(tokens, given)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = 1 if self._reads else min(self.config.logits_rows, self.config.chunk)  # single tokens choose rows
         for part, own in self._divide(tokens.size, step, places):
@@ -146,7 +149,7 @@ class NativeSequence:
 
     def _announce(self, tokens: IntArray) -> IntArray:
         """The tokens that are verified together."""
-        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        tokens = self._checked(tokens)
         if tokens.size > 1 + self.config.drafts:
             raise UnsupportedError(f"the engine can verify {self.config.drafts} drafts at once, not {tokens.size - 1}")
         tokens = tokens[: self.kv.at_once(tokens.size)]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import typer.main
 
+import edge
 from edge.cli.application import application
 from edge.cli.terminal.values import spared
 
@@ -53,6 +56,32 @@ def test_run_imports_nothing_that_it_does_not_need() -> None:
     subprocess.run(command, capture_output=True, check=True)  # a first run compiles
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-3:] == ["[]", "[]", "True True"]
+
+
+def test_token_passes_through_files_that_contributing_names() -> None:
+    """At most 15 of edge/, traced between two tokens of a plain greedy run."""
+    root, files = Path(edge.__file__).resolve().parent, set[Path]()
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_file() and root in path.resolve().parents:
+            files.add(path.resolve().relative_to(root))
+
+    with edge.load(MODEL, backend="cpu", max_kv_size=64) as session:
+        stream = session.stream("Hello", raw=True, max_tokens=12, ignore_eos=True)
+        next(stream)
+        sys.setprofile(note)
+        try:
+            for _ in range(8):
+                next(stream)
+        finally:
+            sys.setprofile(None)
+    text = (root.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (path,) = re.findall(r"A token of `edge run`.*?traces them", text, re.S)
+    named = {Path(each).name for each in re.findall(r"`([a-z_/]+\.py)`", path)}
+    names = {each.name for each in files}
+    assert names <= named
+    assert 8 < len(names - {"reclaim.py"}) <= 15
 
 
 @pytest.mark.parametrize("value", [None, "", "text", "12", "007", "-1", "1.5", "²", "9" * 30, True, 3, 2.5, ["a"], []])
