@@ -146,13 +146,10 @@ def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> tuple[str, 
     if system not in HOSTS:
         raise UnsupportedError(f"--gpu is for {', '.join(HOSTS)}, not for {system}")
     network, in_page = find_network(spec), system == "web"
-    shares = any(each and each.rows_of is not None for each in network.attention)
     lacks = {
         "KV policies that look at attention: choose --kv-policy streaming, window or full": config.observes,
         "LoRA adapters in a page: leave --lora-rank out": in_page and config.lora_rank > 0,
         "layers with a recurrent state: export without --gpu": sum(network.fixed_values) > 0,
-        "embeddings for each layer in a page: export without --gpu": in_page and network.layer_inputs > 0,
-        "layers that share KV rows in a page: export without --gpu": in_page and shares,
     }  # fmt: skip
     if found := next((what for what, lacking in lacks.items() if lacking), None):
         raise UnsupportedError(f"--gpu has no {found}")
@@ -185,7 +182,7 @@ def mapped_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     """Bytes of the buffers that a page makes for itself (web/package/gpu.js): one for reading logits and the rows of a
     pass, and the uniforms of its dispatches, whose number is bounded."""
     rows = 4 * spec.vocab + _UNIFORM * _DISPATCHES * (spec.layers + 1)
-    for core in filter(None, find_network(spec).attention):
+    for core in (each for each in find_network(spec).attention if each and each.rows_of is None):
         form = RowForm.of(core, config.kv_dtype)
         rows += (core.kv_heads * config.chunk + TILE) * 8 * (form.words + form.scaled)
     return rows

@@ -8,24 +8,31 @@ static uint32_t address(const void *memory)
     return (uint32_t)(uintptr_t)memory;
 }
 
+typedef struct { /* JavaScript has the rest of the state */
+    accelerator base;
+    const edge_config *model;
+} page_gpu;
+
 static accelerator *layout(arena *from, const edge_model *model)
 {
-    static accelerator page = {&edge_page}; /* JavaScript has the state */
-    (void)from, (void)model;
-    return &page;
+    static page_gpu page = {.base = {&edge_page}};
+    page.model = model->config;
+    (void)from;
+    return &page.base;
 }
 
 static accelerator_answer run(accelerator *a, const pass_input *input, float *logits)
 {
     static const picking none;
     const picking *pick = input->pick ? input->pick : &none;
-    (void)a;
+    const edge_config *c = ((page_gpu *)a)->model;
     uint32_t told[] = {
         address(input->tokens), input->count, (uint32_t)input->position, address(input->angles), input->angles_stride,
         address(input->temperatures), address(input->starts), address(input->lengths), address(input->positions),
         address(logits),
         input->pick != NULL, pick->most, address(pick->banned), pick->banned_count, address(pick->chosen),
         address(input->normals),
+        address(input->inputs), input->count * c->layers, whole_tiles(c->layer_inputs),
 #define ARENA(a) (a)->count, address((a)->arrays[0]), address((a)->arrays[1]), address((a)->arrays[2]), \
         address((a)->arrays[3]), address((a)->changed)
         ARENA(input->arenas), ARENA(input->arenas + 1),

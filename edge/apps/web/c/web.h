@@ -9,7 +9,7 @@
  *                           fewer at its end
  *     env.gpu(job)          i32, runs a pass on the page's GPU; returns 1, or the number of tokens that it has chosen; 0: the
  *                           module must run this pass; -1: the module must run all passes from now on, and may verify
- *                           drafts. job: 28 words, addresses and numbers of pass_input (accelerator.h), in the order of
+ *                           drafts. job: 31 words, addresses and numbers of pass_input (accelerator.h), in the order of
  *                           gpu.c
  *     env.row(at, to, size) i32, reads bytes of model.edge that are not in memory, at f64 `at`; returns bytes
  *

@@ -208,7 +208,7 @@ export class Gpu {
    */
   async run(memory, job) {
     const [tokens, count, position, angles, stride, temperatures, starts, lengths, positions, logits, picks, most, bans,
-      banned, chosen, normals, ...rest] = new Uint32Array(memory.buffer, job, 28);
+      banned, chosen, normals, inputs, vectors, padded, ...rest] = new Uint32Array(memory.buffer, job, 31);
     const rows = most || count;
     const turn = this.#race?.turn(count, this.why === null);
     if (turn?.raced) {
@@ -224,6 +224,7 @@ export class Gpu {
       const places = this.#arenas.map((_, at) => placeOf(rest.slice(6 * at, 6 * at + 6)));
       this.#arenas.forEach((arena, at) => this.#upload(memory, arena, places[at]));
       if (normals && !this.#reflects) this.#sendNormals(memory, normals);
+      if (inputs) this.#sendInputs(memory, inputs, vectors, padded);
       this.#prepare(memory, { tokens, count, rows, position, angles, stride, temperatures, starts, lengths, positions, bans, banned });
       for (let step = 0; step < most; step++) for (const pass of ["STEP", "PICKED"]) this.#submit(pass, 1);
       if (!most) this.#submit(count === 1 ? "STEP" : "CHUNK", count);
@@ -310,6 +311,20 @@ export class Gpu {
       }
     }
     this.#reflects = true;
+  }
+
+  /**
+   * Sends the vectors that tokens have for each layer.
+   *
+   * @param {WebAssembly.Memory} memory @param {number} inputs @param {number} vectors of all tokens
+   * @param {number} padded values of each in the module
+   */
+  #sendInputs(memory, inputs, vectors, padded) {
+    const { layer_inputs: buffer, input_stride: stride } = this.programs;
+    const all = new Float32Array(memory.buffer, inputs, vectors * padded);
+    const own = new Float32Array(vectors * stride);
+    for (let each = 0; each < vectors; each++) own.set(all.subarray(each * padded, (each + 1) * padded), each * stride);
+    this.#write(buffer, 0, own);
   }
 
   /** @param {string} pass @param {number} tokens */
