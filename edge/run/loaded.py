@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from edge.backends.base import AdaptedEngine, Backend, CardEngine, Engine, EngineConfig, LoadProgress, StatesEngine
+from edge.backends.base import AdaptedEngine, Backend, CardEngine, Engine, EngineConfig, LoadProgress
 from edge.backends.counts import ExpertCounts
 from edge.backends.importance import RowImportance
 from edge.devices.child import children_peak, room_for_children
@@ -17,17 +17,13 @@ from edge.formats.gguf import GGUFFile
 from edge.model.lora import Lora, open_lora
 from edge.model.lora_file import Loras
 from edge.model.model import Model
-from edge.model.mtp import mtp_file
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import Plan, plan_with_lora
 from edge.run.budgets.meters import EnergyMeter
-from edge.run.drafting.draft_model import DraftModel
+from edge.run.drafting.opening import open_drafter
 from edge.run.reclaim import Reclaimer
 from edge.run.sequences.sequence import TokenSequence
-
-if TYPE_CHECKING:
-    from edge.run.drafting.mtp_layer import MTPLayer
 
 
 class Loaded:
@@ -44,26 +40,24 @@ class Loaded:
     ) -> None:  # fmt: skip
         self.model, self.backend, self._options, self._meter = model, backend, options, meter
         self.with_children = children_peak()  # peak bytes of this process and a child together
-        self.draft: DraftModel | MTPLayer | None = None
         started = time.perf_counter()
         self.learned = self._find_learned() if plan.policy.needs.ranks else None
         lora = open_lora(options.lora or (), model.file, model.spec)
-        if plan.draft and (draft := options.draft_file):
-            engine = self._new_engine(draft.file, draft.spec, plan.draft)
-            self.draft = DraftModel(engine, draft.spec.weight_bytes / model.spec.weight_bytes, meter)
+        self.drafter = open_drafter(model, plan, options, meter, self._new_engine)
         try:
             self._load(plan, lora, progress)
         except BaseException:
-            if self.draft:
-                self.draft.close()
+            if self.drafter:
+                self.drafter.close()
             raise
         self.seconds = time.perf_counter() - started
 
     def close(self) -> None:
         """Free the engines."""
         self.engine.close()
-        if self.draft:
-            self.draft.close()
+        if self.drafter:
+            self.drafter.release()
+            self.drafter.close()
 
     def _find_learned(self) -> RowImportance:
         """The fitted importance of rows. Fitting takes some seconds, once per model, before the model is loaded."""
@@ -82,33 +76,24 @@ class Loaded:
         return engine
 
     def _load(self, plan: Plan, lora: Lora | None, progress: LoadProgress | None = None) -> None:
-        engine, layer = self._new_engine(self.model.file, self.model.spec, plan.config, progress), None
+        engine = self._new_engine(self.model.file, self.model.spec, plan.config, progress)
         try:
             if lora is not None:
                 cast(AdaptedEngine, engine).set_lora(lora)
-            if plan.draft and plan.config.mtp:
-                layer = self._open_mtp(engine, plan.draft)
+            if self.drafter:
+                with room_for_children(self._options.memory) as room:
+                    self.drafter.bind(engine)
+                self.with_children = max(self.with_children, room.most)
         except BaseException:
             engine.close()
             raise
         if engine.capabilities.gpu and (card := cast(CardEngine, engine).card):
             measure_card(self._meter, card)
-        self.engine, self.plan, self.draft = engine, plan, layer or self.draft
+        self.engine, self.plan = engine, plan
         cache = self._options.prompt_cache
         prefix = self.model.prefix
-        self.sequence = TokenSequence(engine, plan, lora, cache, self._meter, self.draft, self.learned, prefix)
+        self.sequence = TokenSequence(engine, plan, lora, cache, self._meter, self.drafter, self.learned, prefix)
         self.reclaimer = Reclaimer([self.sequence])
-
-    def _open_mtp(self, engine: Engine, config: EngineConfig) -> MTPLayer:
-        """Open the layer for multi-token prediction. Reports no progress: the layer is a small part of the model."""
-        from edge.run.drafting.mtp_layer import MTPLayer  # here: few models have one
-
-        file = mtp_file(self.model.file)
-        assert file is not None
-        with room_for_children(self._options.memory) as room:
-            layer = cast(StatesEngine, engine).open_mtp(file, config)
-        self.with_children = max(self.with_children, room.most)
-        return MTPLayer(layer, engine, self._meter)
 
     def expert_counts(self) -> ExpertCounts | None:
         """A copy of the expert counts so far; None unless the engine holds only some experts at a time."""
@@ -145,9 +130,8 @@ class Loaded:
     def _load_again(self, plan: Plan, lora: Lora, lost: bool) -> None:
         """Reload the engine with room for other adapters; if that fails, as it was, without the conversation."""
         before = self.sequence.lora
-        if self.draft and self.plan.config.mtp:  # it holds the weights of the engine
-            self.draft.close()
-            self.draft = None
+        if self.drafter:  # it may hold the weights of the engine
+            self.drafter.release()
         self.engine.close()
         release_free_memory()
         try:

@@ -141,12 +141,15 @@ def test_rows_match_text(engines: Callable[[Engine], Engine]) -> None:
     file, config = mtp_file(model.file), EngineConfig(64, 64, "f16", threads=1, drafts=1)
     assert file is not None
     engine = cast(NativeEngine, engines(engine_named("cpu").load(model.file, model.spec, config)))
-    first, second = (
-        MTPLayer(engines(engine.open_mtp(file, config)), engine, find_meter()) for _ in range(2)
-    )  # fmt: skip
+    first, second = MTPLayer(file, config, find_meter()), MTPLayer(file, config, find_meter())
+    for each in (first, second):
+        each.bind(engine)
+        engines(each.engine)
     engine.forward(tokens[:45])
     first.ran(tokens[:45])
-    assert all(state.base is None for _, state in first._waiting)  # of the pass's states, only those that wait are kept
+    assert all(
+        state.base is None for _, state in first._states.waiting
+    )  # of the pass's states, only those that wait are kept
     assert first.follows(tokens[:46], 1)
     assert first.draft(tokens[:46], 3).size == 3
     assert not first.follows(tokens[:46], 1)  # before the token has run

@@ -105,8 +105,8 @@ class Slots:
 
     def _new_sequence(self, engine: Engine, lora: Lora | None) -> TokenSequence:
         loaded, cache = self._loaded, self._options.prompt_cache
-        draft, learned, prefix = loaded.draft, loaded.learned, loaded.model.prefix
-        return TokenSequence(engine, loaded.plan, lora, cache, self._meter, draft, learned, prefix)
+        drafter, learned, prefix = loaded.drafter, loaded.learned, loaded.model.prefix
+        return TokenSequence(engine, loaded.plan, lora, cache, self._meter, drafter, learned, prefix)
 
     def _reclaim(self) -> None:
         self._loaded.reclaimer.sequences = [slot.tokens for slot in self.all]

@@ -20,19 +20,15 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import field
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge.backends.base import PickingEngine, VerifyingEngine
 from edge.records import dataclass
-from edge.run.drafting.draft_model import DraftModel
+from edge.run.drafting.drafter import Drafter
 from edge.run.drafting.drafts import Drafts
 from edge.run.report import Drafted
 from edge.types import FloatArray, IntArray
-
-if TYPE_CHECKING:
-    from edge.run.drafting.mtp_layer import MTPLayer
 
 IN_VAIN = 4  # one in four of the tokens that the engine chooses may be wasted after the end of the answer
 BURST_S = 0.05  # the longest burst: text still flows, and budgets and callers are checked in time
@@ -63,7 +59,7 @@ class Ahead:
     """
 
     most: int
-    model: DraftModel | MTPLayer | None = None
+    model: Drafter | None = None
     vocab: int = np.iinfo(np.int32).max
     drafts: Drafts = field(default_factory=Drafts)
     drafted: int = 0
@@ -215,7 +211,7 @@ class Ahead:
         """Seconds of a pass over one token, in a shorter context if none ran in this one; None if none is known."""
         return next((each[1][0] for each in self._times[context::-1] if 1 in each), None)
 
-    def _ask(self, model: DraftModel | MTPLayer, count: int) -> IntArray:
+    def _ask(self, model: Drafter, count: int) -> IntArray:
         started = time.perf_counter()
         found = model.draft(self.drafts.text, count)
         seconds = time.perf_counter() - started

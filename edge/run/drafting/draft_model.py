@@ -8,29 +8,25 @@ from edge.backends.base import Engine
 from edge.backends.kv_cache import RewindError
 from edge.prompt_cache.tree import agreement
 from edge.run.budgets.meters import EnergyMeter
+from edge.run.drafting.drafter import Drafter
 from edge.types import FloatArray, IntArray
 
 _SINKS = 4  # first tokens kept of a text that is longer than the cache
 
 
-class DraftModel:
-    """An engine with a cache of its own, which holds rows of the last text and its draft. Sequences share it.
+class DraftModel(Drafter):
+    """An engine with a cache of its own, which holds rows of the last text and its draft. Sequences share it."""
 
-    share: its weights in bytes ÷ the larger model's, which estimates its time until it is measured. caught_up: tokens
-    of the text that ran for the last draft.
-    """
-
-    def __init__(self, engine: Engine, share: float, meter: EnergyMeter) -> None:
+    def __init__(self, engine: Engine, meter: EnergyMeter) -> None:
         """meter: counts the bytes that passes read."""
-        self.engine, self.share, self._meter = engine, share, meter
+        self.engine, self._meter = engine, meter
         self._ran, self.caught_up = np.zeros(0, np.int32), 0  # tokens of the rows
 
-    def follows(self, _text: IntArray, _given: int) -> bool:
-        """Whether it can draft a continuation of a text whose last tokens have not been run: always."""
-        return True
+    def bind(self, engine: Engine) -> None:
+        self.share = self.engine.spec.weight_bytes / engine.spec.weight_bytes
 
     def draft(self, text: IntArray, most: int) -> IntArray:
-        """Draft `most` tokens that may follow a text, int32 [n]. Tokens of the text without a row run first."""
+        """Draft `most` tokens. Tokens of the text without a row run first."""
         text, kv, drafted = self._fitting(text, most), self.engine.kv, list[int]()
         same = min(agreement(self._ran, text), text.size - 1)
         if same < kv.length:

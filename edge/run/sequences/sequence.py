@@ -27,7 +27,7 @@ from edge.model.prompt import Prompt, joined
 from edge.plan.plan import Plan
 from edge.run.budgets.meters import EnergyMeter
 from edge.run.drafting.ahead import Ahead, Outcome
-from edge.run.drafting.draft_model import DraftModel
+from edge.run.drafting.drafter import Drafter
 from edge.run.sampling.sampler import Sampler
 from edge.run.sequences.eviction import all_rows, queries_to_observe, unobserved
 from edge.run.sequences.rows import SequenceRows
@@ -37,7 +37,6 @@ from edge.types import FloatArray, IntArray
 if TYPE_CHECKING:
     from edge.model.prefix import Prefix
     from edge.prompt_cache.cache import PromptCache
-    from edge.run.drafting.mtp_layer import MTPLayer
 
 
 class TokenSequence:
@@ -46,9 +45,9 @@ class TokenSequence:
 
     def __init__(
         self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter,
-        draft: DraftModel | MTPLayer | None = None, learned: RowImportance | None = None, prefix: Prefix | None = None,
+        drafter: Drafter | None = None, learned: RowImportance | None = None, prefix: Prefix | None = None,
     ) -> None:  # fmt: skip
-        """lora: the adapters that the engine runs. meter: counts the bytes that passes read. draft: drafts tokens.
+        """lora: the adapters that the engine runs. meter: counts the bytes that passes read.
         learned: the fitted importance of rows, for policies that need it. prefix: the beginning of prompts, by its
         ids."""
         self.prefix = prefix
@@ -56,9 +55,9 @@ class TokenSequence:
         self.rows = SequenceRows(engine, plan, prompt_cache, learned)
         self.policy = self.rows.policy  # that evicts rows
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
-        self.ahead = Ahead(plan.config.drafts, draft, engine.spec.vocab)
+        self.ahead = Ahead(plan.config.drafts, drafter, engine.spec.vocab)
         self._meter = meter
-        self._mtp = cast("MTPLayer", draft) if plan.config.mtp else None
+        self._drafter = drafter
         # Whether tokens that run together have the results of separate passes.
         self._exact = engine.capabilities.verifies and not self.policy.needs.queries
         self._forget()
@@ -76,8 +75,8 @@ class TokenSequence:
 
     def _leave(self) -> None:
         """Note that the next tokens do not follow those that ran last."""
-        if self._mtp:
-            self._mtp.clear()
+        if self._drafter:
+            self._drafter.reset()
 
     def reset(self, shared: int = 0) -> None:
         """Forget the conversation: empty the KV cache, except the first rows, which the next prompt shares."""
@@ -316,8 +315,8 @@ class TokenSequence:
         """Drop the rows of tokens run ahead that the answer has not reached."""
         if count := self.ahead.settle():
             self.rows.drop(count)
-            if self._mtp:
-                self._mtp.drop(count)
+            if self._drafter:
+                self._drafter.drop(count)
 
     def settle_choices(self) -> None:
         """Drop tokens that the engine chose, since a grammar holds. Drafts stay, since their logits are known."""
@@ -379,10 +378,10 @@ class TokenSequence:
         rows = kv.length - (passes - 1) / 2  # on average
         fixed = kv.fixed
         self._meter.add_bytes(passes * (weights / sharing + fixed + (kv.nbytes - fixed) * rows / kv.capacity))
-        if self._mtp and self._has_given(tokens):
-            self._mtp.clear()
-        elif self._mtp:
-            self._mtp.ran(tokens)
+        if self._drafter and self._has_given(tokens):
+            self._drafter.reset()
+        elif self._drafter:
+            self._drafter.ran(tokens)
         self.rows.add(tokens)
 
     def mark(self, *, hold: bool) -> Mark:

@@ -1,0 +1,34 @@
+"""The drafter of a plan: a model of its own, or the model's own layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edge.backends.base import Engine, EngineConfig
+from edge.formats.gguf import GGUFFile
+from edge.model.model import Model
+from edge.model.mtp import mtp_file
+from edge.model.spec import ModelSpec
+from edge.options import Options
+from edge.plan.plan import Plan
+from edge.run.budgets.meters import EnergyMeter
+from edge.run.drafting.drafter import Drafter
+
+Load = Callable[[GGUFFile, ModelSpec, EngineConfig], Engine]
+
+
+def open_drafter(model: Model, plan: Plan, options: Options, meter: EnergyMeter, load: Load) -> Drafter | None:
+    """The drafter of a plan; None: it has none. load: loads an engine."""
+    if plan.draft is None:
+        return None
+    if plan.config.mtp:
+        from edge.run.drafting.mtp_layer import MTPLayer  # here: few models have one
+
+        file = mtp_file(model.file)
+        assert file is not None
+        return MTPLayer(file, plan.draft, meter)
+    draft = options.draft_file
+    assert draft is not None
+    from edge.run.drafting.draft_model import DraftModel
+
+    return DraftModel(load(draft.file, draft.spec, plan.draft), meter)
