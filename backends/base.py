@@ -262,6 +262,30 @@ class StatesEngine(HiddenEngine, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class SharedRows:
+    """Rows of a layer, in any order: keys and values in the order of the model's file, float32 [KV heads, n, size], the
+    RoPE positions of the keys, int64 [n], and that of the next token."""
+
+    keys: FloatArray
+    values: FloatArray
+    positions: IntArray
+    next_position: int
+
+
+class SharingEngine(Engine, Protocol):
+    """An engine that returns the states of each pass, and the rows of its cache, to drafters that attend to them."""
+
+    def states(self, count: int) -> FloatArray:
+        """As `MTPEngine.states`."""
+        ...
+
+    def rows(self, layer: int) -> SharedRows | None:
+        """A copy of a layer's rows, of a layer with a window those that the next token may see at least; None if heads
+        keep different rows."""
+        ...
+
+
 class PickingEngine(TopEngine, Protocol):
     """An engine that can choose tokens on its device, so that the host neither waits for each nor reads all logits.
 

@@ -43,6 +43,7 @@ from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_parts import find_parts, join, joined_header
 from edge.formats.gguf_writer import Planned, copy_gguf, fields_of, planned_as, write_outline
 from edge.formats.onnx_folder import WEIGHTS, is_model_folder, read_folder, read_manifest
+from edge.model.assistant import is_assistant, read_assistant
 from edge.model.catalog import find_model
 from edge.model.lora import open_lora
 from edge.model.lora_file import LoraFile
@@ -169,6 +170,9 @@ def convert(
     report = Report(target)
     with work_folder(target) as work:
         file = _read(path, work, wanted, report, steps)
+        if is_assistant(file):
+            _write_assistant(file, wanted, report)
+            return report
         if wanted.pruning:
             check_pruning(read_spec(file), wanted.pruning)  # before minutes of work
         if lora := open_lora(wanted.lora, file, read_spec(file), merging=True):
@@ -221,6 +225,9 @@ def preview(
             file = write_outline(outline, fields_of(whole), planned_as(whole.tensors.values()))
         else:
             file = read_gguf(path)
+        if is_assistant(file):
+            _check_assistant(file, wanted)
+            return {target.name: file.size}, planned_as(file.tensors.values()), ()
         if lora := open_lora(wanted.lora, file, read_spec(file), merging=True):
             file = write_outline(outline, fields_of(file), plan_merge(file, lora))
         if wanted.pruning:
@@ -278,6 +285,20 @@ def _read(path: Path, work: Path, wanted: Conversion, report: Report, steps: Ste
     with _timed(report, "reading", steps) as progress:
         report.read = convert_folder(path, work / "read.gguf", progress=progress, blocks=wanted.keeps_blocks)
     return read_gguf(work / "read.gguf")
+
+
+def _check_assistant(file: GGUFFile, wanted: Conversion) -> None:
+    """Check an assistant's header, and that nothing is wanted but GGUF."""
+    if wanted.to != "gguf" or wanted.pruning or wanted.quantizes or wanted.lora:
+        raise UnsupportedError(f"{file.path.name}: a drafter becomes GGUF in its own types: leave all options out")
+    read_assistant(file)
+
+
+def _write_assistant(file: GGUFFile, wanted: Conversion, report: Report) -> None:
+    _check_assistant(file, wanted)
+    copy_gguf(file, report.target, file.tensors.values())
+    report.files = {report.target.name: report.target.stat().st_size}
+    report.peak = memory_use().peak
 
 
 def _prune(file: GGUFFile, work: Path, wanted: Conversion, ids: IntArray, report: Report, steps: Steps) -> GGUFFile:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from edge.backends.base import Capabilities, EngineConfig
+from edge.backends.base import Capabilities, EngineConfig, SharedRows
 from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, check_whole_text, places_of
 from edge.backends.reference.attention import attention
 from edge.backends.reference.context import At
@@ -83,6 +83,12 @@ class ReferenceEngine:
             check_whole_text(tokens, self.kv, self.config)
         states = self._run(tokens, None, places)
         return self.norm(states, "output_norm") if self.network.normed else states
+
+    def rows(self, layer: int) -> SharedRows:
+        """See SharingEngine."""
+        kv, used = self.kv, slice(self.kv.length)
+        keys, values = kv.keys[layer][:, used].copy(), kv.values[layer][:, used].copy()
+        return SharedRows(keys, values, kv.positions.astype(np.int64), kv.next_position)
 
     def give(self, states: FloatArray) -> None:
         """See MTPEngine, of any number of tokens."""

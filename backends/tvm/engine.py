@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, LoadProgress
+from edge.backends.base import EngineConfig, LoadProgress, SharedRows
 from edge.backends.checks import check_lora, check_positions, check_tokens
 from edge.backends.counts import ExpertCounts
 from edge.backends.fixed_state import FixedState
@@ -26,7 +26,7 @@ from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.memory import ArenaSize
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import HostRows
-from edge.backends.tvm.kv.store import Arena, choose_normals, make_kv
+from edge.backends.tvm.kv.store import Arena, choose_normals, make_kv, shared_rows
 from edge.backends.tvm.memory import pointer
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.backends.tvm.packing.weights import PackedWeights, Ranges, open_weights
@@ -147,6 +147,12 @@ class NativeEngine:
         for given in (None, lora):  # first none, so that one part is enough for all
             for sequence in self._sequences:
                 sequence.set_lora(given)
+
+    def rows(self, layer: int) -> SharedRows | None:
+        """See SharingEngine."""
+        row = self.passes.layout.network.rows[layer]
+        assert row is not None
+        return shared_rows(self.kv, layer, row)
 
     def open_mtp(self, file: GGUFFile, config: EngineConfig, progress: LoadProgress | None = None) -> NativeEngine:
         """See StatesEngine."""

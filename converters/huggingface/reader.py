@@ -36,6 +36,7 @@ from edge.formats.blocks import FILE_TYPES, FLOATS, UNNAMED_FILE_TYPE
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
 from edge.formats.json_file import shown
+from edge.model.assistant import is_assistant, read_assistant
 from edge.model.cores import Tensor
 from edge.model.layers import is_behind
 from edge.model.layout import network_of, stored_tensors
@@ -97,16 +98,17 @@ class Source:
     architecture: Architecture
     fields: dict[str, Field]
     parts: list[ImportedTensor]
-    factors: dict[str, AnyArray]  # of RoPE
+    arrays: dict[str, AnyArray]  # vectors made here: RoPE's factors, tokens by centroid
 
     @property
     def planned(self) -> list[Planned]:
         """The tensors of the GGUF file, in order."""
-        factors = [Planned(name, (array.size,), "F32") for name, array in self.factors.items()]
-        return factors + [part.planned for part in self.parts]
+        types = {np.dtype(np.float32): "F32", np.dtype(np.int32): "I32"}
+        made = [Planned(name, (array.size,), types[array.dtype]) for name, array in self.arrays.items()]
+        return made + [part.planned for part in self.parts]
 
     def data(self) -> Iterator[AnyArray]:
-        yield from self.factors.values()
+        yield from self.arrays.values()
         for part in self.parts:
             yield part.data()
 
@@ -164,7 +166,7 @@ def convert_folder(
         write_gguf(temporary, source.fields, source.planned, source.data(), progress)
         try:
             file = read_gguf(temporary)
-            read_spec(file)
+            read_assistant(file) if is_assistant(file) else read_spec(file)
             make_tokenizer(file)
         except EdgeError as error:
             message = str(error).removeprefix(f"{temporary}: ")
@@ -184,8 +186,8 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, 
     fields, sizes, rope = read_header(architecture, config)
     dense, sizes_of_dense = dense_layers(folder)
     fields |= pooling_fields(folder) | prompt_fields(folder) | sizes_of_dense
-    factors = rope_tensors(rope, sizes) if rope else {}
-    tensors = read_checkpoint(folder)
+    arrays, tensors = rope_tensors(rope, sizes) if rope else {}, read_checkpoint(folder)
+    arrays |= architecture.arrays(tensors)
     packed = find_quantized(tensors, whole)
     apart = architecture.prepare({**tensors, **packed}, config)
     root = _root(folder, architecture, apart)
@@ -196,7 +198,7 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, 
     else:
         names.setdefault("output.weight", _HEADS[0])
     parts = []
-    for ours, (shape, tensor) in _expected(architecture, config, fields, {*names, *factors}).items():
+    for ours, (shape, tensor) in _expected(architecture, config, fields, {*names, *arrays}).items():
         theirs = names.get(ours) or _theirs(architecture, root, ours)
         if theirs not in apart:
             if theirs.endswith(".bias"):
@@ -219,7 +221,7 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, 
         "general.quantization_version": np.uint32(2),
     }
     header |= _prefixed(architecture, fields) | (kept_fields(rope) if rope else {})
-    return Source(folder, architecture, header | vocabulary.fields, parts, factors)
+    return Source(folder, architecture, header | vocabulary.fields, parts, arrays)
 
 
 def read_header(architecture: Architecture, config: Config) -> tuple[dict[str, Field], Sizes, Config | None]:

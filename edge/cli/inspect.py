@@ -13,7 +13,7 @@ from edge.cli import options as o
 from edge.cli.terminal.show import print_json, printable, progress, table
 
 if TYPE_CHECKING:
-    from edge.lab.inspection import AdapterInfo, Inspection, Vocabulary
+    from edge.lab.inspection import AdapterInfo, DrafterInfo, Inspection, Vocabulary
     from edge.model.spec import ModelSpec
 
 _LONGEST_REASON = 60  # characters in the table of engines
@@ -80,7 +80,7 @@ def inspect(
         ranks = found.spec.network is not None and found.spec.network.ranks
         what = "a reranker: edge rank sorts texts with it" if ranks else "an encoder: edge embed makes vectors with it"
         print(f"\n{what}")
-    elif found.adapter is None:
+    elif found.adapter is None and found.drafter is None:
         print("\nno chat template: a base model, which continues texts; edge chat cannot run it")
 
 
@@ -109,6 +109,8 @@ def _about(found: Inspection) -> list[list[str]]:
     ]
     if found.adapter is not None:
         rows += _adapter(found.adapter)
+    elif found.drafter is not None:
+        rows += [*_drafter(found.drafter), *_tokens(found.vocabulary)]
     else:
         rows += [["no engine", _line(found.reason or "")]] if found.spec is None else _shape(found.spec)
         if found.mtp_bytes:
@@ -128,6 +130,16 @@ def _adapter(found: AdapterInfo) -> list[list[str]]:
         ["LoRA", f"rank {', '.join(map(str, found.ranks))}, alpha {found.alpha:g}"],
         ["changes", changes],
         ["use", "edge run MODEL --lora FILE"],
+    ]
+
+
+def _drafter(found: DrafterInfo) -> list[list[str]]:
+    chosen = f"{found.used} of {found.centroids:,} centroids, " if found.centroids else ""
+    return [
+        ["drafts", f"for the model whose states have {found.model_width:,} values"],
+        ["layers", f"{found.layers} of width {found.width}, which read the model's KV rows"],
+        ["for a token", f"{chosen}{found.head_rows:,} of {found.vocab:,} rows of the head"],
+        ["use", "edge run MODEL --draft FILE"],
     ]
 
 

@@ -129,7 +129,7 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
         *([("snapshots", f"of {made.snapshots} ends of turns", count.snapshots)] if made.snapshots else []),
         *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),
-        *([(drafts, f"with {made.draft.capacity:,} rows", count.draft)] if made.draft else []),
+        *([(drafts, _rows_of_drafter(made.draft), count.draft)] if made.draft else []),
         ("predicted peak", "estimated", made.predicted_peak),
         *([("first run", "with compilers, once", made.first_run)] if made.first_run else []),
         ("limit", made.limit_source, made.limit),
@@ -138,6 +138,10 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
         *([("its limit", made.gpu_limit_source, made.gpu_limit)] if made.gpu_limit is not None else []),
     ]
     return table(["what", "how", "bytes", "size"], [[a, b, f"{n:,}", format_bytes(n)] for a, b, n in rows], left=2)
+
+
+def _rows_of_drafter(config: EngineConfig) -> str:
+    return f"with {config.capacity:,} rows" if config.capacity > 1 else "over the model's rows"
 
 
 def _play(play: PlayUse) -> str:

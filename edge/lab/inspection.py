@@ -18,6 +18,7 @@ from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import EdgeError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo, read_gguf
 from edge.formats.onnx_folder import read_folder, read_manifest
+from edge.model.assistant import is_assistant, read_assistant
 from edge.model.catalog import find_model
 from edge.model.lora import is_adapter, read_adapter
 from edge.model.mtp import mtp_layers, mtp_tensors
@@ -80,6 +81,19 @@ class AdapterInfo:
 
 
 @dataclass(frozen=True)
+class DrafterInfo:
+    """An assistant, which drafts for a model. head_rows: of `vocab`, those that it reads for a token."""
+
+    layers: int
+    width: int
+    model_width: int  # values of the model's states
+    centroids: int  # 0: none
+    used: int
+    head_rows: int
+    vocab: int
+
+
+@dataclass(frozen=True)
 class Inspection:
     """Facts about a model file."""
 
@@ -100,6 +114,7 @@ class Inspection:
     reason: str | None  # why spec is None
     engines: list[EngineUse]
     adapter: AdapterInfo | None = None  # for a LoRA adapter, which is no model
+    drafter: DrafterInfo | None = None  # for an assistant, which is no model either
     thinks: bool = False  # has marks of thoughts (`--think`)
     npu: NpuUse | None = None  # of the device asked about
     mtp_layers: int = 0  # for multi-token prediction, after those of `spec`
@@ -172,6 +187,7 @@ def _inspect(
         spec=spec and replace(spec, mtp=None),
         reason=reason,
         adapter=_adapter(file),
+        drafter=_drafter(file),
         engines=[] if spec is None else [engine_use(name, file, spec) for name in backend_names()],
         npu=None if spec is None or profile is None else npu_use(file, spec, profile),
         mtp_layers=0 if spec is None else len(mtp_layers(file)),
@@ -195,6 +211,18 @@ def _adapter(file: GGUFFile) -> AdapterInfo | None:
     ranks = sorted({pair.rank for pair in adapter.pairs.values()})
     changes = Counter(name.split(".")[2] for name in adapter.pairs)
     return AdapterInfo(adapter.name, ranks, adapter.alpha, dict(changes))
+
+
+def _drafter(file: GGUFFile) -> DrafterInfo | None:
+    """Read an assistant. Raises the errors of `read_assistant`."""
+    if not is_assistant(file):
+        return None
+    spec = read_assistant(file)
+    assert spec.network is not None
+    assert spec.network.assists is not None
+    own = spec.network.assists
+    rows = spec.vocab * own.used // own.centroids if own.centroids else spec.vocab
+    return DrafterInfo(spec.layers, spec.hidden, own.hidden, own.centroids, own.used, rows, spec.vocab)
 
 
 def _bits(tensors: Iterable[TensorInfo]) -> float | None:

@@ -1,4 +1,4 @@
-"""The header of a draft model, which must have the same vocabulary as the model it drafts for."""
+"""The header of a file that drafts, which must have the same vocabulary as the model it drafts for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.model.catalog import find_model
+from edge.model.mtp import ASSISTANT
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.records import dataclass
@@ -17,25 +18,39 @@ _TOKENS = "tokenizer.ggml.tokens"
 
 @dataclass(frozen=True)
 class DraftFile:
-    """A model file with its header checked."""
+    """A model file, or an assistant's, with its header checked."""
 
     file: GGUFFile
     spec: ModelSpec
+
+    @property
+    def assists(self) -> bool:
+        """Whether it reads the rows of the model that it drafts for."""
+        return self.spec.assists
 
 
 @lru_cache(maxsize=2)
 def open_draft(model: str | Path) -> DraftFile:
     """Open MODEL without its tokenizer. Raises what `open_model` raises."""
     file = read_gguf(find_model(model))
+    if file.metadata.get("general.architecture") == ASSISTANT:
+        from edge.model.assistant import read_assistant  # here: few models have one
+
+        return DraftFile(file, read_assistant(file))
     return DraftFile(file, read_spec(file))
 
 
-def check_draft(draft: DraftFile, file: GGUFFile) -> None:
-    """Raise InputError unless the draft model and a model's file have the same vocabulary."""
+def check_draft(draft: DraftFile, file: GGUFFile, spec: ModelSpec) -> None:
+    """Raise InputError unless the file drafts for a model: their vocabularies are the same and, for an assistant, the
+    shapes of the rows that it reads."""
     if not _same_tokens(draft.file, file):
         raise InputError(
             f"--draft {draft.file.path}: its tokens are not those of {file.path.name}: choose another model"
         )
+    if draft.assists:
+        from edge.model.assistant import check_assistant
+
+        check_assistant(draft.file, draft.spec, spec)
 
 
 def _same_tokens(one: GGUFFile, other: GGUFFile) -> bool:

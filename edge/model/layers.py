@@ -88,6 +88,20 @@ Layer = tuple[Block, ...]
 
 
 @dataclass(frozen=True)
+class Assists:
+    """The part of a network that drafts for another model, whose rows its layers read (Gemma 4's assistants).
+
+    Its input is `nextn.pre_projection` · [the model's embedding of a token, the model's state of the token before];
+    `nextn.post_projection` makes the model's next state of its own normalised one. With centroids, the head is read in
+    part: tokens are divided evenly among centroids, and those of the `used` centroids with the largest products score.
+    """
+
+    hidden: int  # of the model
+    centroids: int = 0  # 0: the head is read whole
+    used: int = 0
+
+
+@dataclass(frozen=True)
 class Network:
     """The whole pass: token embeddings times `embedding_scale`, the layers, a last norm, and the output head. Logits
     are multiplied by `logit_scale`, and capped like attention scores. An encoder's pass ends with its layers, or with
@@ -114,6 +128,7 @@ class Network:
     tail: tuple[Tensor, ...] = ()  # behind the pooling (`tail.py`): no part of a pass
     ranks: bool = False  # the tail scores pairs of texts
     classifier: Literal["tanh", "gelu_erf"] = "tanh"  # its activation
+    assists: Assists | None = None  # the network drafts for another model, and cannot run alone
 
     @cached_property
     def encoder(self) -> bool:
@@ -218,6 +233,14 @@ class Network:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors by their names in the model, `blk.0.attn_q`, in the order in which a pass reads them."""
         yield "token_embd", Tensor("token_embd", self.vocab, self.hidden)
+        if assists := self.assists:
+            for name, rows, columns in (
+                ("nextn.pre_projection", self.hidden, 2 * assists.hidden),
+                ("nextn.post_projection", assists.hidden, self.hidden),
+            ):
+                yield name, Tensor(name, rows, columns, bits="more")
+            if assists.centroids:
+                yield "masked_embd_centroids", Tensor("masked_embd_centroids", assists.centroids, self.hidden)
         if self.positions:
             yield "position_embd", Tensor("position_embd", self.positions, self.hidden)
         if self.token_types:

@@ -15,7 +15,7 @@ from edge.model.architectures import find_network
 from edge.model.cores import NextToken
 from edge.model.fallback import ENCODERS, check_types, is_dense, make_spec, read_fallback, read_sizes
 from edge.model.layers import Block, is_behind
-from edge.model.mtp import SHARED, mtp_file, without_mtp
+from edge.model.mtp import ASSISTANT, SHARED, mtp_file, without_mtp
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_tensors
 
@@ -46,6 +46,8 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         raise ModelFormatError(f"{file.path}: general.architecture is missing: this is not a model")
     if file.metadata.get("general.type") == "adapter":
         raise UnsupportedError(f"{file.path}: an adapter, not a model: run its model with --lora {file.path}")
+    if architecture == ASSISTANT:
+        raise UnsupportedError(f"{file.path}: drafts for Gemma 4, and runs with it alone: --draft {file.path}")
     if not _NAME.fullmatch(architecture):
         raise UnsupportedError(f"{file.path}: the architecture {brief(architecture)} is not supported yet")
     if "token_embd.weight" not in file.tensors and architecture not in ARCHITECTURES:

@@ -80,6 +80,11 @@ class ModelSpec:
         return self.network is not None and self.network.encoder
 
     @property
+    def assists(self) -> bool:
+        """Whether it drafts for another model, whose rows it reads, and cannot run alone."""
+        return self.network is not None and self.network.assists is not None
+
+    @property
     def label(self) -> str:
         """The model's name in benchmarks: `llama 135M Q4_1`."""
         return f"{self.architecture} {format_count(self.parameters)} {self.weight_type}"

@@ -99,7 +99,7 @@ def plan_here(
     def planned(runs: list[Resolved]) -> tuple[Backend, Plan]:
         engine, draft = runs[0].backend, options.draft_file
         if draft:
-            check_draft(draft, file)
+            check_draft(draft, file, spec)
 
         def first_run(config: EngineConfig) -> int:
             takes, own = engine.first_run(file, spec, config), runs[0].draft_config(config)
@@ -115,7 +115,7 @@ def plan_here(
             if draft is None or own is None:
                 return takes
             beside = takes + runs[0].draft_bytes(config) if takes else 0  # the model that drafts is loaded first
-            return max(beside, engine.first_run(draft.file, draft.spec, own))
+            return max(beside, 0 if draft.assists else engine.first_run(draft.file, draft.spec, own))
 
         return engine, first_fit(runs, more=more, first_run=first_run)
 

@@ -66,6 +66,8 @@ class Resolved:
         """The configuration of the model that drafts beside an engine of this configuration; None if there is none."""
         if (spec := self._draft_spec(config)) is None:
             return None
+        if spec.assists:
+            return EngineConfig(1, 1, "f32", config.threads)
         rows, chunk = min(config.capacity, self.backend.most_rows(spec, None).rows), config.chunk
         if config.mtp:
             rows, chunk = min(rows, MTP_ROWS), min(chunk, MTP_CHUNK)
@@ -91,6 +93,10 @@ class Resolved:
         own, spec = self.draft_config(config), self._draft_spec(config)
         if own is None or spec is None:
             return 0
+        if spec.assists:
+            from edge.backends.reference.assistant import assistant_bytes  # here: few models have one
+
+            return assistant_bytes(spec, self.spec, config)
         need = self.backend.footprint(spec, own)
         waiting = 4 * MTP_STATES * _STATE_COPIES * spec.hidden if config.mtp else 0
         return need.weights + need.kv + need.scratch + need.runtime + waiting

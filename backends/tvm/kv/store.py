@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from edge.backends.base import EngineConfig
+from edge.backends.base import EngineConfig, SharedRows
 from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
 from edge.backends.ring import LayerKinds, Ring
@@ -16,6 +16,7 @@ from edge.backends.row_lists import RowLists
 from edge.backends.tvm.kv.householder import find_normals, sample_runs
 from edge.backends.tvm.kv.pages import bounds_bytes, pages_bounded
 from edge.backends.tvm.kv.regions import TILE, Move, Regions
+from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.memory import release
 from edge.backends.tvm.packing.cores import LANES
 from edge.backends.tvm.packing.shape import Shape
@@ -267,6 +268,27 @@ def make_kv(
         arena, kinds.whole, regions, windowed=windowed, observes=config.observes, pages=config.reads > 0
     )
     return HeadKV(store, kinds.whole, rope, key, config.pinned, ring, state)
+
+
+def shared_rows(kv: HeadKV[NativeStore[HostRows]], layer: int, row: RowShape) -> SharedRows | None:
+    """See SharingEngine. row: of the layer, without padding."""
+    if not kv.alike:
+        return None
+    ring = kv.ring if kv.ring and layer in kv.ring.store.layers else None
+    store, count = (ring.store, ring.length) if ring else (kv.store, kv.length)
+    first = store.layers.index(layer) * store.row.heads
+    own = slice(first, first + store.row.heads)
+    parts = [
+        store.rows.read(at, count, head)
+        for at, head in zip(store.regions.starts[own].tolist(), store.heads[own].tolist(), strict=True)
+    ]
+    keys, values = (np.stack(each) for each in zip(*parts, strict=True))
+    size = row.key
+    order = kv.rope.ordered(np.arange(size, dtype=np.float32)[None], layer)[0].astype(int)
+    in_file = np.empty_like(keys[..., :size])
+    in_file[..., order] = keys[..., :size]
+    positions = (ring or kv).rope_positions()[0]
+    return SharedRows(in_file, values[..., : row.value], positions, kv.next_rope_position)
 
 
 def choose_normals(kv: HeadKV[NativeStore[OwnRows]], run: Callable[[IntArray], object], vocab: int) -> None:

@@ -68,6 +68,8 @@ _WITH_TOWERS = {  # models with vision or sound beside the text model
     "qwen3_5_moe": qwen35.QWEN35_MOE,
 }  # fmt: skip
 
+_ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+
 
 def of_config(config: Config) -> tuple[Architecture, Config]:
     """The architecture of a `config.json`, and its part for the text model. Raises UnsupportedError."""
@@ -81,14 +83,25 @@ def of_config(config: Config) -> tuple[Architecture, Config]:
         tied = config.get("tie_word_embeddings")
         usual = {} if tied is None or text.get("tie_word_embeddings") is not None else {"tie_word_embeddings": tied}
         return _WITH_TOWERS[kind], Config(config.path, {**text.values, **usual})
+    if kind in _ASSISTANTS:
+        return _of_assistant(config)
     if kind == "granitemoehybrid" and (config.get("num_local_experts", 8) or mamba.has_mamba(config)):
         return mamba.GRANITE_MAMBA, config
     if kind == "gemma3_text" and config.get("use_bidirectional_attention"):
         return gemma.EMBEDDING_GEMMA, config
     if not isinstance(kind, str) or kind not in _BY_MODEL_TYPE:
-        known = ", ".join([*_BY_MODEL_TYPE, *_WITH_TOWERS])
+        known = ", ".join([*_BY_MODEL_TYPE, *_WITH_TOWERS, *_ASSISTANTS])
         raise UnsupportedError(f"{config.path}: model_type {brief(kind)} is not supported (these are: {known})")
     return _BY_MODEL_TYPE[kind], config
+
+
+def _of_assistant(config: Config) -> tuple[Architecture, Config]:
+    """The settings of the text model, which has no rows of its own, and those of the drafter around it."""
+    text = config.part("text_config")
+    if text is None:
+        raise ModelFormatError(f"{config.path}: text_config is missing")
+    own = {key: value for key, value in config.values.items() if key not in ("text_config", "model_type")}
+    return gemma4.ASSISTANT, Config(config.path, {**text.values, **own})
 
 
 def of_gguf(name: str) -> Architecture:

@@ -11,12 +11,14 @@ from typing import Any, Literal
 import numpy as np
 
 from edge.converters.huggingface.architectures.settings import Count, Fixed, Number, Setting
+from edge.converters.huggingface.checkpoint import CheckpointTensor
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.views import Tensors
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Field
 from edge.model.spec import ModelSpec
+from edge.types import AnyArray
 
 Layout = Literal["same", "interleaved", "transposed", "plus one"]
 """How GGUF stores a tensor: in Hugging Face's layout; with the rows that RoPE rotates together next to each other;
@@ -102,6 +104,10 @@ def nothing_else(_file: GGUFFile, _spec: ModelSpec, _said: dict[str, Any]) -> di
     return {}
 
 
+def no_arrays(_tensors: Mapping[str, CheckpointTensor]) -> dict[str, AnyArray]:
+    return {}
+
+
 def as_they_are(tensors: Tensors, _config: Config) -> Tensors:
     return tensors
 
@@ -120,6 +126,7 @@ class Architecture:
     root: str = "model."  # prefix of Hugging Face's tensor names
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     prepare: Callable[[Tensors, Config], Tensors] = as_they_are  # splits, stacks, reorders tensors of a checkpoint
+    arrays: Callable[[Mapping[str, CheckpointTensor]], dict[str, AnyArray]] = no_arrays  # tensors of integers
     biases: frozenset[str] = frozenset()  # matrices that always have one
     maybe_biases: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by setting: all have one, or none
     rope: Callable[[Config], Config] | None = None  # reads RoPE's settings; None: no RoPE

@@ -5,6 +5,8 @@ Layers with full attention rotate a part of each head; GGUF says so by factors t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,10 +22,12 @@ from edge.converters.huggingface.architectures.common import (
 )
 from edge.converters.huggingface.architectures.rope import read_rope
 from edge.converters.huggingface.architectures.settings import Count, Fixed, Setting, changed, header_fields
+from edge.converters.huggingface.checkpoint import CheckpointTensor
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.views import Tensors
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_writer import Field
+from edge.types import AnyArray
 
 _WINDOW, _FULL = "sliding_attention", "full_attention"
 _PERIOD = 6  # layers from one with full attention to the next, by default
@@ -70,6 +74,8 @@ def _size_of(kind: str, config: Config) -> int:
 def _shared(config: Config) -> int:
     """Layers at the end that have no keys and values of their own."""
     shared = config.get("num_kv_shared_layers", 0)
+    if config.get("backbone_hidden_size") is not None:
+        return _layers(config)
     if not isinstance(shared, int) or isinstance(shared, bool) or not 0 <= shared < _layers(config):
         raise ModelFormatError(f"{config.path}: num_kv_shared_layers is {shared!r}, of {_layers(config)} layers")
     return shared
@@ -151,6 +157,29 @@ def _prepare(tensors: Tensors, config: Config) -> Tensors:
     return found
 
 
+_ORDERING = "masked_embedding.token_ordering"
+_AROUND = ("pre_projection.weight", "post_projection.weight", "masked_embedding.centroids.weight")
+
+
+def _assists(config: Config, sizes: Sizes) -> dict[str, Field]:
+    fields = _others(config, sizes)
+    fields["embedding_length_out"] = np.uint32(config.count("backbone_hidden_size", "hidden"))
+    fields["nextn_predict_layers"] = np.uint32(sizes.layers)
+    if config.get("use_ordered_embeddings", False) is True:
+        fields["masked_embedding.centroid_count"] = np.uint32(config.count("num_centroids", "vocab", 2048))
+        fields["masked_embedding.top_k"] = np.uint32(config.count("centroid_intermediate_top_k", "vocab", 32))
+    return fields
+
+
+def _around(tensors: Tensors, _config: Config) -> Tensors:
+    """Put the tensors around the text model under its root, and leave the order of tokens to `_ordering`."""
+    return {f"model.{name}" if name in _AROUND else name: each for name, each in tensors.items() if name != _ORDERING}
+
+
+def _ordering(tensors: Mapping[str, CheckpointTensor]) -> dict[str, AnyArray]:
+    return {"masked_embd_ordering": tensors[_ORDERING].read().astype(np.int32)} if _ORDERING in tensors else {}
+
+
 GEMMA4 = Architecture(
     name="gemma4",
     settings=_SETTINGS,
@@ -179,4 +208,17 @@ GEMMA4 = Architecture(
     partial_rope=True,
     tied=True,
     adapts=True,
+)  # fmt: skip
+
+ASSISTANT = replace(
+    GEMMA4,
+    name="gemma4-assistant",
+    names={
+        **GEMMA4.names,
+        "nextn.pre_projection": "pre_projection", "nextn.post_projection": "post_projection",
+        "masked_embd_centroids": "masked_embedding.centroids",
+    },
+    others=_assists,
+    prepare=_around,
+    arrays=_ordering,
 )  # fmt: skip

@@ -24,6 +24,7 @@ _NETWORKS = {
     "gemma2": "gemma2:network",
     "gemma3": "gemma3:network",
     "gemma4": "gemma4:network",
+    "gemma4-assistant": "gemma4:assistant",
     "phi3": "phi3:network",
     "gpt2": "gpt2:network",
     "gpt-oss": "gpt_oss:network",

@@ -2,6 +2,8 @@
 layers read the rows of earlier ones. A token has a vector for every layer. In the mixture, experts run beside a dense
 network, and values are keys before their norm. The file's RoPE factors apply to layers with
 full attention, where they leave three quarters of each head unrotated.
+
+An assistant has such layers with queries only, which read the rows of the last layers of another model that have rows.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_experts, read_rope
 from edge.model.cores import Attention, Dense, PerLayerInput, Rope
 from edge.model.fallback import figure, per_layer
-from edge.model.layers import Block, Layer, Network
+from edge.model.layers import Assists, Block, Layer, Network
 from edge.model.spec import ModelSpec
+
+_USED_CENTROIDS = 32  # of an assistant, where the header does not say
 
 
 def network(header: Header, spec: ModelSpec) -> Network:
@@ -38,6 +42,26 @@ def network(header: Header, spec: ModelSpec) -> Network:
         norm_eps=spec.norm_eps, embedding_scale=math.sqrt(spec.hidden), tied_head=spec.tied_head,
         logit_cap=header.positive("final_logit_softcapping", 0.0, below=1e6),
     )  # fmt: skip
+
+
+def assistant(header: Header, spec: ModelSpec) -> Network:
+    kinds = {window: _attention(header, spec, window) for window in {*spec.windows}}
+    kv_heads = per_layer(header, "attention.head_count_kv", "heads", spec.layers, spec.kv_heads)
+    widths = per_layer(header, "feed_forward_length", "ffn", spec.layers, 0)
+    cores = (replace(kinds[window], kv_heads=max(1, kv_heads[at]), rows_of=0) for at, window in enumerate(spec.windows))
+    return Network(
+        spec.hidden, spec.vocab,
+        tuple(_layer(header, core, width) for core, width in zip(cores, widths, strict=True)),
+        norm_eps=spec.norm_eps, tied_head=spec.tied_head, assists=_assists(header),
+    )  # fmt: skip
+
+
+def _assists(header: Header) -> Assists:
+    hidden, centroids = header.count("embedding_length_out", "hidden"), 0
+    if (found := header.file.tensors.get("masked_embd_centroids.weight")) is not None:
+        centroids = header.count("masked_embedding.centroid_count", "vocab", default=found.rows)
+    used = header.count("masked_embedding.top_k", "vocab", default=_USED_CENTROIDS)
+    return Assists(hidden, centroids, min(used, centroids))
 
 
 def _attention(header: Header, spec: ModelSpec, window: int) -> Attention:

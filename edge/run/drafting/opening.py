@@ -1,4 +1,4 @@
-"""The drafter of a plan: a model of its own, or the model's own layer."""
+"""The drafter of a plan: a model of its own, the model's own layer, or its assistant."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ def open_drafter(model: Model, plan: Plan, options: Options, meter: EnergyMeter,
         return MTPLayer(file, plan.draft, meter)
     draft = options.draft_file
     assert draft is not None
+    if draft.assists:
+        from edge.run.drafting.assistant import AssistantDrafter
+
+        return AssistantDrafter(draft, model, meter, 1 + plan.config.drafts)
     from edge.run.drafting.draft_model import DraftModel
 
     return DraftModel(load(draft.file, draft.spec, plan.draft), meter)

@@ -1,0 +1,132 @@
+"""Gemma 4's assistants (`edge.model.assistant`), in NumPy: the reference, and quick enough to draft beside a model.
+
+An assistant of E2B reads 12 million weights for a token, and 4,096 of the 262,144 rows of its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from edge.backends.base import EngineConfig, SharedRows
+from edge.backends.reference.context import At
+from edge.backends.reference.engine import ReferenceEngine
+from edge.backends.reference.kv import ReferenceKV
+from edge.backends.reference.weights import UNWARNED, read_weights
+from edge.backends.ring import LayerKinds
+from edge.backends.rope import CacheRope
+from edge.formats.blocks import dequantize
+from edge.formats.gguf import GGUFFile
+from edge.model.assistant import plain_file, source_layers, token_order
+from edge.model.layers import Assists
+from edge.model.spec import ModelSpec
+from edge.model.tensors import find_network, find_tensors
+from edge.types import AnyArray, FloatArray, IntArray
+
+HEAD = "token_embd"
+_HEAD_ROWS = 8192  # of a head without centroids, dequantized at once
+_DEQUANTIZE_BYTES = 8 << 20  # gguf's module, and what it makes on the way
+
+
+class Assistant(ReferenceEngine):
+    """Drafts one token at a time. The rows and the position of the query are the same for all tokens of a draft."""
+
+    def __init__(self, file: GGUFFile, spec: ModelSpec) -> None:
+        plain = plain_file(file)
+        sources = find_tensors(plain, spec)
+        head = sources.pop(HEAD)
+        super().__init__(plain, spec, EngineConfig(1, 1, "f32", threads=1), read_weights(plain, sources), sources)
+        self._own_kv = self.kv
+        network = find_network(spec)
+        assert network.assists is not None
+        info = file.tensors[head.tensor]
+        self._assists: Assists = network.assists
+        self._type, self._order = info.type, token_order(file, spec)
+        rows = file.tensor_bytes(info).reshape(spec.vocab, -1)
+        self._head: AnyArray = rows[self._order] if self._order.size else np.array(rows)
+
+    def step(self, embedding: FloatArray, state: FloatArray, rows: Mapping[bool, SharedRows]) -> tuple[int, FloatArray]:
+        """The likeliest next token, and the model's state that comes with it, [hidden of the model]. embedding, state:
+        the model's of the last token, and after the token before. rows: of layers without and with a window."""
+        normed = self.normed(embedding, state, rows)
+        tokens, logits = self.logits_of(normed)
+        return int(tokens[logits.argmax()]), self.weights["nextn.post_projection"] @ normed
+
+    @UNWARNED
+    def normed(self, embedding: FloatArray, state: FloatArray, rows: Mapping[bool, SharedRows]) -> FloatArray:
+        """The normalised state after the last layer, [hidden]."""
+        x = (self.weights["nextn.pre_projection"] @ np.concatenate([embedding, state]))[None]
+        read = {window: _Rows.of(each, self._own_kv.rope) for window, each in rows.items()}
+        for layer, (blocks, window) in enumerate(zip(self.network.layers, self.network.windows, strict=True)):
+            own = read[window > 0]
+            self.kv = cast(ReferenceKV, own)
+            last = own.positions.size - 1
+            at = At(layer, slice(last, last + 1), own.positions[last:], np.array([last - 1]))
+            for block in blocks:
+                x = self.add(x, block, at, self.run_core(block, at, self.norm(x, at.name(block.norm))))
+        return np.asarray(self.norm(x, "output_norm")[0])
+
+    def logits_of(self, normed: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Some tokens that are likely, or all, int32 [n], and their logits."""
+        parts = [(tokens, values @ normed) for tokens, values in self._head_rows(normed)]
+        tokens, logits = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return tokens, logits
+
+    def _head_rows(self, normed: FloatArray) -> Iterator[tuple[IntArray, FloatArray]]:
+        """Rows of the head with their tokens, in parts."""
+        if not self._order.size:
+            for at in range(0, self.spec.vocab, _HEAD_ROWS):
+                rows = self._head[at : at + _HEAD_ROWS]
+                yield np.arange(at, at + len(rows), dtype=np.int32), dequantize(rows, self._type)
+            return
+        scores, count = self.weights["masked_embd_centroids"] @ normed, self._assists.used
+        best = np.argpartition(-scores, count - 1)[:count]
+        rows = self._head.reshape(self._assists.centroids, -1, self._head.shape[1])[best]
+        yield self._order.reshape(scores.size, -1)[best].reshape(-1), dequantize(np.concatenate(rows), self._type)
+
+
+def step_bytes(spec: ModelSpec) -> float:
+    """Bytes of weights that a step reads."""
+    return 4 * _in_floats(spec) + spec.embedding_bytes * _head_share(spec)
+
+
+def assistant_bytes(spec: ModelSpec, model: ModelSpec, config: EngineConfig) -> int:
+    """Bytes of an assistant beside a model that runs with this configuration."""
+    own, network = find_network(spec), find_network(model)
+    ring = LayerKinds.of(network.windows, network.rowless).ring_rows(config.capacity, config.chunk)
+    rows = sum(
+        network.row_values[layer] * (ring if window else config.capacity)
+        for window, layer in source_layers(network).items()
+    )
+    at_once = spec.vocab * _head_share(spec) if own.assists and own.assists.centroids else _HEAD_ROWS
+    scratch = 4 * (3 * rows + 3 * int(at_once) * spec.hidden)
+    return 4 * _in_floats(spec) + spec.embedding_bytes + 4 * spec.vocab + scratch + _DEQUANTIZE_BYTES
+
+
+def _in_floats(spec: ModelSpec) -> int:
+    return spec.parameters - spec.vocab * spec.hidden
+
+
+def _head_share(spec: ModelSpec) -> float:
+    """The share of the head's rows that a step reads."""
+    assists = find_network(spec).assists
+    return assists.used / assists.centroids if assists and assists.centroids else 1.0
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Another model's rows as attention reads those of a `ReferenceKV`. An empty row, which nothing sees, has the
+    position of the query."""
+
+    keys: list[FloatArray]
+    values: list[FloatArray]
+    positions: IntArray
+    rope: CacheRope
+
+    @classmethod
+    def of(cls, rows: SharedRows, rope: CacheRope) -> _Rows:
+        keys, values = ([np.pad(each, [(0, 0), (0, 1), (0, 0)])] for each in (rows.keys, rows.values))
+        return cls(keys, values, np.append(rows.positions, rows.next_position), rope)
