@@ -158,7 +158,7 @@ class Options:
     )  # fmt: skip
     draft: Any = option(
         None, "--draft", group=ENGINE, typed=str, metavar="MODEL",
-        help="A small model with the same tokens, which drafts them where that pays: smollm2-135m.",
+        help="A small model with the same tokens, or Gemma 4's assistant, which drafts where that pays: smollm2-135m.",
     )  # fmt: skip
     """A path or a name."""
     sequences: int = option(
