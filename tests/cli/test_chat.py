@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from test_gguf_file import GGUF, STRING
+from tool_templates import LLAMA32, MISTRAL, QWEN3
 
 from edge.apps.chat import _render
 from edge.backends.llamacpp.library import is_installed
@@ -55,43 +56,6 @@ LLAMA2 = """{% if messages[0]['role'] == 'system' %}
     {% endif %}
 {% endfor %}"""
 
-LLAMA3 = """{{- bos_token }}
-{%- if not date_string is defined %}
-    {%- if strftime_now is defined %}
-        {%- set date_string = strftime_now("%d %b %Y") %}
-    {%- else %}
-        {%- set date_string = "26 Jul 2024" %}
-    {%- endif %}
-{%- endif %}
-{%- if not tools is defined %}
-    {%- set tools = none %}
-{%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content'] | trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
-{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
-{%- if tools is not none %}
-    {{- "Environment: ipython\\n" }}
-{%- endif %}
-{{- "Today Date: " + date_string + "\\n\\n" }}
-{{- system_message }}
-{{- "<|eot_id|>" }}
-{%- for message in messages %}
-    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
-        {{- message['content'] | trim + '<|eot_id|>' }}
-    {%- elif 'tool_calls' in message %}
-        {{- message.tool_calls[0].function.arguments | tojson }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-"""
-
 GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}\
 {% endif %}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
 {{ raise_exception('Conversation roles must alternate') }}{% endif %}{% if (message['role'] == 'assistant') %}\
@@ -112,80 +76,6 @@ ZEPHYR = """{% for message in messages %}
 {% endif %}
 {% endfor %}"""
 
-MISTRAL = """{%- set today = strftime_now("%Y-%m-%d") %}
-{%- set default_system_message = "You are a small model. Today is " + today + "." %}
-{{- bos_token }}
-{%- if messages[0]['role'] == 'system' %}
-    {%- if messages[0]['content'] is string %}
-        {%- set system_message = messages[0]['content'] %}
-    {%- else %}
-        {%- set system_message = messages[0]['content'][0]['text'] %}
-    {%- endif %}
-    {%- set loop_messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = default_system_message %}
-    {%- set loop_messages = messages %}
-{%- endif %}
-{{- '[SYSTEM_PROMPT]' + system_message + '[/SYSTEM_PROMPT]' }}
-{%- for message in loop_messages %}
-    {%- if message['role'] == 'user' %}
-        {%- if message['content'] is string %}
-            {{- '[INST]' + message['content'] + '[/INST]' }}
-        {%- else %}
-            {%- for block in message['content'] %}{{- block['text'] }}{%- endfor %}
-        {%- endif %}
-    {%- elif message['role'] == 'assistant' %}
-        {{- message['content'] + eos_token }}
-    {%- else %}
-        {{- raise_exception('Only user, system and assistant roles are supported!') }}
-    {%- endif %}
-{%- endfor %}"""
-
-QWEN = """{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {{- "# Tools\\n\\n<tools>" }}
-    {%- for tool in tools %}
-        {{- "\\n" }}{{- tool | tojson }}
-    {%- endfor %}
-    {{- "\\n</tools><|im_end|>\\n" }}
-{%- else %}
-    {%- if messages[0].role == 'system' %}
-        {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endif %}
-{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not \
-(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
-        {%- set ns.multi_step_tool = false %}
-        {%- set ns.last_query_index = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- set content = message.content if message.content is string else '' %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set reasoning_content = '' %}
-        {%- if '</think>' in content %}
-            {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {{- '<|im_start|>' + message.role + '\\n' + content }}
-        {%- if message.tool_calls %}
-            {%- for tool_call in message.tool_calls %}{{- tool_call.arguments | tojson }}{%- endfor %}
-        {%- endif %}
-        {{- '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
-{%- endif %}"""
-
 CODER = """{% macro turn(role, text) %}
 <{{ role }}>
 {{ text }}
@@ -199,9 +89,10 @@ CODER = """{% macro turn(role, text) %}
 {{ 'é' | tojson(ensure_ascii=true) }} {{ 'x' if add_generation_prompt else 'y' }}
 {{ messages | map(attribute='role') | join(',') }}"""
 
+DATED = """{{ strftime_now("%Y-%m-%d") }}""" + CHATML
 TEMPLATES = {
-    "chatml": CHATML, "llama2": LLAMA2, "llama3": LLAMA3, "gemma": GEMMA, "zephyr": ZEPHYR, "mistral": MISTRAL,
-    "qwen": QWEN, "coder": CODER,
+    "chatml": CHATML, "llama2": LLAMA2, "llama3": LLAMA32, "gemma": GEMMA, "zephyr": ZEPHYR, "mistral": MISTRAL,
+    "qwen": QWEN3, "coder": CODER, "dated": DATED,
 }  # fmt: skip
 
 USERS = [
@@ -441,11 +332,11 @@ def test_forms_are_remembered_but_not_those_with_date(monkeypatch: pytest.Monkey
 
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     first = joined(ChatTemplate(CHATML).first_turn("hi"))
-    for source in (LLAMA3, HOSTILE["a string that doubles"]):
+    for source in (DATED, HOSTILE["a string that doubles"]):
         ChatTemplate(source)
     monkeypatch.setattr(os, "fork", never)
     assert joined(ChatTemplate(CHATML).first_turn("hi")) == first
-    for source in (LLAMA3, HOSTILE["a string that doubles"]):
+    for source in (DATED, HOSTILE["a string that doubles"]):
         with pytest.raises(ChildProcessError):
             ChatTemplate(source)
     with pytest.raises(ChildProcessError):  # its tokens are others

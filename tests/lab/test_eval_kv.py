@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html.parser
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -345,69 +343,6 @@ def test_damaged_journal_is_refused(line: str, tmp_path: Path) -> None:
 
 
 # Reports
-
-
-class Page(html.parser.HTMLParser):
-    """What is in a page: cells of its table, and everything that could load something."""
-
-    VOID = ("meta", "br", "hr", "img", "link")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.lines: list[list[str]] = []
-        self.loads: list[str] = []
-        self.tags: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.open += [] if tag in self.VOID else [tag]
-        self.lines += [[]] if tag == "tr" else []
-        for name, value in attrs:
-            if name in ("src", "href", "xlink:href", "data", "action") or "url(" in (value or ""):
-                self.loads.append(value or "")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if self.open and self.open[-1] == tag:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("th", "td"):
-            self.lines[-1].append(data)
-
-
-def test_page_needs_nothing_but_itself(report: tuple[list[str], Path]) -> None:
-    source = report[1].read_text(encoding="utf-8")
-    page = Page()
-    page.feed(source)
-    page.close()
-    assert page.open == []
-    assert "svg" in page.tags
-    assert not {"script", "img", "iframe"} & page.tags
-    assert page.loads == ["data:,"]  # no icon
-    assert not re.search(r"@import|url\(|https?://", source)
-    assert len(page.lines) == 1 + 5
-    assert [line[0] for line in page.lines[1:]] == ["full", "streaming", "h2o", "streaming", "h2o"]
-    assert "48 rows" in source  # in the reasons for what the engine cannot do
-    assert "--kv-policy h2o" in source
-    assert "At 48 rows, only streaming f32 was measured: perplexity " in source
-
-
-def test_what_name_contains_is_shown_and_not_obeyed(
-    small: Path, report: tuple[list[str], Path], tmp_path: Path
-) -> None:
-    flags, _ = report
-    text, page = tmp_path / "<script>alert(1)<.txt", tmp_path / "page.html"
-    text.write_text(TEXT, encoding="utf-8")
-    flags = [str(text) if flag.endswith("stones.txt") else flag for flag in flags]
-    done = edge(*flags, "--tasks", "perplexity", "-o", str(page), "-q")
-    assert done.returncode == 0, done.stderr
-    assert "<script" not in page.read_text()
-    assert "&lt;script&gt;alert(1)&lt;.txt" in page.read_text()
 
 
 def test_short_context_leaves_repeats_out(tmp_path: Path, text: Path) -> None:
