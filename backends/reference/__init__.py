@@ -47,7 +47,7 @@ class Reference(Backend):
             weights=4 * spec.parameters,
             kv=4 * spec.kv_values_per_row * config.capacity + fixed,
             scratch=4 * (config.chunk * widest + 2 * config.logits_rows * spec.vocab) + 2 * spec.largest_tensor,
-            runtime=8 << 20,
+            runtime=(8 << 20) + network.tail_bytes,
             fixed_kv=fixed,
             lora=4 * config.lora_rank * adapted_values(spec),
         )

@@ -129,12 +129,16 @@ class CPU(Backend):
         if config.lora_rank:
             check_cores("cpu engine with adapters", spec, _adapted_cores)
         memory, system = self.memory(spec, config), planning_target().system
+        tail = spec.network.tail_bytes if spec.network else 0
         table, streaming = spec.network is not None and spec.network.layer_inputs > 0, streaming_need(spec, config)
         return Footprint(
             weights=packed_bytes(spec),
             kv=memory.bytes("kv") + memory.bytes("fixed"),
             scratch=memory.bytes("scratch") + sum(memory.temporaries.values()),
-            runtime=_RUNTIME_BYTES + REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed + _TABLE_BYTES * table,
+            runtime=_RUNTIME_BYTES
+            + REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed
+            + _TABLE_BYTES * table
+            + tail,
             streamed=streaming.streamed,
             fixed_kv=memory.bytes("fixed"),
             least_weights=None if spec.encoder or system != "linux" else streaming.least,

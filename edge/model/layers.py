@@ -141,6 +141,11 @@ class Network:
         return self.encoder_norm or not self.encoder
 
     @property
+    def tail_bytes(self) -> int:
+        """Bytes of the matrices behind the pooling, in float32 beside the pass's weights."""
+        return sum(4 * tensor.rows * max(1, tensor.columns) for tensor in self.tail)
+
+    @property
     def head(self) -> str:
         """The matrix of the output head, by the names of `find_tensors`."""
         return "token_embd" if self.tied_head else "output"

@@ -80,7 +80,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "falcon": _rule(r"[\p{P}$+<=>^~|`]+", GPT2_WORDS, "[0-9][0-9][0-9]"),
     **dict.fromkeys(
         ("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4", "granite-docling", "gigachat", "a.x-4.0",
-         "mellum"), _GPT2,
+         "mellum", "modern-bert"), _GPT2,
     ),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS_GPT2,
