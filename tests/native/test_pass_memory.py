@@ -64,6 +64,15 @@ def test_the_models_have_all_cores() -> None:
     assert found == KINDS.keys() - {NextToken}  # of a layer that tests/run/test_mtp_drafts.py runs
 
 
+def test_layers_of_encoder_share_rows() -> None:
+    """No layer's rows are read in the next one."""
+    spec = open_model(GOLDEN / "encoders" / "bert.gguf").spec
+    kv = CPU.memory(spec, config_of("plain")).kv
+    assert spec.layers == 2
+    assert sum(arena.rows for arena in kv.arenas) == spec.kv_heads * 96
+    assert set(kv.regions()[0].starts.tolist()) == {0, 96}
+
+
 class Threads:
     """Workers that run nothing."""
 

@@ -5,8 +5,8 @@
     rings have    rings of sequence 0 │ rings of sequence 1 │ … │ spare rows
     other sizes
 
-Every head of every layer has a region of whole tiles (regions.py). Policies choose the rows of layers without rings.
-Kernels may read, and never use, the spare rows.
+Every head of every layer has a region of whole tiles (regions.py); an encoder's layers share theirs. Policies choose
+the rows of layers without rings. Kernels may read, and never use, the spare rows.
 """
 
 from __future__ import annotations
@@ -124,4 +124,5 @@ def _regions(
     shape: Shape, kinds: LayerKinds, config: EngineConfig, context: int, sequence: int
 ) -> tuple[Regions, Regions]:
     apart = shape.ringed.kv_heads if shape.apart else 0
-    return make_regions(kinds, shape.attention.kv_heads, config, context, apart, sequence)
+    shared = shape.encoder and not FORMATS[config.kv_dtype].transformed  # normals are chosen by the rows of all layers
+    return make_regions(kinds, shape.attention.kv_heads, config, context, apart, sequence, shared=shared)

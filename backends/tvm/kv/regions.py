@@ -34,27 +34,30 @@ class Regions:
     starts: first row of each head in the arena, int32 [heads]. limits: rows that each head may hold. first: row of the
     arena where the regions begin. size: their total rows, reduced by `shrink`. capacity: average rows per head.
     longest: most rows that one head may hold. uneven: heads may keep different numbers of rows; each region then has
-    one tile more.
+    one tile more. layers: that have the same regions, one after the other: an encoder's pass needs no layer's rows in
+    the next one.
     """
 
-    def __init__(self, heads: int, capacity: int, longest: int, *, uneven: bool, first: int = 0) -> None:
+    def __init__(
+        self, heads: int, capacity: int, longest: int, *, uneven: bool, first: int = 0, layers: int = 1
+    ) -> None:
         self.capacity, self.longest, self.uneven, self.first = capacity, longest, uneven, first
-        self._even = allocated_rows(capacity, uneven=uneven)
-        self.size = heads * self._even
+        self._even, self._apart = allocated_rows(capacity, uneven=uneven), heads // layers
+        self.size = self._apart * self._even
         self.starts: IntArray = np.zeros(heads, np.int32)
         self.limits = np.zeros(heads, np.int32)
         self.make_even()
 
     def make_even(self) -> None:
         """Make all regions equally large, without moving rows."""
-        self.starts[:] = self.first + np.arange(len(self.starts)) * self._even
+        self.starts[:] = self.first + np.arange(len(self.starts)) % self._apart * self._even
         self.limits[:] = self.capacity
 
     def shrink(self, capacity: int, lengths: IntArray) -> list[Move]:
         """Reduce the capacity to the regions' first rows. Returns moves like `share_out`."""
         self.capacity = capacity
         self._even = allocated_rows(capacity, uneven=self.uneven)
-        self.size = len(self.starts) * self._even
+        self.size = self._apart * self._even
         if self.uneven:
             return self.share_out(lengths)
         before = self.starts.copy()
@@ -90,12 +93,14 @@ class Regions:
 
 
 def make_regions(
-    kinds: LayerKinds, kv_heads: int, config: EngineConfig, context: int, apart: int = 0, sequence: int = 0
-) -> tuple[Regions, Regions]:
+    kinds: LayerKinds, kv_heads: int, config: EngineConfig, context: int, apart: int = 0, sequence: int = 0, *,
+    shared: bool = False,
+) -> tuple[Regions, Regions]:  # fmt: skip
     """The regions of layers whose rows a policy chooses, and those of rings, which lie before them. The sequences lie
     one after the other.
 
-    apart: KV heads of layers with rings, if these have an arena of their own; 0: the rings lie in the same one.
+    apart: KV heads of layers with rings, if these have an arena of their own; 0: the rings lie in the same one. shared:
+    all layers have the same regions.
     """
     ring_rows = kinds.ring_rows(config.capacity, config.chunk)
     longest = longest_head(config.capacity, context, uneven=config.uneven)
@@ -105,7 +110,8 @@ def make_regions(
     rings_first = sequence * (ring_size if apart else size + ring_size)
     first = sequence * size if apart else rings_first + ring_size
     rings = Regions(ring_heads, ring_rows, ring_rows, uneven=False, first=rings_first)
-    return Regions(heads, config.capacity, longest, uneven=config.uneven, first=first), rings
+    layers = len(kinds.whole) if shared else 1
+    return Regions(heads, config.capacity, longest, uneven=config.uneven, first=first, layers=layers), rings
 
 
 def allocated_rows(capacity: int, *, uneven: bool) -> int:
