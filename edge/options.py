@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
 from edge.errors import STATED_ONCE, InputError
 from edge.flags import BUDGETS, CACHE, ENGINE, PROMPT, flags_of, named_in_errors, option
+from edge.kv import POLICY_HELP, own_policy
 from edge.model.lora_file import LoraFile, LoraSize, parse_lora
 from edge.records import dataclass
 
@@ -38,11 +39,7 @@ def _parse_speculate(text: str) -> str:
 
 
 def _parse_policy(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    from edge.kv import own_policy
-
-    return own_policy(value)
+    return value if isinstance(value, str) else own_policy(value)
 
 
 def _parse_path(flag: str, value: Any) -> Path:
@@ -93,9 +90,8 @@ class Options:
 
     kv_policy: str = option(
         "streaming", "--kv-policy", group=CACHE, typed=str, parse=_parse_policy, written="str | Policy",
-        help="What stays when the KV cache is full: streaming (sinks + window), window, full (stop), auto, or by "
-        "attention h2o, tova, scissorhands, snapkv, pyramidkv, adakv, fastgen, by keys keydiff, knorm, kvzap; or quest "
-        "(all stay, few are read); options as in snapkv:window=16,kernel=5.",
+        help=f"What stays when the KV cache is full (full: it stops): auto, {POLICY_HELP}. Options as in "
+        "snapkv:window=16,kernel=5.",
     )  # fmt: skip
     max_kv_size: int | None = option(None, "--max-kv-size", group=CACHE, help="KV rows (default: planned).")
     kv_memory: int | None = option(
