@@ -1,4 +1,8 @@
-"""Download of a file into the Hub's cache: resumed by Range, hashed while streaming, one process at a time."""
+"""Download of a file into the Hub's cache: resumed by Range, hashed while streaming, one process at a time.
+
+huggingface_hub (2.4, tried on the tests' faulty server) fills the same cache, but stores a damaged file under the hash
+of the whole one, resumes at multiples of 10 MiB alone, and its errors are tracebacks of httpx.
+"""
 
 from __future__ import annotations
 
