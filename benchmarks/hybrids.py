@@ -1,22 +1,28 @@
 """Hybrids and mixtures in their real shapes, with random weights: the native engine beside llama.cpp, in turns.
 
-    python benchmarks/hybrids.py [NAME[@LAYERS] …] [--rounds 5] [--mixture Q4_0]
+    python benchmarks/hybrids.py [NAME[@LAYERS] …] [--rounds 5] [--mixture Q4_0,Q4_K_M] [--memory 1.3GiB]
 
 NAME: of edge's table of current models whose layers the native engine runs; @LAYERS: with only its first ones. Without
 names: qwen3.5:0.8b, lfm2.5:1.2b, gemma4:e2b, and two mixtures of 2.3 and 2.7 GiB, all of which lie on the disk twice.
 --mixture: Q4_0, Q4_K_M, Q6_K or Q8_0, as llama.cpp mixes their types. Prints medians
-(range) of decoding 64 tokens behind a short text and of a prompt of 512 tokens, KV rows and fixed state, and the
-machine. Both engines hold f16 rows. A random router likes all experts equally.
+(range) of decoding 64 tokens behind a short text and of a prompt of 512 tokens, the peak of the resident set of a fresh
+process that does both, KV rows and fixed state, and the machine. Both engines hold f16 rows. A random router likes all
+experts equally. --memory: edge's figures within this budget, too. --remove: each file behind its figures; one of
+gemma4:e2b takes 3.2 GiB, and edge's packed weights 1.3.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +32,13 @@ from machine import files_folder, machine
 from edge.backends import engine_named
 from edge.backends.base import Engine, EngineConfig
 from edge.devices.host import usable_cores
+from edge.devices.memory import memory_use
 from edge.formats.blocks import block_size, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.model.known import KnownModel, known_models, outline_model
 from edge.model.reader import read_spec
+from edge.options import Options
+from edge.plan.plan import make_plan
 
 PROMPT, ANSWER, SHORT, CAPACITY = 512, 64, 16, 1024
 ENGINES = ("cpu", "llamacpp")
@@ -135,7 +144,7 @@ def timed(engine: Engine, count: int, steps: bool) -> float:
     return count / (time.perf_counter() - started)
 
 
-def compare(name: str, mixture: str, rounds: int) -> None:
+def compare(name: str, mixture: str, rounds: int, memory: str) -> None:
     file: GGUFFile = read_gguf(make_file(name, mixture))
     spec = read_spec(file)
     config = EngineConfig(CAPACITY, 256, "f16", usable_cores())
@@ -155,10 +164,39 @@ def compare(name: str, mixture: str, rounds: int) -> None:
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
         print(f"| {test}, tok/s | {shown[0]} | {shown[1]} | {ratio:.2f} |")
     kv = engines["cpu"].kv
-    print(f"KV rows {(kv.nbytes - kv.fixed) / CAPACITY / 1024:.1f} KiB a token, fixed state {kv.fixed / 2**20:.2f} MiB")
+    rows = f"KV rows {(kv.nbytes - kv.fixed) / CAPACITY / 1024:.1f} KiB a token, fixed state {kv.fixed / 2**20:.2f} MiB"
     for engine in engines.values():
         with closing(engine):
             pass
+    ours, theirs = (alone(name, mixture, each) for each in ENGINES)
+    peaks = [each["peak"] / 2**20 for each in (ours, theirs)]
+    print(f"| peak of a process, MiB | {peaks[0]:.0f} | {peaks[1]:.0f} | {peaks[0] / peaks[1]:.2f} |")
+    if memory:
+        found = alone(name, mixture, "cpu", memory)
+        print(
+            f"| within {memory}: decode, prefill {PROMPT}, tok/s; peak, MiB | {found['decode']:.1f}, "
+            f"{found['prefill']:.1f}; {found['peak'] / 2**20:.0f} | | |"
+        )
+    print(rows)
+
+
+def alone(name: str, mixture: str, engine: str, memory: str = "") -> dict[str, float]:
+    """The figures of a process that runs one engine."""
+    command = [sys.executable, __file__, name, "--mixture", mixture, "--alone", engine, "--memory", memory]
+    return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+def measure(name: str, mixture: str, engine: str, memory: str) -> dict[str, float]:
+    """What `alone` returns, of this process. Within a budget, edge's own plan decides."""
+    file = read_gguf(make_file(name, mixture))
+    spec, backend = read_spec(file), engine_named(engine)
+    config = EngineConfig(CAPACITY, 256, "f16", usable_cores())
+    if memory:
+        options = Options.parse(memory=memory, max_kv_size=CAPACITY, kv_dtype="f16", kv_policy="full")
+        config = make_plan(spec, backend, options).config
+    with closing(backend.load(file, spec, config)) as loaded:
+        found = {"prefill": timed(loaded, PROMPT, steps=False), "decode": timed(loaded, ANSWER, steps=True)}
+    return found | {"peak": memory_use().peak}
 
 
 def main() -> None:
@@ -166,10 +204,18 @@ def main() -> None:
     options.add_argument("names", nargs="*", default=NAMES)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--mixture", default="Q4_0")
+    options.add_argument("--memory", default="")
+    options.add_argument("--remove", action="store_true", help="remove each file behind its figures")
+    options.add_argument("--alone", default="", help=argparse.SUPPRESS)
     chosen = options.parse_args()
+    if chosen.alone:
+        print(json.dumps(measure(chosen.names[0], chosen.mixture, chosen.alone, chosen.memory)))
+        return
     print(machine())
-    for name in chosen.names:
-        compare(name, chosen.mixture, chosen.rounds)
+    for name, mixture in product(chosen.names, chosen.mixture.split(",")):
+        compare(name, mixture, chosen.rounds, chosen.memory)
+        if chosen.remove:
+            make_file(name, mixture).unlink()
 
 
 if __name__ == "__main__":
