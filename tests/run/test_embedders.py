@@ -6,6 +6,7 @@ import json
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from pydoc_data.topics import topics
 from tempfile import mkdtemp
 from typing import Any
 
@@ -15,6 +16,7 @@ from conftest import GOLDEN
 from serving import served
 from test_architectures import require_native
 from test_cli import edge
+from tokenizers import Tokenizer
 
 from edge.converters.huggingface.reader import convert_folder
 from edge.errors import InputError
@@ -62,6 +64,35 @@ def test_vectors_match_transformers(name: str, backend: str) -> None:
         np.testing.assert_allclose(session.embed(TEXTS, normalize=False), golden["vectors"], atol=2e-4)
         alone = session.embed(TEXTS[1], normalize=False)
         np.testing.assert_allclose(alone, golden["vectors"][1], atol=2e-4)
+
+
+def test_unigrams_are_those_of_tokenizers() -> None:
+    model, _ = opened("xlm-roberta")
+    theirs = Tokenizer.from_file(str(FOLDERS / "xlm-roberta" / "tokenizer.json"))
+    manual = [line for _, text in sorted(topics.items()) for line in text.splitlines()][:1500]
+    odd = [
+        "\ufb01ne \uff21\u2026b",
+        "\u4f60\u597d x\u4e16\u754c\u4e16y",
+        " a\xa0 b\t\u3000c\n",
+        "a\x00b",
+        "\U0001f600" * 3,
+        "\u2581x",
+    ]
+    for text in filter(str.strip, [*manual, *odd]):
+        assert model.tokenizer.encode(text).tolist() == theirs.encode(text, add_special_tokens=False).ids, repr(text)
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_llama_cpp_reads_what_is_written(name: str) -> None:
+    llama = pytest.importorskip("llama_cpp")
+    model, golden = opened(name)
+    theirs = llama.Llama(str(model.path), embedding=True, n_ctx=96, n_batch=96, n_ubatch=96, verbose=False)
+    try:
+        vectors = [np.array(theirs.embed(text, normalize=True)) for text in TEXTS[:2]]
+    finally:
+        theirs.close()
+    for found, expected in zip(vectors, golden["vectors"], strict=False):
+        assert found @ expected / np.linalg.norm(expected) > 0.9999
 
 
 @pytest.mark.wing("MiniLM")
