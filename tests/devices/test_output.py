@@ -147,13 +147,6 @@ def test_interrupt_at_any_line_leaves_nothing(place: Path, write: Callable[[Path
     assert line > 20  # lines that were tried
 
 
-def test_folder_is_replaced(place: Path) -> None:
-    fill(place / "folder", "old")
-    (place / "folder" / "more").touch()
-    assert fill(place / "folder", "new").read_text() == "new"
-    assert (names(place), names(place / "folder")) == (["folder"], ["file"])
-
-
 @pytest.mark.usefixtures("way")
 def test_folder_that_came_meanwhile_is_not_replaced(place: Path) -> None:
     def race() -> None:
@@ -234,18 +227,6 @@ def test_next_who_writes_there_sweeps(place: Path, code: str) -> None:
         assert mine.exists()
         assert work.exists()
     assert names(place) == [".edge-tmp-notes", "mine"]
-
-
-def test_killed_conversion_is_swept_by_next(place: Path) -> None:
-    killed(
-        "from edge.converters.convert import Conversion, convert\n"
-        "def steps(name):\n    return lambda done: " + DIE + "\n"
-        "convert(sys.argv[1], Path(sys.argv[2]), Conversion('gguf'), steps=steps)",
-        MODEL, place / "m.gguf",
-    )  # fmt: skip
-    assert names(place)
-    convert(MODEL, place / "other.gguf", Conversion("gguf"))
-    assert names(place) == ["other.gguf"]
 
 
 def test_cache_clear_sweeps_systems_folder_and_its_own(system_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -400,19 +400,6 @@ def test_opencls_binaries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert len(wrote) == writes
 
 
-def test_adapters_say_what_they_can_do(adapter: Adapter) -> None:
-    limits = adapter.limits
-    assert adapter.name
-    assert adapter.kind in ("discrete", "integrated", "cpu", "unknown")
-    assert limits.threads >= 64
-    assert limits.shared >= 16384
-    assert limits.groups >= 65535
-    assert limits.buffers >= 8
-    assert limits.buffer >= limits.binding >= 1 << 27
-    assert adapter.key.startswith(adapter.host)
-    assert adapter.memory is None or not adapter.unified
-
-
 def nvrtc() -> Any:
     """The module of CUDA's host, where its compiler is installed: it needs no GPU."""
     from edge.backends.tvm.gpu.hosts import cuda

@@ -26,7 +26,6 @@ from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.devices.memory import MemoryUse
 from edge.devices.memory.paging import measure_paging
 from edge.errors import BudgetError
-from edge.lab.prediction.forecast import forecast
 from edge.lab.prediction.work import streaming_cost
 from edge.model.model import Model, open_model
 from edge.options import Options
@@ -324,14 +323,6 @@ def test_chunk_follows_from_the_prompt() -> None:
     assert chunk(80, 31) == 32  # one pass, in the least scratch
     assert chunk(None, None) == chunk(None, 2000) == 64  # of 256 rows, which evict
     assert plan(250 * MIB, expected_tokens=80, expected_prompt=31).config.chunk == 256  # nothing is streamed
-
-
-@pytest.mark.usefixtures("planning_process")
-def test_forecast_of_a_prompt_equals_its_plan() -> None:
-    found = forecast(opened("smollm2-135m"), backend="cpu", memory=130 * MIB, expected_tokens=1000, prompt=990)
-    assert found.plan.config.chunk == 512
-    assert found.streaming is not None
-    assert found.streaming.bytes == found.plan.bytes.streamed
 
 
 @pytest.mark.usefixtures("planning_process")

@@ -28,6 +28,11 @@ MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Rain in Rome?"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 ANSWER = f"<think>\nI look.\n</think>\n\nOne moment.\n{CALL}<|im_end|>"
 CONTEXT = 4096
+LOOKED_UP: dict[str, Any] = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'},
+}
 
 Speak = Callable[..., AbstractContextManager[Session]]
 
@@ -56,6 +61,12 @@ def opened(folder: Path) -> Model:
 
 def size(folder: Path, messages: list[dict[str, Any]], **options: Any) -> int:
     return opened(folder).chat_prompt(messages, tools=TOOLS, **options).first(None).size
+
+
+def with_result(content: str | None) -> list[dict[str, Any]]:
+    """The conversation with a call, and its result."""
+    said = {"role": "assistant", "content": content, "tool_calls": [LOOKED_UP]}
+    return [*MESSAGES, said, {"role": "tool", "tool_call_id": "c1", "content": "none"}]
 
 
 def test_calls_thoughts_and_text_come_apart(speaks: Speak, tmp_path: Path) -> None:
@@ -126,12 +137,7 @@ def test_stop_texts_are_searched_in_text_alone(speaks: Speak, tmp_path: Path) ->
 def test_conversation_goes_on_with_results(speaks: Speak, tmp_path: Path) -> None:
     """The rows of the call stay: only the result and what follows it are run."""
     answer = f"One moment.\n{CALL}"
-    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
-    later = [
-        *MESSAGES,
-        {"role": "assistant", "content": "One moment.", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "none"},
-    ]
+    later = with_result("One moment.")
     first, second = size(tmp_path, MESSAGES), size(tmp_path, later)
     with speaks((first, f"{answer}<|im_end|>"), (second, "No rain.<|im_end|>")) as session:
         assert session.generate(messages=MESSAGES, tools=TOOLS, max_tokens=300) == "One moment."
@@ -221,9 +227,7 @@ def test_replayed_call_is_what_model_wrote(tmp_path: Path) -> None:
     """The template writes an earlier call as the grammar forces it, so the rows of the conversation stay."""
     model = open_model(write_script(tmp_path / "m.gguf", HARMONY, 8, [2], CONTEXT))
     first = model.chat_prompt(MESSAGES, tools=TOOLS).first(None)
-    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
-    later = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]},
-             {"role": "tool", "tool_call_id": "c1", "content": "none"}]  # fmt: skip
+    later = with_result(None)
     second = model.chat_prompt(later, tools=TOOLS).first(None)
     answer = model.tokenizer.encode(
         f" to=functions.get_weather<|channel|>commentary json{BODY}", special=True, start=False
@@ -233,9 +237,7 @@ def test_replayed_call_is_what_model_wrote(tmp_path: Path) -> None:
 
 def test_conversation_with_tools(speaks: Speak, tmp_path: Path) -> None:
     """Answers go on with results; calls are saved and loaded, and a turn is taken back with its calls."""
-    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
-    later = [*MESSAGES, {"role": "assistant", "content": "One moment.", "tool_calls": [call]},
-             {"role": "tool", "tool_call_id": "c1", "content": "none"}]  # fmt: skip
+    later = with_result("One moment.")
     first, second = size(tmp_path, MESSAGES), size(tmp_path, later)
     with speaks((first, f"One moment.\n{CALL}<|im_end|>"), (second, "No rain.<|im_end|>")) as session:
         talk = Conversation(session, tools=TOOLS)
@@ -257,7 +259,7 @@ def test_conversation_with_tools(speaks: Speak, tmp_path: Path) -> None:
                 assert "".join(talk.give(["none"], max_tokens=300)) == "No rain."
                 assert session.report.tokens.reused == rows
         assert talk.messages[1:] == [
-            {**later[1], "tool_calls": [{**call, "id": found.id}]},
+            {**later[1], "tool_calls": [{**LOOKED_UP, "id": found.id}]},
             {**later[2], "tool_call_id": found.id},
             {"role": "assistant", "content": "No rain."},
         ]
@@ -267,9 +269,7 @@ def test_conversation_with_tools(speaks: Speak, tmp_path: Path) -> None:
 
 
 def test_chat_shows_calls_and_takes_their_results(tmp_path: Path) -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
-    later = [*MESSAGES, {"role": "assistant", "content": "One moment.", "tool_calls": [call]},
-             {"role": "tool", "tool_call_id": "c1", "content": "none"}]  # fmt: skip
+    later = with_result("One moment.")
     model = opened(tmp_path)
     first, second = (model.chat_prompt(each, tools=TOOLS).first(None).size for each in (MESSAGES, later))
     script = model.tokenizer.encode(f"One moment.\n{CALL}<|im_end|>", special=True).tolist()

@@ -386,13 +386,6 @@ def test_variables_mean_what_they_mean_to_huggingface_hub(
     assert settings.endpoint() == theirs.ENDPOINT
 
 
-@pytest.mark.parametrize("value", ["file:///etc", "huggingface.co", "https://", "https://me:pw@host", "https://a\n"])
-def test_endpoints_are_checked(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", value)
-    with pytest.raises(InputError, match=r"HF_ENDPOINT .* is no address"):
-        settings.endpoint()
-
-
 def test_token_that_no_header_can_hold(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_\r\nHost: evil")
     with pytest.raises(InputError, match="HF_TOKEN holds characters that no token has"):
