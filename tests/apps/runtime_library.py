@@ -51,7 +51,10 @@ def build(
         pytest.skip(f"no C compiler {compiler}")
     paths = [RUNTIME / each if isinstance(each, str) else each for each in sources]
     checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all") if os.environ.get(SANITIZE) else ()
-    command = [compiler, "-std=c11", "-O2", "-g", "-ffp-contract=off", *WARNINGS, *checks, *includes(), *flags]
+    symbols = ("-g",) if any(each.startswith("-fsanitize") for each in (*checks, *flags)) else ()
+    command = [
+        compiler, "-std=c11", "-O1", *symbols, "-ffp-contract=off", *WARNINGS, *checks, *includes(), *flags,
+    ]  # fmt: skip
     digest = hashlib.sha256(repr(command).encode())
     for path in [*sorted(RUNTIME.rglob("*.h")), *paths]:
         digest.update(path.read_bytes())
