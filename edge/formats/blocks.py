@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.errors import UnsupportedError
+from edge.formats.small_floats import E4M3
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
@@ -36,7 +37,7 @@ BLOCK_TYPES: dict[int, BlockType] = {
     23: BlockType("IQ4_XS", 256, 136, 30), 24: BlockType("I8", 1, 1), 25: BlockType("I16", 1, 2),
     26: BlockType("I32", 1, 4), 27: BlockType("I64", 1, 8), 28: BlockType("F64", 1, 8),
     29: BlockType("IQ1_M", 256, 56, 31), 30: BlockType("BF16", 1, 2, 32), 34: BlockType("TQ1_0", 256, 54, 36),
-    35: BlockType("TQ2_0", 256, 66, 37), 39: BlockType("MXFP4", 32, 17), 40: BlockType("NVFP4", 64, 36),
+    35: BlockType("TQ2_0", 256, 66, 37), 39: BlockType("MXFP4", 32, 17), 40: BlockType("NVFP4", 64, 36, 39),
     41: BlockType("Q1_0", 128, 18, 40), 42: BlockType("Q2_0", 64, 18, 41),
 }  # fmt: skip
 TYPE_IDS = {each.name: index for index, each in BLOCK_TYPES.items()}
@@ -46,6 +47,7 @@ FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values that share a scale in types without super-blocks
 
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # levels, by code
+NVFP4_GROUPS, NVFP4_GROUP = 4, 16
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled, by code
 _MIDDLES = [(low + high) / 2 for low, high in pairwise(IQ4_NL)]
 _PLACES = 254  # half levels to either side of zero
@@ -76,6 +78,8 @@ def dequantize(data: AnyArray, kind: str) -> FloatArray:
         return np.asarray(data.view(np.float32))
     if kind in _OF_FEW_BITS:
         return _of_few_bits(data, kind)
+    if kind == "NVFP4":
+        return _nvfp4(data)
     from gguf.constants import GGMLQuantizationType  # imported late: gguf costs 6 MB that most commands save
     from gguf.quants import dequantize as from_bytes
 
@@ -97,6 +101,23 @@ def _of_few_bits(data: AnyArray, kind: str) -> FloatArray:
     fields = blocks[..., 2:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
     values = _OF_FEW_BITS[kind][fields].reshape(*blocks.shape[:-1], -1) * scales
     return np.asarray(values.reshape(*data.shape[:-1], -1))
+
+
+def _nvfp4(data: AnyArray) -> FloatArray:
+    """Scales in E4M3, without a sign, of four groups of 16, then the groups' codes, low halves first."""
+    blocks = data.reshape(*data.shape[:-1], -1, nbytes("NVFP4", NVFP4_GROUPS * NVFP4_GROUP))
+    codes = _nibbles(blocks[..., NVFP4_GROUPS:].reshape(*blocks.shape[:-1], NVFP4_GROUPS, -1))
+    values = np.array(FP4, np.float32)[codes] * nvfp4_scales(blocks)[..., None]
+    return np.asarray(values.reshape(*data.shape[:-1], -1))
+
+
+def nvfp4_scales(blocks: AnyArray) -> FloatArray:
+    """The scales of doubled levels in blocks of NVFP4, uint8 [..., 36]: float32 [..., 4]."""
+    return np.asarray(_UNSIGNED_E4M3[blocks[..., :NVFP4_GROUPS]] / 2, np.float32)
+
+
+_UNSIGNED_E4M3 = np.nan_to_num(np.tile(E4M3[:128], 2))  # as llama.cpp reads bytes: NaN is 0, but for 255
+_UNSIGNED_E4M3[255] = 480
 
 
 @dataclass(frozen=True)

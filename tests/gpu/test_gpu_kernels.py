@@ -497,9 +497,9 @@ def test_equal_layers_share_a_layout_and_unknown_types_are_refused(tmp_path: Pat
     assert weights.layers[0] == weights.layers[2] != weights.layers[1]
     assert weights.nbytes <= packed_bytes(model.spec) <= 1.2 * weights.nbytes
     tensors = model.file.tensors | {
-        "blk.1.attn_q.weight": replace(model.file.tensors["blk.1.attn_q.weight"], type="NVFP4")
+        "blk.1.attn_q.weight": replace(model.file.tensors["blk.1.attn_q.weight"], type="Q8_K")
     }
     with pytest.raises(UnsupportedError, match="a layer has 0 MiB of weights, kernels of this GPU see 0: use"):
         make_weights(model.file, model.spec, 1 << 10)
-    with pytest.raises(UnsupportedError, match=r"no kernels for NVFP4 \(blk.1.attn_q.weight\)"):
+    with pytest.raises(UnsupportedError, match=r"no kernels for Q8_K \(blk.1.attn_q.weight\)"):
         make_weights(replace(model.file, tensors=tensors), model.spec, 1 << 27)

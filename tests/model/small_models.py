@@ -12,7 +12,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, TokenType
 from gguf.quants import quantize
 
-from edge.formats.blocks import BLOCK_TYPES, dequantize
+from edge.formats.blocks import BLOCK_TYPES, FP4, dequantize
+from edge.formats.small_floats import E4M3
 from edge.types import AnyArray
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -28,7 +29,7 @@ NUMBERS = {
 CONTEXT = 512
 UNWRITTEN = (  # which the gguf package does not quantize
     "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S",
-    "IQ1_S", "IQ1_M", "Q1_0", "Q2_0",
+    "IQ1_S", "IQ1_M", "Q1_0", "Q2_0", "NVFP4",
 )  # fmt: skip
 
 Edit = Callable[[dict[str, AnyArray]], None]
@@ -143,6 +144,10 @@ def set_numbers(raw: AnyArray, kind: str, numbers: AnyArray) -> None:
 def random_quants(kind: str, rows: int, columns: int, deviation: float, seed: int) -> AnyArray:
     """Random weights with this standard deviation and mean 0, uint8 [rows, row bytes]."""
     raw = random_bytes(kind, rows, columns, seed)
+    if kind == "NVFP4":
+        wanted = np.random.default_rng(seed).uniform(0.5, 1.5, (*raw.shape[:2], 4)) * deviation / np.std(FP4) * 2
+        raw[..., :4] = np.abs(E4M3[:127] - wanted[..., None]).argmin(axis=-1)
+        return raw.reshape(rows, -1)
     two = NUMBERS[kind][1] == 2
     scaled, minima = [], []
     for found, numbers in ((scaled, [1, 0][: 1 + two]), (minima, [0, 1][: 1 + two])):

@@ -37,7 +37,7 @@ if platform.machine() not in ("x86_64", "AMD64"):
     pytest.skip("the native engine runs on x86-64", allow_module_level=True)
 
 EXACT = 1e-3  # largest error of a logit in the exact mode; the logits' standard deviation is 3
-TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "F16", "BF16", "F32")
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "F16", "BF16", "F32")
 SUPER_TYPES = (  # blocks of 256
     "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S",
     "IQ1_M", "TQ1_0", "TQ2_0",
@@ -109,6 +109,8 @@ def write_typed(folder: Path, types: str | dict[str, str]) -> Model:
     small = Small(layers=2, vocab=275, types=types)
     if types in SUPER_TYPES or types is SUPER_MIXED:
         small = replace(small, hidden=256, heads=16, kv_heads=8, ffn=512)
+    elif types == "NVFP4":  # blocks of 64
+        small = replace(small, hidden=128, heads=8, kv_heads=4, ffn=128)
     if not isinstance(types, str):
         small = replace(small, layers=3, tied=False)
     return open_model(write_small(folder / "model.gguf", small))
@@ -159,6 +161,8 @@ def random_blocks(kind: str, rows: int, columns: int) -> AnyArray:
         raw = np.ascontiguousarray(numbers.astype("<f4").view(np.uint8).reshape(rows, columns, 4)[..., 4 - size :])
     elif kind == "MXFP4":
         raw[..., 0] = random.integers(60, 140, raw.shape[:2])
+    elif kind == "NVFP4":  # four scales within a factor of 8
+        raw[..., :4] = random.integers(8, 96, (*raw.shape[:2], 1)) + random.integers(0, 24, (*raw.shape[:2], 4))
     else:
         raw[0] = 0xFF  # the largest sums of products
         halves = FLOAT16.view(np.float16)
@@ -195,8 +199,8 @@ def test_packed_weights_are_hardly_larger_than_the_file(kind: str) -> None:
     sizes = tuple(packed.nbytes for packed in block.pack(raw))
     assert sizes == block.packed_bytes(32, 512)
     most = {  # whose codes are unpacked
-        "IQ4_XS": 1.08, "TQ1_0": 1.23, "IQ3_S": 1.34, "IQ3_XXS": 1.5, "IQ2_XXS": 1.73, "IQ2_XS": 1.55, "IQ2_S": 1.4,
-        "IQ1_S": 2.29, "IQ1_M": 2.04,
+        "NVFP4": 1.06, "IQ4_XS": 1.08, "TQ1_0": 1.23, "IQ3_S": 1.34, "IQ3_XXS": 1.5, "IQ2_XXS": 1.73, "IQ2_XS": 1.55,
+        "IQ2_S": 1.4, "IQ1_S": 2.29, "IQ1_M": 2.04,
     }  # fmt: skip
     assert raw.nbytes <= sum(sizes) <= most.get(kind, 1.05) * raw.nbytes
 
@@ -591,8 +595,8 @@ def open_edited(path: Path, small: Small, edit: Edit | None = None, **options: A
 def test_block_type_without_kernels_is_named(tmp_path: Path, name: str) -> None:
     model = open_edited(tmp_path, Small(types="Q4_0", tied=False))
     name = f"{name}.weight"
-    model.file.tensors[name] = replace(model.file.tensors[name], type="NVFP4")
-    with pytest.raises(UnsupportedError, match=rf"NVFP4 \({name}\).*--backend llamacpp"):
+    model.file.tensors[name] = replace(model.file.tensors[name], type="Q8_K")
+    with pytest.raises(UnsupportedError, match=rf"Q8_K \({name}\).*--backend llamacpp"):
         find_backend("cpu", model.file, model.spec)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.formats.blocks import FP4, IQ4_NL, block_size, nbytes
+from edge.formats.blocks import FP4, IQ4_NL, NVFP4_GROUP, NVFP4_GROUPS, block_size, nbytes, nvfp4_scales
 from edge.records import dataclass
 
 TILE = 16  # rows of a tile
@@ -210,6 +210,18 @@ def _split_plain(raw: Bytes) -> BlockParts:
 def _split_mxfp4(raw: Bytes) -> BlockParts:
     """2^(e − 128) · codebook[q], q in the order of Q4_0, behind a byte e. The codebook: floats of 4 bits, doubled."""
     return BlockParts(raw[:, :, 1:], raw[:, :, :1])
+
+
+def _split_nvfp4(raw: Bytes) -> BlockParts:
+    """s · codebook[q], s in E4M3 for every 16 values, q in the order of Q4_0 among them.
+
+    s becomes d · f, of a power of two and a signed byte. This rounds none of 4 scales above 1/8 of their largest.
+    """
+    scales = nvfp4_scales(raw)
+    most = np.maximum(scales.max(axis=-1, keepdims=True), np.float32(2**-10))
+    d = np.exp2(np.ceil(np.log2(most / np.float32(127)))).astype(np.float16)
+    factors = np.rint(scales / d.astype(np.float32)).astype(np.uint8)
+    return BlockParts(plane(bits_of(raw[:, :, NVFP4_GROUPS:], 4, NVFP4_GROUP // 2), 4), d.view(np.uint16), factors)
 
 
 def _split_q4_1(raw: Bytes) -> BlockParts:
@@ -469,6 +481,7 @@ _TYPES: tuple[Block, ...] = (
     IntegerBlock("Q8_0", (8,), _split_plain, signed=True),
     IntegerBlock("IQ4_NL", (4,), _split_plain, signed=True, codebook=IQ4_NL),
     IntegerBlock("MXFP4", (4,), _split_mxfp4, signed=True, codebook=FP4, exponents=True),
+    IntegerBlock("NVFP4", (4,), _split_nvfp4, group_size=16, signed=True, codebook=FP4),
     IntegerBlock("Q2_K", (2,), _split_q2_k, group_size=16, has_minimum=True),
     IntegerBlock("Q3_K", (2, 1), _split_q3_k, center=4, group_size=16),
     IntegerBlock("Q4_K", (4,), _split_q4_k, has_minimum=True),

@@ -17,6 +17,7 @@ from edge.converters.huggingface.checkpoint import CheckpointTensor, Kept, Loss
 from edge.converters.huggingface.quantized.matrix import ROUNDED, Quantized
 from edge.errors import ModelFormatError
 from edge.formats.blocks import BLOCK, FP4, block_size, dequantize, nbytes
+from edge.formats.small_floats import E4M3, E5M2, E8M0
 from edge.types import AnyArray, FloatArray
 
 SIX = "Q6_K"
@@ -24,21 +25,7 @@ _BYTES = nbytes("MXFP4", BLOCK)
 _LEVELS = np.array(FP4, np.float32) / 2
 
 
-def _floats_of_8_bits(exponent: int, mantissa: int) -> FloatArray:
-    """The values of all bytes: a sign, an exponent and a mantissa of these bits."""
-    codes = np.arange(256)
-    power, low = codes >> mantissa & (1 << exponent) - 1, codes & (1 << mantissa) - 1
-    bias, steps = (1 << exponent - 1) - 1, 1 << mantissa
-    values = np.where(power == 0, low, low + steps) * np.exp2(np.maximum(power, 1) - bias - mantissa)
-    if exponent == 4:
-        values[codes & 127 == 127] = np.nan
-    else:
-        values[power == 31] = np.where(low[power == 31] == 0, np.inf, np.nan)
-    return np.asarray(np.where(codes < 128, values, -values), np.float32)
-
-
-FP8 = {"F8_E4M3": _floats_of_8_bits(4, 3), "F8_E5M2": _floats_of_8_bits(5, 2)}
-POWERS = np.append(np.exp2(np.arange(255) - 127.0), np.nan).astype(np.float32)  # E8M0
+FP8 = {"F8_E4M3": E4M3, "F8_E5M2": E5M2}
 
 
 @dataclass(frozen=True)
@@ -135,7 +122,7 @@ def scales_of(matrix: Quantized, part: str) -> FloatArray:
     if stored.dtype not in ("F8_E4M3", "F8_E8M0", "U8"):
         return matrix.floats(part)
     bytes_of_16 = stored.dtype == "U8" and stored.shape[-1] * 16 == matrix.shape[-1]
-    table = FP8["F8_E4M3"] if stored.dtype == "F8_E4M3" or bytes_of_16 else POWERS
+    table = E4M3 if stored.dtype == "F8_E4M3" or bytes_of_16 else E8M0
     found = table[stored.read().view(np.uint8)]
     if not np.isfinite(found).all():
         raise ModelFormatError(f"{matrix.path}: {stored.name} has values that are no numbers")
