@@ -29,7 +29,7 @@ class TokenTable:
         """
         for at in range(0, tokens.size, _AT_ONCE):
             part = slice(at, min(at + _AT_ONCE, tokens.size))
-            yield part, dequantize(self._read_rows(tokens[part]), self._info.type)
+            yield part, dequantize(self._read_rows(tokens[part]), self._info.type) * np.float32(self._info.factor)
 
     def _read_rows(self, tokens: IntArray) -> AnyArray:
         """uint8 [n, row bytes]."""

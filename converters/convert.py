@@ -21,6 +21,7 @@ from edge.converters.calibrate import OWN_TEXT, TOKENS, calibration_tokens, coll
 from edge.converters.coreml import writer as coreml
 from edge.converters.coreml.sizes import USUAL, Sizes
 from edge.converters.evaluate import Evaluated, evaluate
+from edge.converters.factors import write_folded
 from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.adapter import is_adapter_folder
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
@@ -39,7 +40,7 @@ from edge.errors import InputError, MissingExtraError, UnsupportedError
 from edge.formats.blocks import GRIDS
 from edge.formats.compiled import Compiled
 from edge.formats.coreml_folder import is_coreml_folder
-from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.gguf import GGUFFile, factors_of, read_gguf
 from edge.formats.gguf_parts import find_parts, join, joined_header
 from edge.formats.gguf_writer import Planned, copy_gguf, fields_of, planned_as, write_outline
 from edge.formats.onnx_folder import WEIGHTS, is_model_folder, read_folder, read_manifest
@@ -279,12 +280,17 @@ def _read(path: Path, work: Path, wanted: Conversion, report: Report, steps: Ste
     if not path.is_dir() and (parts := find_parts(path)):
         with _timed(report, "joining", steps) as progress:
             join(parts, work / "joined.gguf", progress)
-        return read_gguf(work / "joined.gguf")
-    if not path.is_dir():
-        return read_gguf(path)
-    with _timed(report, "reading", steps) as progress:
-        report.read = convert_folder(path, work / "read.gguf", progress=progress, blocks=wanted.keeps_blocks)
-    return read_gguf(work / "read.gguf")
+        file = read_gguf(work / "joined.gguf")
+    elif path.is_dir():
+        with _timed(report, "reading", steps) as progress:
+            report.read = convert_folder(path, work / "read.gguf", progress=progress, blocks=wanted.keeps_blocks)
+        file = read_gguf(work / "read.gguf")
+    else:
+        file = read_gguf(path)
+    if factors_of(file.tensors) and not wanted.keeps_blocks:
+        write_folded(file, work / "folded.gguf")
+        file = read_gguf(work / "folded.gguf")
+    return file
 
 
 def _check_assistant(file: GGUFFile, wanted: Conversion) -> None:

@@ -19,7 +19,7 @@ from edge.devices.child import run_child
 from edge.devices.output import new_file, work_folder
 from edge.errors import EngineError, InputError, MissingExtraError, ModelFormatError
 from edge.formats.blocks import FILE_TYPES, FLOATS, PLAIN, TYPE_IDS
-from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.gguf import GGUFFile, factors_of, read_gguf
 from edge.formats.gguf_writer import Planned
 from edge.model.reader import read_spec
 from edge.types import FloatArray
@@ -77,6 +77,8 @@ def quantize_file(
 ) -> list[Planned]:
     """Write `file` in a type of FTYPES, atomically. edge itself rounds to plain types; llama.cpp rounds to others, and
     by an importance matrix. Arguments, result and errors as for `quantize_with_llamacpp` and `write_plain`."""
+    if factors_of(file.tensors):
+        raise InputError(f"{file.path}: its NVFP4 matrices have factors: use edge convert --type {kind.lower()}")
     if kind not in PLAIN or importance:
         return quantize_with_llamacpp(
             file.path, target, kind, pure=pure, threads=threads, dry_run=dry_run, importance=importance,

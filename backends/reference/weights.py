@@ -44,4 +44,6 @@ def _dequantize(file: GGUFFile, name: str, rows: IntArray | None = None) -> Floa
         raise UnsupportedError(
             f"the reference engine cannot read {info.type} ({name}): use --backend=llamacpp"
         ) from None
+    if info.factor != 1:
+        values = values * np.float32(info.factor)
     return values.reshape((-1, info.shape[0]) if info.rows < info.elements else -1)

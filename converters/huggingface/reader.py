@@ -26,14 +26,14 @@ from edge.converters.huggingface.config import Config, read_config
 from edge.converters.huggingface.layout import is_finite, to_gguf, to_kind
 from edge.converters.huggingface.pooling import dense_layers, pooling_fields, prompt_fields
 from edge.converters.huggingface.quantized.find import find_quantized
-from edge.converters.huggingface.quantized.floats import Mxfp4
+from edge.converters.huggingface.quantized.floats import Factor, Fp4, Mxfp4
 from edge.converters.huggingface.quantized.matrix import Quantized
 from edge.converters.huggingface.tokenizer import read_vocabulary
 from edge.converters.huggingface.views import Tensors
 from edge.devices.output import new_file, work_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import FILE_TYPES, FLOATS, UNNAMED_FILE_TYPE
-from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
+from edge.formats.gguf import FACTORED, GGUFFile, TensorInfo, factor_name, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
 from edge.formats.json_file import shown
 from edge.model.assistant import is_assistant, read_assistant
@@ -79,6 +79,8 @@ class ImportedTensor:
     def data(self) -> AnyArray:
         """The tensor in GGUF's layout. Raises ModelFormatError for values that are not finite."""
         kind, wanted = self.source.dtype, self.planned.type
+        if wanted == FACTORED and isinstance(self.source, Fp4):
+            return to_gguf(self.source.nvfp4_blocks(), self.layout, self.heads)
         if wanted not in FLOATS and isinstance(self.source, BlockTensor):
             data, loss = self.source.read_blocks()
             self.loss.error, self.loss.square = loss.error, loss.square
@@ -211,7 +213,7 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False, 
         if theirs not in used and not theirs.startswith(_OTHERS) and not theirs.endswith(_BUFFERS):
             raise ModelFormatError(f"{source.path}: {shown(theirs)} is no tensor of a {architecture.name} model")
     if blocks and type is None:
-        parts = [_as_blocks(part) for part in parts]
+        parts = [each for part in parts for each in _as_blocks(part)]
     vocabulary = read_vocabulary(folder, whole, sizes.vocab)
     header: dict[str, Field] = {
         "general.architecture": architecture.name,
@@ -353,9 +355,15 @@ def _part(
     return ImportedTensor(Planned(name, ggml_shape, kind), source, layout, heads, exact)
 
 
-def _as_blocks(part: ImportedTensor) -> ImportedTensor:
-    kind = part.source.block_type if isinstance(part.source, BlockTensor) else None
-    return part if kind is None or part.exact else replace(part, planned=replace(part.planned, type=kind))
+def _as_blocks(part: ImportedTensor) -> list[ImportedTensor]:
+    """The tensor in blocks, and the factor of one in NVFP4."""
+    source, planned = part.source, part.planned
+    if isinstance(source, Fp4) and source.is_nvfp4 and not part.exact:
+        scale = Planned(factor_name(planned.name), (1,), "F32")
+        factor = ImportedTensor(scale, Factor(source), "same", 1, True)
+        return [replace(part, planned=replace(planned, type=FACTORED)), factor]
+    kind = source.block_type if isinstance(source, BlockTensor) else None
+    return [part if kind is None or part.exact else replace(part, planned=replace(planned, type=kind))]
 
 
 def _main_type(parts: list[ImportedTensor]) -> str:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief  # a file's names may be megabytes long, a message may not
 from typing import Any, BinaryIO
@@ -70,6 +71,7 @@ class TensorInfo:
     type_id: int
     offset: int  # from the file's start
     nbytes: int
+    factor: float = 1.0  # of an NVFP4 matrix's values: `blk.0.attn_q.scale` of `blk.0.attn_q.weight`, as of llama.cpp
 
     @property
     def elements(self) -> int:
@@ -390,7 +392,39 @@ def _read_header(path: Path, size: int, cursor: _Cursor, *, part: bool) -> GGUFF
                 f"the file is truncated: tensor {info.name!r} ends at byte {absolute + info.nbytes}, the file at {size}"
             )
         tensors[info.name] = TensorInfo(info.name, info.shape, info.type, info.type_id, absolute, info.nbytes)
+    _read_factors(path, tensors)
     return GGUFFile(path, size, version, metadata, tensors, data_offset, spans)
+
+
+FACTORED = "NVFP4"  # the block type whose scales reach so little that a matrix has a factor
+
+
+def factor_name(name: str) -> str:
+    """The name of the tensor that holds the factor of a matrix."""
+    return name.removesuffix("weight") + "scale"
+
+
+def input_factor_name(name: str) -> str:
+    """The name of the factor of a matrix's inputs in FP4, which edge has in 8 bits."""
+    return name.removesuffix("weight") + "input_scale"
+
+
+def factors_of(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The tensors that hold factors, by the names of matrices. Experts with a factor each are not among them."""
+    scales = {name: tensors.get(factor_name(name)) for name, info in tensors.items() if info.type == FACTORED}
+    return {name: scale for name, scale in scales.items() if scale and (scale.type, scale.elements) == ("F32", 1)}
+
+
+def _read_factors(path: Path, tensors: dict[str, TensorInfo]) -> None:
+    """Set the factors of matrices that have one; in a file that is cut off, they stay 1."""
+    for name, scale in factors_of(tensors).items():
+        with open(path, "rb") as file:
+            file.seek(scale.offset)
+            found = read_array(file, np.float32, 1)
+        if found.size:
+            if not np.isfinite(found[0]):
+                raise ModelFormatError(f"tensor {scale.name!r} is no number")
+            tensors[name] = replace(tensors[name], factor=float(found[0]))
 
 
 def _read_value(cursor: _Cursor, key: str, type_id: int) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from edge.errors import ModelFormatError, UnsupportedError
-from edge.formats.gguf import GGUFFile
+from edge.formats.gguf import GGUFFile, factors_of, input_factor_name
 from edge.model.architectures import LACKING
 from edge.model.cores import Attention, Tensor
 from edge.model.layers import Network
@@ -76,6 +76,9 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
     """
     network, file = find_network(spec), without_mtp(file)
     stored = {name.removesuffix(".weight"): name for name in file.tensors}
+    for name, scale in factors_of(file.tensors).items():  # which the descriptions of matrices have
+        stored.pop(scale.name)
+        stored.pop(input_factor_name(name), None)
     for tensor in network.tail:
         _check_shape(file, tensor, Source(stored.pop(tensor.name), 0, tensor.rows))
     if network.output_norm in stored:

@@ -41,7 +41,7 @@ def compressed(weights: dict[str, Any], form: str, order: bool = False) -> Made:
 
     args = QuantizationArgs(**weights)
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
-    weight = matrix().to(torch.bfloat16)
+    weight = matrix(WIDE if args.group_size == 16 else COLUMNS).to(torch.bfloat16)
     state: dict[str, torch.Tensor] = {"weight": weight}
     rows, columns = weight.shape
     groups: Any = torch.arange(columns) // (args.group_size or columns)
@@ -89,7 +89,7 @@ def compressed(weights: dict[str, Any], form: str, order: bool = False) -> Made:
 def mlx(mode: str, bits: int, size: int) -> Made:
     import mlx.core as mx
 
-    columns = COLUMNS if size < 64 else WIDE
+    columns = WIDE if size >= 64 or mode == "nvfp4" else COLUMNS
     weight = mx.array(matrix(columns).numpy()).astype(mx.float16 if bits == 8 else mx.bfloat16)
     packed = dict(
         zip(("weight", "scales", "biases"), mx.quantize(weight, group_size=size, bits=bits, mode=mode), strict=False)

@@ -43,12 +43,15 @@ class RawRows:
     kind: str
     factors: FloatArray | None = None  # of columns, float32 [columns]; None: 1
     divisors: FloatArray | None = None  # of rows, float32 [rows]; None: 1
+    factor: float = 1.0  # of all values
 
     def values(self) -> FloatArray:
         """Decode to a new array, float32 [rows, columns]. Raises ModelFormatError for values that are not finite."""
         values = np.array(dequantize(self.raw, self.kind))
         if not np.isfinite(values).all():
             raise damaged(self.name)
+        if self.factor != 1:
+            values *= np.float32(self.factor)
         if self.factors is not None:
             values *= self.factors
         if self.divisors is not None:

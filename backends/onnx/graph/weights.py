@@ -53,7 +53,7 @@ def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: SourceRows
     divisors = layout.method.divided.get(part.name)
     return RawRows(
         f"{file.path}: {info.name}", raw, info.type, layout.method.multiplied.get(part.name),
-        None if divisors is None else divisors[first : first + count],
+        None if divisors is None else divisors[first : first + count], info.factor,
     )  # fmt: skip
 
 

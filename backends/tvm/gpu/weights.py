@@ -380,7 +380,8 @@ def _pack(
         for start in range(0, total, step):
             count = min(step, total - start)
             raw = _read(data, info, (first + start) * row_bytes, count * row_bytes).reshape(count, -1)
-            for at, words, piece in zip(tensor.offsets, tensor.row_words, pack_rows(tensor, raw), strict=False):
+            pieces = pack_rows(tensor, raw, info.factor)
+            for at, words, piece in zip(tensor.offsets, tensor.row_words, pieces, strict=False):
                 if words:
                     yield buffer, 4 * (at + row * words), piece.reshape(-1)
             row += count
@@ -394,12 +395,13 @@ def _read(data: BinaryIO, info: TensorInfo, start: int, count: int) -> AnyArray:
     return np.frombuffer(raw, np.uint8)
 
 
-def pack_rows(matrix: Matrix, raw: AnyArray) -> list[AnyArray]:
-    """Pack rows from the file, uint8 [rows, row bytes], to words [rows, n], in the order of `row_words`."""
+def pack_rows(matrix: Matrix, raw: AnyArray, factor: float = 1.0) -> list[AnyArray]:
+    """Pack rows from the file, uint8 [rows, row bytes], to words [rows, n], in the order of `row_words`. factor: of all
+    values."""
     rows, block = len(raw), matrix.block
     if isinstance(block, FloatBlock):
         return [pack_floats(raw, matrix.row_words[0], block)]
-    split = block.split(raw.reshape(rows, -1, block.raw_bytes))
+    split = block.split(raw.reshape(rows, -1, block.raw_bytes)).times(factor)
     ends = list(accumulate((4 * bits for bits in block.planes), initial=0))
     planes = [split.quants[:, :, start:stop] for start, stop in pairwise(ends)]
     pieces: list[AnyArray] = [_in_quads(plane, bits) for plane, bits in zip(planes, block.planes, strict=True)]

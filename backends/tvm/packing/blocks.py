@@ -8,6 +8,7 @@ the packed bytes back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +32,13 @@ class BlockParts:
     # float16 as uint16 [rows, blocks, 1 or 2]: d and the minimum's; or exponents, uint8 [rows, blocks, 1]
     numbers: NDArray[np.uint16] | Bytes
     factors: Bytes | None = None  # of super-blocks: [rows, blocks, 2 per part]
+
+    def times(self, factor: float) -> BlockParts:
+        """The parts with their float16 numbers multiplied."""
+        if factor == 1:
+            return self
+        numbers = (self.numbers.view(np.float16).astype(np.float32) * np.float32(factor)).astype(np.float16)
+        return replace(self, numbers=numbers.view(np.uint16))
 
 
 @dataclass(frozen=True)
@@ -112,12 +120,12 @@ class IntegerBlock:
         tiles = -(-rows // TILE)
         return tiles * (columns // PART) * self.part_bytes, tiles * (columns // self.values) * self.scale_bytes
 
-    def pack(self, raw: Bytes) -> tuple[Bytes, Bytes]:
+    def pack(self, raw: Bytes, factor: float = 1.0) -> tuple[Bytes, Bytes]:
         """Pack whole tiles of rows: quants [rows / 16, parts, part_bytes] and scales [rows / 16, blocks,
-        scale_bytes]."""
+        scale_bytes]. factor: of all values."""
         if self.halves:
             return self._pack_halves(raw)
-        split = self.split(raw)
+        split = self.split(raw).times(factor)
         rows, parts, count = split.quants.shape
         fours = split.quants.reshape(rows // TILE, TILE, parts, count // 4, 4).transpose(0, 2, 3, 1, 4)
         scales = [_by_lanes(each) for each in (split.numbers, split.factors) if each is not None]
@@ -144,7 +152,8 @@ class FloatBlock:
     def raw_bytes(self) -> int:
         return nbytes(self.name, 1)
 
-    def pack(self, raw: Bytes) -> tuple[Bytes, Bytes]:
+    def pack(self, raw: Bytes, factor: float = 1.0) -> tuple[Bytes, Bytes]:
+        assert factor == 1
         rows, columns, _ = raw.shape
         tiles = raw.reshape(rows // TILE, TILE, columns, self.raw_bytes).swapaxes(1, 2)
         return np.ascontiguousarray(tiles), np.zeros((0,), np.uint8)
@@ -213,14 +222,14 @@ def _split_mxfp4(raw: Bytes) -> BlockParts:
 
 
 def _split_nvfp4(raw: Bytes) -> BlockParts:
-    """s · codebook[q], s in E4M3 for every 16 values, q in the order of Q4_0 among them.
+    """d / 1024 · f · codebook[q], q in the order of Q4_0 among 16 values, whose s in E4M3 is d / 1024 · f.
 
-    s becomes d · f, of a power of two and a signed byte. This rounds none of 4 scales above 1/8 of their largest.
+    d is a power of two, f a signed byte. None of 4 scales above 1/8 of their largest is rounded by that.
     """
     scales = nvfp4_scales(raw)
     most = np.maximum(scales.max(axis=-1, keepdims=True), np.float32(2**-10))
-    d = np.exp2(np.ceil(np.log2(most / np.float32(127)))).astype(np.float16)
-    factors = np.rint(scales / d.astype(np.float32)).astype(np.uint8)
+    unit = np.exp2(np.ceil(np.log2(most / np.float32(127))))
+    d, factors = (unit * 1024).astype(np.float16), np.rint(scales / unit).astype(np.uint8)
     return BlockParts(plane(bits_of(raw[:, :, NVFP4_GROUPS:], 4, NVFP4_GROUP // 2), 4), d.view(np.uint16), factors)
 
 
@@ -481,7 +490,7 @@ _TYPES: tuple[Block, ...] = (
     IntegerBlock("Q8_0", (8,), _split_plain, signed=True),
     IntegerBlock("IQ4_NL", (4,), _split_plain, signed=True, codebook=IQ4_NL),
     IntegerBlock("MXFP4", (4,), _split_mxfp4, signed=True, codebook=FP4, exponents=True),
-    IntegerBlock("NVFP4", (4,), _split_nvfp4, group_size=16, signed=True, codebook=FP4),
+    IntegerBlock("NVFP4", (4,), _split_nvfp4, group_size=16, signed=True, codebook=FP4, unit=1 / 1024),
     IntegerBlock("Q2_K", (2,), _split_q2_k, group_size=16, has_minimum=True),
     IntegerBlock("Q3_K", (2, 1), _split_q3_k, center=4, group_size=16),
     IntegerBlock("Q4_K", (4,), _split_q4_k, has_minimum=True),

@@ -138,7 +138,7 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
             quants_at += written
             yield written
             continue
-        quants, scales = place.block.pack(padded.reshape(len(padded), -1, place.block.raw_bytes))
+        quants, scales = place.block.pack(padded.reshape(len(padded), -1, place.block.raw_bytes), info.factor)
         for at, packed in ((quants_at, quants), (scales_at, scales)):
             out.seek(at)
             out.write(packed.tobytes())

@@ -16,7 +16,7 @@ import numpy as np
 from edge.converters.huggingface.checkpoint import CheckpointTensor, Kept, Loss
 from edge.converters.huggingface.quantized.matrix import ROUNDED, Quantized
 from edge.errors import ModelFormatError
-from edge.formats.blocks import BLOCK, FP4, block_size, dequantize, nbytes
+from edge.formats.blocks import BLOCK, FP4, NVFP4_GROUP, NVFP4_GROUPS, block_size, dequantize, nbytes
 from edge.formats.small_floats import E4M3, E5M2, E8M0
 from edge.types import AnyArray, FloatArray
 
@@ -55,10 +55,36 @@ class Fp8(Quantized):
 
 
 @dataclass(frozen=True)
+class Factor:
+    """The factor of a matrix in NVFP4, as a tensor of its own."""
+
+    of: Fp4
+
+    dtype, shape = "F32", (1,)
+
+    @property
+    def path(self) -> Path:
+        return self.of.path
+
+    @property
+    def name(self) -> str:
+        return self.of.name
+
+    def read(self) -> AnyArray:
+        return np.array([self.of.factor()], np.float32)
+
+
+@dataclass(frozen=True)
 class Fp4(Quantized):
     """A matrix in MXFP4 or NVFP4. Scales are bytes: E8M0 of 32 values or E4M3 of 16, which `factor` multiplies."""
 
     divided: bool = False  # `factor` divides instead
+
+    @property
+    def is_nvfp4(self) -> bool:
+        """Whether blocks of NVFP4 hold the matrix."""
+        columns, groups = self.shape[-1], self.parts["scale"].shape[-1]
+        return len(self.shape) == 2 and columns == groups * NVFP4_GROUP and groups % NVFP4_GROUPS == 0
 
     def factor(self) -> float:
         """The factor of all scales. Raises ModelFormatError."""
@@ -89,6 +115,18 @@ class Fp4(Quantized):
         raw = self.parts["weight"].read().view(np.uint8).reshape(-1, BLOCK // 2)
         scales = self.parts["scale"].read().reshape(-1)
         return self.kept(mxfp4_blocks(raw, scales).reshape(-1, self.shape[-1] // BLOCK * _BYTES), Loss())
+
+    def nvfp4_blocks(self) -> AnyArray:
+        """NVFP4's own blocks, whose factor is apart: uint8 [rows, bytes]."""
+        codes = _pairs(self.parts["weight"].read().view(np.uint8).reshape(-1, NVFP4_GROUP // 2))
+        codes = codes.reshape(-1, NVFP4_GROUPS, NVFP4_GROUP)
+        if (scales_of(self, "scale") < 0).any():
+            raise self.wrong("has scales below 0")
+        half, made = NVFP4_GROUP // 2, self.room("NVFP4")
+        blocks = made.reshape(len(codes), -1)
+        blocks[:, :NVFP4_GROUPS] = self.parts["scale"].read().view(np.uint8).reshape(len(codes), -1)
+        blocks[:, NVFP4_GROUPS:] = (codes[..., :half] | codes[..., half:] << 4).reshape(len(codes), -1)
+        return made
 
     def _in_six_bits(self) -> Kept:
         """NVFP4 in Q6_K, which has integers of 8 bits as scales of 16 values, and a float16 for 256 values.
