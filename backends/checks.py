@@ -33,13 +33,6 @@ def check_cores(what: str, spec: ModelSpec, supports: Callable[[Core], str | Non
     return network
 
 
-def check_heads(network: Network) -> None:
-    """Refuse models whose layers have different heads or temperatures, or no attention, for engines whose caches and
-    tables have one size. Raises UnsupportedError."""
-    if len({core and (core.heads, core.row.sizes, core.temperature) for core in network.attention}) > 1:
-        raise UnsupportedError("the model has layers of several forms: use --backend=llamacpp")
-
-
 def usual_cores(core: Core) -> str | None:
     """The `Backend.supports` of engines that run only attention and feed-forward networks."""
     if isinstance(core, Attention):

@@ -35,8 +35,8 @@ TESTS = Path(__file__).parents[1] / "tests"
 sys.path += [str(TESTS), *map(str, TESTS.glob("*/"))]
 
 NAMES = (
-    "llama-gqa-tied", "gemma3", "qwen3", "gemma4", "gpt-oss", "qwen35", "lfm2", "qwen3moe", "qwen35moe", "lfm2moe",
-    "granitehybrid", "nemotron_h", "falcon-h1",
+    "llama-gqa-tied", "gemma3", "qwen3", "gemma4", "gemma4moe", "gpt-oss", "qwen35", "lfm2", "qwen3moe", "qwen35moe",
+    "lfm2moe", "granitehybrid", "nemotron_h", "falcon-h1",
 )  # fmt: skip
 ENGINES = ("reference", "cpu", "gpu", "onnx", "llamacpp")
 APPS = ("library", "page")

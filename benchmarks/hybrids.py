@@ -95,7 +95,7 @@ def random_tensor(info: TensorInfo, random: np.random.Generator, factor: float =
             drawn = -np.exp(drawn)
         elif info.name.startswith("rope_"):
             drawn = np.ones(info.elements)
-        elif info.name.endswith("norm.weight"):
+        elif "norm" in info.name or info.name.endswith(".scale"):
             drawn = 1 + 0.1 * drawn
         elif info.name.endswith("ffn_gate_inp.weight"):
             drawn /= info.shape[0] ** 0.5

@@ -75,13 +75,16 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
 def _count_static(spec: ModelSpec, config: EngineConfig, form: StaticForm) -> Footprint:
     """The footprint of static graphs. The context of an NPU's driver, with weights and operators of two graphs, is
     included, since host and NPU share one memory on these devices."""
-    kinds, float_bytes = LayerKinds.of(find_network(spec).windows), 4
-    row, queries = row_of(find_network(spec), kinds.whole), spec.heads * spec.head_dim
-    heads, fixed = len(kinds.whole) * row.heads, row_bytes(row, form.kv_dtype) * len(kinds.ringed) * form.ring_rows
+    network, float_bytes = find_network(spec), 4
+    kinds = LayerKinds.of(network.windows, network.rowless)
+    row, ringed = row_of(network, kinds.whole), row_of(network, kinds.ringed)
+    queries = max(core.width for core in network.attention if core)
+    heads, fixed = len(kinds.whole) * row.heads, row_bytes(ringed, form.kv_dtype) * len(kinds.ringed) * form.ring_rows
     kv = row_bytes(row, form.kv_dtype) * len(kinds.whole) * form.rows + fixed
     attention = float_bytes * heads * config.capacity if config.observes else 0
-    masks = len(set(find_network(spec).windows)) * (form.rows + form.chunk)
-    per_token = spec.hidden + masks + spec.layers * (queries + row.values)
+    masks = len(set(network.windows)) * (form.rows + form.chunk)
+    per_token = spec.hidden + masks + spec.layers * (queries + max(row.values, ringed.values))
+    per_token += (spec.hidden + spec.layers * network.layer_inputs) * (network.layer_inputs > 0)
     numbers = 2 * form.chunk * per_token + 2 * spec.vocab
     numbers += spec.layers * MOST_OBSERVED * queries if config.observes else 0
     per_row = heads * _BOOKKEEPING + row.heads * row.key * _KEY_BYTES

@@ -124,6 +124,8 @@ def check_npu(profile: DeviceProfile, spec: ModelSpec, config: EngineConfig) -> 
         "KV policies that look at attention: choose --kv-policy streaming, window or full": config.observes,
         f"{config.kv_dtype} KV rows: choose --kv-dtype {', '.join(KV_DTYPES)}": config.kv_dtype not in KV_DTYPES,
         "LoRA adapters: leave --lora-rank out": config.lora_rank > 0,
+        "vectors of each token for every layer: export without --npu": find_network(spec).layer_inputs > 0,
+        "layers that share KV rows: export without --npu": bool(find_network(spec).rowless),
         f"heads of {spec.head_dim} values, which are no multiple of 16: export without --npu": spec.head_dim % 16 > 0,
     }
     if found := next((what for what, lacking in lacks.items() if lacking), None):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edge.backends.onnx.graph.layout import Layout, Matrix
 
 _HEADS = ("output", "token_embd")
+_TABLE = "per_layer_token_embd"  # of which the host looks rows up
 
 _MORE_FOR_MINIMA = 2  # bytes per block in a context, besides its zero point; measured with QNN 2.51
 
@@ -132,7 +133,7 @@ def _no_npu(profile: DeviceProfile) -> str:
 
 
 def _layers(layout: Layout) -> list[Matrix]:
-    return [matrix for name, matrix in layout.matrices.items() if name not in _HEADS]
+    return [matrix for name, matrix in layout.matrices.items() if name not in (*_HEADS, _TABLE)]
 
 
 def _fits(matrix: Matrix) -> bool:

@@ -15,7 +15,8 @@ from conftest import load_engine
 from fallbacks import open_fallback
 from small_models import Small, write_small
 
-from edge.backends.base import Engine, ObservedEngine
+from edge.backends.base import Engine, EngineConfig, ObservedEngine
+from edge.devices.profiles import find_profile
 from edge.errors import UnsupportedError
 from edge.model.model import open_model
 from edge.types import FloatArray, IntArray
@@ -23,6 +24,7 @@ from edge.types import FloatArray, IntArray
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
+from edge.apps.npu_graphs import check_npu
 from edge.backends.onnx.npu.form import make_form
 from edge.converters.onnx import write_onnx
 from edge.converters.onnx_methods import find_method
@@ -92,3 +94,5 @@ def test_methods_and_npus_refuse_what_they_do_not_know() -> None:
         find_method("nf4", model.file, model.spec)
     with pytest.raises(UnsupportedError, match="NPU does not run short convolutions yet"):
         make_form(model.spec, 64, 8, "f32")
+    with pytest.raises(UnsupportedError, match="--npu has no vectors of each token for every layer"):
+        check_npu(find_profile("pixel-9"), open_fallback("gemma4")[0].spec, EngineConfig(64, 8, "f16", 1))

@@ -71,24 +71,27 @@ def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
 def static_attention(graph: Context, core: Attention, layer: int, x: str) -> str:
     """Like `attention`, for a fixed number of tokens. Queries before RoPE are appended to `graph.queries`."""
     qkv, _ = _project(graph, core, layer, x)
-    queries, keys, values = _split_heads(graph, core, qkv)
-    apart = graph.constant("layers_apart", [1, 1, graph.tokens, core.width])
-    graph.queries.append(graph.node("Reshape", queries, apart))
+    queries, *new = _split_heads(graph, core, qkv)
+    apart = reshape(graph, queries, 1, 1, graph.tokens, core.width)
+    widest = max(each.width for each in graph.network.attention if each)
+    if widest > core.width:
+        more = widest - core.width
+        apart = graph.node("Pad", apart, graph.constant(f"{more} values more", [0] * 7 + [more]))
+    graph.queries.append(apart)
     if graph.network.rotates(layer):
         tables = table_names(graph.network.rope_of(layer))
-        queries, keys = (
+        queries, *new[:1] = (
             graph.node("RotaryEmbedding", each, *tables, num_heads=heads)
-            for each, heads in ((queries, core.heads), (keys, core.kv_heads))
+            for each, heads in zip([queries, *new[:1]], (core.heads, core.kv_heads), strict=False)
         )
     graph.begin("attend", layer)
-    new = [_by_head(graph, core, each, core.kv_heads) for each in (keys, values)]
-    rows = [
-        _behind_past(graph, core, f"{name}.{layer}", each) for name, each in zip(("key", "value"), new, strict=True)
-    ]
+    source = layer if core.rows_of is None else core.rows_of
+    if source not in graph.seen:
+        new = [_by_head(graph, core, each, core.kv_heads) for each in new]
+        graph.seen[source] = _behind_past(graph, core, source, new)
     queries = _by_head(graph, core, queries, core.heads)
-    mixed = graph.node("Attention", queries, *rows, mask_name(core.window), **_scores(core))
-    together = graph.constant("heads_together", [1, graph.tokens, core.width])
-    return graph.node("Reshape", graph.node("Transpose", mixed, perm=[0, 2, 1, 3]), together)
+    mixed = graph.node("Attention", queries, *graph.seen[source], mask_name(core.window), **_scores(core))
+    return reshape(graph, graph.node("Transpose", mixed, perm=[0, 2, 1, 3]), 1, graph.tokens, core.width)
 
 
 def observed_width(core: Attention) -> int:
@@ -146,15 +149,23 @@ def _rotate_heads(graph: Context, core: Attention, qkv: str, cos: str, sin: str)
 
 def _by_head(graph: Context, core: Attention, x: str, heads: int) -> str:
     """Transpose [1, n, heads · head] to [1, heads, n, head]."""
-    shape = graph.constant(f"{heads} heads", [1, graph.tokens, heads, core.head_dim])
-    return graph.node("Transpose", graph.node("Reshape", x, shape), perm=[0, 2, 1, 3])
+    return graph.node("Transpose", reshape(graph, x, 1, graph.tokens, heads, core.head_dim), perm=[0, 2, 1, 3])
 
 
-def _behind_past(graph: Context, core: Attention, name: str, new: str) -> str:
-    """Append the new rows, also an output, to those of the cache."""
-    kind, past = KV_TYPES[graph.kv_dtype], f"past_{name}"
-    row = core.row
-    graph.input(past, kind, 1, row.heads, graph.rows_of(core.window), row.key)
-    graph.output(name, kind, 1, row.heads, graph.tokens, row.key)
-    graph.node("Cast", new, to=kind, output=name)
-    return graph.node("Concat", past if kind == Type.FLOAT else graph.node("Cast", past, to=Type.FLOAT), new, axis=2)
+def _behind_past(graph: Context, core: Attention, layer: int, new: list[str]) -> list[str]:
+    """Keys and values of a layer's rows in the cache and of the new rows behind them, which are outputs, too. new: keys
+    and values; empty in a graph behind the layer's, which has the new rows as inputs."""
+    kind, row, found = KV_TYPES[graph.kv_dtype], core.row, []
+    shape = (1, row.heads, graph.tokens, row.key)
+    for index, name in enumerate((f"key.{layer}", f"value.{layer}")):
+        graph.input(f"past_{name}", kind, 1, row.heads, graph.rows_of(core.window), row.key)
+        both = [f"past_{name}"]
+        if new:
+            graph.output(name, kind, *shape)
+            graph.node("Cast", new[index], to=kind, output=name)
+        else:
+            graph.input(f"new_{name}", kind, *shape)
+            both.append(f"new_{name}")
+        cast = both if kind == Type.FLOAT else [graph.node("Cast", each, to=Type.FLOAT) for each in both]
+        found.append(graph.node("Concat", *cast, *new[index : index + 1], axis=2))
+    return found

@@ -143,7 +143,7 @@ class Builder(Context):
         if self.network.learned_positions:
             x = self.node("Add", x, self.node("Gather", self.weight("position_embd"), "positions"))
         if self.network.layer_inputs:
-            self.layer_inputs = make_inputs(self, x)
+            self.layer_inputs = make_inputs(self, x, self.look_up("per_layer_token_embd", "tokens"))
         return x
 
     def post_norm(self, x: str, name: str) -> str:

@@ -14,7 +14,9 @@ KV_TYPES = {"f32": Type.FLOAT, "f16": Type.FLOAT16, "int8": Type.INT8, "int4": T
 
 class Context(Nodes):
     """A model's graph under construction. tokens: of a pass; 0: any number. queries: in static graphs, the queries of
-    the layers so far."""
+    the layers so far. factor: of the residual stream."""
+
+    factor = 1.0
 
     def __init__(
         self, layout: Layout, spec: ModelSpec, network: Network, kv_dtype: str, observed: bool, data: str,
@@ -28,6 +30,7 @@ class Context(Nodes):
         self.float_type = Type.FLOAT16 if kv_dtype == "f16" else Type.FLOAT
         self.queries: list[str] = []
         self.rows: dict[int, str] = {}  # keys and values before RoPE of layers whose rows others read
+        self.seen: dict[int, list[str]] = {}  # in static graphs, keys and values that layers see, by the rows' layer
         self.layer_inputs: list[str] = []  # each layer's vectors (`PerLayerInput`)
 
     def rows_of(self, window: int) -> int | str:

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from edge.backends.checks import check_cores, check_heads, hybrid_cores, usual_cores
+from edge.backends.checks import check_cores, hybrid_cores, usual_cores
 from edge.backends.onnx.graph.forms import Array, Blocks, Floats, Form, Int8, NormalFloats
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum, is_exact
 from edge.backends.ring import LayerKinds
@@ -137,7 +137,15 @@ def supports(core: Core) -> str | None:
 
 def check_static(spec: ModelSpec) -> None:
     """Refuse models that static graphs cannot express. Raises UnsupportedError."""
-    check_heads(check_cores("NPU", spec, usual_cores))
+    if None in check_cores("NPU", spec, _static_cores).attention:
+        raise UnsupportedError("NPUs run models with attention in all layers: use --backend=llamacpp")
+    check_network(spec)
+
+
+def _static_cores(core: Core) -> str | None:
+    if isinstance(core, PerLayerInput):
+        return None
+    return usual_cores(replace(core, unit_values=False, rows_of=None) if isinstance(core, Attention) else core)
 
 
 def check_network(spec: ModelSpec) -> Network:

@@ -8,15 +8,18 @@ Inputs of a shard of n tokens:
   x               float32 [1, n, hidden]: the tokens' embeddings times `residual_factor`, which the host looks up, or
                   the output of the preceding shard
   cos, sin        float32 [1, n, head / 2], of the tokens' positions; for each kind of RoPE, as in `builder.py`
+  table_rows      float32 [1, n, layers · size]: the tokens' rows of the table of per-layer embeddings, in models that
+                  have one; in the second and later shards with `embedded`, the `x` of the first one
   temperatures    float32 [1, n, 1], for models that have `Network.temperature`
   mask, mask.W    float32 [1, 1, n, rows + n]: 0 for rows and tokens that a token sees, HIDDEN for others; mask.W is for
                   layers with a sliding window of W, whose rows are those of the ring where there is one
+  new_key.N, new_value.N  outputs of an earlier shard, where layers read the rows of its layer N
   past_key.N, past_value.N  f32 or f16 [1, KV heads, rows, head]: layer N's rows, their keys rotated, in any order
 Outputs:
   key.N, value.N  [1, KV heads, n, head]: the new rows alone, which the host stores in any place. Eviction overwrites
                   rows and rotates pinned ones, on the host: the graph has no state.
-  queries         float32 [1, layers of the shard, n, heads · head], before RoPE, from which the host computes attention
-                  for policies
+  queries         float32 [1, layers of the shard, n, heads · largest head], before RoPE, from which the host computes
+                  attention for policies
   y               float32 [1, n, hidden], for the next shard; after the last layer [1, 1, hidden], normalized, for the
                   head
   logits          float32 [1, 1, vocabulary] instead, where the head is in the last shard
@@ -28,10 +31,11 @@ from itertools import pairwise
 
 from edge.backends.onnx.graph.attention import static_attention
 from edge.backends.onnx.graph.builder import CORES, Builder
-from edge.backends.onnx.graph.context import mask_name, table_names
+from edge.backends.onnx.graph.context import heads_of_ropes, mask_name, table_names
 from edge.backends.onnx.graph.forms import Blocks, Floats
 from edge.backends.onnx.graph.layout import Layout, Matrix
 from edge.backends.onnx.graph.nodes import MS
+from edge.backends.onnx.graph.per_layer_input import make_inputs
 from edge.backends.onnx.graph.proto import Attribute, Type
 from edge.errors import UnsupportedError
 from edge.formats.blocks import BLOCK
@@ -128,25 +132,32 @@ class _Static(Builder):
     def compose(self) -> None:
         spec, tokens = self.spec, self.at.tokens
         self.input("x", Type.FLOAT, 1, tokens, spec.hidden)
+        heads = heads_of_ropes(self.network)
         for kind in sorted({self.network.rope_of(layer) for layer in self.at.layers if self.network.rotates(layer)}):
             for name in table_names(kind):
-                self.input(name, Type.FLOAT, 1, tokens, spec.head_dim // 2)
+                self.input(name, Type.FLOAT, 1, tokens, heads[kind] // 2)
+        if size := self.network.layer_inputs:
+            embedded = "embedded" if self.at.layers.start else "x"
+            self.input(embedded, Type.FLOAT, 1, tokens, spec.hidden)
+            self.input("table_rows", Type.FLOAT, 1, tokens, spec.layers * size)
+            self.layer_inputs = make_inputs(self, embedded, "table_rows", self.factor)
         if self.network.temperature:
             self.input("temperatures", Type.FLOAT, 1, tokens, 1)
         for window in sorted({self.network.windows[layer] for layer in self.at.layers}):
             self.input(mask_name(window), Type.FLOAT, 1, 1, tokens, self.rows_of(window) + tokens)
         residual, added = self.run(self.at.layers, "x")
-        self.output("queries", Type.FLOAT, 1, len(self.queries), tokens, spec.heads * spec.head_dim)
+        widest = max(core.width for core in self.network.attention if core)
+        self.output("queries", Type.FLOAT, 1, len(self.queries), tokens, widest)
         if len(self.queries) > 1:
             self.node("Concat", *self.queries, output="queries", axis=1)
         else:
             self.node("Identity", *self.queries, output="queries")
         if not self.at.last:
             self.output("y", Type.FLOAT, 1, tokens, spec.hidden)
-            self.node("Add", residual, added, output="y")
+            self.node(*(("Add", residual, added) if added else ("Identity", residual)), output="y")
             return
         self.begin("norm")
-        x = self.norm(self.node("Add", residual, added), "output_norm", self.factor)
+        _, x = self.add_and_norm(residual, added, "output_norm")
         self.output("logits", Type.FLOAT, 1, 1, spec.vocab)
         self.head(x)
 

@@ -44,7 +44,8 @@ def find_form(spec: ModelSpec, config: EngineConfig) -> StaticForm:
 def make_form(spec: ModelSpec, rows: int, chunk: int, kv_dtype: str, *, shards: int = 1) -> StaticForm:
     """The static form with these sizes. Raises UnsupportedError for models that static graphs cannot express."""
     check_static(spec)
-    ring_rows = LayerKinds.of(find_network(spec).windows).ring_rows(rows, chunk)
+    network = find_network(spec)
+    ring_rows = LayerKinds.of(network.windows, network.rowless).ring_rows(rows, chunk)
     return StaticForm(rows, ring_rows, chunk, "f32" if kv_dtype == "f32" else "f16", shards)
 
 

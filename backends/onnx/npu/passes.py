@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from edge.backends.head_kv import HeadKV
-from edge.backends.onnx.graph.context import mask_name, table_names
+from edge.backends.onnx.graph.context import heads_of_ropes, mask_name, table_names
 from edge.backends.onnx.graph.static import HIDDEN, Part, parts_of, residual_factor
 from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables
-from edge.backends.onnx.kv import OnnxStore, row_of
+from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.model_files import ModelFiles
 from edge.backends.onnx.providers import explained
 from edge.backends.onnx.rows import NUMPY_TYPE
@@ -45,6 +45,7 @@ class StaticPasses:
         self.logits = np.zeros((1, spec.vocab), np.float32)
         self._spec, self._network, self._form, self._kv = spec, network, form, kv
         self._embedding = Embedding(file, network, files)
+        self._table = LookedUp(file, files, "per_layer_token_embd") if network.layer_inputs else None
         self._angles = AngleTables(kv, network, max(form.chunk, ANGLES_AHEAD), "float32")
         self._sizes = {tokens: _Arrays(spec, network, form, tokens) for tokens in (form.chunk, 1)}
         self._last = self._sizes[1]
@@ -64,6 +65,9 @@ class StaticPasses:
         arrays = self._last = self._sizes[1 if count == 1 else self._form.chunk]
         new = slice(arrays.tokens - count, None)
         arrays.x[0, new] = self._embedding.look_up(tokens, kv.next_position)
+        if self._table:
+            arrays.embedded[:] = arrays.x
+            arrays.table_rows[0, new] = self._table.look_up(tokens)
         if not self._network.learned_positions:
             first = self._angles.row(count)
             for inputs, tables in zip(arrays.angles, self._angles.tables, strict=True):
@@ -80,14 +84,17 @@ class StaticPasses:
         for store in kv.stores:
             length = int(store.lengths[0])
             for own, layer in enumerate(store.layers):
-                store.array[:, own, :, length : length + count] = arrays.rows[layer, :, :, new]
+                store.array[:, own, :, length : length + count] = arrays.rows[layer][:, :, new]
 
     def queries(self, count: int) -> Mapping[int, FloatArray]:
-        return dict(enumerate(self._last.queries[:, self._last.tokens - count :]))
+        found = enumerate(self._last.queries[:, self._last.tokens - count :])
+        widths = [core.width if core else 0 for core in self._network.attention]
+        return {layer: queries[:, : widths[layer]] for layer, queries in found}
 
     def close(self) -> None:
         self._sessions, self._bindings = {}, {}
         self._embedding.close()
+        self._table = None
 
     def _binding(self, part: Part, arrays: _Arrays) -> Any:
         session, kinds = self._sessions[part], self._network
@@ -98,15 +105,22 @@ class StaticPasses:
                 bind(binding, name, table)
         if kinds.temperature:
             bind(binding, "temperatures", arrays.temperatures)
+        if kinds.layer_inputs:
+            bind(binding, "table_rows", arrays.table_rows)
+            if part.layers.start:
+                bind(binding, "embedded", arrays.embedded)
         for window in {kinds.windows[layer] for layer in part.layers}:
             bind(binding, mask_name(window), arrays.masks[window])
+        cores = [(layer, kinds.attention[layer]) for layer in part.layers]
+        read = {layer if core.rows_of is None else core.rows_of for layer, core in cores if core}
         for store in self._kv.stores:
             for own, layer in enumerate(store.layers):
-                for index, name in enumerate(("key", "value")):
-                    if layer in part.layers:
-                        past, new = store.array[index, own], arrays.rows[layer, index]
-                        bind(binding, f"past_{name}.{layer}", past, shape=(1, *past.shape))
-                        bind(binding, f"{name}.{layer}", new, output=True, shape=(1, *new.shape))
+                for index, name in enumerate((f"key.{layer}", f"value.{layer}")):
+                    if layer in read:
+                        past, new = store.array[index, own], arrays.rows[layer][index]
+                        here = layer in part.layers
+                        bind(binding, f"past_{name}", past, shape=(1, *past.shape))
+                        bind(binding, name if here else f"new_{name}", new, output=here, shape=(1, *new.shape))
         queries = arrays.queries[part.layers.start : part.layers.stop]
         bind(binding, "queries", queries, output=True, shape=(1, *queries.shape))
         if not part.last:
@@ -117,19 +131,24 @@ class StaticPasses:
 
 
 class _Arrays:
-    """Inputs and outputs of a graph of n tokens. rows: new ones, [layers, 2, KV heads, n, head]."""
+    """Inputs and outputs of a graph of n tokens. rows: new ones by layer, [2, KV heads, n, head]."""
 
     def __init__(self, spec: ModelSpec, network: Network, form: StaticForm, tokens: int) -> None:
         self.tokens = tokens
         self.x = np.zeros((1, tokens, spec.hidden), np.float32)
-        row = row_of(network, range(spec.layers))
-        self.angles = [np.zeros((2, 1, tokens, row.key // 2), np.float32) for _ in network.ropes]
+        vectors = spec.layers * network.layer_inputs
+        self.embedded = np.zeros((1, tokens, spec.hidden if vectors else 0), np.float32)  # x before the first shard
+        self.table_rows = np.zeros((1, tokens, vectors), np.float32)
+        self.angles = [np.zeros((2, 1, tokens, head // 2), np.float32) for head in heads_of_ropes(network)]
         self.temperatures = np.ones((1, tokens, 1), np.float32)
         rows = {window: form.ring_rows if window and form.ring_rows else form.rows for window in set(network.windows)}
         self.masks = {each: np.full((1, 1, tokens, count + tokens), HIDDEN, np.float32) for each, count in rows.items()}
-        shape = (spec.layers, 2, row.heads, tokens, row.key)
-        self.rows: AnyArray = np.zeros(shape, NUMPY_TYPE[form.kv_dtype])
-        self.queries = np.zeros((spec.layers, tokens, spec.heads * spec.head_dim), np.float32)
+        self.rows: dict[int, AnyArray] = {
+            layer: np.zeros((2, row.heads, tokens, row.key), NUMPY_TYPE[form.kv_dtype])
+            for layer, row in enumerate(network.rows) if row
+        }  # fmt: skip
+        widest = max(core.width for core in network.attention if core)
+        self.queries = np.zeros((spec.layers, tokens, widest), np.float32)
 
 
 def fill_mask(mask: FloatArray, length: int, count: int, window: int, positions: AnyArray | None) -> None:
@@ -154,28 +173,43 @@ def fill_mask(mask: FloatArray, length: int, count: int, window: int, positions:
     mask[filled:, rows + filled :][seen] = 0
 
 
+class LookedUp:
+    """A matrix in the mapped weights file, whose rows are looked up."""
+
+    def __init__(self, file: GGUFFile, files: ModelFiles, name: str) -> None:
+        path, layout = files.folder / files.data, files.layout
+        self._matrix = layout.matrices[name]
+        arrays = self._matrix.form.arrays(self._matrix.rows, self._matrix.columns)
+        self._arrays = {each: _mapped(path, layout.places[f"{name}.{each}"]) for each in arrays}
+        self._kind = file.tensors[self._matrix.parts[0].source.tensor].type
+
+    def look_up(self, tokens: IntArray) -> FloatArray:
+        """The rows of these tokens, float32 [n, columns]."""
+        stored = {name: np.array(array[tokens]) for name, array in self._arrays.items()}
+        found, _ = self._matrix.form.restored(stored, self._kind)
+        return found
+
+
 class Embedding:
     """The token embedding, and learned positions, in the mapped weights file."""
 
     def __init__(self, file: GGUFFile, network: Network, files: ModelFiles) -> None:
-        path, layout = files.folder / files.data, files.layout
-        self._matrix, self._scale = layout.matrices["token_embd"], network.embedding_scale * residual_factor(network)
-        names = self._matrix.form.arrays(self._matrix.rows, self._matrix.columns)
-        self._arrays = {name: _mapped(path, layout.places[f"token_embd.{name}"]) for name in names}
-        self._kind = file.tensors[self._matrix.parts[0].source.tensor].type
-        self._positions = _mapped(path, layout.places["position_embd"]) if network.learned_positions else None
+        self._table: LookedUp | None = LookedUp(file, files, "token_embd")
+        self._scale = np.float32(network.embedding_scale * residual_factor(network))
+        places = files.layout.places
+        learned = network.learned_positions
+        self._positions = _mapped(files.folder / files.data, places["position_embd"]) if learned else None
 
     def look_up(self, tokens: IntArray, position: int) -> FloatArray:
         """Embeddings, float32 [n, hidden], of tokens from this position on."""
-        stored = {name: np.array(array[tokens]) for name, array in self._arrays.items()}
-        found, _ = self._matrix.form.restored(stored, self._kind)
-        found = np.asarray(found * np.float32(self._scale))
+        assert self._table
+        found = np.asarray(self._table.look_up(tokens) * self._scale)
         if self._positions is not None:
             found += self._positions[position : position + tokens.size]
         return found
 
     def close(self) -> None:
-        self._arrays, self._positions = {}, None
+        self._table = self._positions = None
 
 
 def _mapped(path: Path, place: Any) -> AnyArray:
