@@ -6,15 +6,15 @@ import time as clock
 from dataclasses import replace
 from typing import Any
 
-from edge.cli.groups import Answer, Output, Question
+from edge.cli.groups import AnswerOptions, Output, PromptOptions
 from edge.cli.terminal.show import ThoughtView, note, print_json, progress, width
 from edge.options import Options
 from edge.sampling import SamplingParams
 
 
 def answer_prompt(
-    model: str, text: str | None, question: Question, answer: Answer, options: Options, sampling: dict[str, Any],
-    output: Output,
+    model: str, text: str | None, question: PromptOptions, answer: AnswerOptions, options: Options,
+    sampling: dict[str, Any], output: Output,
 ) -> None:  # fmt: skip
     """Answer one prompt. sampling: fields of SamplingParams, None for those that the model's file may set."""
     from edge.cli.terminal.prompts import read_prompt

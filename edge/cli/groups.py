@@ -12,7 +12,7 @@ NOT_OF_RUN = ("sequences",)
 
 
 @dataclass(frozen=True)
-class Question:
+class PromptOptions:
     """Options of `edge run` alone."""
 
     prompt: str | None = option(
@@ -45,7 +45,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerOptions:
     """Keywords of `Session.stream`; max_tokens: -1 has no limit."""
 
     max_tokens: int = option(512, "-n", "--max-tokens", group=PROMPT, help="Tokens to generate; -1 has no limit.")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Optional, get_args, get_type_hints
 
 import typer
 
-from edge.cli.groups import Answer as Answer
+from edge.cli.groups import AnswerOptions as AnswerOptions
 from edge.cli.groups import Output
 from edge.errors import InputError
 from edge.flags import Flag, flags_of

@@ -14,13 +14,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from edge.cli.groups import NOT_OF_RUN, Answer, Output, Question
+from edge.cli.groups import NOT_OF_RUN, AnswerOptions, Output, PromptOptions
 from edge.flags import flags_of
 from edge.options import Options
 from edge.records import dataclass
 from edge.sampling import SamplingParams
 
-_GROUPS: tuple[Any, ...] = (Question, Answer, Options, SamplingParams, Output)
+_GROUPS: tuple[Any, ...] = (PromptOptions, AnswerOptions, Options, SamplingParams, Output)
 _MOST_DIGITS = 15  # of a number that float64 holds exactly
 
 
@@ -89,6 +89,7 @@ def run_plainly(arguments: Arguments) -> None:
     options = {name: options[name] for name in flags_of(Options) if name in options}  # as typer has them
     with speaking("flags"):
         answer_prompt(
-            arguments.model, arguments.text, Question(**question), Answer(**answer), Options.parse(**options),
+            arguments.model, arguments.text, PromptOptions(**question), AnswerOptions(**answer),
+            Options.parse(**options),
             {name: flag.default for name, flag in flags_of(SamplingParams).items()} | sampling, Output(**output),
         )  # fmt: skip

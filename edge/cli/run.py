@@ -8,7 +8,7 @@ import typer
 
 from edge.cli import options as o
 from edge.cli.answering import answer_prompt
-from edge.cli.groups import NOT_OF_RUN, Output, Question
+from edge.cli.groups import NOT_OF_RUN, Output, PromptOptions
 from edge.options import Options
 
 
@@ -19,8 +19,8 @@ def run(
         str | None, typer.Argument(metavar="PROMPT", help="The prompt (default: stdin); - is stdin.")
     ] = None,
     *,
-    question: Question,
-    answer: o.Answer,
+    question: PromptOptions,
+    answer: o.AnswerOptions,
     options: Annotated[Options, o.without(*NOT_OF_RUN)],
     sampling: o.Sampling,
     output: Output,

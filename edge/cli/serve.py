@@ -24,7 +24,7 @@ def serve(
         ),
     ],
     *,
-    answer: Annotated[o.Answer, o.only("max_tokens", max_tokens=-1)],
+    answer: Annotated[o.AnswerOptions, o.only("max_tokens", max_tokens=-1)],
     settings: Settings,
     options: Annotated[Options, o.without("keep", "sinks", "prompt_cache", "prompt_cache_size")],
     json: o.Json = False,

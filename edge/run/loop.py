@@ -3,7 +3,7 @@
 A `TokenSequence` owns the tokens and their rows; nothing else changes them. A `Generation` is told what happens: it
 counts, its `Watch` holds the budgets, its `Thinking` and `StopStrings` turn tokens into text.
 
-The loop yields a `Turn` where other generations may run: a session continues at once; a `Batch` (batch.py) lets the
+The loop yields a `Pause` where other generations may run: a session continues at once; a `Batch` (batch.py) lets the
 others run, then runs the pending tokens of all in one pass.
 """
 
@@ -22,14 +22,14 @@ from edge.run.sequences.sequence import TokenSequence
 from edge.run.sequences.snapshots import Outline
 
 
-class Turn(Enum):
+class Pause(Enum):
     """A point at which other generations may run before this one continues."""
 
     PROMPT = "prompt"  # another chunk of the prompt follows
     PENDING = "pending"  # the driver must run the pending tokens, for which there is room, or take back the rows
 
 
-Turns = Generator[str | Turn, None, None]
+Loop = Generator[str | Pause, None, None]
 _READ_UNASKED = 4096  # prompt tokens read before budgets are checked: a few milliseconds of work
 
 
@@ -56,8 +56,8 @@ def begin(sequence: TokenSequence, run: Generation, shared: int = 0) -> None:
 
 def generate(sequence: TokenSequence, run: Generation) -> Iterator[str]:
     """Run the prompt and yield the answer's pieces, until something ends it, which sets `run.stop_reason`."""
-    for piece in turns(sequence, run):
-        if piece is Turn.PENDING:
+    for piece in loop_of(sequence, run):
+        if piece is Pause.PENDING:
             sequence.run_pending(run.sample, run.most_ahead)
         elif isinstance(piece, str):
             shown = time.perf_counter()
@@ -65,7 +65,7 @@ def generate(sequence: TokenSequence, run: Generation) -> Iterator[str]:
             run.held += time.perf_counter() - shown
 
 
-def turns(sequence: TokenSequence, run: Generation) -> Turns:
+def loop_of(sequence: TokenSequence, run: Generation) -> Loop:
     """Like `generate`, but the driver runs pending tokens: the outcome of that pass must be there before it resumes."""
     if not run.request.follow_up and (sequence.engine.kv.length or not run.watch.ends_now()):
         run.reused = sequence.reuse()
@@ -74,7 +74,7 @@ def turns(sequence: TokenSequence, run: Generation) -> Turns:
         if run.on_prefill:
             run.on_prefill(done, known)
         if sequence.prompt.waiting:
-            yield Turn.PROMPT
+            yield Pause.PROMPT
     answer = decode
     if run.request.beams is not None:
         from edge.run.beams import search
@@ -136,7 +136,7 @@ def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int
     run.prefill_joules = watch.joules()
 
 
-def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
+def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Pause]:
     """Generate tokens until something ends the answer, which sets `run.stop_reason`. Yields the text that each token
     adds, which may be empty, and at the end the text held back."""
     sample, thinking, stops, watch = run.sample, run.thinking, run.stops, run.watch
@@ -182,7 +182,7 @@ def decode(sequence: TokenSequence, run: Generation) -> Iterator[str | Turn]:
                 shrunk = sequence.engine.kv.capacity < sequence.plan.config.capacity
                 reason = "memory" if shrunk else "capacity"
             else:
-                yield Turn.PENDING
+                yield Pause.PENDING
     if run.constrained is not None and run.constrained.closes and reason in ("eos", "stop") and not stops.met:
         reason = run.limit
     rest = run.said(thinking.rest())

@@ -24,7 +24,7 @@ from edge.server.guard import Guard
 from edge.server.http import (
     ClientGoneError,
     Json,
-    Stream,
+    StreamResponse,
     check_type,
     count_values,
     decode,
@@ -225,7 +225,7 @@ class Endpoints:
         except BaseException:
             answering.close()
             raise
-        return Stream(_stream(writer, events), endpoint.media_type, endpoint.quiet, answering.close, ignored)
+        return StreamResponse(_stream(writer, events), endpoint.media_type, endpoint.quiet, answering.close, ignored)
 
 
 async def _stream(writer: Any, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:

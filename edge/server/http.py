@@ -183,7 +183,7 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class Stream(Response):
+class StreamResponse(Response):
     """Sends parts as they come, until the client goes away or stops reading. quiet: sent while no part comes."""
 
     def __init__(

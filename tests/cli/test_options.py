@@ -24,12 +24,12 @@ from edge.sampling import SamplingParams
 ROOT = Path(__file__).parents[2]
 COMMAND: Any = typer.main.get_command(app)
 FLAGS = {(path, name): param for path, param in options_of(COMMAND) for name in param.opts}
-DEFINED = {**flags_of(Options), **flags_of(SamplingParams), **flags_of(o.Answer)}
+DEFINED = {**flags_of(Options), **flags_of(SamplingParams), **flags_of(o.AnswerOptions)}
 OF_PYTHON = {"expected_tokens", "expected_prompt", "logits_rows", "loras"}  # which only programs know
 
 
 def test_every_field_is_option() -> None:
-    for kind in (Options, SamplingParams, o.Answer):
+    for kind in (Options, SamplingParams, o.AnswerOptions):
         assert [each.name for each in fields(kind)] == list(flags_of(kind))
     assert {name for name, flag in DEFINED.items() if not flag.names} == OF_PYTHON
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import edge.cli.answering
 import edge.cli.run
 from edge.cli.application import application
-from edge.cli.groups import Answer, Output, Question
+from edge.cli.groups import AnswerOptions, Output, PromptOptions
 from edge.cli.plain import read_plainly, run_plainly
 from edge.errors import EdgeError
 from edge.flags import flags_of
@@ -23,7 +23,7 @@ from edge.sampling import SamplingParams
 
 NAMES = [
     name
-    for group in (Question, Answer, Options, SamplingParams, Output)
+    for group in (PromptOptions, AnswerOptions, Options, SamplingParams, Output)
     for flag in flags_of(group).values()
     for name in flag.names
 ]

@@ -28,7 +28,7 @@ from edge.errors import BudgetError
 from edge.lab.report.run import report_line, report_lines
 from edge.run.budgets import meters
 from edge.run.budgets.governor import RunLimits
-from edge.run.budgets.shares import Ledger, whole_of
+from edge.run.budgets.shares import EnergyLedger, whole_of
 from edge.run.starting.loading import load
 from edge.storage.making import account
 
@@ -161,7 +161,7 @@ def test_power_matches_all_models_and_joules_match_one() -> None:
         nonlocal now
         now += seconds
 
-    ledger = Ledger(app_meter(lambda: joules), lambda: now)
+    ledger = EnergyLedger(app_meter(lambda: joules), lambda: now)
     one, two = ledger.share(), ledger.share()
     watch = meters.Watch(RunLimits(power=5.0), one, whole=whole_of(one), clock=lambda: now, sleep=sleep)
     for share, spent in ((two, 4.0), (one, 2.0)):

@@ -57,8 +57,8 @@ from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import allowed, make_space
 from edge.lab.tuning.effects import effects, fates
 from edge.lab.tuning.host import rig_config
+from edge.lab.tuning.races import PAIRS, Limits, Trial, compare, is_significant, race, search
 from edge.lab.tuning.rig import Depths, Rig
-from edge.lab.tuning.search import PAIRS, Limits, Trial, compare, is_significant, race, search
 from edge.lab.tuning.setting import Setting
 from edge.lab.tuning.table import Table, read_trials
 from edge.lab.tuning.tune import Result, Status, tune

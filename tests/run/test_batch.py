@@ -21,7 +21,7 @@ from edge.model.prompt import Prompt
 from edge.prompt_cache.cache import PromptCache
 from edge.run.batching.batch import Batch
 from edge.run.batching.slots import Ticket
-from edge.run.budgets.shares import Ledger
+from edge.run.budgets.shares import EnergyLedger
 from edge.run.hooks import Hooks
 from edge.run.report import RunReport
 from edge.run.request import INTERACTIVE, TITLES, TOOLS, Request
@@ -428,7 +428,7 @@ class Joules:
 def test_shares_of_energy_add_up() -> None:
     """By the time that each ran; of a pass of several, each has an equal part."""
     meter, now = Joules(), [0.0]
-    ledger = Ledger(meter, lambda: now[0])
+    ledger = EnergyLedger(meter, lambda: now[0])
     one, two = ledger.share(), ledger.share()
     ledger.run([one, two])
     now[0] += 2
@@ -456,7 +456,7 @@ def test_share_with_budget_is_up_to_date() -> None:
             now[0] += 1e-3
             return meter.read()
 
-    ledger = Ledger(Slow(), lambda: now[0])
+    ledger = EnergyLedger(Slow(), lambda: now[0])
     one, two = ledger.share(), ledger.share(anew=True)
     ledger.run([one, two])
     ledger.read(anew=True)
@@ -470,7 +470,7 @@ def test_models_that_take_turns_pay_for_their_own() -> None:
     """By the time of their turns, which is an estimate once they had turns between two readings; none pays for idle
     times."""
     meter, now = Joules(), [0.0]
-    ledger = Ledger(meter, lambda: now[0], idle=True)
+    ledger = EnergyLedger(meter, lambda: now[0], idle=True)
     one, two = ledger.share(), ledger.share()
     for number, (seconds, joules, shares) in enumerate(
         [(9, 90.0, ()), (1, 4.0, [one]), (9, 90.0, ()), (2, 6.0, [two])]

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from edge.devices.power import find_meter
 from edge.grammar.matcher import Matcher
-from edge.run.budgets.shares import Ledger as Energy
+from edge.run.budgets.shares import EnergyLedger
 from edge.run.request import Request
 from edge.run.starting.loading import load
 from edge.server.events import Flow
@@ -128,7 +128,7 @@ def test_matchers_end_with_their_answer(options: dict[str, Any], monkeypatch: py
 
 def test_work_gives_back_what_it_claims_for_nobody() -> None:
     """Embeddings and scores whose client goes away meanwhile."""
-    ledger, energy, done = Ledger(None), Energy(find_meter()), threading.Event()
+    ledger, energy, done = Ledger(None), EnergyLedger(find_meter()), threading.Event()
     worker = Worker("x", lambda: load(open_golden(MODEL).model, **PLAIN), Turns(energy), energy.share())
 
     def work(session: Any, job: Job) -> bool:

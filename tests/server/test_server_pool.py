@@ -17,7 +17,7 @@ from edge.devices.memory import MemoryLimit, memory_use
 from edge.devices.power import find_meter
 from edge.errors import BudgetError, EngineError, InputError
 from edge.plan.plan import PlanBytes
-from edge.run.budgets.shares import Ledger as Energy
+from edge.run.budgets.shares import EnergyLedger
 from edge.run.hooks import Hooks
 from edge.run.loaded import Loaded
 from edge.run.request import Request
@@ -165,7 +165,7 @@ def test_job_has_begun_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_load_survives_the_cancellation_of_its_request() -> None:
-    meter, go_on = Energy(find_meter()), threading.Event()
+    meter, go_on = EnergyLedger(find_meter()), threading.Event()
 
     def open_session() -> Session:
         assert go_on.wait(120)
@@ -183,7 +183,7 @@ def test_worker_without_a_batch_tells_its_error(monkeypatch: pytest.MonkeyPatch)
         raise EngineError("no batch")
 
     monkeypatch.setattr(Session, "batch", fail)
-    meter = Energy(find_meter())
+    meter = EnergyLedger(find_meter())
     worker = Worker(MODEL, lambda: load(open_golden(MODEL).model, **PLAIN), Turns(meter), meter.share())
     with pytest.raises(EngineError, match="no batch"):
         worker.opened.result(60)
@@ -322,7 +322,7 @@ def test_abandoned_prompt_stops() -> None:
 
 
 def test_threads_compute_in_order_in_which_they_ask() -> None:
-    meter, order, inside = Energy(find_meter()), list[int](), threading.Lock()
+    meter, order, inside = EnergyLedger(find_meter()), list[int](), threading.Lock()
     turns, share = Turns(meter), meter.share()
 
     def work(number: int) -> None:

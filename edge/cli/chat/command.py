@@ -25,7 +25,7 @@ _SEEN = ("eos", "stop", "tool_calls", "interrupted", "terminated")
 def chat(
     model: o.ModelArgument,
     *,
-    answer: Annotated[o.Answer, o.without("raw", "ignore_eos")],
+    answer: Annotated[o.AnswerOptions, o.without("raw", "ignore_eos")],
     options: Annotated[Options, o.without("sequences")],
     sampling: o.Sampling,
     tools: Annotated[

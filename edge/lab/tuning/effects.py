@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from edge.lab.tuning.search import Trial
+from edge.lab.tuning.races import Trial
 
 
 @dataclass(frozen=True)

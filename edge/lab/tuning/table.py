@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge.devices.private import make_private_folder
 from edge.devices.regular import read_regular
-from edge.lab.tuning.search import Trial
+from edge.lab.tuning.races import Trial
 from edge.values import parse
 
 _MOST_BYTES = 16 << 20  # a trial takes half a kilobyte

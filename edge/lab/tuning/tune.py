@@ -17,7 +17,7 @@ from edge.backends.tuning import Values, defaults
 from edge.devices.private import make_private_folder
 from edge.devices.records import Comparison, Record, read_records, record_name, trials_path, write_record
 from edge.errors import InputError
-from edge.lab.tuning.search import Found, Limits, OutOfTime, Trial, compare, is_significant, search
+from edge.lab.tuning.races import Found, Limits, OutOfTime, Trial, compare, is_significant, search
 from edge.lab.tuning.setting import Setting
 from edge.lab.tuning.table import Table
 from edge.storage.lock import file_lock

@@ -31,11 +31,11 @@ from edge.run.batching.slots import Prepare, Slots, Ticket, Work, key_of
 from edge.run.batching.stream import Driver, Stream
 from edge.run.budgets.governor import RunLimits
 from edge.run.budgets.meters import EnergyMeter, Watch
-from edge.run.budgets.shares import Ledger, whole_of
+from edge.run.budgets.shares import EnergyLedger, whole_of
 from edge.run.generation import Generation
 from edge.run.hooks import Hooks, OnCall, OnLogprob, OnThought
 from edge.run.loaded import Loaded
-from edge.run.loop import Turn, read_ahead
+from edge.run.loop import Pause, read_ahead
 from edge.run.report import RunReport, StopReason
 from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Chat, Request, Text
@@ -61,7 +61,7 @@ class Batch:
         the engine to itself. Raises BusyError during a generation."""
         self._loaded, self._options, self._zone, self._steps, self._ended_by = loaded, options, zone, steps, ended_by
         self._observe = observe
-        self._ledger, self._order = Ledger(meter), Order()
+        self._ledger, self._order = EnergyLedger(meter), Order()
         self._opened = dict[Loras, Lora | None]()
         steps.begin(self)
         self._slots = Slots(loaded, options, self._ledger)
@@ -181,7 +181,7 @@ class Batch:
                     ticket.run.stop_reason = reason
                     self._end(ticket)
                 return True
-            decoding = [each for each in running if each.turn is Turn.PENDING and not each.again]
+            decoding = [each for each in running if each.pause is Pause.PENDING and not each.again]
             prompts = [each for each in running if each not in decoding]
             self._decoded = bool(decoding) and not (prompts and self._decoded)
             if self._decoded:
@@ -237,9 +237,9 @@ class Batch:
         """End cancelled generations, and those whose budget ended before they began, or after they were preempted."""
         queue = [*self._queue]
         for ticket in [*self._slots.running, *queue]:
-            waits = ticket.opened and (ticket.turns is None or ticket in queue)
+            waits = ticket.opened and (ticket.loop is None or ticket in queue)
             reason = ticket.run.watch.ends_now() if waits else None
-            if reason and ticket.turns is not None:
+            if reason and ticket.loop is not None:
                 ticket.run.stop_reason = reason
             if ticket.cancelled or reason:
                 self._end(ticket)
@@ -291,7 +291,7 @@ class Batch:
             ticket.arrived = ticket.since = self._order.now()
             self._queue.append(ticket)
         else:
-            ticket.turn = None
+            ticket.pause = None
 
     # Passes
 
@@ -302,7 +302,7 @@ class Batch:
         self._ledger.run([ticket.share])
         run, tokens = ticket.run, slot.tokens
         try:
-            if ticket.turns is None:
+            if ticket.loop is None:
                 self._slots.begin(slot, ticket)
                 run.experts, run.team = self._loaded.expert_counts(), self._loaded.team()
             started, before = time.perf_counter(), len(tokens.rows.fed) if ticket.again else run.ran
@@ -366,10 +366,10 @@ class Batch:
 
     def _advance(self, ticket: Ticket) -> None:
         """Continue the generation until its next turn, or its end."""
-        assert ticket.turns is not None
-        for piece in ticket.turns:
-            if isinstance(piece, Turn):
-                ticket.turn = piece
+        assert ticket.loop is not None
+        for piece in ticket.loop:
+            if isinstance(piece, Pause):
+                ticket.pause = piece
                 return
             if ticket.hooks.piece:
                 ticket.hooks.piece(piece)
@@ -377,9 +377,9 @@ class Batch:
 
     def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
         """End a generation, report it, and free its sequence."""
-        if ticket.turn is None:
+        if ticket.pause is None:
             return
-        ticket.turn = None
+        ticket.pause = None
         slot = self._slots.of(ticket)
         if slot is not None:
             self._slots.put(slot, None)
@@ -389,11 +389,11 @@ class Batch:
             ticket.tell(error or InterruptedError("the generation was ended before it began"))
             return
         run = ticket.run
-        if ticket.turns is None:
+        if ticket.loop is None:
             run.free()
             ticket.tell(error or _never_began(run))
             return
-        ticket.turns.close()
+        ticket.loop.close()
         if error is not None:
             run.stop_reason = "failed"
         if slot is not None:

@@ -16,7 +16,7 @@ from edge.run.budgets.shares import Share
 from edge.run.generation import Generation
 from edge.run.hooks import Hooks
 from edge.run.loaded import Loaded
-from edge.run.loop import Turn, Turns, begin, turns
+from edge.run.loop import Loop, Pause, begin, loop_of
 from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.sequences.sequence import TokenSequence
@@ -45,8 +45,8 @@ class Ticket:
         self.opened = False
         self.began = False  # whether it had a turn
         self.arrived = self.since = arrived
-        self.turn: Turn | None = Turn.PROMPT  # the turn that it waits for; None: it has ended
-        self.turns: Turns | None = None  # its loop; None: it has not begun
+        self.pause: Pause | None = Pause.PROMPT  # where it waits; None: it has ended
+        self.loop: Loop | None = None  # its loop; None: it has not begun
         self.sequence: TokenSequence | None = None  # its tokens; None: it has not begun
         self.again = False  # whether dropped rows have to run again first
         self.preempted = 0  # number of preemptions
@@ -153,7 +153,7 @@ class Slots:
         slot = self.all[max(found)[-1]]
         ticket = cast(Ticket, slot.ticket)
         self.put(slot, None)
-        if ticket.turns is not None:
+        if ticket.loop is not None:
             slot.tokens.give_up()
             slot.tokens, ticket.again = self._new_sequence(slot.engine, ticket.lora), True
             self._reclaim()
@@ -163,12 +163,12 @@ class Slots:
     def ahead_of(self, ticket: Ticket) -> Ticket:
         """The generation whose prompt is about to make rows that this ticket's prompt shares; else the ticket itself.
         Shared rows thus run once."""
-        tokens = _whole(ticket.run.prompt) if ticket.turns is None else None
+        tokens = _whole(ticket.run.prompt) if ticket.loop is None else None
         if tokens is None:
             return ticket
         for slot in self.all:
             other = slot.ticket
-            if other is None or other.turns is None or other.turn is not Turn.PROMPT or other.again:
+            if other is None or other.loop is None or other.pause is not Pause.PROMPT or other.again:
                 continue
             if slot.may_share(ticket) and slot.tokens.rows.is_ahead_of(tokens, slot.tokens.prompt):
                 return other
@@ -188,7 +188,7 @@ class Slots:
             sequence.rows.take(donor.tokens.rows, most)
         ticket.sequence = sequence
         begin(sequence, run, most)
-        ticket.turns = turns(sequence, run)
+        ticket.loop = loop_of(sequence, run)
 
     def _shared_rows(self, ticket: Ticket) -> dict[Slot, int]:
         """The number of first rows that each sequence shares with the ticket's prompt; 0 once it has begun."""

@@ -14,7 +14,7 @@ _COST = 50  # reading the meter takes at most 1/50 of the time, however many cal
 _LONGEST_S = 0.05  # … but readings are never older than this
 
 
-class Ledger:
+class EnergyLedger:
     """Divides a meter's joules among shares by the time in which each ran; the shares of one pass have equal parts.
     Joules of a time in which none ran go to the shares that run next; idle: not those of longer idle times, which go to
     none. The ledger is the EnergyMeter of all shares; any thread may use it."""
@@ -77,7 +77,7 @@ class Ledger:
         self._since = now
 
 
-def whole_of(meter: EnergyMeter) -> Ledger | None:
+def whole_of(meter: EnergyMeter) -> EnergyLedger | None:
     """The ledger of a share; None for other meters."""
     return meter.ledger if isinstance(meter, Share) else None
 
@@ -86,7 +86,7 @@ class Share:
     """The EnergyMeter of one generation, or of one of several models. Its joules are an estimate once they have been
     divided with other shares."""
 
-    def __init__(self, ledger: Ledger, anew: bool) -> None:
+    def __init__(self, ledger: EnergyLedger, anew: bool) -> None:
         self.ledger, self._anew, self.joules, self.divided = ledger, anew, 0.0, False
 
     def add_bytes(self, count: float) -> None:

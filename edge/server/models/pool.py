@@ -17,7 +17,7 @@ from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.prompt_cache.cache import PromptCache
 from edge.records import dataclass
-from edge.run.budgets.shares import Ledger as Energy
+from edge.run.budgets.shares import EnergyLedger
 from edge.run.report import RunReport
 from edge.run.session import Session
 from edge.run.starting.loading import open_session
@@ -78,7 +78,7 @@ class Pool:
         self.ledger = ledger or Ledger(options.memory)
         self.workers: dict[str, Worker] = {}
         self.loads = self.evictions = 0
-        self.energy = Energy(find_meter(), idle=True)
+        self.energy = EnergyLedger(find_meter(), idle=True)
         self.shares = {name: self.energy.share(anew=True) for name in self.entries}  # of the joules, by model
         self._turns = Turns(self.energy)
         self._loading = asyncio.Lock()

@@ -17,7 +17,7 @@ from edge.model.lora_file import Loras
 from edge.prompt_cache.tree import agreement
 from edge.records import dataclass
 from edge.run.batching.slots import Ticket
-from edge.run.budgets.shares import Ledger, Share
+from edge.run.budgets.shares import EnergyLedger, Share
 from edge.run.hooks import Hooks
 from edge.run.report import RunReport
 from edge.run.request import Request
@@ -40,7 +40,7 @@ class Turns:
     """Lets the threads of several models compute in turn, first come, first served: each engine uses all cores, so two
     at once would wait for each other. energy: divides joules by the time of these turns."""
 
-    def __init__(self, energy: Ledger) -> None:
+    def __init__(self, energy: EnergyLedger) -> None:
         self._energy, self._changed = energy, threading.Condition()
         self._next = self._serving = 0
 

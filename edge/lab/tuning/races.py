@@ -1,4 +1,4 @@
-"""The search: single fields in random order, then several at once; each candidate races the best so far.
+"""The search by races: single fields in random order, then several at once; each candidate races the best so far.
 
 A race is a few pairs of measurements, alternating best and candidate, and only their ratios count, since slow periods
 of the machine affect both. A clearly worse candidate dies after three pairs. Nothing here knows what is measured, so
