@@ -264,12 +264,11 @@ class StatesEngine(HiddenEngine, Protocol):
 
 @dataclass(frozen=True)
 class SharedRows:
-    """Rows of a layer, in any order: keys and values in the order of the model's file, float32 [KV heads, n, size], the
-    RoPE positions of the keys, int64 [n], and that of the next token."""
+    """The rows of a layer that the next token sees, in any order: keys and values in the order of the model's file,
+    float32 [KV heads, n, size], and the token's RoPE position."""
 
     keys: FloatArray
     values: FloatArray
-    positions: IntArray
     next_position: int
 
 
@@ -281,8 +280,7 @@ class SharingEngine(Engine, Protocol):
         ...
 
     def rows(self, layer: int) -> SharedRows | None:
-        """A copy of a layer's rows, of a layer with a window those that the next token may see at least; None if heads
-        keep different rows."""
+        """A copy of a layer's rows; None if heads keep different ones."""
         ...
 
 

@@ -59,12 +59,11 @@ class Assistant(ReferenceEngine):
     def normed(self, embedding: FloatArray, state: FloatArray, rows: Mapping[bool, SharedRows]) -> FloatArray:
         """The normalised state after the last layer, [hidden]."""
         x = (self.weights["nextn.pre_projection"] @ np.concatenate([embedding, state]))[None]
-        read = {window: _Rows.of(each, self._own_kv.rope) for window, each in rows.items()}
         for layer, (blocks, window) in enumerate(zip(self.network.layers, self.network.windows, strict=True)):
-            own = read[window > 0]
-            self.kv = cast(ReferenceKV, own)
-            last = own.positions.size - 1
-            at = At(layer, slice(last, last + 1), own.positions[last:], np.array([last - 1]))
+            own = rows[window > 0]
+            self.kv = cast(ReferenceKV, _Rows.of(own, self._own_kv.rope))
+            last = own.keys.shape[1] - 1
+            at = At(layer, slice(last, last + 1), np.array([own.next_position]), np.array([last]))
             for block in blocks:
                 x = self.add(x, block, at, self.run_core(block, at, self.norm(x, at.name(block.norm))))
         return np.asarray(self.norm(x, "output_norm")[0])
@@ -102,7 +101,7 @@ def assistant_bytes(spec: ModelSpec, model: ModelSpec, config: EngineConfig) -> 
         for window, layer in source_layers(network).items()
     )
     at_once = spec.vocab * _head_share(spec) if own.assists and own.assists.centroids else _HEAD_ROWS
-    scratch = 4 * (3 * rows + 3 * int(at_once) * spec.hidden)
+    scratch = 4 * (2 * rows + 3 * int(at_once) * spec.hidden)
     return 4 * _in_floats(spec) + spec.embedding_bytes + 4 * spec.vocab + scratch + _DEQUANTIZE_BYTES
 
 
@@ -118,8 +117,7 @@ def _head_share(spec: ModelSpec) -> float:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Another model's rows as attention reads those of a `ReferenceKV`. An empty row, which nothing sees, has the
-    position of the query."""
+    """Another model's rows as attention reads those of a `ReferenceKV`: the query sees all of them."""
 
     keys: list[FloatArray]
     values: list[FloatArray]
@@ -128,5 +126,4 @@ class _Rows:
 
     @classmethod
     def of(cls, rows: SharedRows, rope: CacheRope) -> _Rows:
-        keys, values = ([np.pad(each, [(0, 0), (0, 1), (0, 0)])] for each in (rows.keys, rows.values))
-        return cls(keys, values, np.append(rows.positions, rows.next_position), rope)
+        return cls([rows.keys], [rows.values], np.zeros(rows.keys.shape[1], np.int32), rope)

@@ -86,9 +86,9 @@ class ReferenceEngine:
 
     def rows(self, layer: int) -> SharedRows:
         """See SharingEngine."""
-        kv, used = self.kv, slice(self.kv.length)
-        keys, values = kv.keys[layer][:, used].copy(), kv.values[layer][:, used].copy()
-        return SharedRows(keys, values, kv.positions.astype(np.int64), kv.next_position)
+        kv, window = self.kv, self.network.windows[layer]
+        seen = np.flatnonzero(kv.positions > kv.next_position - window) if window else np.arange(kv.length)
+        return SharedRows(kv.keys[layer][:, seen], kv.values[layer][:, seen], kv.next_position)
 
     def give(self, states: FloatArray) -> None:
         """See MTPEngine, of any number of tokens."""

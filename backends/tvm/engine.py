@@ -150,9 +150,9 @@ class NativeEngine:
 
     def rows(self, layer: int) -> SharedRows | None:
         """See SharingEngine."""
-        row = self.passes.layout.network.rows[layer]
-        assert row is not None
-        return shared_rows(self.kv, layer, row)
+        core = self.passes.layout.network.attention[layer]
+        assert core is not None
+        return shared_rows(self.kv, layer, core)
 
     def open_mtp(self, file: GGUFFile, config: EngineConfig, progress: LoadProgress | None = None) -> NativeEngine:
         """See StatesEngine."""

@@ -20,7 +20,7 @@ from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.memory import release
 from edge.backends.tvm.packing.cores import LANES
 from edge.backends.tvm.packing.shape import Shape
-from edge.model.cores import RowShape
+from edge.model.cores import Attention, RowShape
 from edge.types import AnyArray, FloatArray, IntArray
 
 
@@ -270,25 +270,23 @@ def make_kv(
     return HeadKV(store, kinds.whole, rope, key, config.pinned, ring, state)
 
 
-def shared_rows(kv: HeadKV[NativeStore[HostRows]], layer: int, row: RowShape) -> SharedRows | None:
-    """See SharingEngine. row: of the layer, without padding."""
+def shared_rows(kv: HeadKV[NativeStore[HostRows]], layer: int, core: Attention) -> SharedRows | None:
+    """See SharingEngine. core: the layer's."""
     if not kv.alike:
         return None
     ring = kv.ring if kv.ring and layer in kv.ring.store.layers else None
     store, count = (ring.store, ring.length) if ring else (kv.store, kv.length)
-    first = store.layers.index(layer) * store.row.heads
-    own = slice(first, first + store.row.heads)
-    parts = [
-        store.rows.read(at, count, head)
-        for at, head in zip(store.regions.starts[own].tolist(), store.heads[own].tolist(), strict=True)
-    ]
-    keys, values = (np.stack(each) for each in zip(*parts, strict=True))
-    size = row.key
+    own = slice(first := store.layers.index(layer) * store.row.heads, first + store.row.heads)
+    heads = zip(store.regions.starts[own].tolist(), store.heads[own].tolist(), strict=True)
+    keys, values = (
+        np.stack(each) for each in zip(*(store.rows.read(at, count, head) for at, head in heads), strict=True)
+    )
+    size, seen = core.row.key, slice(None)
+    if core.window:
+        seen = (ring or kv).rope_positions()[0] > kv.next_rope_position - core.window
     order = kv.rope.ordered(np.arange(size, dtype=np.float32)[None], layer)[0].astype(int)
-    in_file = np.empty_like(keys[..., :size])
-    in_file[..., order] = keys[..., :size]
-    positions = (ring or kv).rope_positions()[0]
-    return SharedRows(in_file, values[..., : row.value], positions, kv.next_rope_position)
+    in_file = np.argsort(order)
+    return SharedRows(keys[:, seen][..., in_file], values[:, seen, : core.row.value], kv.next_rope_position)
 
 
 def choose_normals(kv: HeadKV[NativeStore[OwnRows]], run: Callable[[IntArray], object], vocab: int) -> None:
