@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +12,11 @@ import typer
 from edge.cli import options as o
 from edge.cli.terminal.fetching import names_of_models_here, transfer
 from edge.cli.terminal.show import note, print_json, progress
-from edge.errors import InputError
+from edge.errors import EdgeError, InputError
 from edge.options import Options
 
 _EVENT_S = 1.0  # between two events of progress
+_OF_DRAFTERS = "q8_0"  # the type in which they are kept
 
 
 @o.command
@@ -46,7 +48,8 @@ def pull(
       edge pull Qwen/Qwen3-4B-GGUF --quant Q4_K_M --device raspberry-pi-5
       edge pull LiquidAI/LFM2-350M --convert q4_0
 
-    Interrupted, it goes on from where it was. With --json, one object a line says what happens.
+    Interrupted, it goes on from where it was. Gemma 4 comes with its drafter, and a line names that for --draft. With
+    --json, one object a line says what happens.
     """
     from edge.pulling import offer, take
 
@@ -64,10 +67,30 @@ def pull(
     with progress(enabled=not (quiet or json)) as shown:
         tell = _events() if json else transfer(shown, chosen.file.path)
         path = take(chosen, progress=tell, notice=note if not (quiet or json) else lambda line: None)
+    drafter = _pull_drafter(chosen.repository.name, json=json, quiet=quiet)
     if json:
-        print_json({"event": "done", "path": str(path), "downloaded": not was_here})
+        draft = {} if drafter is None else {"drafter": str(drafter)}
+        print_json({"event": "done", "path": str(path), "downloaded": not was_here, **draft})
     else:
         print(path)
+
+
+def _pull_drafter(repository: str, *, json: bool, quiet: bool) -> Path | None:
+    """Download and convert the drafter of a repository's models, if there is one. A failure leaves it out."""
+    from edge.converters.hub_checkpoint import pull_checkpoint
+    from edge.model.known import drafter_of
+
+    name, tell = drafter_of(repository), note if not (quiet or json) else lambda line: None
+    if not name:
+        return None
+    try:
+        with progress(enabled=not (quiet or json)) as shown:
+            path = pull_checkpoint(name, _OF_DRAFTERS, progress=transfer(shown, name), notice=tell)
+    except EdgeError as error:
+        tell(f"without its drafter: {error}")
+        return None
+    tell(f"its drafter: --draft {path}")
+    return path
 
 
 def _pull_checkpoint(model: str, kind: str, quant: str | None, *, json: bool, quiet: bool) -> None:

@@ -42,6 +42,7 @@ class KnownModel:
     untied: bool = False  # whether the output head is a matrix of its own
     factors: tuple[str, ...] = ()  # names of RoPE factor tensors
     types: tuple[str, ...] = field(default=MIXTURES)  # mixtures of its files
+    drafter: str = ""  # USER/REPO on the Hub, a checkpoint that drafts for it (`edge/model/assistant.py`)
 
     @property
     def header(self) -> dict[str, Any]:
@@ -68,6 +69,11 @@ def known_models() -> dict[str, KnownModel]:
     table = tomllib.loads(text)
     models = {name: _with(table.get(name.split(":")[0], {}), fields) for name, fields in table.items() if ":" in name}
     return {name: parse(KnownModel, {"name": name, **fields}, name, strict=True) for name, fields in models.items()}
+
+
+def drafter_of(repository: str) -> str:
+    """The repository of the drafter for the models of a repository; empty: there is none."""
+    return next((each.drafter for each in known_models().values() if each.repository == repository), "")
 
 
 def outline_model(model: KnownModel, mixture: str, path: Path, *, loadable: bool = False) -> GGUFFile:

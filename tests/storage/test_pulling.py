@@ -283,6 +283,22 @@ def test_checkpoints_are_converted_on_download(hub: Hub, name: str, tmp_path: Pa
     assert hub.ranges().count(None) == asked
 
 
+def test_pull_brings_drafter(hub: Hub) -> None:
+    """In GGUF, with its centroids; a drafter that is not there is left out."""
+    repository, checkpoint = "ggml-org/gemma-4-E2B-it-GGUF", "google/gemma-4-E2B-it-assistant"
+    hub.repositories[repository] = {"tiny-F16.gguf": golden("gemma4")}
+    done = run("pull", f"hf.co/{repository}")
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr
+    assert "without its drafter" in done.stderr
+    folder = GOLDEN / "folders" / "gemma4_assistant"
+    hub.repositories[checkpoint] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    done = run("pull", f"hf.co/{repository}")
+    assert "its drafter: --draft" in done.stderr, done.stderr
+    done = run("pull", f"hf.co/{repository}", "--json")
+    path = Path(json.loads(done.stdout.splitlines()[-1])["drafter"])
+    assert {"masked_embd_centroids.weight", "masked_embd_ordering"} < read_gguf(path).tensors.keys()
+
+
 def test_checkpoints_that_cannot_be_converted_are_not_downloaded(hub: Hub) -> None:
     hub.repositories["tiny/checkpoint"] = {"config.json": b'{"model_type": "magic"}', "model.safetensors": b"x"}
     for arguments, says in (
