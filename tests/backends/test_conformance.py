@@ -175,7 +175,8 @@ def marked(row: Row, model: str, often: bool) -> Any:
 
 
 # The engines' bookkeeping is judged with their first row; what depends on rows in each, what depends on models in each
-# of those with float32. A GPU shares its bookkeeping with cpu, an NPU with onnx. make test-all has all combinations.
+# of those with float32. A GPU shares its bookkeeping with cpu, an NPU with onnx. make test-all has all rows, and all
+# models for logits.
 _FIRST = {row.backend: row for row in reversed(ENGINES)}
 
 
@@ -189,7 +190,7 @@ def settings_of(row: Row, each_row: bool = False, each_model: bool = False) -> l
     if "@" in row.backend and row.kv_dtype != "f32":
         often = ()
     odd = [name for name in ODD_POSITIONS if row.kv_dtype != "int4" and (row.backend, name) != ("llamacpp", "smollm3")]
-    return [marked(row, name, name in often) for name in (*GOLDEN_MODELS, *odd)]
+    return [marked(row, name, name in often) for name in ((*GOLDEN_MODELS, *odd) if each_model else GOLDEN_MODELS[:1])]
 
 
 def parametrized(each: list[Any]) -> pytest.MarkDecorator:
