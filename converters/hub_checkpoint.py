@@ -24,6 +24,7 @@ _TEXTS = (
     _CONFIG, "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
     "special_tokens_map.json", "chat_template.jinja", "model.safetensors.index.json",
     "modules.json", "1_Pooling/config.json",  # of encoders
+    "hf_quant_config.json",  # of modelopt
 )  # fmt: skip
 
 

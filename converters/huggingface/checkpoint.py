@@ -23,9 +23,9 @@ class Loss:
     square: float = 0.0
 
     def add(self, values: FloatArray, kept: FloatArray) -> None:
-        exact, made = (each.astype(np.float64).ravel() for each in (values, kept))
-        self.error += float(np.square(made - exact).sum())
-        self.square += float(np.square(exact).sum())
+        missed, exact = (kept - values).ravel(), values.ravel()
+        self.error += float(np.dot(missed, missed))
+        self.square += float(np.dot(exact, exact))
 
     def __add__(self, other: Loss) -> Loss:
         return Loss(self.error + other.error, self.square + other.square)

@@ -23,7 +23,8 @@ from edge.formats.safetensors import Stored
 from edge.types import AnyArray, FloatArray
 
 ROUNDED = "Q8_0"  # for values that no block holds
-_SLICE = 256  # rows worked on at a time
+_SLICE = 1 << 18  # values worked on at a time
+_TOGETHER = 8  # rows in a word of AWQ
 _NEAR = 0.25  # steps that an offset may be from a whole zero point: less than the error of rounding to Q8_0
 
 
@@ -75,7 +76,8 @@ class Quantized(ABC):
 
     def slices(self) -> list[slice]:
         rows = prod(self.shape[:-1])
-        return [slice(first, min(first + _SLICE, rows)) for first in range(0, rows, _SLICE)]
+        step = max(1, _SLICE // self.shape[-1] // _TOGETHER) * _TOGETHER
+        return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
 
     def wrong(self, text: str) -> ModelFormatError:
         return ModelFormatError(f"{self.path}: {self.name} {text}")
