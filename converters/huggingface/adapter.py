@@ -41,7 +41,7 @@ _NAME = re.compile(
 # The values of settings under which an adapter changes matrices of layers, and by these parts only.
 _PLAIN = {
     "modules_to_save": ([],), "bias": ("none",), "lora_bias": (False,), "layer_replication": (),
-    "alora_invocation_tokens": ([],), "trainable_token_indices": (), "target_parameters": ([],), "use_qalora": (False,),
+    "alora_invocation_tokens": ([],), "trainable_token_indices": (), "target_parameters": ([],),
     **dict.fromkeys(("velora_config", "monteclora_config", "use_bdlora", "arrow_config", "kasa_config"), ()),
 }  # fmt: skip
 _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")  # values of init_lora_weights that leave W as it is
@@ -83,6 +83,7 @@ class _Settings:
     alphas: Mapping[str, float]  # by patterns of modules
     by_root: bool  # rsLoRA: α / √rank instead of α / rank
     start: str  # one of _CHANGED_BASES, or nothing
+    pooled: int  # QA-LoRA: inputs that are averaged before A; 1: none
 
     def factor(self, module: str, rank: int) -> float:
         alpha = next((alpha for key, alpha in self.alphas.items() if re.match(rf"(.*\.)?({key})$", module)), self.alpha)
@@ -111,7 +112,10 @@ def _read_settings(folder: Path) -> _Settings:
             "merge it with PEFT's merge_and_unload, and convert the merged model"
         )
     by_root = config.get("use_rslora") is True
-    return _Settings(config.path, alpha, alphas, by_root, start if start in _CHANGED_BASES else "")
+    pooled = config.count("qalora_group_size", "ffn", 16) if config.get("use_qalora") is True else 1
+    if pooled > 1 and start in _CHANGED_BASES:
+        raise UnsupportedError(f"{config.path}: use_qalora with init_lora_weights {start!r} is not supported")
+    return _Settings(config.path, alpha, alphas, by_root, start if start in _CHANGED_BASES else "", pooled)
 
 
 @dataclass(frozen=True)
@@ -137,12 +141,18 @@ class _Change:
         return self.settings.factor(self.module, self.rank) * rank / self.settings.alpha
 
     @property
+    def _changed(self) -> bool:
+        """Whether A and B are not those of the file."""
+        return bool(self.settings.start) or self.settings.pooled > 1 or self.factor != 1
+
+    @property
     def planned(self) -> list[Planned]:
-        exact, parts = bool(self.settings.start) or self.factor != 1, [(self.a, "lora_a"), (self.b, "lora_b")]
+        exact, parts = self._changed, [(self.a, "lora_a"), (self.b, "lora_b")]
         found = []
         for stored, part in parts:
             shape = list(stored.shape[::-1])
             shape[1 if part == "lora_a" else 0] *= 2 if self.settings.start else 1
+            shape[0] *= self.settings.pooled if part == "lora_a" else 1
             found.append(Planned(f"{self.name}.weight.{part}", tuple(shape), "F32" if exact else stored.dtype))
         if self.magnitude:
             found.append(Planned(f"{self.name}.weight.lora_magnitude", (self.b.shape[0],), "F32"))
@@ -151,11 +161,13 @@ class _Change:
     def arrays(self) -> Iterator[AnyArray]:
         """The tensors, with rows in the order of the GGUF matrix."""
         a, b = _read(self.a), self._ordered(_read(self.b))
-        if self.settings.start or self.factor != 1:
+        if self._changed:
             a, b = to_float32(a, self.a.dtype), to_float32(b, self.b.dtype)
             if self.settings.start:
                 first_a, first_b = self._taken_out()
                 a, b = np.concatenate([a, first_a]), np.concatenate([b, -first_b], axis=1)
+            if (pooled := self.settings.pooled) > 1:  # PEFT multiplies averages by the number of groups
+                a = np.repeat(a, pooled, axis=1) * np.float32(a.shape[1] / pooled)
             b = (b * np.float32(self.factor)).astype(np.float32)
         yield from (np.ascontiguousarray(each).view(np.uint8).reshape(len(each), -1) for each in (a, b))
         if self.magnitude:

@@ -7,6 +7,7 @@ TOKENS.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -30,9 +31,22 @@ KINDS: dict[str, dict[str, Any]] = {
         "alpha_pattern": {r"layers\.1\..*": 9, "down_proj": 4},
         "use_rslora": True,
     },
+    "qalora": {},  # as if layers were GPTQ's, which are PEFT's only ones with QA-LoRA
     "gemma4": {"target_modules": _IN_LAYERS},
     "gemma4-whole": {},  # also the projection outside of layers
 }
+
+
+def pool(model: Any) -> None:
+    """Give every adapted layer PEFT's QA-LoRA, with averages of 16 inputs."""
+    import torch
+    from peft.tuners.lora.variants import QALoraLinearVariant
+
+    for module in model.modules():
+        if getattr(module, "lora_A", None):
+            module.qalora_group_size = {"default": 16}
+            module.lora_A["default"] = torch.nn.Linear(module.in_features // 16, 2, bias=False)
+            module.lora_variant["default"] = QALoraLinearVariant()
 
 
 def main() -> None:
@@ -52,13 +66,19 @@ def main() -> None:
         torch.manual_seed(5)
         shutil.rmtree(OUT / kind, ignore_errors=True)
         model = get_peft_model(base(kind), LoraConfig(r=2, lora_alpha=6, **said))
+        if kind == "qalora":
+            pool(model)
         for name, values in model.named_parameters():
             if "lora_" in name:
                 values.add_(torch.randn(values.shape) * values.abs().mean().clamp(min=0.1) * 0.3)
         model.peft_config["default"].base_model_name_or_path = FOLDER.get(kind, "llama")
         model.save_pretrained(OUT / kind)
         (OUT / kind / "README.md").unlink(missing_ok=True)
-        again = PeftModel.from_pretrained(base(kind), OUT / kind).eval()
+        again = model.eval() if kind == "qalora" else PeftModel.from_pretrained(base(kind), OUT / kind).eval()
+        if kind == "qalora":
+            path = OUT / kind / "adapter_config.json"
+            said = json.loads(path.read_text()) | {"use_qalora": True, "qalora_group_size": 16}
+            path.write_text(json.dumps(said, indent=2, sort_keys=True))
         found[kind] = again(torch.from_numpy(TOKENS).long()[None]).logits[0, -LAST:].numpy()
     np.savez_compressed(OUT / "logits.npz", **found)
 
