@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from edge.errors import UnsupportedError
+from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
@@ -26,10 +26,13 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 def describe(header: Header, hidden: int) -> tuple[Tensor, ...]:
     """The tensors behind the pooling, as far as the file has them. Raises ModelFormatError."""
-    tensors, found = header.file.tensors, list[Tensor]()
+    tensors, found, size = header.file.tensors, list[Tensor](), hidden
     for name in DENSE:
         if f"{name}.weight" in tensors:
             wide, long = (header.count(f"{name}_feat_{end}", "ffn", default=hidden) for end in ("in", "out"))
+            if wide != size:
+                raise ModelFormatError(f"{header.file.path}: {name} reads {wide} values, and gets {size}")
+            size = long
             found.append(Tensor(name, long, wide))
             found += [Tensor(f"{name}.bias", long)] * (f"{name}.bias" in tensors)
     last = next((name for name in ("cls.output", "cls") if f"{name}.weight" in tensors), None)

@@ -80,7 +80,9 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
         stored.pop(scale.name)
         stored.pop(input_factor_name(name), None)
     for tensor in network.tail:
-        _check_shape(file, tensor, Source(stored.pop(tensor.name), 0, tensor.rows))
+        name = stored.pop(tensor.name)
+        info = file.tensors[name]
+        _check_shape(file, tensor, Source(name, 0, info.rows if tensor.columns else info.elements))
     if network.output_norm in stored:
         stored["output_norm"] = stored.pop(network.output_norm)
     found: dict[str, Source] = {}

@@ -19,7 +19,7 @@ from test_cli import edge
 from tokenizers import Tokenizer
 
 from edge.converters.huggingface.reader import convert_folder
-from edge.errors import InputError
+from edge.errors import EdgeError, InputError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf_writer import Planned, fields_of, planned_as, write_gguf
 from edge.model.model import Model, open_model
@@ -123,6 +123,22 @@ def test_relevance_matches_transformers(backend: str, name: str) -> None:
     with load_exact(name, backend, max_kv_size=256 if name == "qwen3-ranker" else None) as session:
         np.testing.assert_allclose(session.rank(QUERY, TEXTS), golden["scores"], atol=5e-5)
         assert session.engine.kv.length == 0
+
+
+@pytest.mark.parametrize(("name", "field", "value", "message"), [
+    ("gemma", "dense_3_feat_in", np.uint32(32), "dense_3 reads 32 values, and gets 48"),
+    ("gemma", "dense_3_feat_out", np.uint32(16), "dense_3.weight has shape"),
+    ("bert-ranker", "classifier.output_labels", ["a", "b"], "cls.output.weight has shape"),
+    ("bert-ranker", "classifier.output_labels", np.uint32(1), "output_labels"),
+    ("modern-bert", "pooling_type", np.uint32(4), "pooling 4 is a reranker's"),
+])  # fmt: skip
+def test_contradictory_headers(name: str, field: str, value: Any, message: str, tmp_path: Path) -> None:
+    file = opened(name)[0].file
+    fields = fields_of(file) | {f"{file.metadata['general.architecture']}.{field}": value}
+    data = (file.tensor_bytes(each) for each in file.tensors.values())
+    write_gguf(tmp_path / "model.gguf", fields, planned_as(file.tensors.values()), data)
+    with pytest.raises(EdgeError, match=message):
+        load(open_model(tmp_path / "model.gguf"), backend="reference").close()
 
 
 def test_qwen3_reranker_with_classifier(tmp_path: Path) -> None:
