@@ -82,7 +82,9 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
     for tensor in network.tail:
         name = stored.pop(tensor.name)
         info = file.tensors[name]
-        _check_shape(file, tensor, Source(name, 0, info.rows if tensor.columns else info.elements))
+        is_row = tensor.rows == 1 and info.shape == (tensor.columns,)
+        rows = 1 if is_row else info.rows if tensor.columns else info.elements
+        _check_shape(file, tensor, Source(name, 0, rows, is_row=is_row))
     if network.output_norm in stored:
         stored["output_norm"] = stored.pop(network.output_norm)
     found: dict[str, Source] = {}
