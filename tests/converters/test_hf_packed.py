@@ -16,6 +16,7 @@ from edge.converters.huggingface.checkpoint import BlockTensor
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.quantized.find import find_quantized
 from edge.converters.huggingface.reader import convert_folder
+from edge.converters.huggingface.views import stack_experts
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import read_gguf
 from edge.formats.safetensors import read_header
@@ -169,3 +170,32 @@ def test_nvfp4_becomes_q6_k(spread: int, tmp_path: Path) -> None:
     values = matrix.read().astype(np.float32)
     assert (loss.relative == 0) == (spread == 1)
     assert_allclose(dequantize(data, "Q6_K"), values, rtol=0, atol=0 if spread == 1 else 0.01 * np.abs(values).max())
+
+
+def test_stacked_experts_keep_blocks(tmp_path: Path) -> None:
+    """One tensor for each expert, or MLX's stacks."""
+    random = np.random.default_rng(11)
+    bytes_of = [random.integers(0, 127, (32, 64)).astype(np.uint8) for _ in range(3)]
+    experts: Tensors = {}
+    for index, each in enumerate(bytes_of):
+        stem = f"model.layers.0.mlp.experts.{index}.up_proj.weight"
+        experts |= {stem: ("F8_E4M3", each), f"{stem}_scale_inv": ("F32", np.full((1, 2), 2.0**-index, np.float32))}
+    stem, scales = "model.layers.0.mlp.switch_mlp.up_proj", np.full((3, 32, 2), 0.5, np.float16)
+    words = random.integers(0, 2**32, (3, 32, 8), dtype=np.uint32)
+    stack: Tensors = {f"{stem}.weight": ("U32", words), f"{stem}.scales": ("F16", scales)}
+    stack |= {f"{stem}.biases": ("F16", -scales)}
+    fp8, mlx = ({"quant_method": "fp8"}, {"bits": 4, "group_size": 32})
+    for tensors, said, kind in (
+        (experts, {"quantization_config": fp8}, "Q8_0"), (stack, {"quantization": mlx}, "Q4_1"),
+    ):  # fmt: skip
+        write_tensors(tmp_path / "model.safetensors", tensors)
+        config = Config(tmp_path / "config.json", said)
+        found = stack_experts({**find_quantized(read_header(tmp_path / "model.safetensors"), config)})
+        whole = found["model.layers.0.mlp.experts.*.up_proj.weight"]
+        assert isinstance(whole, BlockTensor)
+        assert (whole.shape, whole.block_type) == ((3, 32, 64), kind)
+        data, loss = whole.read_blocks()
+        values = whole.read().astype(np.float32)
+        assert (0 < loss.relative < 0.01) if kind == "Q8_0" else loss.relative == 0
+        kept = dequantize(data.reshape(96, -1), kind).reshape(3, 32, 64)
+        assert_allclose(kept, values, rtol=0, atol=0.006 * np.abs(values).max() if kind == "Q8_0" else 0)
