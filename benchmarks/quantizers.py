@@ -2,6 +2,7 @@
 
     python benchmarks/quantizers.py [--methods best-iq4_nl,llama.cpp-iq4_nl] [--tokens 51200] [--calibration 16384]
         [--texts own] [--domains python,french] [--original]
+    python benchmarks/quantizers.py --gemma4
 
 The model is SmolLM2's twin (twin.py) in F16; only matrices within layers are rounded, embedding and head stay F16.
 With --original it is SmolLM2 itself in Q4_1, whose loss is that of rounding again. Calibrated on the text that comes
@@ -11,6 +12,8 @@ in sequences of 512 tokens. Files are kept in the cache folder and made again wi
 Mixtures concern whole files, the embedding too: `llama.cpp-q3_k_m` is llama-quantize's; `mixed-q3_k_m` is what
 `edge quantize --target-size` makes of at most that size, `best-q3_k_m` what `edge convert` does. The first two are
 rounded by importance from the same tokens.
+
+--gemma4: instead, edge's methods on a small Gemma 4 of random weights in F16, calibrated on 4,096 random tokens.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ import argparse
 import json
 import multiprocessing
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from math import prod
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from machine import files_folder
@@ -35,18 +40,21 @@ from twin import write_twin
 import edge
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
-from edge.backends.reference import read_weights
+from edge.backends.reference import ReferenceEngine, read_weights
 from edge.cli.terminal.show import table
 from edge.converters.calibrate import OWN_TEXT, SEQUENCE, calibration_tokens, collect, column_importance
 from edge.converters.ggml import quantize_with_llamacpp
-from edge.converters.quantize import Settings, mix_types, plan_types, quantize_gguf
+from edge.converters.quantize import Method, Settings, mix_types, plan_types, quantize_gguf
 from edge.converters.quantizers.ggml_rows import quantize_rows
 from edge.converters.quantizers.mixed import AROUND, types_of_gguf
+from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf
-from edge.likelihood import Compared, compare, summarize
+from edge.likelihood import Compared, compare, divergences, summarize
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
-from edge.types import AnyArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray
+
+TESTS = Path(__file__).parents[1] / "tests"
 
 BODY = {"embedding": "F16", "output": "F16"}
 METHODS: dict[str, Settings] = {
@@ -210,6 +218,41 @@ def row(name: str, path: Path, compared: Compared) -> list[str]:
     ]  # fmt: skip
 
 
+def gemma_4() -> None:
+    """KL of 1,024 predictions in NumPy; `mixed` is at most as large as the rows above it."""
+    sys.path += [str(TESTS), *map(str, TESTS.glob("*/"))]
+    from test_gemma4 import write_wide
+
+    random, rows = np.random.default_rng(1), list[list[str]]()
+    tokens, texts = random.integers(3, 272, 4096).astype(np.int32), random.integers(3, 272, (2, 512)).astype(np.int32)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "q.gguf"
+        file, spec = write_wide(Path(folder) / "model.gguf", "F16")
+
+        def logits_of(file: GGUFFile) -> FloatArray:
+            config = EngineConfig(512, 512, "f32", 1, logits_rows=512)
+            engine = ReferenceEngine(file, spec, config, read_weights(file, find_tensors(file, spec)))
+            found = []
+            for text in texts:
+                engine.kv.truncate(0)
+                found.append(engine.forward_all(text))
+            return np.concatenate(found)
+
+        exact, sizes = logits_of(file), list[int]()
+        for name, layer_table in [*((each, "Q4_0") for each in get_args(Method)), ("best", "Q8_0"), ("mixed", "")]:
+            started = time.perf_counter()
+            settings = Settings("Q4_0", "best" if name == "mixed" else name, table=layer_table)
+            if name == "mixed":
+                settings, _ = mix_types(file, spec, settings, tokens, nbytes=min(sizes), outside=AROUND)
+            report = quantize_gguf(file, spec, path, settings, tokens)
+            sizes.append(path.stat().st_size)
+            found, took = logits_of(read_gguf(path)), time.perf_counter() - started
+            loss, best = divergences(exact, found), exact.argmax(axis=1) == found.argmax(axis=1)
+            figures = [f"{report.bits_per_weight:.2f}", f"{loss.mean():.4f}", f"{best.mean():.3f}", f"{took:.1f}"]
+            rows.append([name, layer_table or report.types["per_layer_token_embd.weight"], *figures])
+    print(table(["method", "per-layer table", "bits", "KL mean", "top-1", "seconds"], rows, left=2))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--methods", default=",".join([*METHODS, *THEIRS, *MIXTURES]), help="some of them, with commas")
@@ -222,7 +265,11 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="make files again")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--cache", type=Path, default=files_folder())
+    parser.add_argument("--gemma4", action="store_true", help="a small Gemma 4 of random weights instead")
     options = parser.parse_args()
+    if options.gemma4:
+        gemma_4()
+        return
     original = edge.open_model(options.model)
     source = options.cache / f"{original.spec.name or 'model'}.twin.gguf".replace(" ", "-").replace("/", "-")
     if not source.exists() and not options.original:
