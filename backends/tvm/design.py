@@ -40,12 +40,17 @@ class Design:
     batches: list[int] = field(default_factory=list)  # numbers of tokens, each run as if alone, that it has code for
     exported: bool = False
     shared: dict[str, str] = field(default_factory=dict)  # symbols of units that another pass of the library has
+    like: str = ""  # the target of the pass that has all units but a chunk's attention; none if empty
 
     def symbol(self, name: str) -> str:
         """A C function name, unique within an app: of `run`, or of a unit such as step_qkv."""
         if name in self.shared:
             return self.shared[name]
-        return f"edge_{name}_{self.target.name}" if self.exported else f"edge_{name}"
+        return f"edge_{name}_{self.target.name if self.owns(name) else self.like}" if self.exported else f"edge_{name}"
+
+    def owns(self, name: str) -> bool:
+        """Whether `run` or a unit is compiled for this design, and not another pass's of the library."""
+        return name not in self.shared and (not self.like or name.startswith(("run", "chunk_attend")))
 
     @classmethod
     def of(cls, layout: PackedLayout, kv_dtype: str, target: Target) -> Design:

@@ -36,6 +36,8 @@ class Target:
     # memory and best alternates between keys and values; many in a chunk, which is bound by arithmetic.
     step_block: int = 8
     chunk_block: int = 32
+    # Query rows of a chunk that share a block of keys and values in BF16 (`kernels/pairs.py`); 0: float32.
+    pair_rows: int = 0
     # Pieces of work go to the threads in turn, rather than one contiguous range to each thread.
     step_dealt: bool = False
     chunk_dealt: bool = False
@@ -75,13 +77,25 @@ def _wasm(*features: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"})
 _LOOKS = 100_000  # the same 150 µs: WebAssembly has no pause
 
 TARGETS = (
     Target(
+        "avx512bf16",
+        _x86("x86-64-v4", "+avx512vnni", "+avx512bf16"),
+        _AVX512 | {"avx512_bf16"},
+        gemm_tokens=8,
+        score_rows=12,
+        score_tiles=2,
+        mix_registers=24,
+        chunk_block=32,
+        pair_rows=96,
+    ),
+    Target(
         "avx512vnni",
         _x86("x86-64-v4", "+avx512vnni"),
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
+        _AVX512,
         gemm_tokens=8,
         score_rows=12,
         score_tiles=2,

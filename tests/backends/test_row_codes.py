@@ -20,6 +20,7 @@ from edge.backends.base import Engine
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.kv import row_formats as codes
 from edge.backends.tvm.kv.householder import reflect
+from edge.backends.tvm.targets import choose_target
 from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -210,8 +211,11 @@ def test_attention_sees_the_rounded_rows(model: Model, engines: Callable[[Engine
         if at >= tokens.size:
             break
     difference, cost = np.concatenate(differences), np.concatenate(costs)
-    assert np.median(difference) < 1e-3
-    assert difference.mean() < 0.05 * cost.mean()
+    if sizes != [1] and choose_target().pair_rows:  # queries and values are rounded to BF16, too
+        assert difference.mean() < 0.15 * cost.mean()
+    else:
+        assert np.median(difference) < 1e-3
+        assert difference.mean() < 0.05 * cost.mean()
     np.testing.assert_allclose(engine.kv.attention, oracle.rows_of(oracle.attention), atol=0.05)
 
 

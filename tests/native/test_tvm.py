@@ -26,6 +26,7 @@ from test_conformance import OTHERS, SEEDS, run_operations
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
+from edge.backends.tvm.targets import target_named
 from edge.errors import InputError, UnsupportedError
 from edge.kv import KVView, make_policy
 from edge.model.model import Model, open_model
@@ -60,10 +61,11 @@ def tokens_of(model: Model, count: int, seed: int = 7) -> IntArray:
 
 
 def open_with(
-    model: Model, kv_dtype: str, *, threads: int = 1, chunk: int = 8, capacity: int = 128, pinned: int = 16
-) -> Engine:
+    model: Model, kv_dtype: str, *, threads: int = 1, chunk: int = 8, capacity: int = 128, pinned: int = 16,
+    tuning: dict[str, int] | None = None,
+) -> Engine:  # fmt: skip
     module = find_backend("cpu", model.file, model.spec)
-    config = EngineConfig(capacity, chunk, kv_dtype, threads, min(8, chunk), pinned=pinned)
+    config = EngineConfig(capacity, chunk, kv_dtype, threads, min(8, chunk), pinned=pinned, tuning=tuning or {})
     return module.load(model.file, model.spec, config)
 
 
@@ -141,9 +143,10 @@ def test_quantized_activations_cost_as_little_as_in_llama_cpp(
     kinds = {info.type for info in typed.file.tensors.values()}
     assert correlation(ours, theirs) > (0.998 if kinds.intersection(SUPER_TYPES) else 0.999)
     assert np.abs(ours - expected).std() < 2 * np.abs(theirs - expected).std()
-    # Decode and prefill are different code. Sums in another order may round an activation to the other side.
+    # Decode and prefill are different code. Sums in another order may round an activation to the other side, and some
+    # CPUs' chunks multiply queries and keys in BF16.
     for sizes in ([1], [2, 7, 1, 13], [45]):
-        assert correlation(in_pieces(engine, tokens, sizes), ours) > 0.9999
+        assert correlation(in_pieces(engine, tokens, sizes), ours) > (0.9999 if sizes == [45] else 0.9995)
 
 
 FLOAT16 = np.arange(1 << 16, dtype=np.uint16)
@@ -367,6 +370,27 @@ def test_every_instruction_set_gives_the_same_logits(
             assert correlation(logits, answers[0]) > (0.999 if kv_dtype == "int4" else 0.9999)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"), [("gpt-oss", "f16"), ("gemma2", "int8"), exhaustive("llama-one-layer", "int4")]
+)
+def test_chunks_in_bf16_are_those_in_float32(
+    monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine], name: str, kv_dtype: str
+) -> None:
+    """Blocks of 128 rows, an odd number of rows, windows, sinks and soft caps."""
+    paired = next((isa for isa in runnable_isas() if target_named(isa, "").pair_rows), None)
+    if paired is None:
+        pytest.skip("this CPU does not multiply in BF16")
+    model = open_model(Path(__file__).parents[1] / "golden" / f"{name}.gguf")
+    tokens, answers = tokens_of(model, 299), []
+    for changes in ({"pair_rows": 0}, {"pair_rows": 24, "chunk_block": 8}):
+        choose(monkeypatch, paired)
+        engine = engines(open_with(model, kv_dtype, threads=2, chunk=100, capacity=320, tuning=changes))
+        answers.append(np.array([engine.forward(tokens[at : at + 100]) for at in range(0, 299, 100)]))
+    assert not np.array_equal(*answers)
+    assert correlation(*answers) > (0.999 if kv_dtype == "f16" else 0.995)
+
+
 # Sliding windows
 
 
@@ -420,7 +444,7 @@ def test_empty_window_beside_a_full_cache(windowed: Model, engines: Callable[[En
 
 @pytest.mark.parametrize(
     ("kv_dtype", "tolerance", "step", "sinks", "capacity"),
-    [("f32", 1e-3, 1, 4, 32), ("f16", 3e-2, 3, 40, 64), ("int8", 5e-1, 3, 4, 32)],
+    [("f32", 1e-3, 1, 4, 32), ("f16", 1e-1, 3, 40, 64), ("int8", 5e-1, 3, 4, 32)],
 )
 def test_stream_without_end_does_not_drift(
     engines: Callable[[Engine], Engine], kv_dtype: str, tolerance: float, step: int, sinks: int, capacity: int

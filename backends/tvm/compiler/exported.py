@@ -43,7 +43,12 @@ def exported_designs(
     designs = list[Design]()
     for target in reversed(targets):  # a plainer one first
         design = replace(Design.of(layout, kv_dtype, target), exported=True, lora=lora)
-        designs.insert(0, replace(design, shared=_shared(design, designs[0] if designs else None)))
+        plainer = designs[0] if designs else None
+        if plainer and target.name == "avx512bf16":  # but for a chunk's attention
+            found = replace(design, shared=plainer.shared, like=plainer.target.name)
+        else:
+            found = replace(design, shared=_shared(design, plainer))
+        designs.insert(0, found)
     return designs
 
 

@@ -110,8 +110,9 @@ class Table:
 
 
 _NAMES = (
-    "x", "normed", "held", "terms", "queries", "query_rows", "work", "part_stride", "raw", "raw_stride", "normals",
-    "temperatures", "layer_inputs", "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
+    "x", "normed", "held", "terms", "queries", "query_rows", "work", "part_stride", "pairs", "pair_stride", "raw",
+    "raw_stride", "normals", "temperatures", "layer_inputs",
+    "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
     "token_embd", "token_embd.scales", "position_embd", "position_embd.scales", "token_types", "token_types.scales",
     "token_embd_norm", "token_embd_norm.bias",
     "per_layer_model_proj", "per_layer_model_proj.scales", "per_layer_proj_norm",

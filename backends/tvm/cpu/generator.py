@@ -74,7 +74,7 @@ def build(design: Design) -> Program:
         kinds = {_unit_name(kind, name): kind for kind in reversed(passes)}  # the first of equal names
         units[name] = {
             design.symbol(function): _unit(design, kind, name, unit, number)
-            for function, kind in reversed(kinds.items()) if function not in design.shared
+            for function, kind in reversed(kinds.items()) if design.owns(function)
         }  # fmt: skip
     if design.exported:  # the runtime moves rows itself
         return Program({}, units | {"run": {design.symbol("run"): run(design)}})

@@ -15,6 +15,8 @@ Names are those of the arguments of compiled passes (`arguments.POINTERS`). TVM 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
 from edge.backends.tvm.cpu.scratch import Kept, Scratch, make_scratch
@@ -83,6 +85,8 @@ class PassMemory:
         kv = KVMemory.of(shape, LayerKinds.of(network.windows, network.rowless), config, spec.context)
         rank, observed = padded_rank(config.lora_rank), round_up(kv.longest, TILE) if config.observes else 0
         kept = Kept.of(network, target.gemm_tokens, config.drafts)
+        if config.kv_dtype == "f32":  # the exact mode
+            target = replace(target, pair_rows=0)
         scratch = make_scratch(
             shape, target, config.chunk, config.threads, observed, rank, config.together, kept.floats,
             pages_held(config), estimates=estimates,

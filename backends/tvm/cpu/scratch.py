@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from edge.backends.tvm.cpu.arguments import LINE
 from edge.backends.tvm.kv.regions import SPARE_TILES
 from edge.backends.tvm.packing.cores import LANES, Sizes, kind_of, round_up, state_values
@@ -56,14 +58,27 @@ class Scratch:
 
 def work_offsets(core: Attention, target: Target) -> dict[str, int]:
     """Offsets in a thread's memory for attention: outputs, maxima and sums of its query rows, and a block of scores."""
-    lines, value = max(core.heads, target.score_rows), core.row.padded(LANES).value
-    scores = round_up(lines * (value + 2), 16)
-    return {
-        "maxima": lines * value,
-        "sums": lines * (value + 1),
-        "scores": scores,
-        "size": scores + target.score_rows * max(target.step_block, target.chunk_block) * 16,
-    }
+    lines, block = max(core.heads, target.score_rows), max(target.step_block, target.chunk_block)
+    return _offsets(_work(core, lines) | {"scores": target.score_rows * block * 16})
+
+
+def pair_offsets(core: Attention, target: Target) -> dict[str, int]:
+    """As `work_offsets`, for a chunk in BF16: also of queries, keys and values, two in a float."""
+    row, block = core.row.padded(LANES), target.chunk_block * 16
+    return _offsets(_work(core, target.pair_rows) | {
+        "scores": target.score_rows * block, "queries": target.pair_rows * row.key // 2,
+        "keys": block * row.key // 2, "values": block * row.value // 2,
+    })  # fmt: skip
+
+
+def _work(core: Attention, lines: int) -> dict[str, int]:
+    return {"out": lines * core.row.padded(LANES).value, "maxima": lines, "sums": lines}
+
+
+def _offsets(sizes: dict[str, int]) -> dict[str, int]:
+    """Where arrays of these sizes begin, one after the other, and their `size` together."""
+    starts = [0, *itertools.accumulate(round_up(size, 16) for size in sizes.values())]
+    return dict(zip([*sizes, "size"], starts, strict=True))
 
 
 def make_scratch(
@@ -84,8 +99,10 @@ def make_scratch(
         for name, count in kind_of(core).scratch(core, Sizes(tokens, rows, threads)).items():
             found[name] = max(count, found.get(name, 0))
     query_rows = round_up(tokens * shape.group, target.score_rows) + target.score_rows
-    attention = [work_offsets(core, target)["size"] for core in cores if isinstance(core, Attention)]
-    part = max(found.pop("work", 0), *attention)
+    attention = [core for core in cores if isinstance(core, Attention)]
+    part = max(found.pop("work", 0), *(work_offsets(core, target)["size"] for core in attention))
+    paired = attention if target.pair_rows else []
+    pairs = max((pair_offsets(core, target)["size"] for core in paired), default=0)
     values = max(rows * shape.widest, found.pop("quantized", 0))  # that are quantized at once
     blocks = values // 32
     parts = round_up(sequences, target.gemm_tokens) if sequences > 1 else 1
@@ -97,6 +114,7 @@ def make_scratch(
         "terms": tokens * shape.padded_hidden * shape.sums_experts,
         "queries": shape.kv_heads * query_rows * shape.padded_head,
         "work": sequences * threads * part,
+        "pairs": threads * pairs,
         "raw": threads * observed_rows,
         "temperatures": tokens if shape.tempered else 0,
         "scales": blocks,
@@ -123,7 +141,13 @@ def make_scratch(
     of_integers = {name for core in cores for name in kind_of(core).integers(core, Sizes(1, 1, 1))}
     for name, count in found.items():
         (integers if name in of_integers else floats)[name] = count
-    offsets = {"query_rows": query_rows, "part_stride": part, "raw_stride": observed_rows, "page_stride": page_stride}
+    offsets = {
+        "query_rows": query_rows,
+        "part_stride": part,
+        "pair_stride": pairs,
+        "raw_stride": observed_rows,
+        "page_stride": page_stride,
+    }
     totals = []
     for arena in (floats, integers):
         at = 0

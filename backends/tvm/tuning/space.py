@@ -41,6 +41,7 @@ def _compiled(target: Target) -> list[Field]:
         field("step_dealt", "work dealt out in turn, decode", (False, True), STEP),
         field("gemm_tokens", "tokens per weight tile, prefill", _sixths(target.gemm_tokens, 3, 4, 6, 9, 12), CHUNK),
         field("chunk_block", "tiles of cache rows between corrections, prefill", (8, 16, 32, 64), CHUNK),
+        field("pair_rows", "query rows per block in BF16, prefill", _pair_rows(target), CHUNK),
         field("chunk_dealt", "work dealt out in turn, prefill", (False, True), CHUNK),
         field("score_rows", "query rows in registers, attention", _sixths(target.score_rows, 2, 3, 4, 6, 8), *PARTS),
         field("score_tiles", "key tiles in registers, attention", (1, 2, 4), *PARTS),
@@ -63,6 +64,11 @@ def allowed(target: Target, values: Values) -> bool:
     choices: dict[str, Sequence[int]] = {field.name: field.choices for field in _compiled(target)}
     choices |= {"threads": range(1, 1025), "chunk": range(1, 8193)}
     return all(value in choices.get(name, ()) for name, value in values.items())
+
+
+def _pair_rows(target: Target) -> tuple[int, ...]:
+    """Whole multiples of the rows in registers; 0 is float32."""
+    return (0, 24, 48, 96) if target_named(target.name, "").pair_rows else ()
 
 
 def _sixths(value: int, *parts: int) -> tuple[int, ...]:

@@ -43,7 +43,8 @@ static uint64_t isa_features(void)
            F16C = 1u << 29 };
     enum { BMI1 = 1u << 3, AVX2_ = 1u << 5, BMI2 = 1u << 8, AVX512F = 1u << 16, AVX512DQ = 1u << 17,
            AVX512CD = 1u << 28 };
-    const uint32_t AVX512BW = 1u << 30, AVX512VL = 1u << 31, VNNI512 = 1u << 11, VNNI = 1u << 4, LZCNT = 1u << 5;
+    const uint32_t AVX512BW = 1u << 30, AVX512VL = 1u << 31, VNNI512 = 1u << 11, VNNI = 1u << 4, LZCNT = 1u << 5,
+                   BF16 = 1u << 5;
     const uint32_t YMM = 0x6, ZMM = 0xE6;
     uint64_t found = 0;
     registers basic = ask_cpu(1, 0), more = ask_cpu(7, 0), newer = ask_cpu(7, 1), extended = ask_cpu(0x80000001, 0);
@@ -55,7 +56,7 @@ static uint64_t isa_features(void)
         found |= 1u << ISA_AVXVNNI;
     if (has_all(more.ebx, AVX512F | AVX512DQ | AVX512CD | AVX512BW | AVX512VL) && has_all(more.ecx, VNNI512)
         && has_all(saved_registers(), ZMM))
-        found |= 1u << ISA_AVX512VNNI;
+        found |= 1u << ISA_AVX512VNNI | (has_all(newer.eax, BF16) ? 1u << ISA_AVX512BF16 : 0);
     return found;
 }
 

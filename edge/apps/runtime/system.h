@@ -59,7 +59,7 @@ uint32_t fastest_cores(void); /* number of physical cores that are worth using, 
 
 /* ---- cpu.c ------------------------------------------------------------------------------------------------------- */
 
-bool runs_isa(const char *name); /* whether this CPU runs avx512vnni, avxvnni, avx2, i8mm, dotprod or neon */
+bool runs_isa(const char *name); /* whether this CPU runs avx512bf16, avx512vnni, avxvnni, avx2, i8mm, dotprod or neon */
 
 /* ---- for platform.c, of each system ------------------------------------------------------------------------------ */
 

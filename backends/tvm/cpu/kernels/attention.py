@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm.tirx.script.builder import ir as T
 
@@ -25,6 +25,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     exp,
     floats,
     i64,
+    lanes_of,
     largest,
     let,
     load,
@@ -65,6 +66,11 @@ class Work:
     sums: Value  # [query rows]
     block: int  # tiles of cache rows between two corrections of the maximum
 
+    def of_rows(self, first: Value, value: int) -> Work:
+        """The memory of some of many query rows, from `first` on; all use the same for scores."""
+        out = let(self.out + first * value)
+        return replace(self, out=out, maxima=let(self.maxima + first), sums=let(self.sums + first))
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -104,8 +110,19 @@ def attend(
 
     fetch: prefetch rows of the cache, since each is read only once.
     """
-    parts = cache.value // 16
     query_sums = [query_sum(cache, queries, query) for query in rows]
+    begin(cache, rows, work)
+    with loop(i64(0), quotient(tiles.last - tiles.first + (work.block - 1), work.block)) as step:
+        start = let(tiles.first + step * work.block)
+        count = let(T.min(i64(work.block), tiles.last - start))
+        _score(target, cache, queries, rows, query_sums, first_row, tiles, start, count, work, limits, fetch)
+        soften(cache, rows, first_row, tiles, start, count, work)
+        block = _Block(tiles, start, count, rows[-1].visible)  # the last query sees most
+        _mix(target, cache, len(rows), first_row, block, work, fetch)
+
+
+def begin(cache: Cache, rows: Sequence[Query], work: Work) -> None:
+    """The maxima, sums and outputs of query rows that have seen their sinks only."""
     for index, query in enumerate(rows):
         sink = T.float32(NEVER) if query.sink is None else let(query.sink)
         T.buffer_store(work.memory, sink, [work.maxima + index])
@@ -113,15 +130,8 @@ def attend(
             T.float32(0) if query.sink is None else T.if_then_else(sink > T.float32(NEVER), T.float32(1), T.float32(0))
         )
         T.buffer_store(work.memory, one, [work.sums + index])
-        for part in range(parts):
+        for part in range(cache.value // 16):
             store(work.memory, work.out + index * cache.value + part * 16, floats(0))
-    with loop(i64(0), quotient(tiles.last - tiles.first + (work.block - 1), work.block)) as step:
-        start = let(tiles.first + step * work.block)
-        count = let(T.min(i64(work.block), tiles.last - start))
-        _score(target, cache, queries, rows, query_sums, first_row, tiles, start, count, work, limits, fetch)
-        _soften(cache, rows, first_row, tiles, start, count, work)
-        block = _Block(tiles, start, count, rows[-1].visible)  # the last query sees most
-        _mix(target, cache, len(rows), first_row, block, work, fetch)
 
 
 @dataclass(frozen=True)
@@ -155,7 +165,7 @@ def _score(
     if _is_narrow(cache):
         _score_narrow(cache, queries, rows, query_sums, first_row, all_tiles, start, count, work, limits)
         return
-    side = _tiles_at_once(target, len(rows))
+    side = tiles_at_once(target, len(rows))
     share = cache.key_width // side  # parts of a tile that are prefetched one by one
     with loop(i64(0), quotient(count + (side - 1), side)) as group:
         tiles = [let(all_tiles.at(start + group * side + offset)) for offset in range(side)]
@@ -215,10 +225,14 @@ def limit(scores: Value, query: Query, first_row: Value, tile: Value, limits: Sc
     return scores
 
 
-def _soften(
-    cache: Cache, rows: Sequence[Query], first_row: Value, tiles: Tiles, start: Value, count: Value, work: Work
-) -> None:
-    """Replace the block's scores by their powers, and correct the sum and output so far for the new maximum."""
+def soften(
+    cache: Cache, rows: Sequence[Query], first_row: Value, tiles: Tiles, start: Value, count: Value, work: Work,
+    power_of: Callable[[Value], Value] = exp, pack: Callable[[Value], Value] = lambda powers: powers,
+) -> None:  # fmt: skip
+    """Replace the block's scores by their powers, and correct the sum and output so far for the new maximum.
+
+    power_of: e to the power of 16 numbers that are not positive. pack: how 16 powers are stored, as 16 lanes or fewer.
+    """
     for index in range(len(rows)):
         scores = let(work.scores + index * (work.block * 16))
         most, powers, least = Register(), Register(), Register()
@@ -229,10 +243,12 @@ def _soften(
         maximum = let(T.max(before, largest(most.value)))
         powers.value = least.value = floats(0)
         with loop(i64(0), count) as tile:
-            power = let(exp(load(work.memory, scores + tile * 16) - spread(maximum)))
+            power = power_of(load(work.memory, scores + tile * 16) - spread(maximum))
             powers.value = powers.value + power
             scales = cache.scales(cache.value_scales, first_row, tiles.at(start + tile))
-            store(work.memory, scores + tile * 16, power * scales[0] if scales else power)
+            packed = pack(power * scales[0] if scales else power)
+            lanes = lanes_of(packed)
+            store(work.memory, scores + tile * lanes, packed, lanes)
             if len(scales) > 1:  # every dimension of a row has its least value
                 least.value = least.value + power * scales[1]
         correction = let(exp(spread(before - maximum)))
@@ -375,7 +391,7 @@ def _store_head(vectors: Sequence[Value], out: Buffer, at: Value, size: int) -> 
             T.buffer_store(out, value.lane(i64(lane)), [at + part * 16 + lane])
 
 
-def _tiles_at_once(target: Target, rows: int) -> int:
+def tiles_at_once(target: Target, rows: int) -> int:
     """The number of key tiles for which all sums fit in registers; few, so that short caches waste little."""
     fitting = max(1, target.score_rows * target.score_tiles // rows)
     return next(side for side in (SPARE_TILES, 2, 1) if side <= fitting)

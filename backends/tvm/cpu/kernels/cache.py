@@ -21,6 +21,7 @@ from edge.backends.tvm.cpu.kernels.isa import Isa
 from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
     Value,
+    floats,
     i64,
     let,
     load,
@@ -36,7 +37,11 @@ from edge.model.cores import RowShape
 
 @dataclass(frozen=True)
 class Cache:
-    """The arrays, and the sizes for offsets. starts: the first row of each head, [layers, KV heads]."""
+    """The arrays, and the sizes for offsets. starts: the first row of each head, [layers, KV heads].
+
+    middle: subtracted from codes as they are loaded, for formats that store a row's least value, which becomes that of
+    code `middle`: smaller numbers lose less where they are rounded again.
+    """
 
     isa: Isa
     dtype: str
@@ -48,6 +53,7 @@ class Cache:
     kv_heads: int  # the most of a layer
     key: int  # values of a key, padded
     value: int  # of a value
+    middle: float = 0.0
 
     @property
     def form(self) -> RowFormat:
@@ -91,7 +97,7 @@ class Cache:
             if (group + 1) * packed * 16 <= self.value:
                 vectors = self._decode(load(self.values, at + group * 16))
             else:
-                vectors = [row_formats.decode_half(load(self.values, at + group * 16, 8))]
+                vectors = self._moved([row_formats.decode_half(load(self.values, at + group * 16, 8))])
             found |= {group * packed + index: vector for index, vector in enumerate(vectors)}
         return {part: found[part] for part in parts}
 
@@ -99,7 +105,8 @@ class Cache:
         """The scales of 16 rows, in the order of `RowFormat`."""
         at, count = (first_row + tile * 16) * self.form.scales, self.form.scales
         stored = [load(scales, at + number * 16) for number in range(count)]
-        return [let(self.isa.from_f16(each) if self.form.scale == "float16" else each) for each in stored]
+        found = [let(self.isa.from_f16(each) if self.form.scale == "float16" else each) for each in stored]
+        return [found[0], let(found[1] + found[0] * floats(self.middle))] if self.middle else found
 
     def fetch_values(self, first_row: Value, tile: Value, index: Value, tiles: int) -> None:
         """Prefetch part `index` of `key_width` parts of the values of `tiles` tiles."""
@@ -146,7 +153,10 @@ class Cache:
         return elements
 
     def _decode(self, elements: Value) -> list[Value]:
-        return row_formats.decode(self.isa, self.dtype, elements)
+        return self._moved(row_formats.decode(self.isa, self.dtype, elements))
+
+    def _moved(self, vectors: list[Value]) -> list[Value]:
+        return [let(each - floats(self.middle)) for each in vectors] if self.middle else vectors
 
 
 def scale_at(row: Value, number: int, count: int) -> Value:

@@ -170,6 +170,49 @@ class Avx512Vnni(_Float16Instructions):
         return T.reinterpret("int32x16", pure("int8x64", "llvm.x86.avx512.pshuf.b.512", *arguments))
 
 
+class Avx512Bf16(Avx512Vnni):
+    """vdpbf16ps: 16 sums of 2 products of BF16. A lane holds a pair; the type of its 32 bits is float32 here."""
+
+    pins = """
+declare <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float>, <16 x float>)
+declare <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float>)
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+
+define <16 x float> @edge_pair(<16 x float> %first, <16 x float> %second) alwaysinline {
+  %both = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %second, <16 x float> %first)
+  %bits = bitcast <32 x bfloat> %both to <32 x i16>
+  %pairs = shufflevector <32 x i16> %bits, <32 x i16> poison, <32 x i32> <PAIRS>
+  %lanes = bitcast <32 x i16> %pairs to <16 x float>
+  ret <16 x float> %lanes
+}
+
+define <8 x float> @edge_neighbours(<16 x float> %values) alwaysinline {
+  %short = call <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float> %values)
+  %lanes = bitcast <16 x bfloat> %short to <8 x float>
+  ret <8 x float> %lanes
+}
+
+define <16 x float> @edge_dot_pairs(<16 x float> %sums, <16 x float> %a, <16 x float> %b) alwaysinline {
+  %x = bitcast <16 x float> %a to <32 x bfloat>
+  %y = bitcast <16 x float> %b to <32 x bfloat>
+  %more = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %sums, <32 x bfloat> %x, <32 x bfloat> %y)
+  ret <16 x float> %more
+}
+""".replace("PAIRS", ", ".join(f"i32 {lane}, i32 {lane + 16}" for lane in range(16)))
+
+    def pair(self, first: Value, second: Value) -> Value:
+        """Each lane of both vectors as a pair."""
+        return let(T.call_extern("float32x16", "edge_pair", first, second))
+
+    def neighbours(self, values: Value) -> Value:
+        """Neighbouring lanes as 8 pairs."""
+        return let(T.call_extern("float32x8", "edge_neighbours", values))
+
+    def dot_pairs(self, sums: Value, a: Value, b: Value) -> Value:
+        """sums + the products of both halves of each lane, float32."""
+        return let(T.call_extern("float32x16", "edge_dot_pairs", sums, a, b))
+
+
 def _add(a: Value, b: Value) -> Value:
     return let(a + b)
 
@@ -458,6 +501,7 @@ def _wide(eight: Value) -> Value:
 
 ISAS: dict[str, Isa] = {
     "generic": Generic(), "avx2": Avx2(), "avxvnni": AvxVnni(), "avx512vnni": Avx512Vnni(),
+    "avx512bf16": Avx512Bf16(),
     "neon": Neon(), "dotprod": DotProd(), "i8mm": I8mm(),
     "relaxed": Relaxed(), "relaxed16": Relaxed16(), "simd": Simd128(),
 }  # fmt: skip

@@ -15,10 +15,11 @@ from edge.backends.tvm.cpu.kernels.attention import (
     merge,
 )
 from edge.backends.tvm.cpu.kernels.observe import observe
+from edge.backends.tvm.cpu.kernels.pairs import Paired, attend_pairs
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, remainder, when
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.cpu.phases.pages import list_pages
-from edge.backends.tvm.cpu.scratch import work_offsets
+from edge.backends.tvm.cpu.scratch import pair_offsets, work_offsets
 from edge.backends.tvm.packing.cores import round_up
 
 
@@ -58,33 +59,58 @@ def merge_parts(b: PassBuilder, token: Value, row: Value) -> None:
 
 def attend_chunk(b: PassBuilder, layer: Value) -> None:
     """Blocks of query rows go to the threads in turn: later ones see more rows and cost more."""
-    core, side, limits, source = b.attention, b.target.score_rows, _limits(b, layer), b.rows_of(layer)
+    core, source, limits, height = b.attention, b.rows_of(layer), _limits(b, layer), b.target.score_rows
+    paired = bool(b.target.pair_rows) and not b.design.exact
+    side = b.target.pair_rows if paired else height
     rows = let(b.count * core.group)
     units = let(quotient(rows + (side - 1), side) * core.kv_heads)
+    work, memory = _paired(b) if paired else (_work(b, b.thread, i64(0)), None)
     with b.dealt_out(units) as unit:
         kv_head, first = let(remainder(unit, core.kv_heads)), let(quotient(unit, core.kv_heads) * side)
         start = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.key)
-        lines = [let(first + index) for index in range(side)]
-        tokens = [let(T.min(quotient(line, core.group), b.count - 1)) for line in lines]
-        queries = []
-        for line, token in zip(lines, tokens, strict=True):
-            at, sink = let(start + line * b.cache.key), _sink(b, layer, kv_head, line)
+        first_row = b.first_row(source, kv_head, i64(0))
+
+        def token_of(line: Value) -> Value:
+            return let(T.min(quotient(line, core.group), b.count - 1))
+
+        def query(line: Value) -> Query:
+            token, at, sink = token_of(line), let(start + line * b.cache.key), _sink(b, layer, kv_head, line)
             if b.shape.encoder:  # tokens are rows
                 first_seen, visible = b.span_of(layer, token)
-                queries.append(Query(at, visible, token, sink, first_seen))
-            else:
-                visible = let(b.row(source, kv_head, b.seen(token)) + 1)
-                queries.append(Query(at, visible, b.position_of(token), sink))
-        work = _work(b, b.thread, i64(0))
-        begin = i64(0) if queries[0].first is None else let(quotient(queries[0].first, 16))  # it sees the first rows
-        tiles = Tiles(begin, let(quotient(queries[-1].visible + 15, 16)))
-        first_row = b.first_row(source, kv_head, i64(0))
-        attend(b.target, b.cache, b.floats, queries, first_row, tiles, work, limits, fetch=False)
-        for index, (line, token) in enumerate(zip(lines, tokens, strict=True)):
-            with when(line < rows):
-                head = kv_head * core.group + remainder(line, core.group)
-                at = let(b.at("mixed") + token * round_up(core.width, 32) + head * core.row.value)
-                finish(b.cache, core.row.value, index, work, b.floats, at)
+                return Query(at, visible, token, sink, first_seen)
+            visible = let(b.row(source, kv_head, b.seen(token)) + 1)
+            return Query(at, visible, b.position_of(token), sink)
+
+        def lines(first: Value) -> list[Query]:
+            return [query(let(first + index)) for index in range(height)]
+
+        def tiles(first: Query, last: Query) -> Tiles:
+            """The first query sees the first rows, the last one the last."""
+            begin = i64(0) if first.first is None else let(quotient(first.first, 16))
+            return Tiles(begin, let(quotient(last.visible + 15, 16)))
+
+        def store_heads(first: Value, work: Work) -> None:
+            for index in range(height):
+                line = let(first + index)
+                with when(line < rows):
+                    head = kv_head * core.group + remainder(line, core.group)
+                    at = let(b.at("mixed") + token_of(line) * round_up(core.width, 32) + head * core.row.value)
+                    finish(b.cache, core.row.value, index, work, b.floats, at)
+
+        if memory is not None:
+            groups = let(quotient(T.min(i64(side), rows - first) + (height - 1), height))
+            last = query(let(first + side - 1))
+            attend_pairs(
+                b.target, b.cache, b.floats, lambda group: lines(first + group * height), groups, first_row,
+                tiles(query(first), last), last.visible, work, memory, limits,
+            )  # fmt: skip
+            with loop(i64(0), groups) as group:
+                store_heads(let(first + group * height), work.of_rows(group * height, b.cache.value))
+        else:
+            queries = lines(first)
+            seen = tiles(queries[0], queries[-1])
+            attend(b.target, b.cache, b.floats, queries, first_row, seen, work, limits, fetch=False)
+            store_heads(first, work)
 
 
 def observe_last(b: PassBuilder, layer: Value) -> None:
@@ -132,3 +158,11 @@ def _work(b: PassBuilder, part: Value, line: Value) -> Work:
         maxima=let(start + sizes["maxima"] + line), sums=let(start + sizes["sums"] + line),
         block=b.target.step_block if b.stepwise else b.target.chunk_block,
     )  # fmt: skip
+
+
+def _paired(b: PassBuilder) -> tuple[Work, Paired]:
+    """The thread's working memory for a chunk in BF16."""
+    start = let(b.at("pairs") + b.thread * b.at("pair_stride"))
+    at = {name: let(start + offset) for name, offset in pair_offsets(b.attention, b.target).items()}
+    work = Work(b.floats, at["scores"], at["out"], at["maxima"], at["sums"], b.target.chunk_block)
+    return work, Paired(at["queries"], at["keys"], at["values"])
