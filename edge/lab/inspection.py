@@ -137,7 +137,7 @@ def inspect_model(
     if is_folder(Path(model)):
         path = Path(model)
         with work_folder() as folder:
-            file = outline_folder(path, folder / f"{path.absolute().name}.gguf")
+            file = outline_folder(path, folder / f"{path.absolute().name}.gguf", blocks=True)
             return _inspect(path, file, "Hugging Face folder", _checkpoint(path), profile, sha256, progress)
     path = find_model(model)
     if path.is_dir():
