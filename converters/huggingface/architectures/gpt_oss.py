@@ -46,8 +46,8 @@ def _prepare(tensors: Tensors, _config: Config) -> Tensors:
     found: Tensors = {}
     for name, tensor in tensors.items():
         stem, _, part = name.partition(_EXPERTS)
-        if not part or part.endswith("_scales"):
-            if not part or name.replace("_scales", "_blocks") not in tensors:
+        if not part or part.endswith(("_scales", ".weight", ".bias")):  # MLX has gate and up apart
+            if not part.endswith("_scales") or name.replace("_scales", "_blocks") not in tensors:
                 found[name] = tensor
             continue
         module, bias = part.removesuffix("_bias").removesuffix("_blocks"), part.endswith("_bias")
