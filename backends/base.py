@@ -264,12 +264,13 @@ class StatesEngine(HiddenEngine, Protocol):
 
 @dataclass(frozen=True)
 class SharedRows:
-    """The rows of a layer that the next token sees, in any order: keys and values in the order of the model's file,
-    float32 [KV heads, n, size], and the token's RoPE position."""
+    """The rows of a layer that the next token sees, in any order: keys and values of each KV head, float32 [n, size],
+    and the token's RoPE position. order: value i of a key is value `order[i]` in the order of the model's file."""
 
-    keys: FloatArray
-    values: FloatArray
+    keys: list[FloatArray]
+    values: list[FloatArray]
     next_position: int
+    order: IntArray
 
 
 class SharingEngine(Engine, Protocol):

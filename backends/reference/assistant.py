@@ -6,27 +6,27 @@ An assistant of E2B reads 12 million weights for a token, and 4,096 of the 262,1
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
 from edge.backends.base import EngineConfig, SharedRows
+from edge.backends.reference.attention import heads_of
 from edge.backends.reference.context import At
 from edge.backends.reference.engine import ReferenceEngine
-from edge.backends.reference.kv import ReferenceKV
+from edge.backends.reference.functions import softmax
 from edge.backends.reference.weights import UNWARNED, read_weights
 from edge.backends.ring import LayerKinds
-from edge.backends.rope import CacheRope
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
 from edge.model.assistant import plain_file, source_layers, token_order
-from edge.model.layers import Assists
+from edge.model.cores import Attention
+from edge.model.layers import Assists, Block
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
 HEAD = "token_embd"
+_ALONE = 8192  # values of a matrix that BLAS multiplies by one thread
 _HEAD_ROWS = 8192  # of a head without centroids, dequantized at once
 _DEQUANTIZE_BYTES = 8 << 20  # gguf's module, and what it makes on the way
 
@@ -39,11 +39,11 @@ class Assistant(ReferenceEngine):
         sources = find_tensors(plain, spec)
         head = sources.pop(HEAD)
         super().__init__(plain, spec, EngineConfig(1, 1, "f32", threads=1), read_weights(plain, sources), sources)
-        self._own_kv = self.kv
         network = find_network(spec)
         assert network.assists is not None
         info = file.tensors[head.tensor]
         self._assists: Assists = network.assists
+        self._rows: Mapping[bool, SharedRows] = {}
         self._type, self._order = info.type, token_order(file, spec)
         rows = file.tensor_bytes(info).reshape(spec.vocab, -1)
         self._head: AnyArray = rows[self._order] if self._order.size else np.array(rows)
@@ -53,24 +53,40 @@ class Assistant(ReferenceEngine):
         the model's of the last token, and after the token before. rows: of layers without and with a window."""
         normed = self.normed(embedding, state, rows)
         tokens, logits = self.logits_of(normed)
-        return int(tokens[logits.argmax()]), self.weights["nextn.post_projection"] @ normed
+        return int(tokens[logits.argmax()]), product(self.weights["nextn.post_projection"], normed)
 
     @UNWARNED
     def normed(self, embedding: FloatArray, state: FloatArray, rows: Mapping[bool, SharedRows]) -> FloatArray:
         """The normalised state after the last layer, [hidden]."""
-        x = (self.weights["nextn.pre_projection"] @ np.concatenate([embedding, state]))[None]
-        for layer, (blocks, window) in enumerate(zip(self.network.layers, self.network.windows, strict=True)):
-            own = rows[window > 0]
-            self.kv = cast(ReferenceKV, _Rows.of(own, self._own_kv.rope))
-            last = own.keys.shape[1] - 1
-            at = At(layer, slice(last, last + 1), np.array([own.next_position]), np.array([last]))
+        x = product(self.weights["nextn.pre_projection"], np.concatenate([embedding, state]))[None]
+        self._rows = rows
+        for layer, blocks in enumerate(self.network.layers):
+            at = At(layer)
             for block in blocks:
                 x = self.add(x, block, at, self.run_core(block, at, self.norm(x, at.name(block.norm))))
         return np.asarray(self.norm(x, "output_norm")[0])
 
+    def run_core(self, block: Block, at: At, x: FloatArray) -> FloatArray:
+        core = block.core
+        return self._attend(core, at, x) if isinstance(core, Attention) else super().run_core(block, at, x)
+
+    def _attend(self, core: Attention, at: At, x: FloatArray) -> FloatArray:
+        """As `attention` of one token, which sees all rows."""
+        rows = self._rows[core.window > 0]
+        position = np.array([rows.next_position])
+        rotated = self.kv.rope.rotation.rotate(heads_of(self, core, at, x, "attn_q"), at.layer, position)[:, 0]
+        out = []
+        for head, query in enumerate(rotated[:, rows.order] * np.float32(core.scale)):
+            paid = softmax(product(rows.keys[head // core.group], query))
+            out.append(weighted_sum(paid, rows.values[head // core.group]))
+        return np.concatenate(out)[None]
+
+    def project(self, x: FloatArray, at: At, name: str) -> FloatArray:
+        return product(self.weights[at.name(name)], x[0])[None]
+
     def logits_of(self, normed: FloatArray) -> tuple[IntArray, FloatArray]:
         """Some tokens that are likely, or all, int32 [n], and their logits."""
-        parts = [(tokens, values @ normed) for tokens, values in self._head_rows(normed)]
+        parts = [(tokens, product(values, normed)) for tokens, values in self._head_rows(normed)]
         tokens, logits = (np.concatenate(each) for each in zip(*parts, strict=True))
         return tokens, logits
 
@@ -81,10 +97,31 @@ class Assistant(ReferenceEngine):
                 rows = self._head[at : at + _HEAD_ROWS]
                 yield np.arange(at, at + len(rows), dtype=np.int32), dequantize(rows, self._type)
             return
-        scores, count = self.weights["masked_embd_centroids"] @ normed, self._assists.used
+        scores, count = product(self.weights["masked_embd_centroids"], normed), self._assists.used
         best = np.argpartition(-scores, count - 1)[:count]
         rows = self._head.reshape(self._assists.centroids, -1, self._head.shape[1])[best]
         yield self._order.reshape(scores.size, -1)[best].reshape(-1), dequantize(np.concatenate(rows), self._type)
+
+
+def product(matrix: FloatArray, x: FloatArray) -> FloatArray:
+    """matrix · x, by one thread: BLAS's own compete with the engine's for cores, which took seven times as long. BLAS
+    shares out larger products than these parts."""
+    parts, rest = _parts(matrix)
+    return np.concatenate([(parts @ x).reshape(-1), rest @ x])
+
+
+def weighted_sum(weights: FloatArray, rows: FloatArray) -> FloatArray:
+    """Σ weights · rows, likewise."""
+    parts, rest = _parts(rows)
+    each = weights[: len(weights) - len(rest)].reshape(len(parts), 1, parts.shape[1])
+    return np.asarray((each @ parts).sum(axis=(0, 1)) + weights[len(weights) - len(rest) :] @ rest)
+
+
+def _parts(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Views of its rows, [parts, rows, columns], and of the rest."""
+    size = max(1, _ALONE // matrix.shape[1])
+    whole = len(matrix) // size * size
+    return matrix[:whole].reshape(-1, size, matrix.shape[1]), matrix[whole:]
 
 
 def step_bytes(spec: ModelSpec) -> float:
@@ -113,17 +150,3 @@ def _head_share(spec: ModelSpec) -> float:
     """The share of the head's rows that a step reads."""
     assists = find_network(spec).assists
     return assists.used / assists.centroids if assists and assists.centroids else 1.0
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Another model's rows as attention reads those of a `ReferenceKV`: the query sees all of them."""
-
-    keys: list[FloatArray]
-    values: list[FloatArray]
-    positions: IntArray
-    rope: CacheRope
-
-    @classmethod
-    def of(cls, rows: SharedRows, rope: CacheRope) -> _Rows:
-        return cls([rows.keys], [rows.values], np.zeros(rows.keys.shape[1], np.int32), rope)

@@ -88,7 +88,8 @@ class ReferenceEngine:
         """See SharingEngine."""
         kv, window = self.kv, self.network.windows[layer]
         seen = np.flatnonzero(kv.positions > kv.next_position - window) if window else np.arange(kv.length)
-        return SharedRows(kv.keys[layer][:, seen], kv.values[layer][:, seen], kv.next_position)
+        keys, values = list(kv.keys[layer][:, seen]), list(kv.values[layer][:, seen])
+        return SharedRows(keys, values, kv.next_position, np.arange(keys[0].shape[1]))
 
     def give(self, states: FloatArray) -> None:
         """See MTPEngine, of any number of tokens."""

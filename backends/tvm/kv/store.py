@@ -277,16 +277,16 @@ def shared_rows(kv: HeadKV[NativeStore[HostRows]], layer: int, core: Attention) 
     ring = kv.ring if kv.ring and layer in kv.ring.store.layers else None
     store, count = (ring.store, ring.length) if ring else (kv.store, kv.length)
     own = slice(first := store.layers.index(layer) * store.row.heads, first + store.row.heads)
-    heads = zip(store.regions.starts[own].tolist(), store.heads[own].tolist(), strict=True)
-    keys, values = (
-        np.stack(each) for each in zip(*(store.rows.read(at, count, head) for at, head in heads), strict=True)
-    )
     size, seen = core.row.key, slice(None)
     if core.window:
         seen = (ring or kv).rope_positions()[0] > kv.next_rope_position - core.window
-    order = kv.rope.ordered(np.arange(size, dtype=np.float32)[None], layer)[0].astype(int)
-    in_file = np.argsort(order)
-    return SharedRows(keys[:, seen][..., in_file], values[:, seen, : core.row.value], kv.next_rope_position)
+    keys, values = list[FloatArray](), list[FloatArray]()
+    for at, head in zip(store.regions.starts[own].tolist(), store.heads[own].tolist(), strict=True):
+        of_head = store.rows.read(at, count, head)
+        keys.append(of_head[0][seen, :size])
+        values.append(of_head[1][seen, : core.row.value])
+    order = kv.rope.ordered(np.arange(size, dtype=np.float32)[None], layer)[0].astype(np.int32)
+    return SharedRows(keys, values, kv.next_rope_position, order)
 
 
 def choose_normals(kv: HeadKV[NativeStore[OwnRows]], run: Callable[[IntArray], object], vocab: int) -> None:

@@ -62,7 +62,7 @@ class AssistantDrafter(Drafter):
         while len(drafted) < most:
             token, state = self._assistant.step(self._embedding(token), state, rows)
             drafted.append(token)
-        read = sum(each.keys.nbytes + each.values.nbytes for each in rows.values()) / 2  # float16, usually
+        read = sum(head.nbytes for each in rows.values() for head in (*each.keys, *each.values)) / 2  # float16, usually
         self._meter.add_bytes(most * self._step_bytes + read)
         return np.array(drafted, np.int32)
 
