@@ -39,13 +39,12 @@ from edge.devices.output import check_file, check_folder, work_folder
 from edge.errors import InputError, MissingExtraError, UnsupportedError
 from edge.formats.blocks import GRIDS
 from edge.formats.compiled import Compiled
-from edge.formats.coreml_folder import is_coreml_folder
 from edge.formats.gguf import GGUFFile, factors_of, read_gguf
 from edge.formats.gguf_parts import find_parts, join, joined_header
 from edge.formats.gguf_writer import Planned, copy_gguf, fields_of, planned_as, write_outline
 from edge.formats.onnx_folder import WEIGHTS, is_model_folder, read_folder, read_manifest
 from edge.model.assistant import is_assistant, read_assistant
-from edge.model.catalog import find_model
+from edge.model.catalog import find_model, is_coreml_folder
 from edge.model.lora import open_lora
 from edge.model.lora_file import LoraFile
 from edge.model.model import make_tokenizer

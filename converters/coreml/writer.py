@@ -30,10 +30,10 @@ from edge.devices.logs import only_from
 from edge.devices.output import check_folder, new_folder, work_folder
 from edge.errors import InputError, MissingExtraError, UnsupportedError
 from edge.formats.blocks import BLOCK
-from edge.formats.coreml_folder import MANIFEST, is_coreml_folder
 from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import METADATA
 from edge.model.architectures.angles import find_angles
+from edge.model.catalog import COREML_MANIFEST, is_coreml_folder
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.model.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ def planned_files(file: GGUFFile, spec: ModelSpec) -> dict[str, int | None]:
     found: dict[str, int | None] = {PACKAGE: None, EMBEDDINGS: spec.vocab * row}
     if find_network(spec).learned_positions:
         found[POSITIONS] = spec.context * spec.hidden * 2
-    return found | dict.fromkeys((METADATA, TOKENIZER, MANIFEST))
+    return found | dict.fromkeys((METADATA, TOKENIZER, COREML_MANIFEST))
 
 
 def _layout(file: GGUFFile, spec: ModelSpec) -> Layout:
@@ -100,7 +100,7 @@ def write_coreml(
         _write_tables(constants, spec, residual_factor(find_network(spec)), target)
         write_metadata(file, target / METADATA)
         write_tokenizer(Tokenizer(file), target / TOKENIZER)
-        (target / MANIFEST).write_text(
+        (target / COREML_MANIFEST).write_text(
             json.dumps(_manifest(file, spec, embedding_bits(layout), sizes, target), indent=1) + "\n", encoding="utf-8"
         )
         report(1.0)

@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING
 
 from edge.devices.output import check_path
 from edge.errors import InputError, MissingExtraError, ModelFormatError, UnsupportedError
-from edge.formats.coreml_folder import is_coreml_folder
 from edge.formats.onnx_folder import METADATA, is_model_folder
 from edge.records import dataclass
 from edge.storage import cache
 
 if TYPE_CHECKING:
     from edge.hub.names import Reference
+
+
+COREML_MANIFEST = "coreml.json"  # of folders that apps run and edge only writes (converters/coreml/writer.py)
+
+
+def is_coreml_folder(path: Path) -> bool:
+    return (path / COREML_MANIFEST).is_file()
 
 
 @dataclass(frozen=True)
