@@ -21,6 +21,7 @@ from conftest import GOLDEN
 from fork_server import COMMAND, forking
 from hub_server import COMMIT, Hub, serve, sha256
 from small_models import Small, write_small
+from test_gemma4 import WIDE
 
 import edge
 from edge.converters.huggingface.reader import convert_folder
@@ -34,6 +35,7 @@ from edge.hub.names import Reference
 from edge.hub.quants import label_of, runnable, usual
 from edge.hub.repository import RemoteFile, look_up
 from edge.model.catalog import find_model
+from edge.model.known import outline_model
 from edge.model.reader import read_spec
 from edge.options import Options
 from edge.pulling import offer
@@ -120,6 +122,23 @@ def test_budgets_choose_file(hub: Hub, tmp_path: Path, monkeypatch: pytest.Monke
     assert {"m-Q4_0.gguf", "m-Q8_0.gguf"} == set(names)
     assert not any(each.plan.bytes.streamed for each in chosen if each.file.path == "m-Q8_0.gguf")
     assert None not in hub.ranges()  # nothing but headers was read
+
+
+def test_table_that_stays_in_file_does_not_count(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 4's: the largest file whose other weights fit, although the file is larger than the memory."""
+    model = replace(WIDE, figures=WIDE.figures | {"vocab_size": 60_000, "embedding_length_per_layer_input": 256})
+    files = hub.repositories[NAME] = {}
+    for kind in ("Q4_0", "Q6_K", "Q8_0"):
+        outline_model(model, kind, path := tmp_path / "m.gguf", loadable=True)
+        files[f"m-{kind}.gguf"] = path.read_bytes()
+    use = MemoryUse(0, 0, None, None)
+    monkeypatch.setattr("edge.plan.plan.memory_use", lambda: use)
+    monkeypatch.setattr("edge.backends.check_known", lambda _file: None)  # it has no vocabulary
+    options = Options.parse(backend="cpu", max_kv_size=128)
+    found = [offer(NAME, replace(options, memory=mib << 20), device="raspberry-pi-5") for mib in range(44, 52, 2)]
+    whole = [each.file.path for each in found if not each.plan.bytes.streamed]
+    assert set(whole) == {"m-Q6_K.gguf", "m-Q8_0.gguf"}
+    assert all(each.file.size > 80 << 20 for each in found)
 
 
 def test_nothing_is_downloaded_that_does_not_fit(hub: Hub) -> None:
