@@ -38,7 +38,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 FAMILIES: tuple[str, ...] = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
 SCALED = ("granite", "mistral3", "smollm3")
-HYBRIDS = ("lfm2", "qwen35", "granitehybrid", "falcon-h1", "gemma4")
+HYBRIDS = ("lfm2", "qwen35", "granitehybrid", "falcon-h1", "gemma4", "gemma4moe")
 EXPERTS = Small(layers=2, architecture="qwen3moe", experts=6, used=2)
 FIELDS: dict[str, dict[str, Any]] = {
     "granite": {"attention__scale": 0.1, "embedding_scale": 1.7, "residual_scale": 0.4, "logit_scale": 0.6},
