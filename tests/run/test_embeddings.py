@@ -37,7 +37,7 @@ def test_hidden_states_match_logits(name: str) -> None:
     with load(open_model(GOLDEN / f"{name}.gguf"), max_kv_size=128, prefill_step_size=16, backend="cpu") as session:
         for count in (40, 1):  # chunks, and a pass of a single token
             session.reset()
-            np.testing.assert_allclose(session.engine.hidden(tokens[:count]), expected[:count], atol=2e-2)  # type: ignore[attr-defined]
+            np.testing.assert_allclose(session.engine.hidden(tokens[:count]), expected[:count], atol=8e-2)  # type: ignore[attr-defined]
             assert session.engine.kv.length == count
 
 

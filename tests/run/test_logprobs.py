@@ -35,14 +35,15 @@ def log_softmax(logits: FloatArray) -> AnyArray:
 def test_text_is_scored_as_transformers_scores_it(backend: str, rows: int) -> None:
     tokens = GOLDEN_MODEL.tokens
     expected = log_softmax(GOLDEN_MODEL.logits)
+    near = 2e-2 if rows == 1 or backend == "reference" else 0.15  # a chunk's attention may be in BF16
     with load(GOLDEN_MODEL.model, backend=backend, max_kv_size=128, logits_rows=rows) as session:
         for _ in range(2):
             found = session.score(tokens, top=3)
             assert [each.token for each in found] == tokens[1:].tolist()
             for row, each in zip(expected, found, strict=False):
-                assert each.logprob == pytest.approx(row[each.token], abs=2e-2 if backend == "cpu" else 1e-3)
+                assert each.logprob == pytest.approx(row[each.token], abs=near if backend == "cpu" else 1e-3)
                 assert [token for token, _ in each.top] == row.argsort()[::-1][:3].tolist() or backend == "cpu"
-                assert [value for _, value in each.top] == pytest.approx(np.sort(row)[::-1][:3], abs=2e-2)
+                assert [value for _, value in each.top] == pytest.approx(np.sort(row)[::-1][:3], abs=near)
         assert session.engine.kv.length == 0
 
 
@@ -68,6 +69,7 @@ def test_endings_of_text_share_its_rows(backend: str, monkeypatch: pytest.Monkey
     tokens, first = GOLDEN_MODEL.tokens, 30
     endings = [tokens[:34], np.append(tokens[:first], tokens[:4]), np.append(tokens[:first], tokens[7])]
     ran: list[int] = []
+    near = 6e-2 if backend == "cpu" else 1e-4  # a chunk's attention may be in BF16, a single token's is not
     with load(GOLDEN_MODEL.model, backend=backend, max_kv_size=128, logits_rows=8) as session:
         whole = [session.score(each, top=1)[first - 1 :] for each in endings]
         for name in ("forward", "forward_all"):
@@ -76,7 +78,7 @@ def test_endings_of_text_share_its_rows(backend: str, monkeypatch: pytest.Monkey
         for ending, expected in zip(endings, whole, strict=True):
             found = session.score(ending, top=1, first=first, keep_rows=True)
             assert [each.token for each in found] == ending[first:].tolist()
-            assert [each.logprob for each in found] == pytest.approx([each.logprob for each in expected], abs=1e-4)
+            assert [each.logprob for each in found] == pytest.approx([each.logprob for each in expected], abs=near)
             assert [each.top[0][0] for each in found] == [each.top[0][0] for each in expected]
         assert sum(ran) == endings[0].size - 1 + 4 + 1
         assert session.engine.kv.length == endings[-1].size - 1
