@@ -107,6 +107,7 @@ golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/beams.py
 	$(BIN)/python tests/golden/tokens.py
 	$(GOLDEN_PYTHON) tests/golden/folders.py
+	$(GOLDEN_PYTHON) tests/golden/assistant.py
 	$(GOLDEN_PYTHON) tests/golden/encoders.py
 	$(GOLDEN_PYTHON) tests/golden/embedders.py
 	$(BIN)/python tests/golden/back.py build/folders

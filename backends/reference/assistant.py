@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from edge.backends.base import EngineConfig, SharedRows
+from edge.backends.checks import check_whole
 from edge.backends.reference.attention import heads_of
 from edge.backends.reference.context import At
 from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.functions import softmax
 from edge.backends.reference.weights import UNWARNED, read_weights
 from edge.backends.ring import LayerKinds
+from edge.formats.arrays import read_array
 from edge.formats.blocks import dequantize
-from edge.formats.gguf import GGUFFile
+from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.assistant import plain_file, source_layers, token_order
 from edge.model.cores import Attention
 from edge.model.layers import Assists, Block
@@ -45,8 +47,7 @@ class Assistant(ReferenceEngine):
         self._assists: Assists = network.assists
         self._rows: Mapping[bool, SharedRows] = {}
         self._type, self._order = info.type, token_order(file, spec)
-        rows = file.tensor_bytes(info).reshape(spec.vocab, -1)
-        self._head: AnyArray = rows[self._order] if self._order.size else np.array(rows)
+        self._head: AnyArray = _rows_in_order(file, info, self._order)
 
     def step(self, embedding: FloatArray, state: FloatArray, rows: Mapping[bool, SharedRows]) -> tuple[int, FloatArray]:
         """The likeliest next token, and the model's state that comes with it, [hidden of the model]. embedding, state:
@@ -101,6 +102,22 @@ class Assistant(ReferenceEngine):
         best = np.argpartition(-scores, count - 1)[:count]
         rows = self._head.reshape(self._assists.centroids, -1, self._head.shape[1])[best]
         yield self._order.reshape(scores.size, -1)[best].reshape(-1), dequantize(np.concatenate(rows), self._type)
+
+
+def _rows_in_order(file: GGUFFile, info: TensorInfo, order: IntArray) -> AnyArray:
+    """The rows of a matrix as stored, uint8 [rows, bytes], in this order, or in the file's if it is empty. Memory holds
+    them once."""
+    if not order.size:
+        return file.tensor_bytes(info).reshape(info.rows, -1)
+    found, places = np.empty((info.rows, info.nbytes // info.rows), np.uint8), np.argsort(order)
+    with open(file.path, "rb") as source:
+        source.seek(info.offset)
+        for at in range(0, info.rows, _HEAD_ROWS):
+            part = places[at : at + _HEAD_ROWS]
+            data = read_array(source, np.uint8, part.size * found.shape[1])
+            check_whole(file.path, data.size, part.size * found.shape[1])
+            found[part] = data.reshape(part.size, -1)
+    return found
 
 
 def product(matrix: FloatArray, x: FloatArray) -> FloatArray:
