@@ -51,6 +51,11 @@ class Target:
         return str(self.llvm["mtriple"]).partition("-")[0]
 
     @property
+    def paired(self) -> int:
+        """`pair_rows` in whole groups of `score_rows`."""
+        return -(-self.pair_rows // self.score_rows) * self.score_rows
+
+    @property
     def returns(self) -> bool:
         """Whether threads leave the compiled code after every job, not only at the end: WebAssembly's engines cannot
         replace a running function by a faster version of it."""

@@ -377,13 +377,13 @@ def test_every_instruction_set_gives_the_same_logits(
 def test_chunks_in_bf16_are_those_in_float32(
     monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine], name: str, kv_dtype: str
 ) -> None:
-    """Blocks of 128 rows, an odd number of rows, windows, sinks and soft caps."""
+    """Blocks of 128 rows and 32 queries, an odd number of rows, windows, sinks and soft caps."""
     paired = next((isa for isa in runnable_isas() if target_named(isa, "").pair_rows), None)
     if paired is None:
         pytest.skip("this CPU does not multiply in BF16")
     model = open_model(Path(__file__).parents[1] / "golden" / f"{name}.gguf")
     tokens, answers = tokens_of(model, 299), []
-    for changes in ({"pair_rows": 0}, {"pair_rows": 24, "chunk_block": 8}):
+    for changes in ({"pair_rows": 0}, {"pair_rows": 24, "score_rows": 16, "chunk_block": 8}):
         choose(monkeypatch, paired)
         engine = engines(open_with(model, kv_dtype, threads=2, chunk=100, capacity=320, tuning=changes))
         answers.append(np.array([engine.forward(tokens[at : at + 100]) for at in range(0, 299, 100)]))

@@ -65,8 +65,8 @@ def work_offsets(core: Attention, target: Target) -> dict[str, int]:
 def pair_offsets(core: Attention, target: Target) -> dict[str, int]:
     """As `work_offsets`, for a chunk in BF16: also of queries, keys and values, two in a float."""
     row, block = core.row.padded(LANES), target.chunk_block * 16
-    return _offsets(_work(core, target.pair_rows) | {
-        "scores": target.score_rows * block, "queries": target.pair_rows * row.key // 2,
+    return _offsets(_work(core, target.paired) | {
+        "scores": target.score_rows * block, "queries": target.paired * row.key // 2,
         "keys": block * row.key // 2, "values": block * row.value // 2,
     })  # fmt: skip
 

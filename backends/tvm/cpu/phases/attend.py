@@ -61,7 +61,7 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
     """Blocks of query rows go to the threads in turn: later ones see more rows and cost more."""
     core, source, limits, height = b.attention, b.rows_of(layer), _limits(b, layer), b.target.score_rows
     paired = bool(b.target.pair_rows) and not b.design.exact
-    side = b.target.pair_rows if paired else height
+    side = b.target.paired if paired else height
     rows = let(b.count * core.group)
     units = let(quotient(rows + (side - 1), side) * core.kv_heads)
     work, memory = _paired(b) if paired else (_work(b, b.thread, i64(0)), None)
