@@ -394,7 +394,7 @@ DAMAGED: dict[str, tuple[Callable[[], GGUF], str]] = {
 
 UNSUPPORTED: dict[str, tuple[Callable[[], GGUF], str]] = {
     "no tokenizer": (lambda: changed("model", None), "tokenizer None is not supported"),
-    "another tokenizer": (lambda: changed("model", (STRING, "t5")), "tokenizer 't5' is not supported"),
+    "another tokenizer": (lambda: changed("model", (STRING, "rwkv")), "tokenizer 'rwkv' is not supported"),
     "a tokenizer of two lines": (lambda: changed("model", (STRING, "a\nb" * 9999)), r"tokenizer 'a\nb"),
     "another pre-tokenizer": (lambda: changed("pre", (STRING, "gpt2")), "pre-tokenizer 'gpt2' is not supported"),
     "a pre-tokenizer that is a list": (lambda: changed("pre", (ARRAY, (U32, []))), "is not supported"),
