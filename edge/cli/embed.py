@@ -38,9 +38,7 @@ def embed(
     ] = None,
     raw: Annotated[bool, o.flag("--unscaled", group=PROMPT, help="Do not scale vectors to length 1.")] = False,
     *,
-    options: Annotated[
-        Options, o.without("time", "keep", "prompt_cache", "prompt_cache_size", "chat_template", "prefix")
-    ],
+    options: Annotated[Options, o.without(*o.LIMITS, "chat_template")],
     quiet: o.Quiet = False,
 ) -> None:
     """Print a vector for each text, as JSON, a line each: by an encoder, or of a decoder's last hidden states.
@@ -51,14 +49,14 @@ def embed(
       edge embed smollm2-135m -f lines.txt > vectors.jsonl
     """
     from edge.cli.terminal.fetching import fetch_missing
-    from edge.cli.terminal.prompts import read_prompt
+    from edge.cli.terminal.prompts import lines_of
     from edge.errors import InputError
     from edge.run.sequences.embedding import check_pooling
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
 
     pooled = check_pooling(pooling)
-    given = texts or "".join(read_prompt([], file)).splitlines()
+    given = texts or lines_of(file)
     lines = [line for line in given if line.strip()]
     if not lines:
         raise InputError("there is no text: name some, or -f FILE")
@@ -76,7 +74,8 @@ def embed(
             ):
                 print_json(vector.tolist())
         if not quiet:
-            note(f"({len(lines)} vectors of {dimensions or opened.tail.size} numbers)")
+            blank = f"; {len(given) - len(lines)} blank texts were left out" if len(given) > len(lines) else ""
+            note(f"({len(lines)} vectors of {dimensions or opened.tail.size} numbers{blank})")
             if long:
                 done = "their ends were left out" if truncate else f"{session.plan.kv_policy} evicted rows"
                 note(f"({long} of the texts had more than {rows} tokens: {done})")

@@ -28,9 +28,7 @@ def rank(
     ] = None,
     as_json: o.Json = False,
     *,
-    options: Annotated[
-        Options, o.without("time", "keep", "prompt_cache", "prompt_cache_size", "chat_template", "prefix")
-    ],
+    options: Annotated[Options, o.without(*o.LIMITS, "chat_template")],
     quiet: o.Quiet = False,
 ) -> None:
     """Print texts, the most relevant to a query first, with their relevance from 0 to 1.
@@ -43,7 +41,7 @@ def rank(
       grep -rn password docs | edge rank qwen3-reranker.gguf "reset a password" --json
     """
     from edge.cli.terminal.fetching import fetch_missing
-    from edge.cli.terminal.prompts import read_prompt
+    from edge.cli.terminal.prompts import lines_of, read_text
     from edge.errors import InputError
     from edge.run.sequences.ranking import ranked
     from edge.run.starting.loading import load
@@ -54,11 +52,11 @@ def rank(
     found = list[tuple[str, str]]()  # where a text comes from, and the text
     sources: list[Path | None] = [*files] if files else [None]
     for file in sources:
-        text = "".join(read_prompt([], file))
-        lines = [(str(file), text)] if whole else [
-            (f"{file or '-'}:{number}", line) for number, line in enumerate(text.splitlines(), start=1)
-        ]  # fmt: skip
-        found += [(place, each) for place, each in lines if each.strip()]
+        if whole and file:
+            found.append((str(file), "".join(read_text(file))))
+        else:
+            found += [(f"{file or '-'}:{number}", line) for number, line in enumerate(lines_of(file), start=1)]
+    found = [(place, text) for place, text in found if text.strip()]
     if not found:
         raise InputError("there is no text: name FILES with some, or pipe them in")
     with progress(enabled=not quiet) as shown:

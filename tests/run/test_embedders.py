@@ -23,6 +23,7 @@ from edge.errors import EdgeError, InputError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf_writer import Planned, fields_of, planned_as, write_gguf
 from edge.model.model import Model, open_model
+from edge.run.sequences import ranking
 from edge.run.starting.loading import load
 from edge.types import AnyArray
 
@@ -166,6 +167,11 @@ def test_command_line(tmp_path: Path) -> None:
     assert found[0]["place"] == f"{tmp_path / 'texts'}:{found[0]['index'] + 1}"
     done = edge("rank", path, QUERY, str(tmp_path / "texts"), "--whole", "--backend", "reference")
     assert done.stdout.endswith(f"  {tmp_path / 'texts'}\n")
+    (tmp_path / "texts").write_bytes(b"\x0cpage\r\n\r\nlast\xe2\x80\xa8line")  # as grep counts its lines
+    done = edge("rank", path, QUERY, str(tmp_path / "texts"), "--backend", "reference", "--json")
+    assert {json.loads(line)["place"].rpartition(":")[2] for line in done.stdout.strip().split("\n")} == {"1", "3"}
+    for command in ("embed", "rank"):  # a limit that does not hold is no option
+        assert "No such option: --energy" in edge(command, path, QUERY, "--energy", "1J").stderr
 
 
 def test_server() -> None:
@@ -194,12 +200,26 @@ def test_what_ranking_refuses() -> None:
             (" ", TEXTS, {}, "the query is empty"),
             ("sky " * 100, TEXTS, {}, "leaves no room"),
             (QUERY, TEXTS, {"instruction": "judge"}, "--instruction is for rerankers"),
+            (QUERY, ["x", ""], {}, "a text to rank is empty"),
             (QUERY, "one text", {}, "texts"),
         ):
             with pytest.raises(InputError, match=message):
                 session.rank(query, texts, **options)
         assert session.rank(QUERY, ["sky " * 500]).shape == (1,)  # its end is left out
         assert session.rank(QUERY, []).shape == (0,)
+
+
+@pytest.mark.parametrize("name", ["gemma", "bert-ranker", "qwen3-ranker"])
+def test_many_texts_are_ranked_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors and tokens of 100,000 texts would take 250 MiB."""
+    with load_exact(name, "reference", max_kv_size=256 if name == "qwen3-ranker" else None) as session:
+        expected, sizes = session.rank(QUERY, TEXTS), list[int]()
+        monkeypatch.setattr(ranking, "_AT_ONCE", 2)
+        for way in ("_by_cosine", "_by_pairs", "_by_answers"):
+            run = getattr(ranking, way)
+            monkeypatch.setattr(ranking, way, lambda *given, run=run: sizes.append(len(given[3])) or run(*given))
+        np.testing.assert_allclose(session.rank(QUERY, TEXTS), expected, atol=1e-6)
+        assert sizes == [2, 2, 1]
 
 
 def test_prompts_and_dimensions() -> None:

@@ -95,6 +95,7 @@ def test_command_line() -> None:
         assert one == pytest.approx(session.embed("one", pooling="last").tolist(), abs=1e-5)
         assert two == pytest.approx(session.embed("two", pooling="last").tolist(), abs=1e-5)
     done = subprocess.run(
-        [*command[:-1], "--max-kv-size", "64", "one " * 90], capture_output=True, text=True, check=True
+        [*command[:-1], "--max-kv-size", "64", "one " * 90, " "], capture_output=True, text=True, check=True
     )
     assert "(1 of the texts had more than 64 tokens: streaming evicted rows)" in done.stderr
+    assert "(1 vectors of 64 numbers; 1 blank texts were left out)" in done.stderr

@@ -92,6 +92,15 @@ def read_whole(path: Path) -> str:
     return text
 
 
+def lines_of(path: Path | None) -> list[str]:
+    """The lines of a text file, or of stdin, without line ends, as editors count them: a form feed ends none. Raises
+    InputError."""
+    if path is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise InputError("there is no text: name some, or a file of them, or pipe them in")
+    blocks = read_text(path) if path else _blocks(sys.stdin.buffer, "stdin")
+    return [line.rstrip("\n") for line in io.StringIO("".join(blocks), newline=None)]
+
+
 def read_lines() -> Iterator[str]:
     """Lines of stdin as they arrive, without line ends; none if it is closed. Raises InputError."""
     if sys.stdin is None:

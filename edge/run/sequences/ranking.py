@@ -26,6 +26,7 @@ _PROMPT = (
     "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
 )
 _ANSWERS = ("yes", "no")
+_AT_ONCE = 256  # texts whose tokens and vectors are in memory
 _LEAST = 8  # tokens of a text that must fit beside the query
 
 Runs = Callable[[IntArray, bool], float]  # the score after these tokens; False: more tokens follow, and there is none
@@ -39,14 +40,21 @@ def rank(
     network = find_network(model.spec)
     if not query.strip():
         raise InputError("the query is empty")
+    if not all(texts):
+        raise InputError("a text to rank is empty: leave it out")
     if instruction is not None and network.encoder:
         raise InputError("--instruction is for rerankers that answer yes or no")
-    if network.ranks and network.encoder:
-        scores, count = _by_pairs(sequence, model, query, texts)
-    elif network.ranks or model.answers_yes:
-        scores, count = _by_answers(sequence, model, query, texts, instruction or INSTRUCTION)
-    else:
-        scores, count = _by_cosine(sequence, model, query, texts)
+    scores, count = np.empty(len(texts), np.float32), 0
+    for start in range(0, len(texts), _AT_ONCE):
+        some = texts[start : start + _AT_ONCE]
+        if network.ranks and network.encoder:
+            found, ran = _by_pairs(sequence, model, query, some)
+        elif network.ranks or model.answers_yes:
+            found, ran = _by_answers(sequence, model, query, some, instruction or INSTRUCTION)
+        else:
+            found, ran = _by_cosine(sequence, model, query, some)
+        scores[start : start + _AT_ONCE] = found
+        count += ran
     if not np.isfinite(scores).all():
         raise EngineError("the model produced NaN: its weights are damaged or overflow")
     return scores, count
