@@ -20,10 +20,11 @@ GROUPS = (PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT)
 """Groups of options in the help of commands, in their order."""
 
 KEYWORDS.update({
-    "--at": "contexts", "--beams": "beams", "--device": "device", "--force": "force=True", "--host": "host",
-    "--include": "include", "--length-penalty": "length_penalty", "--limit": "limit", "--max-tokens": "max_tokens",
-    "--num-fewshot": "num_fewshot", "--pooling": "pooling", "--port": "port", "--quant": "quant",
-    "--raw": "raw=True", "--stop": "stop", "--system": "system", "--think": "think",
+    "--at": "contexts", "--beams": "beams", "--device": "device", "--dimensions": "dimensions",
+    "--force": "force=True", "--host": "host", "--include": "include", "--instruction": "instruction",
+    "--length-penalty": "length_penalty", "--limit": "limit", "--max-tokens": "max_tokens",
+    "--num-fewshot": "num_fewshot", "--pooling": "pooling", "--port": "port", "--prompt-name": "prompt_name",
+    "--quant": "quant", "--raw": "raw=True", "--stop": "stop", "--system": "system", "--think": "think",
     "--tokens": "max_tokens", "--truncate": "truncate=True",
 })  # fmt: skip
 """Flags whose Python twins are no options, but keywords of single functions."""

@@ -111,6 +111,8 @@ CALLS: list[tuple[Callable[[edge.Session], object], str, str]] = [
     (lambda full: full.generate("hi", max_tokens=0),
      "max_tokens must be a whole number, at least 1, or -1 for no limit, not 0",
      "--max-tokens must be a whole number, at least 1, or -1 for no limit, not 0"),
+    (lambda full: full.embed("hi", dimensions=10**6), "dimensions must be from 1", "--dimensions must be from 1"),
+    (lambda full: full.embed("hi", prompt_name="x"), "leave prompt_name out", "leave --prompt-name out"),
     (lambda full: full.generate("hi", think="maybe"), "think 'maybe' is not understood", "--think 'maybe' is not"),
     (lambda full: full.generate(np.arange(1, 200, dtype=np.int32), max_tokens=1),
      'but kv_policy="full" has 64 free KV rows: raise max_kv_size or use kv_policy="streaming"',

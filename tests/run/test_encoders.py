@@ -209,6 +209,8 @@ def test_server() -> None:
         expected = golden["mean"][0] / np.linalg.norm(golden["mean"][0])
         assert found["data"][0]["embedding"] == pytest.approx(expected.tolist(), abs=1e-4)
         assert found["usage"]["prompt_tokens"] == golden["sizes"][0]
+        found = client.post("/v1/embeddings", json={"input": "sky " * 200, "truncate": True}).json()
+        assert found["usage"]["prompt_tokens"] == CONTEXT
         for path, body in (
             ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
             ("completions", {"prompt": "Hello"}),

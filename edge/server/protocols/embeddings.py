@@ -38,6 +38,7 @@ class EmbeddingsBody:
     encoding_format: Literal["float", "base64"] | None = said("Numbers (the default), or float32 in base64.")
     dimensions: Dimensions | None = said("Return only the first values, scaled anew, of models trained for that.")
     prompt_name: str | None = said("The model's prompt before each text, such as query or document.")
+    truncate: bool | None = said("Leave out the end of a text that is too long.")
 
 
 def translate(body: EmbeddingsBody, headers: Any, tenant: str) -> list[Request]:
@@ -59,7 +60,7 @@ def requests_of(texts: Sequence[str | IntArray], tenant: str) -> list[Request]:
 
 
 def work_of(body: EmbeddingsBody) -> Work:
-    return partial(embed, dimensions=body.dimensions, prompt_name=body.prompt_name)
+    return partial(embed, truncate=bool(body.truncate), dimensions=body.dimensions, prompt_name=body.prompt_name)
 
 
 def embed(
