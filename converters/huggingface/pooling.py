@@ -36,7 +36,7 @@ def pooling_fields(folder: Path) -> dict[str, Field]:
     modes = [key.removeprefix("pooling_mode_") for key, on in said.items() if key.startswith("pooling_mode_") and on]
     found = _POOLING_MODES.get(modes[0]) if len(modes) == 1 else said.get("pooling_mode") if not modes else None
     numbers = {name: number for number, name in POOLING.items()}
-    if found not in numbers:
+    if not isinstance(found, str) or found not in numbers:
         raise UnsupportedError(f"{path}: its pooling is not supported ({', '.join(modes) or brief(found)})")
     return {"pooling_type": np.uint32(numbers[found])}
 
@@ -86,6 +86,6 @@ def _modules(folder: Path) -> Iterator[tuple[str, Path]]:
         name, where = str(kind).rpartition(".")[2], str(place)
         if name not in _KINDS:
             raise UnsupportedError(f"{path}: the module {brief(kind)} behind the model is not supported")
-        if Path(where).name != where:
+        if Path(where).name != where or where == ".." or "\0" in where:
             raise ModelFormatError(f"{path}: {where!r:.80} is not the name of a folder in this one")
         yield name, folder / where

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,8 @@ class Unigram:
             )
         if not file.metadata.get("tokenizer.ggml.add_space_prefix", True):
             raise UnsupportedError(f"{file.path}: a unigram tokenizer without add_space_prefix is not supported")
+        if not np.isfinite(scores).all():
+            raise ModelFormatError(f"{file.path}: tokenizer.ggml.scores has values that are no numbers")
         self.bos_id, self.eos_id, unknown = (read_token_id(file, name, self.size) for name in ("bos", "eos", "unknown"))
         if unknown is None:
             unknown = next((int(index) for index in np.flatnonzero(types == UNKNOWN)), None)
@@ -60,7 +64,9 @@ class Unigram:
         self._longest = max(map(len, self._pieces), default=1)
         self._least = min((self._scores[index] for index in plain), default=0.0) - _PENALTY
         table = file.numbers(_CHARACTERS).astype(np.uint8).tobytes() if _CHARACTERS in file.metadata else None
-        self._normalizer = normalizers.Sequence([normalizers.Precompiled(table)] if table else [])
+        with _whole(file.path):
+            self._normalizer = normalizers.Sequence([normalizers.Precompiled(table)] if table else [])
+        self._path = file.path
         spaces: Any = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")
         self._words = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces])
         self._split = lru_cache(_REMEMBERED)(self._find_split)
@@ -94,7 +100,8 @@ class Unigram:
         self, text: str | Iterable[str], *, special: bool = False, start: bool = True
     ) -> Iterator[IntArray]:
         for block, _ in cut_blocks([text] if isinstance(text, str) else text):
-            words = self._words.pre_tokenize_str(self._normalizer.normalize_str(well_formed(block)))
+            with _whole(self._path):
+                words = self._words.pre_tokenize_str(self._normalizer.normalize_str(well_formed(block)))
             yield np.array([token for word, _ in words for token in self._split(word)], np.int32)
 
     def special_tokens(self) -> dict[str, tuple[int, bool]]:
@@ -116,3 +123,14 @@ class Unigram:
 
     def stream_decoder(self) -> codecs.IncrementalDecoder:
         return codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Raise ModelFormatError where the library fails on a damaged table; a panic of Rust is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelFormatError(f"{path}: {_CHARACTERS} is damaged ({error!s:.80})") from None

@@ -76,6 +76,7 @@ def test_llama_cpp_reads_what_is_written(tmp_path: Path) -> None:
     ("config.json", lambda said: said.update(position_embedding_type="relative_key"), "position_embedding_type"),
     ("config.json", lambda said: said.update(is_decoder=True), "is_decoder is True"),
     ("1_Pooling/config.json", lambda said: said.update(pooling_mode_max_tokens=True), "pooling is not supported"),
+    ("1_Pooling/config.json", lambda said: (said.clear(), said.update(pooling_mode=[])), "pooling is not supported"),
     ("tokenizer.json", lambda said: said["normalizer"].update(handle_chinese_chars=False), "handle_chinese_chars"),
     ("tokenizer.json", lambda said: said.update(normalizer=None), "normalizer is None: BertNormalizer"),
     ("tokenizer.json", lambda said: said["model"].update(max_input_chars_per_word=5), "max_input_chars_per_word"),
@@ -103,6 +104,8 @@ def test_modules_behind_encoder(tmp_path: Path) -> None:
         ([{"type": "sentence_transformers.models.LSTM", "path": "2_LSTM"}], "the module .* is not supported"),
         ([{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], "2_Dense"),
         ([{"type": "sentence_transformers.models.Pooling", "path": "../1_Pooling"}], "not the name of a folder"),
+        ([{"type": "sentence_transformers.models.Dense", "path": ".."}], "not the name of a folder"),
+        ([{"type": "sentence_transformers.models.Dense", "path": "\0"}], "not the name of a folder"),
         ([{"type": None}], "the module None"),
         ({"type": 1}, "list"),
     ):

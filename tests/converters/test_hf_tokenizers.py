@@ -512,11 +512,12 @@ def places(said: Any, *above: str | int) -> list[tuple[str | int, ...]]:
 
 @pytest.mark.parametrize(("name", "file"), [
     ("llama", "tokenizer.json"), pytest.param("mistral", "tokenizer.json", marks=pytest.mark.exhaustive),
+    ("../embedders/xlm-roberta", "tokenizer.json"),
     *(("qwen2", f"{title}.json") for title in ("tokenizer_config", "special_tokens_map", "generation_config")),
 ])  # fmt: skip
 def test_files_of_any_kind_are_read_or_refused(name: str, file: str, tmp_path: Path) -> None:
     """Every value in turn becomes something else; then the whole file does."""
-    folder = copy_folder(name, tmp_path / name)
+    folder = copy_folder(name, tmp_path / "folder")
     path = folder / file
     if not path.exists():
         path.write_text('{"eos_token_id": [2, 0], "eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_start|>"}')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,7 @@ from test_cli import edge
 from tokenizers import Tokenizer
 
 from edge.converters.huggingface.reader import convert_folder
-from edge.errors import EdgeError, InputError
+from edge.errors import EdgeError, InputError, ModelFormatError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf_writer import Planned, fields_of, planned_as, write_gguf
 from edge.model.model import Model, open_model
@@ -87,6 +88,29 @@ def test_unigrams_are_those_of_tokenizers() -> None:
     ]
     for text in filter(str.strip, [*manual, *odd]):
         assert model.tokenizer.encode(text).tolist() == theirs.encode(text, add_special_tokens=False).ids, repr(text)
+
+
+def test_damaged_unigrams(tmp_path: Path) -> None:
+    """A table of characters may also fail where a text first reads a part of it: the library's code in Rust panics."""
+    model, _ = opened("xlm-roberta")
+    file, scores = model.file, model.file.numbers("tokenizer.ggml.scores")
+    panics = np.array([4, 0, 0, 0, 0, 255, 255, 255, 97, 0], np.uint8)
+    for field, value in (
+        *(("scores", np.where(np.arange(scores.size) == 9, odd, scores)) for odd in (-np.inf, np.nan)),
+        ("precompiled_charsmap", np.zeros(3, np.uint8)), ("precompiled_charsmap", panics),
+    ):  # fmt: skip
+        fields = fields_of(file) | {f"tokenizer.ggml.{field}": value}
+        data = (file.tensor_bytes(each) for each in file.tensors.values())
+        write_gguf(tmp_path / "model.gguf", fields, planned_as(file.tensors.values()), data)
+        with pytest.raises(ModelFormatError, match=field):
+            open_model(tmp_path / "model.gguf").encode_text("a text")
+    folder = shutil.copytree(FOLDERS / "xlm-roberta", tmp_path / "folder")
+    said = json.loads((folder / "tokenizer.json").read_text())
+    for score in (None, "x", [], 10**400):
+        said["model"]["vocab"][9][1] = score
+        (folder / "tokenizer.json").write_text(json.dumps(said))
+        with pytest.raises(ModelFormatError, match="no text with a score"):
+            convert_folder(folder, tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("name", EMBEDDERS)
