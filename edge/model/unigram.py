@@ -27,7 +27,7 @@ from edge.types import IntArray
 
 SPACE = "▁"
 _PENALTY = 10.0  # of an unknown character, below the least score
-_REMEMBERED = 4096  # words
+_REMEMBERED, _SHORT = 4096, 32  # words, and the characters of the longest: Chinese has no spaces
 _CHARACTERS = "tokenizer.ggml.precompiled_charsmap"
 
 
@@ -69,7 +69,10 @@ class Unigram:
         self._path = file.path
         spaces: Any = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")
         self._words = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces])
-        self._split = lru_cache(_REMEMBERED)(self._find_split)
+        self._remembered = lru_cache(_REMEMBERED)(self._find_split)
+
+    def _split(self, word: str) -> list[int]:
+        return self._remembered(word) if len(word) <= _SHORT else self._find_split(word)
 
     def _find_split(self, word: str) -> list[int]:
         """The pieces of a word; unknown characters in a row are one unknown token. Callers must not change the list."""

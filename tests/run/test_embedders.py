@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -88,6 +89,12 @@ def test_unigrams_are_those_of_tokenizers() -> None:
     ]
     for text in filter(str.strip, [*manual, *odd]):
         assert model.tokenizer.encode(text).tolist() == theirs.encode(text, add_special_tokens=False).ids, repr(text)
+    tracemalloc.start()
+    for number in range(9):
+        model.tokenizer.encode(f"{number}{'so' * 5000}")
+    left, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert left < 9 * 5000 * 8  # long words are not remembered
 
 
 def test_damaged_unigrams(tmp_path: Path) -> None:
