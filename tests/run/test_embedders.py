@@ -271,3 +271,5 @@ def test_prompts_and_dimensions() -> None:
         scores = session.rank(QUERY, TEXTS)  # by cosine, with both prompts
         asked, texts = session.embed(QUERY, prompt_name="query"), session.embed(TEXTS, prompt_name="document")
         np.testing.assert_allclose(scores, np.clip(texts @ asked, 0, 1), atol=1e-6)
+        long = session.rank_counted(QUERY, ["sky " * 5000])[1] - session.rank_counted(QUERY, ["sky " * 4000])[1]
+        assert long == 0  # tokens that were cut did not run

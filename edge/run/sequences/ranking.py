@@ -136,7 +136,8 @@ def _by_cosine(sequence: TokenSequence, model: Model, query: str, texts: Sequenc
     both = [model.encode_text(model.prompted(query, prompts[0]), embedded=True)]
     both += [model.encode_text(model.prompted(text, prompts[1]), embedded=True) for text in texts]
     vectors = embed(sequence, model, both, None, normalize=True, truncate=True)
-    return np.clip(vectors[1:] @ vectors[0], 0, 1), sum(tokens.size for tokens in both)
+    most = sequence.engine.kv.capacity
+    return np.clip(vectors[1:] @ vectors[0], 0, 1), sum(min(tokens.size, most) for tokens in both)
 
 
 def _room(rows: int) -> int:
