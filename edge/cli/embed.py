@@ -56,7 +56,7 @@ def embed(
     from edge.run.starting.opening import open_model
 
     pooled = check_pooling(pooling)
-    given = texts or lines_of(file)
+    given = [*(texts or ()), *(lines_of(file) if file or not texts else ())]
     lines = [line for line in given if line.strip()]
     if not lines:
         raise InputError("there is no text: name some, or -f FILE")

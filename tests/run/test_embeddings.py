@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,12 +86,20 @@ def test_long_text_and_what_is_refused() -> None:
             object.__setattr__(session.engine.capabilities, "hidden", True)
 
 
-def test_command_line() -> None:
+def test_command_line(tmp_path: Path) -> None:
     command = forking(COMMAND, "edge", "embed", str(GOLDEN / f"{MODEL}.gguf"), "--backend", "reference", "-q")
     done = subprocess.run(
         [*command, "--pooling", "last"], input="one\n\ntwo\n", capture_output=True, text=True, check=True
     )
     one, two = map(json.loads, done.stdout.splitlines())
+    (tmp_path / "lines").write_text("two\n")
+    both = subprocess.run(
+        [*command, "--pooling", "last", "one", "-f", str(tmp_path / "lines")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert both.stdout == done.stdout
     with load(open_golden(MODEL).model, backend="reference", max_kv_size=64) as session:
         assert one == pytest.approx(session.embed("one", pooling="last").tolist(), abs=1e-5)
         assert two == pytest.approx(session.embed("two", pooling="last").tolist(), abs=1e-5)
