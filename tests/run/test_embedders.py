@@ -225,6 +225,17 @@ def test_server() -> None:
             assert client.post("/v1/rerank", json=asked | wrong).status_code == 400
 
 
+def test_ranker_without_eos(tmp_path: Path) -> None:
+    file = opened("modern-ranker")[0].file
+    ends = ("seperator_token_id", "eos_token_id")
+    fields = {key: value for key, value in fields_of(file).items() if not key.endswith(ends)}
+    data = (file.tensor_bytes(each) for each in file.tensors.values())
+    write_gguf(tmp_path / "model.gguf", fields, planned_as(file.tensors.values()), data)
+    ranker = load(open_model(tmp_path / "model.gguf"), backend="reference")
+    with ranker, pytest.raises(ModelFormatError, match="names no bos and eos"):
+        ranker.rank(QUERY, TEXTS)
+
+
 def test_what_ranking_refuses() -> None:
     with load_exact("bert-ranker", "reference") as session:
         for query, texts, options, message in (

@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from edge.backends.base import HiddenEngine
-from edge.errors import EngineError, InputError, UnsupportedError
+from edge.errors import EngineError, InputError, ModelFormatError, UnsupportedError
 from edge.model.model import Model
 from edge.model.tensors import find_network
 from edge.run.sequences.embedding import embed, pool
@@ -64,8 +64,8 @@ def _by_pairs(sequence: TokenSequence, model: Model, query: str, texts: Sequence
     """A cross-encoder sees the query and a text at once."""
     asked, bos = model.tokenizer.encode(query), model.tokenizer.bos_id
     end, most = model.tokenizer.eos_id, sequence.engine.kv.capacity
-    assert bos is not None
-    assert end is not None
+    if bos is None or end is None:
+        raise ModelFormatError(f"{model.path}: its header names no bos and eos token to put around texts")
     first = np.concatenate([[bos], asked, [end] * model.separators]).astype(np.int32)
     room = _room(most - first.size - 1)
     pairs = [np.concatenate([first, model.tokenizer.encode(text)[:room], [end]]).astype(np.int32) for text in texts]
