@@ -360,8 +360,8 @@ class Session:
 
         A reranker judges query and text together: a cross-encoder by its classifier, Qwen3-Reranker by the answer yes
         or no, to which `instruction` may add the task. Other models rank by the cosine of embeddings. The end of a text
-        that does not fit is left out. Raises BusyError during a generation, InputError for an empty query,
-        UnsupportedError where an engine has no hidden states.
+        that does not fit is left out. Raises BusyError during a generation, InputError for an empty query or
+        text, UnsupportedError where an engine has no hidden states.
         """
         return self.rank_counted(query, texts, instruction=instruction)[0]
 
