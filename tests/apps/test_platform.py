@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -320,3 +321,21 @@ def test_same_runs_on_arm() -> None:
 
 def said_by(command: Sequence[str], folder: Path | None = None) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, cwd=folder).stdout.strip()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends threads without their process")
+def test_only_a_thread_that_is_not_there_has_ended(system: Any) -> None:
+    """tgkill refuses the id -1 for another reason (EINVAL), as a sandbox may refuse any (EPERM)."""
+    here: list[int] = []
+    gone = threading.Thread(target=lambda: here.append(threading.get_native_id()))
+    gone.start()
+    gone.join()
+    lines = {id_: (ctypes.c_int32 * 16)(0, 0, id_) for id_ in (-1, threading.get_native_id(), *here)}
+    system.owner_ended.restype = ctypes.c_bool
+    waiting = [threading.Thread(target=system.edge_doze, args=(line, 0)) for line in lines.values()]
+    for each in waiting:
+        each.start()
+    for each in waiting:
+        each.join()
+    assert [system.owner_ended(line) for line in lines.values()] == [False, False, True]
+    assert [line[0] for line in lines.values()] == [0, 0, 1 << 30]

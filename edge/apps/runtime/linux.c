@@ -42,7 +42,7 @@ static int64_t system_call(int64_t number, int64_t a, int64_t b, int64_t c, int6
 #error "edge runs on x86-64 and ARM64"
 #endif
 
-enum { INTERRUPTED = -4 };
+enum { NO_SUCH_THREAD = -3, INTERRUPTED = -4 };
 
 int64_t system_read(int32_t fd, void *to, uint64_t size)
 {
@@ -291,6 +291,11 @@ void own_line(int32_t line[LINE])
     __atomic_store_n(&line[OWNER], (int32_t)system_call(SYSTEM_THREAD, 0, 0, 0, 0), __ATOMIC_RELAXED);
 }
 
+int32_t line_owner(const int32_t line[LINE])
+{
+    return __atomic_load_n(&line[OWNER], __ATOMIC_RELAXED);
+}
+
 bool owner_ended(const int32_t line[LINE])
 {
     return __atomic_load_n(&line[ENDED], __ATOMIC_RELAXED);
@@ -302,7 +307,7 @@ int32_t edge_doze(int32_t *word, int32_t value)
     int32_t owner = __atomic_load_n(&word[OWNER], __ATOMIC_RELAXED); /* the thread may not have begun */
     system_call(SYSTEM_FUTEX, (int64_t)word, FUTEX_WAIT_PRIVATE_, value, (int64_t)(owner ? &second : NULL));
     if (owner && __atomic_load_n(word, __ATOMIC_SEQ_CST) == value
-        && system_call(SYSTEM_SIGNAL, getpid(), owner, 0, 0)
+        && system_call(SYSTEM_SIGNAL, getpid(), owner, 0, 0) == NO_SUCH_THREAD
         && __atomic_compare_exchange_n(word, &value, value + FOREVER, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         __atomic_store_n(&word[ENDED], 1, __ATOMIC_RELAXED);
     return 0;

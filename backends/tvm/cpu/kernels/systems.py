@@ -38,9 +38,10 @@ define internal i32 @edge_doze(ptr %line, i32 %found) {
   br i1 %doubtful, label %ask, label %done
 ask:
   %process = call i64 (i64, ...) @syscall(i64 PROCESS)
-  %answer = call i64 (i64, ...) @syscall(i64 SIGNAL, i64 %process, i32 %thread, i64 0)
-  %there = icmp eq i64 %answer, 0
-  br i1 %there, label %done, label %gone
+  %id = zext i32 %thread to i64
+  %answer = call i64 asm sideeffect SIGNAL(i64 %process, i64 %id, i64 0)
+  %absent = icmp eq i64 %answer, -3
+  br i1 %absent, label %gone, label %done
 gone:
   %forever = add i32 %found, 1073741824
   %swapped = cmpxchg ptr %line, i32 %found, i32 %forever seq_cst seq_cst
@@ -63,10 +64,13 @@ define internal i32 @edge_wake(ptr %line) {
   %status = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %line, i64 129, i64 2147483647)
   ret i32 0
 }
-"""  # FUTEX_WAIT_PRIVATE, found, forever or a second; FUTEX_WAKE_PRIVATE, all; tgkill with signal 0
-_NUMBERS = {  # of the system calls
-    "x86_64": {"FUTEX": "202", "PROCESS": "39", "THREAD": "186", "SIGNAL": "234"},
-    "aarch64": {"FUTEX": "98", "PROCESS": "172", "THREAD": "178", "SIGNAL": "131"},
+"""  # FUTEX_WAIT_PRIVATE, found, forever or a second; FUTEX_WAKE_PRIVATE, all; tgkill with signal 0, -ESRCH
+_TGKILL_X86 = '"movl $$234, %eax; syscall", "={rax},{rdi},{rsi},{rdx},~{rcx},~{r11},~{memory}"'
+_TGKILL_ARM = '"mov x8, #131; svc #0", "={x0},{x0},{x1},{x2},~{x8},~{memory}"'
+# Of the system calls. tgkill is called in place, since `syscall` hides the error in errno.
+_NUMBERS = {
+    "x86_64": {"FUTEX": "202", "PROCESS": "39", "THREAD": "186", "SIGNAL": _TGKILL_X86},
+    "aarch64": {"FUTEX": "98", "PROCESS": "172", "THREAD": "178", "SIGNAL": _TGKILL_ARM},
 }
 
 _SLEEPING = {
