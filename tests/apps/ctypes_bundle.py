@@ -213,6 +213,11 @@ class BundleSession:
         self._call("edge_use", byref(found))
         return _fields(found)
 
+    def thread_ids(self, most: int = 64) -> list[int]:
+        """The calling thread's first."""
+        room = (c_int32 * most)()
+        return room[: min(most, self._call("edge_thread_ids", room, c_size_t(most)))]
+
     def tokenize(self, text: str | bytes, special: bool = False) -> list[int]:
         data = text.encode() if isinstance(text, str) else text
         room = (c_int32 * (len(data) + 8))()
@@ -236,7 +241,7 @@ def _load(path: Path) -> ctypes.CDLL:
     for name in ("edge_end", "edge_cancel"):
         getattr(library, name).restype = None
         getattr(library, name).argtypes = [c_void_p]
-    library.edge_tokenize.restype = c_int64
+    library.edge_tokenize.restype = library.edge_thread_ids.restype = c_int64
     return library
 
 

@@ -123,6 +123,22 @@ def test_sensors_are_android_s(phone: dict[str, list[str]]) -> None:
     assert phone["old"] == ["null"]  # Android 10 has no thermal headroom
 
 
+def test_steps_are_reported_to_android_s_hint_session(phone: dict[str, list[str]]) -> None:
+    """The target is the shortest step. Drafts (0 ms) and pauses (99 ms) are none; other threads get a new session."""
+    first = "create [1, 2] true, ran 9000000, target 8000000, ran 8000000, ran 12000000"
+    assert phone["steps"] == [f"[{first}]"]
+    assert phone["others"] == ["[close, create [3] true, ran 9000000]"]
+    assert phone["none"] == ["[close] []"]
+    assert phone["refused"] == phone["before"] == ["[]"]
+    assert phone["power"] == ["([], 0)"]
+
+
+def test_session_closes_its_hints(phone: dict[str, list[str]]) -> None:
+    """Of four tokens and an end, the first step has the prompt."""
+    assert re.fullmatch(r"\(\[create, close\], [34]\) create \[100, 101\] true", phone["session"][0])
+    assert re.fullmatch(r"\(\[create, close\], [34]\)", phone["set"][0])
+
+
 def test_each_level_trims_also_while_an_answer_runs(phone: dict[str, list[str]]) -> None:
     assert phone["trims"] == ["[1000, 1000, 1000, 2000, 2000, 3000, 3000]"]
     assert phone["while answering"] == ["26013"]  # the trims before, 13 soft ones, and 13 tokens

@@ -643,6 +643,22 @@ def test_forked_child_begins_sessions_of_its_own() -> None:
     assert (len(said), same, still_same) == (5, True, True)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="ids are Linux's")
+def test_thread_ids_are_those_that_compute() -> None:
+    def tasks() -> set[int]:
+        return {int(each.name) for each in Path("/proc/self/task").iterdir()}
+
+    with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle:
+        before = tasks()
+        with bundle.session(threads=2) as session:
+            own, other = session.thread_ids()
+            assert own == threading.get_native_id()
+            assert other in tasks() - before
+            assert session.thread_ids(1) == [own]
+            session.set(threads=1)
+            assert session.thread_ids() == [own]
+
+
 DYING = """
 import ctypes, json, os, sys
 from pathlib import Path

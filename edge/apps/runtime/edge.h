@@ -281,6 +281,11 @@ EDGE_API edge_status edge_set_adapter(edge_session *session, const edge_stream *
 EDGE_API edge_status edge_trim(edge_session *session, edge_trim_level level, edge_error *error);
 /* Between tokens, from any thread; EDGE_BUSY while another thread computes. Does not affect an answer. */
 EDGE_API edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error);
+/* Writes the system's ids of the threads that compute, for hints to its scheduler such as Android's: first that of the calling
+ * thread, since the thread that calls edge_append and edge_next computes too, then those of the session's own threads, which
+ * change with edge_set. Like edge_use, it may be called between tokens. Returns the number of ids, of which at most `capacity` are
+ * written, or an edge_status; 0 on other systems than Linux and Android. */
+EDGE_API int64_t edge_thread_ids(const edge_session *session, int32_t *ids, size_t capacity, edge_error *error);
 
 /* Encodes a text. special: recognize control tokens. Returns the number of ids, of which at most `capacity` are written, or an
  * edge_status. */

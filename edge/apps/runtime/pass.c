@@ -237,6 +237,16 @@ uint32_t pass_threads(const pass *p)
     return p->threads;
 }
 
+int32_t pass_thread_id(const pass *p, uint32_t number)
+{
+    int32_t own[LINE] = {0};
+    own_line(own);
+    const int32_t *line = number ? p->lines + number * LINE : own;
+    while (line_owner(own) && !line_owner(line)) /* the thread has just been started */
+        sleep_seconds(1e-5);
+    return line_owner(line);
+}
+
 bool pass_lost_thread(const pass *p)
 {
     for (uint32_t i = 1; i < p->threads; i++)

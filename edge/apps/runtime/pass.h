@@ -16,6 +16,7 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
 edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);
 void pass_stop(pass *p);
 uint32_t pass_threads(const pass *p);
+int32_t pass_thread_id(const pass *p, uint32_t number); /* 0 is the calling thread; 0 where the system is not Linux */
 bool pass_lost_thread(const pass *p); /* true: the system has ended one, and every later pass is refused */
 
 /* Runs tokens and appends their rows (kv_announce, kv_prepare, kv_appended). observed: number of last tokens whose

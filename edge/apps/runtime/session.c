@@ -382,6 +382,22 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
     return leave(s, EDGE_OK);
 }
 
+int64_t edge_thread_ids(const edge_session *session, int32_t *ids, size_t capacity, edge_error *error)
+{
+    edge_session *s = (edge_session *)session; /* only `busy` changes */
+    edge_status status = claim(s, LOOKED_AT, error);
+    if (status)
+        return status;
+    if (capacity && !ids)
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_thread_ids needs room for ids"));
+    uint32_t count = 0;
+    for (int32_t id; count < pass_threads(s->pass) && (id = pass_thread_id(s->pass, count)); count++)
+        if (count < capacity)
+            ids[count] = id;
+    leave(s, EDGE_OK);
+    return count;
+}
+
 double paused_seconds(const edge_session *s)
 {
     return s->watch.paused;

@@ -49,6 +49,7 @@ void prepare_line(int32_t line[LINE]);
 /* The calling thread counts in this line. If the system ends the thread, which Linux alone does without ending the process,
  * those who wait for it go on within two seconds. */
 void own_line(int32_t line[LINE]);
+int32_t line_owner(const int32_t line[LINE]); /* the thread's id; 0: not yet, and on other systems than Linux */
 bool owner_ended(const int32_t line[LINE]);
 int32_t edge_doze(int32_t *word, int32_t value);
 int32_t edge_wake(int32_t *word);

@@ -9,6 +9,7 @@ import android.content.pm.PackageManager
 import android.content.res.AssetManager
 import android.os.BatteryManager
 import android.os.Build
+import android.os.PerformanceHintManager
 import android.os.PowerManager
 import java.io.IOException
 import java.io.InputStream
@@ -53,6 +54,37 @@ private fun sensors() {
     Build.VERSION.SDK_INT = 29
     println("old=${AndroidSensors(context).read(start).headroom}")
     Build.VERSION.SDK_INT = 34
+}
+
+/* What a session and Pace tell Android of steps: of the first, none, and of others their times. */
+private fun hints(model: EdgeModel) {
+    val told = PerformanceHintManager.told
+    fun said(work: () -> Unit): List<String> {
+        told.clear()
+        work()
+        return told.toList()
+    }
+    val pace = Pace(AndroidSensors(Context()))
+    fun steps(vararg millis: Int, threads: IntArray = intArrayOf(1, 2)) =
+        said { millis.forEach { pace.ran(it * 1_000_000L, threads) } }
+    println("steps=${steps(9, 8, 0, 12, 99)}")
+    println("others=${steps(9, threads = intArrayOf(3))}")
+    println("none=${said { pace.close() }} ${steps(9, threads = intArrayOf())}")
+    PerformanceHintManager.refuses = true
+    println("refused=${steps(9, 9)}")
+    PerformanceHintManager.refuses = false
+    Build.VERSION.SDK_INT = 30
+    println("before=${steps(9, threads = intArrayOf(4))}")
+    Build.VERSION.SDK_INT = 34
+    fun kinds(options: EdgeOptions, set: EdgeOptions? = null) = said {
+        model.session(options, AndroidSensors(Context())).use { session ->
+            runBlocking { session.answer("slow").collect { } }
+            set?.let { session.set(it) }
+        }
+    }.map { it.substringBefore(" ") }.filter { it != "target" && it != "ran" } to told.count { it.startsWith("ran") }
+    println("session=${kinds(EdgeOptions(threads = 2))} ${told.first()}")
+    println("power=${kinds(EdgeOptions(threads = 2, power = 3.0))}")
+    println("set=${kinds(EdgeOptions(threads = 2), EdgeOptions(power = 3.0))}")
 }
 
 private fun trims(model: EdgeModel) {
@@ -108,6 +140,6 @@ private fun assets() {
 fun main() {
     battery()
     sensors()
-    EdgeModel.open("/data/model.edge").use { trims(it) }
+    EdgeModel.open("/data/model.edge").use { hints(it); trims(it) }
     assets()
 }

@@ -222,6 +222,15 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
     return EDGE_OK;
 }
 
+/* As many as the option says, from 100 on. */
+int64_t edge_thread_ids(const edge_session *session, int32_t *ids, size_t capacity, edge_error *error)
+{
+    (void)error;
+    for (size_t i = 0; i < session->options.threads && i < capacity; i++)
+        ids[i] = 100 + (int32_t)i;
+    return session->options.threads;
+}
+
 int64_t edge_tokenize(edge_session *session, const char *text, size_t length, uint32_t special, int32_t *ids,
                       size_t capacity, edge_error *error)
 {

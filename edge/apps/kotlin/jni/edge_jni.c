@@ -298,6 +298,21 @@ static void read_usage(JNIEnv *env, jclass class, jlong session, jbyteArray byte
         (*env)->SetByteArrayRegion(env, bytes, 0, sizeof usage, (const jbyte *)&usage);
 }
 
+/* Returns the number of ids, of which as many are written as fit. */
+static jint read_threads(JNIEnv *env, jclass class, jlong session, jintArray ids)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    jint *values = (*env)->GetIntArrayElements(env, ids, NULL);
+    if (!values)
+        return 0;
+    int64_t count = edge_thread_ids(session_of(session), values, (size_t)(*env)->GetArrayLength(env, ids), &error);
+    (*env)->ReleaseIntArrayElements(env, ids, values, 0);
+    if (count < 0)
+        raise_error(env, &error);
+    return (jint)count;
+}
+
 /* ids: NULL only counts. */
 static jlong count_tokens(JNIEnv *env, jclass class, jlong session, jbyteArray text, jint special, jintArray ids)
 {
@@ -343,6 +358,7 @@ static const JNINativeMethod METHODS[] = {
     METHOD("setAdapter", "(JI[BD)V", set_adapter),
     METHOD("trim", "(JI)V", trim_memory),
     METHOD("use", "(J[B)V", read_usage),
+    METHOD("threads", "(J[I)I", read_threads),
     METHOD("tokenize", "(J[BI[I)J", count_tokens),
 };
 

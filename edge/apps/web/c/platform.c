@@ -183,6 +183,12 @@ void own_line(int32_t line[LINE])
     (void)line;
 }
 
+int32_t line_owner(const int32_t line[LINE])
+{
+    (void)line;
+    return 0;
+}
+
 bool owner_ended(const int32_t line[LINE])
 {
     (void)line;

@@ -5,6 +5,7 @@ import android.content.pm.PackageManager
 import android.content.res.AssetManager
 import android.content.res.Configuration
 import android.os.BatteryManager
+import android.os.PerformanceHintManager
 import android.os.PowerManager
 import java.io.File
 
@@ -52,6 +53,7 @@ open class Context {
         BATTERY_SERVICE -> BatteryManager()
         POWER_SERVICE -> PowerManager()
         ACTIVITY_SERVICE -> ActivityManager()
+        PERFORMANCE_HINT_SERVICE -> PerformanceHintManager()
         else -> null
     }
 
@@ -69,6 +71,7 @@ open class Context {
     companion object {
         const val ACTIVITY_SERVICE = "activity"
         const val BATTERY_SERVICE = "batterymanager"
+        const val PERFORMANCE_HINT_SERVICE = "performance_hint"
         const val POWER_SERVICE = "power"
     }
 }

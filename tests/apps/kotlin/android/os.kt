@@ -21,6 +21,23 @@ object Build {
 
     object VERSION_CODES {
         const val R = 30
+        const val S = 31
+    }
+}
+
+class PerformanceHintManager {
+    fun createHintSession(tids: IntArray, initialTargetWorkDurationNanos: Long): Session? =
+        if (refuses) null else Session().also { told += "create ${tids.toList()} ${initialTargetWorkDurationNanos > 0}" }
+
+    class Session {
+        fun updateTargetWorkDuration(nanos: Long) { told += "target $nanos" }
+        fun reportActualWorkDuration(nanos: Long) { told += "ran $nanos" }
+        fun close() { told += "close" }
+    }
+
+    companion object {
+        var refuses = false
+        val told = mutableListOf<String>()
     }
 }
 

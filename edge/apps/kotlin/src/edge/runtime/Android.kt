@@ -9,6 +9,7 @@ import android.content.IntentFilter
 import android.content.res.Configuration
 import android.os.BatteryManager
 import android.os.Build
+import android.os.PerformanceHintManager
 import android.os.PowerManager
 import java.io.Closeable
 import java.io.File
@@ -86,7 +87,8 @@ private fun trimOf(level: Int): Trim = when (level) {
 /**
  * The phone's own readings, for a session's budgets: energy from the battery's current (null while it charges or where
  * it is implausible), the battery's temperature, thermal headroom (from Android 11 on), and memory that is available
- * before the system begins to end processes. Make one for each session.
+ * before the system begins to end processes. From Android 12 on, it also opens the system's hint sessions (ADPF). Make one
+ * for each session.
  */
 class AndroidSensors(context: Context) : Sensors {
     private val application = context.applicationContext
@@ -114,6 +116,17 @@ class AndroidSensors(context: Context) : Sensors {
             joules, if (tenths > 0) tenths / 10.0 else null, readHeadroom(nanos),
             maxOf(0, memory.availMem - memory.threshold),
         )
+    }
+
+    override fun hint(threads: IntArray, targetNanos: Long): Hint? {
+        if (Build.VERSION.SDK_INT < Build.VERSION_CODES.S) return null
+        val manager = application.getSystemService(Context.PERFORMANCE_HINT_SERVICE) as PerformanceHintManager?
+        val session = manager?.createHintSession(threads, targetNanos) ?: return null
+        return object : Hint {
+            override fun target(nanos: Long) = session.updateTargetWorkDuration(nanos)
+            override fun ran(nanos: Long) = session.reportActualWorkDuration(nanos)
+            override fun close() = session.close()
+        }
     }
 
     private fun readHeadroom(nanos: Long): Double? {

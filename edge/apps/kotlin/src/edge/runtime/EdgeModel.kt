@@ -29,7 +29,7 @@ class EdgeModel private constructor(private var handle: Long) : Closeable {
         val native = Native.begin(
             handle, options.bytes(), options.isaBytes(), options.cacheBytes(), options.npuBytes(), options.stopBytes(),
         )
-        EdgeSession(this, native, sensors).also { sessions += it }
+        EdgeSession(this, native, sensors, info.threads, options.power).also { sessions += it }
     }
 
     internal fun forget(session: EdgeSession) = synchronized(sessions) { sessions -= session }

@@ -1,5 +1,6 @@
 package edge.runtime
 
+import java.io.Closeable
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 
@@ -59,6 +60,18 @@ data class Readings(
 /** Read about twice a second while an answer is generated, by the thread that generates. */
 fun interface Sensors {
     fun read(): Readings
+
+    /**
+     * A hint session for these threads of the system, whose steps should take [targetNanos]; null: the system has none.
+     * The session closes it when it ends, and when other threads compute.
+     */
+    fun hint(threads: IntArray, targetNanos: Long): Hint? = null
+}
+
+/** Tells the system how long steps take, so that it clocks and places threads by that. */
+interface Hint : Closeable {
+    fun target(nanos: Long)
+    fun ran(nanos: Long)
 }
 
 /** A model and its plan. */

@@ -26,11 +26,14 @@ private const val SENSORS_EVERY_NANOS = 500_000_000L
  * change the conversation throw IllegalStateException while one is generated.
  */
 class EdgeSession internal constructor(
-    private val model: EdgeModel, private var handle: Long, private val sensors: Sensors?,
+    private val model: EdgeModel, private var handle: Long, private val sensors: Sensors?, mostThreads: Int, power: Double?,
 ) : Closeable {
     private val calls = ReentrantLock()         // held by every call into the library but cancel and trim
     private val lifetime = Any()                // guards `handle` from being freed during these; never held for long
     private val answering = AtomicBoolean()
+    private val pace = sensors?.let { Pace(it) } // used by who holds `calls`
+    private val threads = IntArray(mostThreads)
+    private var slowed = power != null          // by pauses, against which hints would work
     @Volatile private var closing = false
 
     /** Why the last answer ended; null before the first, while one is generated, and after an error. */
@@ -72,12 +75,14 @@ class EdgeSession internal constructor(
             asked = true
             val text = ByteArray(PIECE_BYTES)
             var read = System.nanoTime() - SENSORS_EVERY_NANOS
+            var first = true // with the prompt, whose length is no other's
             do {
                 if (sensors != null && System.nanoTime() - read >= SENSORS_EVERY_NANOS) {
                     read = System.nanoTime()
                     show(sensors.read())
                 }
-                val piece = next(text)
+                val piece = next(text, paced = !first)
+                first = false
                 finish = piece.finish.takeIf { it != Finish.GOING }
                 send(piece)
             } while (piece.finish == Finish.GOING)
@@ -90,8 +95,16 @@ class EdgeSession internal constructor(
         }
     }.buffer(Channel.RENDEZVOUS).flowOn(Dispatchers.IO)
 
-    private fun next(text: ByteArray): Piece {
-        val packed = call { if (closing) throw ClosedException() else Native.next(it, text) }
+    private fun next(text: ByteArray, paced: Boolean = false): Piece {
+        val packed = call {
+            if (closing) throw ClosedException()
+            val begun = System.nanoTime()
+            val found = Native.next(it, text)
+            val nanos = System.nanoTime() - begun
+            if (paced && !slowed && pace != null)
+                pace.ran(nanos, threads.copyOf(minOf(Native.threads(it, threads), threads.size)))
+            found
+        }
         return Piece(
             text.decodeToString(0, (packed and 0xffff).toInt()), (packed shr 32).toInt(),
             Finish.of((packed shr 16 and 0xffff).toInt()),
@@ -120,6 +133,8 @@ class EdgeSession internal constructor(
     /** Other options, from the next answer on. */
     fun set(options: EdgeOptions) = change {
         Native.set(it, options.bytes(), options.isaBytes(), options.stopBytes())
+        slowed = options.power != null
+        if (slowed) pace?.close()
     }
 
     /**
@@ -188,6 +203,7 @@ class EdgeSession internal constructor(
         calls.withLock {
             val ended = synchronized(lifetime) { handle.also { handle = 0 } }
             if (ended == 0L) return
+            pace?.close()
             Native.end(ended)
         }
         model.forget(this)

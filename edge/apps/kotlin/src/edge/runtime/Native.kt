@@ -35,6 +35,8 @@ internal object Native {
     @JvmStatic external fun setAdapter(session: Long, fd: Int, adapter: ByteArray?, scale: Double)
     @JvmStatic external fun trim(session: Long, level: Int)
     @JvmStatic external fun use(session: Long, usage: ByteArray)
+    /** Returns the number of threads that compute, the calling one included. */
+    @JvmStatic external fun threads(session: Long, ids: IntArray): Int
     @JvmStatic external fun tokenize(session: Long, text: ByteArray, special: Int, ids: IntArray?): Long
 }
 
