@@ -73,6 +73,7 @@ def load_engine(
     logits_rows: int = 8,
     observes: bool = False,
     lora: Lora | None = None,
+    tuning: dict[str, int] | None = None,
 ) -> Engine:
     """An engine on one thread, without a plan or a session around it. backend: such as `cpu`, `gpu@wgpu:0` or
     `onnx@qnn`, a provider."""
@@ -84,6 +85,7 @@ def load_engine(
         config = EngineConfig(
             capacity, chunk, kv_dtype, threads=1, logits_rows=min(logits_rows, chunk), observes=observes,
             provider=place if name == "onnx" and place else "cpu", lora_rank=lora.size.rank if lora else 0,
+            tuning=tuning or {},
         )  # fmt: skip
         engine = module.load(model.file, model.spec, config)
         if lora:

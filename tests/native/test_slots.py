@@ -269,7 +269,7 @@ def test_mixture_above_its_budget_gives_the_same_tokens(tmp_path: Path) -> None:
     assert model.spec.experts_used <= memory["experts"]["slots"] < memory["experts"]["experts"] / 2
     assert memory["experts"]["read_per_token"] * 99 < memory["experts"]["read"]
     assert "by the choices of 99 tokens" in tight["source"]
-    assert 0.1 < tight["hits"] < 0.9  # of a plan in that process, which has room for fewer
+    assert 0.1 < tight["hits"] < 1  # of a plan in that process, whose session is closed
     trace = read_trace(model.file, make_layout(model.file, model.spec))
     assert trace is not None
     assert abs(count_hits(trace, 40, memory["experts"]["slots"]) - memory["experts"]["hit_rate"]) < 0.15
