@@ -152,6 +152,60 @@ def test_layouts_that_are_not_read(name: str, settings: dict[str, object], match
     assert match in complaint(lambda: convert_folder(folder, tmp_path / "model.gguf"))
 
 
+@pytest.mark.parametrize(("name", "part", "damage", "match"), [
+    ("int4-group", ".weight_packed", lambda _: np.zeros((), np.int32), "does not fit"),
+    ("int4-group", ".weight_scale", lambda each: each[:, :0], "shape (64, 0) that does not fit"),
+    ("int8-channel", ".weight", lambda each: each[0], "does not fit"),
+    ("int8-channel", ".weight_scale", lambda each: np.full_like(each, 0x7F7F), "infinite as F16"),
+    ("mxfp4", ".weight_packed", lambda _: np.zeros((), np.uint8), "does not fit"),
+    ("mxfp4", ".weight_scale", lambda each: np.full_like(each, 255), "no numbers"),
+    ("fp8-modelopt", ".weight", lambda each: np.stack([each, each]), "does not fit"),
+    ("fp8-modelopt", ".weight_scale", lambda _: np.array(6e4, np.float32), "infinite as F16"),
+    ("nvfp4-modelopt", ".weight_scale_2", lambda _: np.array(6e4, np.float32), "infinite as F16"),
+    ("nf4-double", ".nested_absmax", lambda each: np.full_like(each, 3e38), "infinite as F16"),
+    ("nf4-double", "__nf4", lambda _: np.frombuffer(b"[" * 100_000, np.uint8), "too many brackets"),
+    ("nf4-double", "__nf4", lambda each: offset(each, "9" * 400), "does not fit"),
+    ("nf4-double", "__nf4", lambda each: offset(each, "NaN"), "does not fit"),
+    ("round-gptq", "", {"bits": 4.0}, "4.0 bits is not supported"),
+    ("round-gptq", "", {"packing_format": []}, "layout [] is not supported"),
+    ("mlx-4-64", "", {"bits": 4.0}, "4.0 bits in groups of 64 is not supported"),
+])  # fmt: skip
+def test_damaged_matrices_are_one_line(name: str, part: str, damage: Any, match: str, tmp_path: Path) -> None:
+    folder, _ = packed_folder(name, tmp_path / name)
+
+    def edit(tensors: Tensors) -> None:
+        (found,) = (each for each in tensors if each.startswith(DOWN) and each.endswith(part))
+        tensors[found] = (tensors[found][0], damage(tensors[found][1]))
+
+    if part:
+        edit_tensors(folder, edit)
+    else:
+        key = "quantization" if name.startswith("mlx") else "quantization_config"
+        edit_json(folder / "config.json", lambda said: said[key].update(damage))
+    blocks = name == "mxfp4"
+    assert match in complaint(lambda: convert_folder(folder, tmp_path / "model.gguf", blocks=blocks))
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def offset(state: Any, value: str) -> Any:
+    """bitsandbytes' state of a matrix with another offset."""
+    said = json.loads(state.tobytes()) | {"nested_offset": "@"}
+    return np.frombuffer(json.dumps(said).replace('"@"', value).encode(), np.uint8)
+
+
+def test_flat_and_nested_shapes_of_bitsandbytes_are_the_same(tmp_path: Path) -> None:
+    folder, _ = packed_folder("nf4-double", tmp_path / "a")
+    convert_folder(folder, tmp_path / "flat.gguf")
+
+    def edit(tensors: Tensors) -> None:
+        for each in [each for each in tensors if each.endswith("absmax")]:
+            tensors[each] = (tensors[each][0], tensors[each][1].reshape(1, -1))
+
+    edit_tensors(folder, edit)
+    convert_folder(folder, tmp_path / "nested.gguf")
+    assert (tmp_path / "flat.gguf").read_bytes() == (tmp_path / "nested.gguf").read_bytes()
+
+
 @pytest.mark.parametrize("spread", [1, 16])
 def test_nvfp4_becomes_q6_k(spread: int, tmp_path: Path) -> None:
     """The same values, if no scale of 256 values is below 1/8 of the largest; others are rounded a little."""

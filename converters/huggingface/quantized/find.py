@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -19,9 +18,9 @@ from edge.converters.huggingface.quantized.integers import find_integers
 from edge.converters.huggingface.quantized.matrix import ROUNDED, Integers, Quantized, Steps, kept_type, unpack
 from edge.converters.huggingface.quantized.mlx import find_mlx
 from edge.converters.huggingface.quantized.parts import Parts
-from edge.errors import ModelFormatError, UnsupportedError
+from edge.errors import UnsupportedError
 from edge.formats.blocks import BLOCK, FLOATS
-from edge.formats.json_file import shown
+from edge.formats.json_file import parse_object, shown
 from edge.formats.safetensors import Stored
 from edge.types import AnyArray
 
@@ -90,7 +89,12 @@ def _packed(parts: Parts) -> Quantized:
         return _fp4(parts, weight, scale, parts.maybe(".weight_global_scale", "F32"), divided=True)
     scale, said = parts.take(".weight_scale", *FLOATS), parts.take(".weight_shape", "I64", "I32")
     shape = tuple(int(each) for each in said.read().reshape(-1))
-    if len(shape) != 2 or not 0 < shape[1] <= weight.shape[-1] * 32 or shape[0] != weight.shape[0]:
+    if (
+        len(shape) != 2
+        or len(weight.shape) != 2
+        or not 0 < shape[1] <= weight.shape[-1] * 32
+        or shape[0] != weight.shape[0]
+    ):
         raise parts.misfit(said)
     rows, columns = shape
     bits, groups = weight.shape[1] * 32 // columns, scale.shape[-1] if len(scale.shape) == 2 else 0
@@ -170,7 +174,9 @@ def _scaled(parts: Parts) -> Quantized:
         factor = parts.take(".weight_scale_2", "F32") if scale.dtype == "F8_E4M3" else None
         return _fp4(parts, weight, scale, factor, divided=False)
     if weight.dtype == "I8":
-        rows, columns = weight.shape if len(weight.shape) == 2 else (0, 0)
+        if len(weight.shape) != 2:
+            raise parts.misfit(weight)
+        rows, columns = weight.shape
         groups = scale.shape[-1] if len(scale.shape) == 2 else 0
         zeros = parts.maybe(".weight_zero_point", "I8")
         return _signed(parts, weight, scale, zeros, None, (rows, columns), 8, groups)
@@ -183,9 +189,9 @@ def _fp8(parts: Parts, weight: Stored, scale: Stored, name: str) -> Quantized:
     *lead, rows, columns = weight.shape if len(weight.shape) in (2, 3) else (0, 0)
     if scale.dtype not in (*FLOATS, "F8_E8M0", "U8"):
         raise parts.misfit(scale)
-    if prod(scale.shape) == 1:
+    if prod(scale.shape) == prod(lead) == 1:
         block = (rows, columns)
-    elif scale.shape == (rows,):
+    elif scale.shape == (rows,) and not lead:
         block = (1, columns)
     elif len(scale.shape) == len(weight.shape) and scale.shape[:-2] == tuple(lead):
         block = (_block(rows, scale.shape[-2]), _block(columns, scale.shape[-1]))
@@ -208,7 +214,7 @@ def _block(size: int, count: int) -> int:
 
 
 def _fp4(parts: Parts, weight: Stored, scale: Stored, factor: Stored | None, *, divided: bool) -> Quantized:
-    shape = (*weight.shape[:-1], weight.shape[-1] * 2)
+    shape = (*weight.shape[:-1], 2 * prod(weight.shape[-1:]))
     size = 16 if scale.dtype == "F8_E4M3" else BLOCK
     if len(shape) not in (2, 3) or scale.shape != (*shape[:-1], shape[-1] // size) or shape[-1] % size:
         raise parts.misfit(scale)
@@ -251,10 +257,7 @@ class Rows(Integers):
 def _table(parts: Parts) -> Quantized:
     """bitsandbytes' NF4 and FP4."""
     stored = parts.like(".quant_state.bitsandbytes__")
-    try:
-        said = json.loads(bytes(stored.read().view(np.uint8)))
-    except ValueError:
-        raise ModelFormatError(f"{stored.path}: {shown(stored.name)} is not JSON") from None
+    said = parse_object(stored.read().tobytes(), f"{stored.path}: {shown(stored.name)}")
     found = {"weight": parts.take("", "U8"), "absmax": parts.take(".absmax", "U8", "F32"),
              "quant_map": parts.take(".quant_map", "F32")}  # fmt: skip
     nested = found["absmax"].dtype == "U8"
@@ -270,7 +273,7 @@ def _table(parts: Parts) -> Quantized:
         fits = fits and len(sizes) == 2 and prod(found["nested_absmax"].shape) == -(-blocks // sizes[1])
         fits = fits and found["nested_quant_map"].shape == (256,)
     offset = said.get("nested_offset", 0.0) if nested else 0.0
-    if not fits or not isinstance(offset, int | float):
+    if not fits or not isinstance(offset, int | float) or not abs(offset) < 1 << 31:
         raise parts.misfit(found["absmax"])
     return Table(
         parts.path, parts.stem, (shape[0], shape[1]), f"bitsandbytes, {stored.name.rpartition('__')[2].upper()}", found,
@@ -278,9 +281,9 @@ def _table(parts: Parts) -> Quantized:
     )  # fmt: skip
 
 
-def _numbers(said: Any, key: str) -> list[int]:
+def _numbers(said: dict[str, Any], key: str) -> list[int]:
     """Counts that a state has under a name; none if there are others."""
-    value = said.get(key, []) if isinstance(said, dict) else []
+    value = said.get(key, [])
     listed = value if isinstance(value, list) else [value]
     fit = all(isinstance(each, int) and not isinstance(each, bool) and 0 < each < 1 << 31 for each in listed)
     return listed if fit else []

@@ -113,6 +113,7 @@ class Fp4(Quantized):
         if self.block_type != "MXFP4":
             return super().read_blocks()
         raw = self.parts["weight"].read().view(np.uint8).reshape(-1, BLOCK // 2)
+        scales_of(self, "scale")  # refuses NaN
         scales = self.parts["scale"].read().reshape(-1)
         return self.kept(mxfp4_blocks(raw, scales).reshape(-1, self.shape[-1] // BLOCK * _BYTES), Loss())
 
@@ -143,7 +144,7 @@ class Fp4(Quantized):
             unit = np.exp2(np.ceil(np.log2(np.maximum(most, np.float32(2**-9)) / 127)))
             integers = np.rint(scales[chosen] / unit).astype(np.int8)
             result[chosen] = q6_k(levels, integers, unit * factor).reshape(len(levels), -1)
-            loss.add(take(chosen), dequantize(result[chosen], SIX))
+            loss.add(take(chosen), self.check_finite(dequantize(result[chosen], SIX), SIX))
         return self.kept(result, loss)
 
 
@@ -159,7 +160,7 @@ def scales_of(matrix: Quantized, part: str) -> FloatArray:
     stored = matrix.parts[part]
     if stored.dtype not in ("F8_E4M3", "F8_E8M0", "U8"):
         return matrix.floats(part)
-    bytes_of_16 = stored.dtype == "U8" and stored.shape[-1] * 16 == matrix.shape[-1]
+    bytes_of_16 = stored.dtype == "U8" and stored.shape[-1:] == (matrix.shape[-1] // 16,)
     table = E4M3 if stored.dtype == "F8_E4M3" or bytes_of_16 else E8M0
     found = table[stored.read().view(np.uint8)]
     if not np.isfinite(found).all():
@@ -221,7 +222,10 @@ class Mxfp4:
         return (values.view(np.uint32) >> 16).astype(np.uint16).reshape(self.shape)
 
     def read_blocks(self) -> Kept:
-        made = mxfp4_blocks(self.blocks.read()[:, self.rows], self.scales.read()[:, self.rows])
+        scales = self.scales.read()[:, self.rows]
+        if not np.isfinite(E8M0[scales]).all():
+            raise ModelFormatError(f"{self.path}: {self.scales.name} has values that are no numbers")
+        made = mxfp4_blocks(self.blocks.read()[:, self.rows], scales)
         return Kept(made.reshape(*made.shape[:2], -1), Loss())
 
 
@@ -258,8 +262,8 @@ class Table(Quantized):
         raw, table = self.parts["weight"].read().reshape(-1), self.floats("quant_map")
         codes = np.stack([raw >> 4, raw & 15], axis=-1).reshape(-1)[: rows * columns].reshape(rows, columns)
         if self.nested_block:
-            nested = self.floats("nested_absmax")
-            scales = self.floats("nested_quant_map")[self.parts["absmax"].read()]
+            nested = self.floats("nested_absmax").reshape(-1)
+            scales = self.floats("nested_quant_map")[self.parts["absmax"].read().reshape(-1)]
             scales = scales * nested[np.arange(scales.size) // self.nested_block] + np.float32(self.offset)
         else:
             scales = self.floats("absmax").reshape(-1)

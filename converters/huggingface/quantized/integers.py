@@ -112,11 +112,11 @@ def _read(settings: Config, layer: Mapping[str, Any]) -> tuple[str, int, int, bo
     method, checkpoint, path = said.get("quant_method"), said.get("checkpoint_format", "gptq"), said.path
     if method in ("auto-round", "auto_round"):
         layout = said.get("packing_format", said.get("backend", "auto_round:auto_gptq"))
-        if layout not in _LAYOUTS or said.get("data_type", "int") != "int":
+        if str(layout) not in _LAYOUTS or said.get("data_type", "int") != "int":
             raise UnsupportedError(f"{path}: AutoRound's layout {brief(layout)} is not supported: save it in auto_gptq")
         method, checkpoint = _LAYOUTS[layout]
     bits = said.get("bits", 4)
-    if bits not in ((4,) if method == "awq" else (2, 3, 4, 8)):
+    if not isinstance(bits, int) or bits not in ((4,) if method == "awq" else (2, 3, 4, 8)):
         raise UnsupportedError(f"{path}: {method} with {brief(bits)} bits is not supported")
     version = str(said.get("version", "gemm")).lower()
     if method == "awq" and version != "gemm":

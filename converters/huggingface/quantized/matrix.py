@@ -52,6 +52,7 @@ class Quantized(ABC):
         for chosen in self.slices():
             with np.errstate(over="ignore"):
                 flat[chosen] = take(chosen)
+            self.check_finite(flat[chosen], self.dtype)
         return result
 
     def read_blocks(self) -> Kept:
@@ -64,7 +65,7 @@ class Quantized(ABC):
         for chosen in self.slices():
             values = take(chosen)
             result[chosen] = quantize(values, ROUNDED)
-            loss.add(values, dequantize(result[chosen], ROUNDED))
+            loss.add(values, self.check_finite(dequantize(result[chosen], ROUNDED), ROUNDED))
         return self.kept(result, loss)
 
     def room(self, kind: str) -> AnyArray:
@@ -81,6 +82,12 @@ class Quantized(ABC):
 
     def wrong(self, text: str) -> ModelFormatError:
         return ModelFormatError(f"{self.path}: {self.name} {text}")
+
+    def check_finite(self, values: AnyArray, kind: str | None) -> AnyArray:
+        """The values. Raises ModelFormatError if a type does not hold them."""
+        if not np.isfinite(values).all():
+            raise self.wrong(f"has values that are infinite as {kind}")
+        return values
 
     def floats(self, part: str) -> FloatArray:
         """A part of floats, as float32. Raises ModelFormatError for values that are no numbers."""
@@ -129,7 +136,7 @@ class Integers(Quantized):
             steps = take(chosen)
             result[chosen], made = self._blocks(steps, blocks[:, 0])
             if made is not None:
-                loss.add(_values(steps, groups), made)
+                loss.add(_values(steps, groups), self.check_finite(made, self.block_type))
         return self.kept(result, loss)
 
     def _blocks(self, steps: Steps, groups: AnyArray) -> tuple[AnyArray, FloatArray | None]:
@@ -146,8 +153,8 @@ class Integers(Quantized):
             raise self.wrong("has zero points that are not 8, though config.json says so")
         exact = [scales] if low is None else [scales, low]
         numbers = [half(each) for each in exact]
-        if not all(np.isfinite(each).all() for each in numbers):
-            raise self.wrong(f"has values that are infinite as {kind}")
+        for each in numbers:
+            self.check_finite(each, kind)
         made = QuantizedMatrix(grid, codes.astype(np.uint8), *(each[:, groups] for each in numbers))
         return made.data, None if all(map(np.array_equal, numbers, exact)) else made.values
 

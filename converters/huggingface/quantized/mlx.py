@@ -61,7 +61,8 @@ def _as_published(tensors: dict[str, Stored], config: Config) -> dict[str, Check
 
 def _matrix(parts: Parts, said: Config) -> Quantized:
     mode, bits, size = said.get("mode", "affine"), said.get("bits", 4), said.get("group_size", 64)
-    if mode not in _MODES or bits not in _BITS or size not in _SIZES:
+    whole = isinstance(bits, int) and isinstance(size, int)
+    if mode not in _MODES or not whole or bits not in _BITS or size not in _SIZES:
         how = f"{brief(mode)}, {brief(bits)} bits in groups of {brief(size)}"
         raise UnsupportedError(f"{said.path}: MLX's {how} is not supported: convert the original model")
     weight, scale = parts.take(".weight", "U32"), parts.take(".scales", *FLOATS, "U8")

@@ -24,6 +24,8 @@ class Parts:
             raise ModelFormatError(
                 f"{found.path}: {shown(name)} is of type {found.dtype} instead of {', '.join(types)}"
             )
+        if 0 in found.shape:
+            raise self.misfit(found)
         return found
 
     def maybe(self, suffix: str, *types: str) -> Stored | None:
