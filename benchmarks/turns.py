@@ -116,6 +116,10 @@ class Worker:
             raise WorkerError("the worker is gone") from None
         return self._reply()
 
+    @property
+    def process(self) -> int:
+        return self._process.pid
+
     def cpu_seconds(self) -> float:
         """CPU time of all its threads so far."""
         try:
