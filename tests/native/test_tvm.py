@@ -380,7 +380,7 @@ def test_chunks_in_bf16_are_those_in_float32(
     """Blocks of 128 rows and 32 queries, an odd number of rows, windows, sinks and soft caps."""
     paired = next((isa for isa in runnable_isas() if target_named(isa, "").pair_rows), None)
     if paired is None:
-        pytest.skip("this CPU does not multiply in BF16")
+        pytest.skip("this CPU runs none of the instruction sets with BF16")
     model = open_model(Path(__file__).parents[1] / "golden" / f"{name}.gguf")
     tokens, answers = tokens_of(model, 299), []
     for changes in ({"pair_rows": 0}, {"pair_rows": 24, "score_rows": 16, "chunk_block": 8}):
