@@ -29,6 +29,7 @@ from edge.plan.plan import make_plan
 from edge.run.drafting import ahead
 from edge.run.drafting.ahead import Ahead
 from edge.run.drafting.assistant import AssistantDrafter
+from edge.sampling import SamplingParams
 
 PROMPT = np.random.default_rng(2).integers(5, 200, 60).astype(np.int32)
 TORCH = FOLDERS / "gemma4_assistant.npz"
@@ -111,8 +112,8 @@ def test_drafts_follow_the_text_and_change_no_token(
     pair: tuple[Path, Path], rows: int, always: None, engines: Callable[[Engine], Engine],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Behind rejected drafts, a second prompt and a shared beginning; without evictions each draft is that of a whole
-    new run of the text."""
+    """Behind rejected drafts, a second prompt and a shared beginning, greedily and drawn; without evictions each draft
+    is that of a whole new run of the text."""
     made, draft = list[tuple[Any, Any]](), AssistantDrafter.draft
 
     def noted(self: AssistantDrafter, text: Any, most: int) -> Any:
@@ -121,10 +122,11 @@ def test_drafts_follow_the_text_and_change_no_token(
         return found
 
     def answers(**options: Any) -> list[str]:
-        texts = []
+        texts, drawn = [], SamplingParams(temperature=1.0, seed=3)
         with edge.load(pair[0], backend="cpu", threads=1, max_kv_size=rows, kv_dtype="f32", **options) as session:
             for prompt, follow_up in ((PROMPT, False), (PROMPT[:9], True), (np.append(PROMPT[:50], 7), False)):
                 texts.append(session.generate(prompt, max_tokens=40, ignore_eos=True, follow_up=follow_up))
+            texts.append(session.generate(PROMPT, max_tokens=40, ignore_eos=True, sampling=drawn))
         return texts
 
     plain = answers(speculate="off")
