@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,9 +37,6 @@ from edge.formats.gguf import GGUFFile
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
-
-if TYPE_CHECKING:
-    pass
 
 _COMPILING = "compiling for this CPU (first run only)"
 
