@@ -221,6 +221,13 @@ def test_machines_without_exported_passes_are_refused(model: Model) -> None:
             exported_designs(layout, "f16", machine, system)
 
 
+def test_code_beside_bf16_is_shared_where_work_is_divided_alike(model: Model) -> None:
+    layout = make_layout(model.file, model.spec)
+    for tuned, like in (({}, "avx512vnni"), ({"avx512vnni": {"score_rows": 16}}, "")):
+        found = exported_designs(layout, "f16", "x86_64", "linux", lambda isa, tuned=tuned: tuned.get(isa, {}))
+        assert (found[0].target.name, found[0].like) == ("avx512bf16", like)
+
+
 def test_only_passes_that_divide_work_alike_share_code(model: Model, tmp_path: Path) -> None:
     layout = make_layout(model.file, model.spec)
 

@@ -44,7 +44,7 @@ def exported_designs(
     for target in reversed(targets):  # a plainer one first
         design = replace(Design.of(layout, kv_dtype, target), exported=True, lora=lora)
         plainer = designs[0] if designs else None
-        if plainer and target.name == "avx512bf16":  # but for a chunk's attention
+        if plainer and _adds_pairs(target, plainer.target):
             found = replace(design, shared=plainer.shared, like=plainer.target.name)
         else:
             found = replace(design, shared=_shared(design, plainer))
@@ -94,6 +94,12 @@ def _shared(design: Design, plainer: Design | None) -> dict[str, str]:
         units = ["qkv", "output", "gate_up", "down", "head"] + ["estimate"] * design.estimates
         names += [f"step_{unit}" for unit in units]
     return {name: plainer.symbol(name) for name in names}
+
+
+def _adds_pairs(target: Target, plainer: Target) -> bool:
+    """Whether two targets differ in a chunk's attention alone: tuned ones may divide other work differently."""
+    same = replace(plainer, name=target.name, llvm=target.llvm, flags=target.flags, pair_rows=target.pair_rows)
+    return target.pair_rows > 0 and same == target
 
 
 def _alike(target: Target, plainer: Target) -> bool:
