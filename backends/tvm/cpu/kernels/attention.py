@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from tvm.tirx.script.builder import ir as T
@@ -263,10 +263,35 @@ def soften(
 
 
 def _mix(target: Target, cache: Cache, rows: int, first_row: Value, block: _Block, work: Work, fetch: bool) -> None:
-    """work.out += powers · V over a block's rows; at a time, as many sums as fit in registers."""
+    """work.out += powers · V over a block's rows."""
     if _is_narrow(cache):
         _mix_narrow(cache, rows, first_row, block, work)
         return
+
+    @contextmanager
+    def over() -> Iterator[tuple[Value, Value]]:
+        with block.rows(work.block) as (row, of_cache, next_keys):
+            if fetch:  # the next block's
+                cache.fetch_keys(first_row, *next_keys)
+            yield row, of_cache
+
+    mix(target, cache, rows, work, over, lambda row, parts: cache.load_values(first_row, row, parts), _add_product)
+
+
+def _add_product(so_far: Value, power: Value, value: Value) -> Value:
+    return so_far + power * value
+
+
+def mix(
+    target: Target, cache: Cache, rows: int, work: Work,
+    over: Callable[[], AbstractContextManager[tuple[Value, Value]]],
+    load_values: Callable[[Value, Sequence[int]], dict[int, Value]], add: Callable[[Value, Value, Value], Value],
+) -> None:  # fmt: skip
+    """work.out += powers · V; at a time, as many sums as fit in registers.
+
+    over: a loop over powers, with the place of each, and of its values, which `load_values` loads. add: a sum plus a
+    power times a value.
+    """
     parts = cache.value // 16
     width = min(parts, target.mix_registers)
     height = max(1, target.mix_registers // width)
@@ -278,14 +303,12 @@ def _mix(target: Target, cache: Cache, rows: int, first_row: Value, block: _Bloc
             places = {(line, part): work.out + (line * cache.value + part * 16) for line, part in sums}
             for key, each in sums.items():
                 each.value = load(work.memory, places[key])
-            with block.rows(work.block) as (row, of_cache, next_keys):
-                if fetch:  # the next block's
-                    cache.fetch_keys(first_row, *next_keys)
-                values = cache.load_values(first_row, of_cache, columns)
+            with over() as (row, of_values):
+                values = load_values(of_values, columns)
                 for line in lines:
                     power = let(spread(work.memory[work.scores + line * (work.block * 16) + row]))
                     for part in columns:
-                        sums[line, part].value = sums[line, part].value + power * values[part]
+                        sums[line, part].value = add(sums[line, part].value, power, values[part])
             for key, each in sums.items():
                 store(work.memory, places[key], each.value)
 

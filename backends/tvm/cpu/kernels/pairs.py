@@ -10,7 +10,8 @@ Layouts, with a pair in each lane: keys [tiles, key / 2, 16 rows], neighbouring 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from tvm.tirx.script.builder import ir as T
@@ -22,6 +23,7 @@ from edge.backends.tvm.cpu.kernels.attention import (
     Work,
     begin,
     limit,
+    mix,
     query_sum,
     scaled,
     soften,
@@ -156,24 +158,14 @@ def _score(
 def _mix(
     isa: Avx512Bf16, target: Target, cache: Cache, rows: int, most: Value, work: Work, paired_values: Value
 ) -> None:
-    """work.out += powers · V over a block's rows; at a time, as many sums as fit in registers."""
-    parts = cache.value // 16
-    width = min(parts, target.mix_registers)
-    height = max(1, target.mix_registers // width)
-    for top in range(0, rows, height):
-        lines = range(top, min(top + height, rows))
-        for left in range(0, parts, width):
-            columns = range(left, min(left + width, parts))
-            sums = {(line, part): Register() for line in lines for part in columns}
-            places = {(line, part): work.out + (line * cache.value + part * 16) for line, part in sums}
-            for key, each in sums.items():
-                each.value = load(work.memory, places[key])
-            with loop(i64(0), quotient(most + 1, 2)) as pair:
-                at = let(paired_values + pair * cache.value)
-                values = {part: let(load(work.memory, at + part * 16)) for part in columns}
-                for line in lines:
-                    powers = let(spread(work.memory[work.scores + line * (work.block * 16) + pair]))
-                    for part in columns:
-                        sums[line, part].value = isa.dot_pairs(sums[line, part].value, values[part], powers)
-            for key, each in sums.items():
-                store(work.memory, places[key], each.value)
+    """work.out += powers · V over a block's pairs of rows."""
+
+    @contextmanager
+    def over() -> Iterator[tuple[Value, Value]]:
+        with loop(i64(0), quotient(most + 1, 2)) as pair:
+            yield pair, let(paired_values + pair * cache.value)
+
+    def load_values(at: Value, parts: Sequence[int]) -> dict[int, Value]:
+        return {part: let(load(work.memory, at + part * 16)) for part in parts}
+
+    mix(target, cache, rows, work, over, load_values, lambda so_far, power, value: isa.dot_pairs(so_far, value, power))
