@@ -5,7 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # edge does not use llama.cpp's image support.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# setuptools warns of every editable installation.
+PIP    := PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DAWN   := build/dawn
 KOTLIN := build/kotlin
 TYPESCRIPT := build/typescript
