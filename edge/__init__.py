@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from edge.lab.quality.tasks import eval_tasks
     from edge.lab.quality.windows import divergence
     from edge.lab.searching.search import search
+    from edge.media.picture import Image
     from edge.model.model import Model
     from edge.options import Options
     from edge.plan.plan import Plan, make_plan
@@ -56,19 +57,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BudgetError": "errors", "BusyError": "errors", "Conversation": "run.conversation", "DownloadError": "errors",
-    "EdgeError": "errors", "Grammar": "grammar.grammar", "IncompleteError": "errors", "InputError": "errors",
-    "MissingExtraError": "errors", "Model": "model.model", "ModelFormatError": "errors", "Options": "options",
-    "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report", "SamplingParams": "sampling",
-    "Session": "run.session", "UnsupportedError": "errors", "check_grammar": "grammar.matcher",
-    "divergence": "lab.quality.windows", "eval_tasks": "lab.quality.tasks", "export": "apps.bundle",
-    "export_adapter": "apps.adapter_file", "fits": "lab.prediction.fits", "forecast": "lab.prediction.forecast",
-    "load": "run.starting.loading", "make_plan": "plan.plan", "models": "lab.inventory",
-    "open_model": "run.starting.opening", "perplexity": "lab.quality.perplexity", "pull": "pulling",
-    "search": "lab.searching.search", "serve_site": "apps.serve",
+    "EdgeError": "errors", "Grammar": "grammar.grammar", "Image": "media.picture", "IncompleteError": "errors",
+    "InputError": "errors", "MissingExtraError": "errors", "Model": "model.model", "ModelFormatError": "errors",
+    "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
+    "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
+    "check_grammar": "grammar.matcher", "divergence": "lab.quality.windows", "eval_tasks": "lab.quality.tasks",
+    "export": "apps.bundle", "export_adapter": "apps.adapter_file", "fits": "lab.prediction.fits",
+    "forecast": "lab.prediction.forecast", "load": "run.starting.loading", "make_plan": "plan.plan",
+    "models": "lab.inventory", "open_model": "run.starting.opening", "perplexity": "lab.quality.perplexity",
+    "pull": "pulling", "search": "lab.searching.search", "serve_site": "apps.serve",
 }  # fmt: skip
 
 __all__ = [
-    "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "Grammar", "IncompleteError",
+    "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "Grammar", "Image", "IncompleteError",
     "InputError", "MissingExtraError", "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport",
     "SamplingParams", "Session", "UnsupportedError", "check_grammar", "divergence", "eval_tasks", "export",
     "export_adapter", "fits", "forecast", "load", "make_plan", "models", "open_model", "perplexity", "pull", "search",

@@ -1,0 +1,1 @@
+"""Pictures and sounds as arrays: reading of files, within limits."""
