@@ -111,6 +111,7 @@ golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/assistant.py
 	$(GOLDEN_PYTHON) tests/golden/encoders.py
 	$(GOLDEN_PYTHON) tests/golden/embedders.py
+	$(GOLDEN_PYTHON) tests/golden/mel.py
 	$(BIN)/python tests/golden/back.py build/folders
 	$(GOLDEN_PYTHON) tests/golden/check.py build/folders
 
