@@ -206,10 +206,11 @@ class AdaptedEngine(Engine, Protocol):
 class HiddenEngine(Engine, Protocol):
     """An engine that returns hidden states, from which embeddings are made."""
 
-    def hidden(self, tokens: IntArray, places: Places | None = None) -> FloatArray:
+    def hidden(self, tokens: IntArray, places: Places | None = None, given: GivenRows | None = None) -> FloatArray:
         """As `forward`, but returns the normalised state of every token after the last layer, the head's input, float32
         [n, hidden]; of encoders without a last norm, the last layer's output. places: of an encoder's texts that run in
-        one pass (`Places.of_texts`), at most a chunk; None: a single text."""
+        one pass (`Places.of_texts`), at most a chunk; None: a single text. given: rows of ids beyond the
+        vocabulary."""
         ...
 
 

@@ -77,11 +77,11 @@ class ReferenceEngine:
             self.kv.values[layer][:, own] = values
 
     @UNWARNED
-    def hidden(self, tokens: IntArray, places: Places | None = None) -> FloatArray:
+    def hidden(self, tokens: IntArray, places: Places | None = None, given: GivenRows | None = None) -> FloatArray:
         """See HiddenEngine."""
         if self.network.encoder:
             check_whole_text(tokens, self.kv, self.config)
-        states = self._run(tokens, None, places)
+        states = self._run(tokens, given, places)
         return self.norm(states, "output_norm") if self.network.normed else states
 
     def rows(self, layer: int) -> SharedRows:
@@ -141,7 +141,9 @@ class ReferenceEngine:
         """Hidden states before the first layer, [n, hidden]. given: rows of the ids beyond the vocabulary. types: see
         `Places`."""
         beyond = tokens >= self.spec.vocab
-        x = self.weights["token_embd"][np.where(beyond, 0, tokens)] * np.float32(self.network.embedding_scale)
+        x = np.zeros((tokens.size, self.spec.hidden), np.float32)
+        if not beyond.all():
+            x[~beyond] = self.weights["token_embd"][tokens[~beyond]] * np.float32(self.network.embedding_scale)
         if given is not None:
             x[beyond] = given
         if self.network.learned_positions:

@@ -27,10 +27,10 @@ class Design:
 
     shape: Shape
     variants: dict[str, list[tuple[str, ...]]]  # block types by group of matrices
-    embedding: str  # block type
+    embedding: str  # block type; empty without an embedding
     positions: str | None  # block type of learned positions, if any
     token_types: str | None  # likewise of token types
-    head: str  # block type
+    head: str  # block type; empty without an embedding, and so without a head
     kv_dtype: str
     exact: bool  # all products in float32, not with activations quantized to 8 bits
     target: Target
@@ -57,10 +57,10 @@ class Design:
         """The design for a layout. float32 KV rows select the exact mode."""
         names = ("token_embd", "position_embd", "token_types", layout.network.head)
         embedding, positions, token_types, head = (_name(layout, name) for name in names)
-        assert embedding is not None
-        assert head is not None
         exact = kv_dtype == "f32"
-        return cls(layout.shape, layout.variants, embedding, positions, token_types, head, kv_dtype, exact, target)
+        return cls(
+            layout.shape, layout.variants, embedding or "", positions, token_types, head or "", kv_dtype, exact, target
+        )
 
     @classmethod
     def here(cls, layout: PackedLayout, config: EngineConfig) -> Design:
@@ -71,7 +71,7 @@ class Design:
     @property
     def estimates(self) -> bool:
         """Whether a step can bound the logits from a part of the head, to compute only the largest ones."""
-        block = PACKINGS[self.head]
+        block = PACKINGS.get(self.head)
         return isinstance(block, IntegerBlock) and bool(block.halves) and not self.exact
 
     @property

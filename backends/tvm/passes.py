@@ -136,7 +136,7 @@ class Passes:
         self.tokens, self._batches = arrays["tokens"], design.batches
         self.angles = arrays["rope"].reshape(memory.arrays["rope"].shape)
         self.chunk_angles = Angles(self.angles)
-        self._logits = arrays["logits"].reshape(-1, shape.padded_vocab)
+        self._logits = arrays["logits"].reshape(memory.arrays["logits"].shape)
         self._ran = 0  # tokens of the last pass
         self.drafted: FixedState | None = None
         arrays["times"] = aligned_zeros(config.threads * thread_words(shape.layers) if design.timed else 0, "int64")

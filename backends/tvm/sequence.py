@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from edge.backends.base import EngineConfig
-from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, check_whole_text
+from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, check_whole_text, places_of
 from edge.backends.head_kv import HeadKV
 from edge.backends.tvm import ENGINE
 from edge.backends.tvm.cpu.arguments import Job
@@ -120,17 +120,17 @@ class NativeSequence:
         store.rows.set_values(places, padded[1].reshape(-1, count, size))
         kv.appended(count)
 
-    def hidden(self, tokens: IntArray, places: Places | None = None) -> FloatArray:
+    def hidden(self, tokens: IntArray, places: Places | None = None, given: GivenRows | None = None) -> FloatArray:
         """See HiddenEngine."""
         if self._encoder:
             check_whole_text(tokens, self.kv, self.config)
-            places = places or Places.after(0, tokens.size, causal=False)
-        tokens, passes = check_tokens(tokens, self.spec.vocab, self.kv.free), self.passes
+            places = places_of(self.kv, self._network, tokens.size, places)
+        tokens, passes = check_tokens(tokens, self.spec.vocab, self.kv.free, given), self.passes
         self.kv.announce(tokens.size)
         found, chunk = np.empty((tokens.size, self.spec.hidden), np.float32), self.config.chunk
         for start in range(0, tokens.size, chunk):
             part = tokens[start : start + chunk]
-            self.run(part, 1, None, places)
+            self.run(part, 1, given, places)
             states = passes.normed_states(part.size) if self._network.normed else passes.states[: part.size]
             found[start : start + part.size] = states
         return found
@@ -190,7 +190,7 @@ class NativeSequence:
         self.prepare(count)
         alone = count == 1 and not encoder
         if encoder and places:
-            columns = (places.sees, places.begins, places.positions, places.types)
+            columns = (places.sees, places.begins, places.numbers, places.types)
             for at, column in enumerate(columns, start=1):
                 passes.tokens[at * count : (at + 1) * count] = 0 if column is None else column
         elif not alone:

@@ -105,10 +105,10 @@ class Assists:
 class Network:
     """The whole pass: token embeddings times `embedding_scale`, the layers, a last norm, and the output head. Logits
     are multiplied by `logit_scale`, and capped like attention scores. An encoder's pass ends with its layers, or with
-    the last norm."""
+    the last norm. Without a vocabulary, all rows are given."""
 
     hidden: int
-    vocab: int
+    vocab: int  # 0: there is no embedding
     layers: tuple[Layer, ...]
     _: KW_ONLY
     norm: Norm = "rms"
@@ -237,7 +237,8 @@ class Network:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors by their names in the model, `blk.0.attn_q`, in the order in which a pass reads them."""
-        yield "token_embd", Tensor("token_embd", self.vocab, self.hidden)
+        if self.vocab:
+            yield "token_embd", Tensor("token_embd", self.vocab, self.hidden)
         if assists := self.assists:
             for name, rows, columns in (
                 ("nextn.pre_projection", self.hidden, 2 * assists.hidden),

@@ -123,7 +123,8 @@ def _pays_in_two_stages(file: GGUFFile, spec: ModelSpec, network: Network, place
 
     Scaling or capping may map different sums to equal logits, whose order would then depend on all of them.
     """
-    place = places[network.head]
+    if (place := places.get(network.head)) is None:
+        return False
     plain = not network.encoder and not network.logit_cap and network.logit_scale == 1
     fits = place.block is BLOCKS["Q8_0"] and place.columns <= _MOST_PARTS * PART
     idle = spec.expert_bytes * (1 - spec.experts_read(1)) + spec.table_bytes

@@ -13,15 +13,9 @@ from edge.backends.tvm.cpu.phases.streaming import evict_embeddings
 def embed(b: PassBuilder) -> None:
     shape = b.shape
     with b.shared_out(b.count) as token:
-        row = let(T.cast(b.tokens[token], "int64"))
         at = let(b.at("x") + token * shape.padded_hidden)
-        matrix = b.matrix(b.design.embedding, shape.hidden, "token_embd")
-        with when(row >= 0):  # else the engine has put a given row there
-            copy_row(b.isa, b.weights, matrix, row, b.floats, at)
-            if shape.embedding_scale != 1:
-                with loop(i64(0), i64(shape.padded_hidden // 16)) as part:
-                    place = at + part * 16
-                    store(b.floats, place, load(b.floats, place) * floats(shape.embedding_scale))
+        if b.design.embedding:
+            _look_up(b, token, at)
         for padding in range(shape.hidden, shape.padded_hidden):
             T.buffer_store(b.floats, T.float32(0), [at + padding])
         evict_embeddings(b)
@@ -31,6 +25,17 @@ def embed(b: PassBuilder) -> None:
             _add_row(b, "token_types", b.design.token_types, b.type_of(token), token, at)
         if shape.embedding_norm:
             b.norm_row(token, token, "token_embd_norm", None, "x")
+
+
+def _look_up(b: PassBuilder, token: Value, at: Value) -> None:
+    """The embedding of a token, unless the engine has put a given row there."""
+    shape, row = b.shape, let(T.cast(b.tokens[token], "int64"))
+    with when(row >= 0):
+        copy_row(b.isa, b.weights, b.matrix(b.design.embedding, shape.hidden, "token_embd"), row, b.floats, at)
+        if shape.embedding_scale != 1:
+            with loop(i64(0), i64(shape.padded_hidden // 16)) as part:
+                place = at + part * 16
+                store(b.floats, place, load(b.floats, place) * floats(shape.embedding_scale))
 
 
 def _add_row(b: PassBuilder, table: str, block: str, row: Value, token: Value, at: Value) -> None:
