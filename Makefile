@@ -112,6 +112,7 @@ golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/encoders.py
 	$(GOLDEN_PYTHON) tests/golden/embedders.py
 	$(GOLDEN_PYTHON) tests/golden/mel.py
+	$(GOLDEN_PYTHON) tests/golden/towers.py
 	$(BIN)/python tests/golden/back.py build/folders
 	$(GOLDEN_PYTHON) tests/golden/check.py build/folders
 

@@ -49,7 +49,8 @@ class Rope:
 
     sections: positions have several components (M-RoPE: time, height, width), and so many pairs go by each. The first
     section has the first pairs or, if `interleaved`, pair i belongs to component i mod 3 while that has pairs left, and
-    the rest to the first component.
+    the rest to the first component. restarts: the frequencies of each section begin again, pair j of its n pairs with
+    base^(−j / n), as of pictures' rows and columns.
 
     scaling: linear divides positions by `factor`; yarn (arXiv:2309.00071) does so for long wavelengths only; longrope
     (arXiv:2402.13753) divides by factors from the file, with a second set for long texts. Factors named `rope_freqs`
@@ -75,6 +76,7 @@ class Rope:
     first: int = 0
     sections: tuple[int, ...] = ()
     interleaved: bool = False
+    restarts: bool = False
 
     @property
     def components(self) -> tuple[int, ...]:

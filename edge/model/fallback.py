@@ -122,11 +122,11 @@ def make_spec(header: Header, **own: Any) -> ModelSpec:
         rope_base=header.positive("rope.freq_base", 10000.0, below=1e12),
         compiled=file.compiled,
         **own,
-        **_count_tensors(file),
+        **count_tensors(file),
     )
 
 
-def _count_tensors(file: GGUFFile) -> dict[str, Any]:
+def count_tensors(file: GGUFFile) -> dict[str, Any]:
     """The fields of ModelSpec that are sums over tensors."""
     tensors = file.tensors.values()
     values_by_type, bytes_by_type, bytes_by_layer = Counter[str](), Counter[str](), Counter[str]()
@@ -149,7 +149,7 @@ def _count_tensors(file: GGUFFile) -> dict[str, Any]:
         "weight_bytes": sum(tensor.nbytes for tensor in tensors),
         "largest_tensor": max(tensor.nbytes for tensor in tensors),
         "largest_layer": max(bytes_by_layer.values(), default=0),
-        "embedding_bytes": file.tensors["token_embd.weight"].nbytes,
+        "embedding_bytes": file.tensors["token_embd.weight"].nbytes if "token_embd.weight" in file.tensors else 0,
         "weight_type": (values_by_type or bytes_by_type).most_common(1)[0][0],
         "type_bytes": tuple(bytes_by_type.items()),
         "expert_types": tuple(experts_by_type.items()),

@@ -31,6 +31,7 @@ ARCHITECTURES = {
 }  # fmt: skip
 _PARTIAL_ROPE = {"chatglm", "gptneox", "nemotron", "phi2", "phi3", "stablelm"}  # these may rotate a part of each head
 _SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6, "olmo2": 4}  # with a sliding window: every n-th layer has full attention
+ENCODER = "clip"  # the architecture of mmproj files (`towers/mmproj.py`)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
@@ -48,6 +49,8 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         raise UnsupportedError(f"{file.path}: an adapter, not a model: run its model with --lora {file.path}")
     if architecture == ASSISTANT:
         raise UnsupportedError(f"{file.path}: drafts for Gemma 4, and runs with it alone: --draft {file.path}")
+    if architecture == ENCODER:
+        raise UnsupportedError(f"{file.path}: an encoder of pictures, not a model: it belongs beside its model's file")
     if not _NAME.fullmatch(architecture):
         raise UnsupportedError(f"{file.path}: the architecture {brief(architecture)} is not supported yet")
     if "token_embd.weight" not in file.tensors and architecture not in ARCHITECTURES:

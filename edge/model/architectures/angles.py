@@ -30,7 +30,8 @@ def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
     """
     if not rope.dim:
         return Angles(np.zeros(0), 1.0)
-    powers: AnyArray = rope.base ** (-np.arange(0, rope.dim, 2) / rope.dim)
+    parts = rope.sections if rope.restarts else (rope.dim // 2,)
+    powers: AnyArray = rope.base ** -np.concatenate([np.arange(size) / size for size in parts])
     magnitude = rope.magnitude
     if rope.scaling == "linear":
         powers = powers / rope.factor

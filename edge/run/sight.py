@@ -1,0 +1,128 @@
+"""Pictures to the rows that stand in a prompt in place of tokens, by a tower's layers on an engine.
+
+The engine is loaded when a picture is looked at, and closed behind it: so the peak of memory is the larger of two
+phases, not their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+
+from edge.backends.base import Backend, EngineConfig, HiddenEngine
+from edge.errors import EngineError, UnsupportedError
+from edge.model.given import GivenRows
+from edge.model.towers.tower import Layout, Stage, Tile, Tower
+from edge.records import dataclass
+from edge.types import AnyArray, FloatArray
+
+TOGETHER = 1024  # patches of tiles that run in one pass: with more, weights are read no less often for each
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A picture for a prompt. parts: texts with special tokens, and rows, float32 [n, hidden]. grid, whole: see
+    `Layout`."""
+
+    parts: tuple[str | FloatArray, ...]
+    grid: tuple[int, int] | None
+    whole: bool
+
+
+class Eyes:
+    """Encodes pictures by a tower on an engine."""
+
+    def __init__(self, tower: Tower, backend: Backend, threads: int, kv_dtype: str | None = None) -> None:
+        """kv_dtype: of the keys and values of patches; None: the engine's default. Raises UnsupportedError for an
+        engine that cannot run the tower."""
+        self.tower, self._backend, self._threads = tower, backend, threads
+        self._kv_dtype = kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
+        if not backend.CAPABILITIES.hidden:
+            raise UnsupportedError(f"the {backend.NAME} engine encodes no pictures: use --backend=cpu")
+        for stage in tower.stages:
+            backend.check_supported(stage.file, stage.spec)
+
+    def need(self, layout: Layout) -> int:
+        """Bytes that looking at a picture takes, beside those of the process and of the picture itself."""
+        most = max(sum(rows * columns for rows, columns in group) for group in _groups(layout.tiles))
+        stages = (self._backend.footprint(each.spec, self._config(most)) for each in self.tower.stages)
+        states = 4 * self.tower.network.hidden * layout.patches
+        return max(each.weights + each.kv + each.scratch + each.runtime for each in stages) + 3 * states
+
+    def look(self, image: Any, tokens: int | None = None) -> Seen:
+        """Encode a picture: an array, uint8 [height, width, 3], or an object that has it as `pixels`. tokens: the most
+        rows; None: the tower's default. Raises InputError for too few, EngineError, the errors of `Backend.load`."""
+        pixels: AnyArray = getattr(image, "pixels", image)
+        layout = self.tower.layout(pixels.shape[1], pixels.shape[0], tokens)
+        rows, parts = self.encode(pixels, layout), list[str | FloatArray]()
+        at = 0
+        for part in layout.parts:
+            if isinstance(part, str):
+                parts.append(part)
+                continue
+            parts.append(rows[at : at + part])
+            at += part
+        return Seen(tuple(parts), layout.grid, layout.whole)
+
+    def encode(self, pixels: AnyArray, layout: Layout) -> FloatArray:
+        """The rows of all tiles, float32 [tokens, width]."""
+        tower, found = self.tower, list[FloatArray]()
+        tiles, groups = tower.tiles(pixels, layout), list(_groups(layout.tiles))
+        most = max(sum(rows * columns for rows, columns in group) for group in groups)
+        with self._engines(most) as run:
+            for group in groups:
+                states = [np.concatenate([tower.stem(next(tiles)) for _ in group])]
+                for stage in tower.stages:
+                    states.append(run(stage, states[-1], group))
+                kept = [each for each, stage in zip(states[1:], tower.stages, strict=True) if stage.kept]
+                at = 0
+                for rows, columns in group:
+                    part = slice(at, at + rows * columns)
+                    found.append(tower.project([each[part] for each in kept], (rows, columns)))
+                    at = part.stop
+        rows_of_all = np.concatenate(found)
+        if not np.isfinite(rows_of_all).all():
+            raise EngineError("the encoder produced NaN: its weights are damaged or overflow")
+        return rows_of_all
+
+    @contextmanager
+    def _engines(self, most: int) -> Iterator[Any]:
+        """Runs a stage on rows of tiles; a single stage stays loaded for all groups."""
+        loaded: dict[int, HiddenEngine] = {}
+
+        def run(stage: Stage, rows: FloatArray, group: Sequence[Tile]) -> FloatArray:
+            number = id(stage)
+            if number not in loaded:
+                close()
+                loaded[number] = cast(HiddenEngine, self._backend.load(stage.file, stage.spec, self._config(most)))
+            given = GivenRows(0, stage.spec.hidden)
+            places = self.tower.places(group, windowed=stage.windowed)
+            return loaded[number].hidden(given.add(rows), places, given)
+
+        def close() -> None:
+            for engine in loaded.values():
+                engine.close()
+            loaded.clear()
+
+        try:
+            yield run
+        finally:
+            close()
+
+    def _config(self, patches: int) -> EngineConfig:
+        return EngineConfig(patches, patches, self._kv_dtype, self._threads)
+
+
+def _groups(tiles: Sequence[Tile]) -> Iterator[list[Tile]]:
+    """Tiles that run in one pass."""
+    group, patches = list[Tile](), 0
+    for tile in tiles:
+        if group and patches + tile[0] * tile[1] > TOGETHER:
+            yield group
+            group, patches = [], 0
+        group.append(tile)
+        patches += tile[0] * tile[1]
+    yield group

@@ -1,0 +1,181 @@
+"""Make the golden towers: tiny random encoders of pictures, and what transformers makes of a picture.
+
+Run it as `make golden` does; it needs torch, transformers, gguf and pillow. It writes, into the folder it is given or
+beside itself, in `towers/`:
+
+    NAME.gguf   an encoder in float16, as llama.cpp's converter writes its mmproj
+    NAME.npz    picture, uint8 [height, width, 3]; pixels, uint8 [values of all tiles, one tile after the other], from
+                which transformers' processor makes its values; states [patches, hidden] behind the last layer or norm;
+                rows [tokens, hidden] for the text model; prompt: the text in place of the picture, in which
+                `IMAGE` stands for a row
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.constants import MODEL_ARCH
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+Array = NDArray[Any]
+
+Tensors = Callable[[str, Array], Iterator[tuple[str, Array]]]
+"""GGUF's tensors of one of transformers."""
+
+HALF = [0.5, 0.5, 0.5]
+VISION = {"hidden_size": 48, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 72}
+TEXT = {
+    "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1,
+    "intermediate_size": 32, "head_dim": 16, "vocab_size": 300,
+}  # fmt: skip
+
+
+@dataclass
+class Golden:
+    """A model, and what `write` needs of it. model: with `get_image_features`."""
+
+    model: PreTrainedModel
+    kind: str
+    fields: dict[str, Any]  # of `clip.vision`, beside those of `VISION`
+    tensors: Tensors
+    inputs: dict[str, Any]  # of `get_image_features`
+    pixels: Array
+    prompt: str
+    eps: float = 1e-6
+
+
+def main(out: Path, *names: str) -> None:
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    out = out / "towers"
+    out.mkdir(exist_ok=True)
+    for seed, (name, make) in enumerate(FAMILIES.items(), start=301):
+        if not names or name in names:
+            shown = picture(seed)
+            golden = make(shown, seed)
+            write_mmproj(out / f"{name}.gguf", golden)
+            np.savez_compressed(out / f"{name}.npz", picture=shown, **answers(golden))
+
+
+def picture(seed: int, height: int = 30, width: int = 44) -> Array:
+    """Colours that change smoothly, bars and dots."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width]
+    smooth = np.stack([x * 5, y * 8, 255 - x * 3 - y * 3], axis=-1)
+    smooth[height // 2 :, ::7] = random.integers(0, 256, 3)
+    smooth[::9, width // 3 :: 5] = 255
+    return np.clip(smooth, 0, 255).astype(np.uint8)
+
+
+def fill(model: PreTrainedModel, seed: int) -> Any:
+    random = np.random.default_rng(seed)
+    for name, weight in model.named_parameters():
+        drawn = random.standard_normal(weight.shape)
+        if weight.ndim == 1:
+            drawn = 1 + 0.2 * drawn if "norm" in name.lower() and name.endswith("weight") else 0.3 * drawn
+        elif weight.ndim > 1:
+            drawn *= 1.2 / np.sqrt(np.prod(weight.shape[1:]))
+        weight.copy_(
+            torch.from_numpy(np.asarray(drawn)).half() if weight.ndim > 1 else torch.from_numpy(np.asarray(drawn))
+        )
+    return model.float().eval()
+
+
+def answers(golden: Golden) -> dict[str, Array]:
+    found = golden.model.get_image_features(**golden.inputs, return_dict=True)
+    rows = found.pooler_output
+    rows = torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows.reshape(-1, rows.shape[-1])
+    states = found.last_hidden_state
+    return {
+        "pixels": golden.pixels.astype(np.uint8).reshape(-1), "states": states.reshape(-1, states.shape[-1]).numpy(),
+        "rows": rows.numpy(), "prompt": np.array(golden.prompt),
+    }  # fmt: skip
+
+
+def write_mmproj(path: Path, golden: Golden) -> None:
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_type("mmproj")
+    writer.add_name(path.stem)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_clip_projector_type(golden.kind)
+    writer.add_vision_projection_dim(TEXT["hidden_size"])
+    writer.add_vision_embedding_length(VISION["hidden_size"])
+    writer.add_vision_feed_forward_length(VISION["intermediate_size"])
+    writer.add_vision_block_count(VISION["num_hidden_layers"])
+    writer.add_vision_head_count(VISION["num_attention_heads"])
+    writer.add_vision_attention_layernorm_eps(golden.eps)
+    for name, value in golden.fields.items():
+        getattr(writer, f"add_{name}")(value)
+    for name, tensor in golden.model.state_dict().items():
+        for written, values in golden.tensors(name, tensor.numpy()):
+            matrix = values.ndim > 1 and "position" not in written
+            writer.add_tensor(written, np.ascontiguousarray(values, np.float16 if matrix else np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def mapped(*parts: str, rename: Callable[[str], str] = lambda name: name) -> Tensors:
+    """GGUF's names of the tensors whose names have one of these parts."""
+    names = gguf.get_tensor_name_map(MODEL_ARCH.MMPROJ, 8)
+
+    def tensors(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+        if any(part in name for part in parts):
+            ours = names.get_name(rename(name), try_suffixes=(".weight", ".bias"))
+            assert ours, name
+            yield ours, values
+
+    return tensors
+
+
+def levels(values: Any, mean: float = 0.5, std: float = 0.5) -> Array:
+    """The bytes of normalised values; channels last."""
+    values = values.double().numpy()
+    found = np.rint((values * std + mean) * 255)
+    assert np.abs((found / 255 - mean) / std - values).max() < 1e-6
+    return np.moveaxis(found, -3, -1)
+
+
+def smolvlm(shown: Array, seed: int) -> Golden:
+    from transformers import SmolVLMConfig, SmolVLMModel
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+    from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+    side, patch = 32, 8
+    config = SmolVLMConfig(
+        vision_config=VISION | {"image_size": side, "patch_size": patch}, scale_factor=2, image_token_id=290,
+        text_config=TEXT | {"model_type": "llama"},
+    )  # fmt: skip
+    processor = SmolVLMImageProcessorPil(
+        size={"longest_edge": 2 * side}, max_image_size={"longest_edge": side}, return_row_col_info=True
+    )
+    found = processor(shown, return_tensors="pt", do_image_splitting=True)
+    prompt = get_image_prompt_string(
+        found.rows[0][0], found.cols[0][0], 4, "<fake_token_around_image>", IMAGE, "<global-img>"
+    )
+    fields = {
+        "vision_image_size": side, "vision_patch_size": patch, "vision_image_mean": HALF, "vision_image_std": HALF,
+        "vision_projector_scale_factor": 2, "vision_use_gelu": True, "vision_preproc_image_size": 2 * side,
+    }  # fmt: skip
+    names = mapped("vision_model", "connector", rename=lambda name: f"model.{name}")
+    inputs = {"pixel_values": found.pixel_values, "pixel_attention_mask": found.pixel_attention_mask}
+    return Golden(
+        fill(SmolVLMModel(config), seed), "idefics3", fields, names, inputs, levels(found.pixel_values), prompt
+    )
+
+
+IMAGE = "<image>"
+FAMILIES: dict[str, Callable[[Array, int], Golden]] = {"smolvlm": smolvlm}
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, *sys.argv[2:])

@@ -1,0 +1,50 @@
+"""Towers on our engines, against transformers (tests/golden/towers.py)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from test_architectures import require_native
+
+from edge.backends import engine_named
+from edge.formats.gguf import read_gguf
+from edge.model.towers import Tower, read_tower
+from edge.run.sight import Eyes
+from edge.types import AnyArray
+
+TOWERS = GOLDEN / "towers"
+NAMES = ("smolvlm",)
+
+
+@lru_cache
+def open_golden_tower(name: str) -> tuple[Tower, dict[str, AnyArray]]:
+    with np.load(TOWERS / f"{name}.npz") as arrays:
+        return read_tower(read_gguf(TOWERS / f"{name}.gguf")), dict(arrays)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pixels_and_prompt_are_those_of_transformers(name: str) -> None:
+    tower, golden = open_golden_tower(name)
+    height, width, _ = golden["picture"].shape
+    layout = tower.layout(width, height)
+    tiles = list(tower.tiles(golden["picture"], layout))
+    mean, std = (np.array(each) for each in (tower.mmproj.mean, tower.mmproj.std))
+    levels = np.concatenate([((tile * std + mean) * 255).reshape(-1) for tile in tiles])
+    np.testing.assert_allclose(levels, golden["pixels"], atol=1e-3)
+    said = "".join(part if isinstance(part, str) else "<image>" * part for part in layout.parts)
+    assert said == str(golden["prompt"])
+
+
+@pytest.mark.parametrize(("backend", "name"), [
+    *(("reference", name) for name in NAMES), *(pytest.param("cpu", name, marks=pytest.mark.slow) for name in NAMES),
+])  # fmt: skip
+def test_rows_are_those_of_transformers(backend: str, name: str) -> None:
+    if backend == "cpu":
+        require_native()
+    tower, golden = open_golden_tower(name)
+    seen = Eyes(tower, engine_named(backend), 1, "f32").look(golden["picture"])
+    rows = np.concatenate([part for part in seen.parts if not isinstance(part, str)])
+    np.testing.assert_allclose(rows, golden["rows"], atol=2e-4 * np.abs(golden["rows"]).max())
