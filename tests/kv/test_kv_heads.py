@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, bring_back, examples, load_engine, open_golden, some_tokens
+from conftest import GOLDEN, bring_back, examples, exhaustive, load_engine, open_golden, some_tokens
 from heads_oracle import HeadOracle, feed_chunks
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
-from test_architectures import open_family, require_native
+from test_architectures import require_native
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
@@ -26,10 +26,8 @@ from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.kv.regions import TILE, Regions
 from edge.errors import InputError, UnsupportedError
 from edge.kv import KVView, make_policy
-from edge.kv.policy import EVERY, Needs
-from edge.model.architectures.angles import find_angles
 from edge.model.model import Model, open_model
-from edge.run.sequences.eviction import keep_heads, queries_to_observe, view_for
+from edge.run.sequences.eviction import keep_heads, view_for
 from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.types import AnyArray, FloatArray, IntArray
@@ -85,7 +83,8 @@ def assert_same_rows(engine: NativeEngine, oracle: HeadOracle, atol: float = 1e-
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-gqa-tied", "llama-window", "gemma3", "gemma4", "phi3", "gpt2", "mistral3", "smollm3"]
+    "name",
+    ["llama-gqa-tied", "llama-window", "gemma4", *map(exhaustive, ("gemma3", "phi3", "gpt2", "mistral3", "smollm3"))],
 )
 def test_heads_keep_and_renumber_their_own_rows(name: str, engines: Callable[[Engine], Engine]) -> None:
     """Windows, two rotations, partial rotation and none, temperatures; attention after evictions, too."""
@@ -112,72 +111,11 @@ def test_heads_keep_and_renumber_their_own_rows(name: str, engines: Callable[[En
             assert_same_rows(native, oracle)
 
 
-@pytest.mark.parametrize("name", [
-    "llama-gqa-tied", "gemma3",
-    *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("gemma4", "phi3", "smollm3")),
-])  # fmt: skip
-def test_int8_keys_are_renumbered_within_their_rounding(name: str, engines: Callable[[Engine], Engine]) -> None:
-    model, tokens = model_of(name), some_tokens(50)
-    native, oracle = native_engine(model, "int8"), HeadOracle(model, capacity=128, chunk=CHUNK)
-    engines(native)
-    kv, network = native.kv, model.spec.network
-    for engine in (native, oracle):
-        engine.forward_all(tokens[:40])
-        engine.forward_all(tokens[40:41])  # type: ignore[union-attr]
-    rows = some_rows(kv.head_lengths, 5)
-    kv.keep_heads(rows)
-    oracle.keep_heads(rows)
-    before, old = all_keys(native), kv.positions
-    kv.renumber()
-    oracle.renumber()
-    after, moved = all_keys(native), np.broadcast_to(kv.positions - old, (*kv.head_lengths.shape, kv.length))
-    assert (moved < 0).any()
-    for layer, number in enumerate(oracle.layers):
-        radians = find_angles(model.file, network.ropes[network.rope_of(number)]).radians
-        for head, length in enumerate(kv.head_lengths[layer]):
-            expected = rotated(before[layer, head, :length], moved[layer, head, :length], radians)
-            rounding = np.abs(expected).max(axis=-1, keepdims=True) / 127 * 0.5001 + 1e-5
-            assert (np.abs(after[layer, head, :length] - expected) <= rounding).all()
-    ours, theirs = native.forward_all(tokens[41:]), oracle.forward_all(tokens[41:])
-    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.98  # single tokens hang on rows of nearly equal scores
-
-
 def rotated(keys: FloatArray, by: IntArray, radians: AnyArray) -> FloatArray:
     """Keys [n, head], whose pairs are neighbours in the native engine, rotated by `by` [n] positions."""
     first, rest = np.split(keys, [2 * radians.size], axis=-1)
     pairs = (first[..., ::2] + 1j * first[..., 1::2]) * np.exp(1j * by[:, None] * radians)
     return np.concatenate([np.stack([pairs.real, pairs.imag], axis=-1).reshape(first.shape), rest], axis=-1)
-
-
-@pytest.mark.parametrize("dtype", ["f32", "int4"])
-def test_renumbering_without_gaps_changes_nothing(dtype: str, engines: Callable[[Engine], Engine]) -> None:
-    native, tokens = native_engine(model_of("llama-gqa-tied"), dtype), some_tokens(40)
-    engines(native)
-    native.observe(CHUNK)
-    native.forward_all(tokens[:30])
-    native.kv.keep_heads([np.arange(30, dtype=np.int32)] * native.kv.lengths.size)
-    keys, attention, positions = all_keys(native), native.kv.attention, native.kv.positions
-    native.kv.renumber()
-    np.testing.assert_array_equal(all_keys(native), keys)
-    np.testing.assert_array_equal(native.kv.attention, attention)
-    np.testing.assert_array_equal(native.kv.positions, positions)
-    ours = native.forward_all(tokens[30:]).copy()
-    native.kv.truncate(0)
-    native.forward_all(tokens[:30])
-    np.testing.assert_array_equal(ours, native.forward_all(tokens[30:]))
-
-
-def test_renumbered_row_keeps_its_attention_per_query(engines: Callable[[Engine], Engine]) -> None:
-    """What H2O ranks by must not change because positions did."""
-    native = native_engine(model_of("llama-gqa-tied"))
-    engines(native)
-    native.observe(CHUNK)
-    native.forward_all(some_tokens(60))
-    native.kv.keep_heads(some_rows(native.kv.head_lengths, 9))
-    before = native.kv.attention / np.maximum(native.kv.ages, 1)
-    native.kv.renumber()
-    after = native.kv.attention / np.maximum(native.kv.ages, 1)
-    np.testing.assert_allclose(after, before, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
@@ -231,16 +169,6 @@ def test_restored_cache_has_no_attention_of_others(engines: Callable[[Engine], E
     assert not native.kv.attention.any()
 
 
-def test_longrope_rotates_for_positions_with_gaps(engines: Callable[[Engine], Engine]) -> None:
-    """Rows of heads keep their positions: 128 of them may lie anywhere in the context."""
-    family = open_family("phi3-longrope")
-    backend, answer = find_backend("cpu", family.model.file, family.model.spec), family.arrays["long_logits"]
-    config = EngineConfig(128, CHUNK, "f32", threads=1, logits_rows=CHUNK, per_head=True)
-    engine = engines(backend.load(family.model.file, family.model.spec, config))
-    engine.kv.announce(257)  # more positions than the original context has, although the cache has fewer rows
-    np.testing.assert_allclose(engine.forward_all(family.tokens)[-len(answer) :], answer, rtol=0, atol=EXACT)
-
-
 def test_what_heads_cannot_do_is_refused(engines: Callable[[Engine], Engine]) -> None:
     native = native_engine(model_of("llama-gqa-tied"))
     engines(native)
@@ -259,27 +187,6 @@ def test_what_heads_cannot_do_is_refused(engines: Callable[[Engine], Engine]) ->
 
 
 # What is observed
-
-
-def test_what_no_eviction_follows_is_not_observed() -> None:
-    last, few = Needs(queries=1), Needs(queries=32)
-    assert queries_to_observe(last, free=100, incoming=8, upcoming=8) == 0
-    assert queries_to_observe(last, free=15, incoming=8, upcoming=8) == 1
-    assert queries_to_observe(last, free=16, incoming=8, upcoming=8) == 0
-    assert queries_to_observe(few, free=100, incoming=64, upcoming=64) == 32
-    assert queries_to_observe(few, free=100, incoming=8, upcoming=8) == 0
-    assert queries_to_observe(few, free=33, incoming=1, upcoming=1) == 0
-    assert queries_to_observe(few, free=32, incoming=1, upcoming=1) == 1
-    assert queries_to_observe(Needs(queries=EVERY), free=1000, incoming=8, upcoming=8) == 8
-
-
-@given(st.integers(1, 64), st.integers(1, 100))
-def test_in_decode_last_queries_before_eviction_are_observed(window: int, free: int) -> None:
-    """One token at a time until no row is free: the last `window` of them, and no others."""
-    needs = Needs(queries=window)
-    observed = [queries_to_observe(needs, left, incoming=1, upcoming=1) for left in range(free, 0, -1)]
-    wanted = min(window, free)
-    assert observed == [0] * (free - wanted) + [1] * wanted
 
 
 # Sessions
@@ -440,23 +347,6 @@ def test_h2o_counts_queries_that_saw_row() -> None:
     assert twin.policy.evictions > 5
 
 
-def test_heads_that_differ_share_one_arena() -> None:
-    """Some grow beyond the mean, none beyond what it may hold, and no two overlap."""
-    twin = twin_of("adakv:window=4", 40)
-    twin.reset()
-    regions, most = twin.kv.store.regions, 0
-    for part in np.split(some_tokens(400), 80):
-        twin.feed(part, 5)
-        ends = regions.starts + regions.limits
-        assert (ends[:-1] <= regions.starts[1:]).all()
-        assert regions.starts[0] == 0
-        assert ends[-1] <= regions.size
-        most = max(most, twin.kv.length)
-    assert 40 < most <= twin.kv.longest
-    twin.reset()
-    assert (regions.limits == 40).all()
-
-
 @given(st.data(), st.integers(1, 12), st.integers(1, 70), st.integers(1, 4))
 def test_regions_never_overlap_and_moves_keep_rows(data: st.DataObject, heads: int, capacity: int, times: int) -> None:
     """Beside the same done with a copy of everything."""
@@ -506,23 +396,6 @@ def test_endless_decoding_stays_within_context(policy: str, dtype: str, tmp_path
         assert twin.renumbered > 15
 
 
-def test_endless_decoding_with_learned_positions(tmp_path: Path) -> None:
-    """There is no position 62 to take."""
-    model = small_model(tmp_path, 62, architecture="gpt2", kv_heads=4)
-    with load(model, backend="cpu", kv_policy="h2o", max_kv_size=32, kv_dtype="f32", threads=1) as session:
-        session.generate(some_tokens(50), max_tokens=400, ignore_eos=True)
-        assert session.report.tokens.generated == 400
-
-
-def test_cache_of_context_size_is_renumbered(tmp_path: Path) -> None:
-    model = small_model(tmp_path, 64)
-    with load(model, backend="cpu", kv_policy="h2o", max_kv_size=64, kv_dtype="f32", threads=1) as session:
-        twin = Twin(session, HeadOracle(model, capacity=300, chunk=1))
-        for token in some_tokens(300):
-            twin.feed(token[None])
-        assert twin.renumbered == twin.policy.evictions > 10
-
-
 # Conversations
 
 
@@ -534,30 +407,6 @@ def session_of(engines: Callable[[Any], Any]) -> Callable[..., Session]:
         return engines(load(model, kv_policy=policy, **options))  # type: ignore[no-any-return]
 
     return make
-
-
-@pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=5"])
-@pytest.mark.parametrize("answer", [23, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(24, 32))])
-def test_follow_up_evicts_by_what_was_observed(policy: str, answer: int, session_of: Callable[..., Session]) -> None:
-    """However many rows the answer left free; attention of nobody would be an arbitrary choice."""
-    session = session_of(policy, sinks=2)
-    recorder = session._sequence.rows.policy = Recorder(make_policy(policy, 2))
-    shown: list[FloatArray] = []
-    choose = recorder.rows_to_keep
-
-    def remember(view: KVView, budget: int) -> list[IntArray]:
-        assert view.attention.size
-        shown.append(view.attention.sum(axis=-1))
-        return choose(view, budget)
-
-    recorder.rows_to_keep = remember  # type: ignore[method-assign]
-    session.generate(some_tokens(20), max_tokens=answer, ignore_eos=True)
-    before = session.engine.kv.next_position
-    session.generate(some_tokens(30, 2), max_tokens=5, ignore_eos=True, follow_up=True)
-    assert session.engine.kv.next_position == before + 1 + 30 + 4  # the last answer's token is run first
-    assert len(shown) > 1
-    for sums in shown:
-        assert (sums > 0.999).all()  # every observed query gives 1
 
 
 @pytest.mark.parametrize("policy", HEAD_POLICIES)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge.errors import InputError
 from edge.kv import POLICY_NAMES, KVView, Needs, make_policy
-from edge.kv.adakv import AdaKV, allocate
+from edge.kv.adakv import AdaKV
 from edge.kv.fastgen import FastGen
 from edge.kv.h2o import H2O
 from edge.kv.keydiff import KeyDiff
@@ -268,21 +268,6 @@ def test_pinned_rows_stay_in_every_head(name: str, data: st.DataObject, shown: H
     assert sum(each.size for each in heads) <= shown.budget * len(heads)
 
 
-@pytest.mark.parametrize("name", UNEVEN_POLICIES)
-@given(heads())
-def test_uneven_heads_waste_little(name: str, shown: Heads) -> None:
-    """All heads full: nearly the whole budget is used."""
-    lengths = np.full_like(shown.lengths, shown.lengths.max())
-    random = np.random.default_rng(shown.budget)
-    attention = random.random((*lengths.shape, lengths.max()), np.float32)
-    view = KVView(
-        int(lengths.max()), lengths, attention, np.ones_like(attention, np.int32), longest=3 * shown.budget,
-        importance=lambda layer: attention[layer],
-    )  # fmt: skip
-    kept = sum(rows.size for rows in make_policy(name).rows_to_keep(view, shown.budget))
-    assert kept >= 0.9 * shown.budget * lengths.size - 2 * lengths.size
-
-
 @given(st.integers(1, 40), st.integers(0, 600), st.integers(0, 600), st.floats(1, 100), st.integers(0, 3))
 def test_pyramid_has_same_total(layers: int, mean: int, window: int, slope: float, most: int) -> None:
     window = min(window, mean)
@@ -291,84 +276,6 @@ def test_pyramid_has_same_total(layers: int, mean: int, window: int, slope: floa
     assert (np.diff(rows) <= 0).all()
     assert rows[-1] >= window
     assert rows[0] <= mean * (1 + most)
-
-
-@pytest.mark.parametrize("policy", [AdaKV(sinks=0, window=1, floor=0), KVzap(sinks=0, recent=0, floor=0)])
-def test_shorter_heads_compete_with_their_own_rows_only(policy: AdaKV | KVzap) -> None:
-    """Pooling spreads the importance of a head's last row, but not to rows that it does not have."""
-    lengths, budget, side = np.array([[60, 40]], np.int32), 20, policy.kernel // 2
-    random = np.random.default_rng(3).random((1, 2, 60), np.float32) * (np.arange(60) < lengths[..., None])
-    random[0, 1, 39] = 2
-    view = KVView(60, lengths, random, importance=lambda layer: random[layer], longest=60)
-    found = [rows.size for rows in policy.rows_to_keep(view, budget)]
-    votes = [
-        (max(own[max(0, row - side) : min(row + side + 1, length)]), head)
-        for head, (own, length) in enumerate(zip(random[0], lengths[0], strict=True))
-        for row in range(length)
-    ]
-    best = sorted(votes, reverse=True)[: budget * 2]
-    assert found == [sum(head == each for _, head in best) for each in (0, 1)]
-
-
-@given(heads())
-def test_layers_best_rows_stay_in_any_head(shown: Heads) -> None:
-    for layer, lengths in zip(shown.attention, shown.lengths, strict=True):
-        random = np.random.default_rng(shown.budget)
-        scores = np.where(np.arange(layer.shape[1]) < lengths[:, None], random.random(layer.shape), 0)
-        mean = min(shown.budget, int(lengths.sum()) // len(lengths))
-        best = np.sort(scores, axis=None)[::-1][: mean * len(lengths)]
-        wanted = [int((each >= best[-1]).sum()) for each in scores] if mean else [0] * len(lengths)
-        assert allocate(scores.astype(np.float32), lengths, mean).tolist() == wanted
-
-
-def test_fastgen_distinguishes_near_and_far_heads() -> None:
-    """Of two heads with the same number of rows that matter, one looks at the newest, the other at some old ones."""
-    attention = np.zeros((1, 2, 40), np.float32)
-    attention[0, 0, 30:] = attention[0, 1, 5:25:2] = 1
-    view = KVView(40, np.array([[40, 40]], np.int32), attention, np.ones((1, 2, 40), np.int32), longest=120)
-    near, far = make_policy("fastgen:sinks=0,recent=0.1").rows_to_keep(view, 12)
-    assert {*range(30, 40)} <= {*near.tolist()}
-    assert {*range(5, 25, 2)} <= {*far.tolist()}
-
-
-@pytest.mark.parametrize("name", EVEN_POLICIES)
-@pytest.mark.parametrize("budget", [0, 1, 2, 7])
-def test_small_budgets(name: str, budget: int) -> None:
-    random = np.random.default_rng(2)
-    lengths, shape = np.full((2, 2), 8, np.int32), (2, 2, 8)
-    keys = random.standard_normal((*shape, 4)).astype(np.float32)
-    norms = np.ones(shape, np.float32)
-    view = KVView(
-        8, lengths, random.random(shape, np.float32), np.ones(shape, np.int32), lambda layer: keys[layer],
-        lambda layer: norms[layer],
-    )  # fmt: skip
-    for sinks in (0, 1, 4):
-        for rows in make_policy(name, sinks).rows_to_keep(view, budget):
-            assert_rows(rows, 8, budget)
-            assert rows.size == budget
-            first = min(sinks, budget)
-            np.testing.assert_array_equal(rows[:first], np.arange(first))
-
-
-def test_h2o_does_not_prefer_rows_for_being_old() -> None:
-    """Twice the attention over four times the queries is less."""
-    attention = np.array([[[2, 1, 0, 0]]], np.float32)
-    view = KVView(4, np.array([[4]], np.int32), attention, np.array([[[8, 2, 2, 1]]], np.int32))
-    assert [rows.tolist() for rows in make_policy("h2o:sinks=0,recent=0").rows_to_keep(view, 1)] == [[1]]
-
-
-def test_snapkv_keeps_neighbours_of_what_got_votes() -> None:
-    attention = np.zeros((1, 1, 30), np.float32)
-    attention[..., 10] = 1
-    view = KVView(30, np.array([[30]], np.int32), attention, np.ones((1, 1, 30), np.int32))
-    (rows,) = make_policy("snapkv:sinks=1,window=2,kernel=5").rows_to_keep(view, 8)
-    assert rows.tolist() == [0, 8, 9, 10, 11, 12, 28, 29]
-
-
-def test_keydiff_gives_up_what_points_where_most_do() -> None:
-    keys = np.array([[1, 0], [2, 0.1], [0.5, -0.1], [0, 1], [3, 0]], np.float32)[None]
-    view = KVView(5, np.array([[5]], np.int32), keys=lambda layer: keys)
-    assert [rows.tolist() for rows in make_policy("keydiff:sinks=0,recent=0").rows_to_keep(view, 1)] == [[3]]
 
 
 # In a session
@@ -427,20 +334,6 @@ def _assert_rows_hold(session: Session, tokens: IntArray) -> None:
     session.reset()
     fresh = session.engine.forward(np.concatenate([tokens, after]))
     np.testing.assert_allclose(logits, fresh, rtol=0, atol=1e-3)
-
-
-@given(CHUNKS)
-def test_full_policy_refuses_and_evicts_nothing(chunks: list[int]) -> None:
-    session = session_of("full")
-    session.reset()
-    held = 0
-    for chunk in chunks:
-        fits = held + chunk <= CAPACITY
-        assert session.make_room(chunk) is fits
-        if fits:
-            session.engine.forward(np.zeros(chunk, np.int32))
-            held += chunk
-        assert session.engine.kv.length == held
 
 
 @pytest.mark.parametrize("policy", STREAMING)

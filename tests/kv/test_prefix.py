@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import examples, open_golden
+from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefix_rows import WIDTH, PrefixRows, longest_common_prefix, rows_for, tokens_of
@@ -92,32 +92,10 @@ def test_common_prefix_is_kept_once(kind: str, folder: Path) -> None:
     assert kv.saved == 7
 
 
-def test_block_that_others_share_never_changes(folder: Path) -> None:
-    cache = PromptCache(folder)
-    run(cache, tokens_of((1, BLOCK + 20)))
-    run(cache, tokens_of((1, BLOCK + 10), (2, 30)))  # parts from it within its last block
-    before = {path: path.read_bytes() for path in files_in(folder)}
-    run(cache, tokens_of((1, BLOCK + 5), (3, 5)))
-    run(cache, tokens_of((1, BLOCK + 20), (4, 1)))  # goes on behind it
-    kept = [path for path in before if path.exists()]
-    assert all(path.read_bytes() == before[path] for path in kept)
-    assert len(kept) == len(before) - 1  # a longer copy has taken the place of the first one's end
-    assert run(cache, tokens_of((1, BLOCK + 20), (5, 9))) == BLOCK + 20
-
-
 @CACHES
 def test_models_and_settings_do_not_mix(kind: str, folder: Path) -> None:
     cache, prompt = make_cache(kind, folder), tokens_of((1, 200))
     assert [run(cache, prompt, key) for key in ("one", "other", "one", "other")] == [0, 0, 199, 199]
-
-
-@CACHES
-@pytest.mark.parametrize("most", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 150, 300])
-def test_no_more_is_reused_than_was_asked_for(kind: str, folder: Path, most: int) -> None:
-    cache, prompt = make_cache(kind, folder), tokens_of((1, 200))
-    run(cache, prompt)
-    kv = PrefixRows()
-    assert cache.restore(kv, prompt, most) == kv.length == min(most, 200)
 
 
 # Limits
@@ -164,13 +142,6 @@ def test_what_was_not_used_for_longest_goes_first(kind: str, folder: Path) -> No
     assert reused[1] < 2 * BLOCK
 
 
-@pytest.mark.parametrize("kind", ["memory", "folder"])
-def test_of_prompt_larger_than_limit_beginning_is_kept(kind: str, folder: Path) -> None:
-    cache, prompt = make_cache(kind, folder, 3 * BLOCK_BYTES + 500), tokens_of((1, 9 * BLOCK))
-    run(cache, prompt)
-    assert run(cache, prompt) == 3 * BLOCK
-
-
 @settings(max_examples=examples(40))
 @given(data=st.data())
 def test_held_blocks_and_parents_stay(data: st.DataObject) -> None:
@@ -199,26 +170,6 @@ def test_held_blocks_and_parents_stay(data: st.DataObject) -> None:
             assert tree.references(name) == held.count(name) + behind
 
 
-COSTS = st.sampled_from([Cost(), Cost(1e9, 1e5), Cost(3e7, 0.0)])
-
-
-@settings(max_examples=examples(30))
-@given(
-    prompts=st.lists(st.tuples(PROMPT, st.sampled_from(["one", "other"]), COSTS), min_size=2, max_size=14),
-    blocks=st.integers(1, 9),
-)
-def test_whatever_blocks_cost_limit_holds(prompts: list[tuple[IntArray, str, Cost]], blocks: int) -> None:
-    cache = PromptCache(memory=f"{blocks * BLOCK_BYTES}B")
-    for prompt, key, cost in prompts:
-        kv = PrefixRows(key)
-        reused = cache.restore(kv, prompt, prompt.size - 1, cost)
-        np.testing.assert_array_equal(kv.rows, rows_for(prompt[:reused]).reshape(-1, WIDTH))
-        kv.run(prompt)
-        cache.store(kv, prompt, cost)
-        assert cache._tree.nbytes == sum(block.nbytes for block in cache._tree._blocks.values()) <= cache.memory
-        assert set(cache._tree._used) == set(cache._tree._blocks)
-
-
 def test_expensive_prefix_outlives_cheap_one() -> None:
     """One that was used as recently; in the end, it goes as well if it is not used."""
     cache = PromptCache(memory=f"{4 * BLOCK_BYTES}B")
@@ -240,14 +191,6 @@ def test_expensive_prefix_outlives_cheap_one() -> None:
     for other in others[1:]:
         store(other, Cost(1.0))
     assert not held(dear)
-
-
-def test_larger_models_and_later_tokens_cost_more() -> None:
-    small, large = (Cost.of_model(open_golden(name).model.spec) for name in ("llama-one-layer", "llama-gqa-tied"))
-    assert 0 < small.token < large.token
-    assert 0 < small.row < large.row
-    assert large.between(0, 64) < large.between(64, 128)
-    assert Cost(5.0, 2.0).between(3, 6) == 3 * 5 + 2 * (3 + 4 + 5)
 
 
 # What is never believed

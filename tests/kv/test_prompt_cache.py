@@ -80,20 +80,6 @@ def test_logits_are_those_without_cache(
     np.testing.assert_allclose(ours, answer(open_session(**options), second, count=1), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("backend", "kv_dtype", "tolerance"), ENGINES)
-def test_logits_are_very_same_where_chunks_begin_alike(
-    backend: str, kv_dtype: str, tolerance: float, open_session: OpenSession, tmp_path: Path
-) -> None:
-    options = {"backend": backend, "kv_dtype": kv_dtype, "max_kv_size": 256, "prefill_step_size": BLOCK}
-    begin = some_tokens(2 * BLOCK)
-    answer(open_session(prompt_cache=tmp_path, **options), np.concatenate([begin, some_tokens(9, seed=2)]))
-    with_cache, prompt = open_session(prompt_cache=tmp_path, **options), np.append(begin, some_tokens(50, seed=3))
-    prompt[begin.size] = (prompt[begin.size] + 1) % 272
-    ours, theirs = answer(with_cache, prompt), answer(open_session(**options), prompt)
-    assert reused(with_cache) == 2 * BLOCK
-    np.testing.assert_array_equal(ours, theirs)
-
-
 @pytest.mark.parametrize("policy", ["streaming", "keydiff"])
 def test_prompts_longer_than_cache_evict_same_rows(policy: str, open_session: OpenSession, tmp_path: Path) -> None:
     options = {"backend": "cpu", "kv_dtype": "f32", "kv_policy": policy, "max_kv_size": 100, "prefill_step_size": 16}
@@ -235,9 +221,9 @@ _RUN = """
 import json, sys
 import edge
 
-options = {"backend": sys.argv[1], "memory": "300MiB", "max_kv_size": 1024, "prompt_cache": sys.argv[2]}
+options = {"backend": sys.argv[1], "memory": "300MiB", "max_kv_size": 512, "prompt_cache": sys.argv[2]}
 with edge.load("smollm2-135m", **options) as session:
-    tokens = session.model.tokenizer.encode("All that is gold does not glitter. " * 110)
+    tokens = session.model.tokenizer.encode("All that is gold does not glitter. " * 55)
     session.generate(tokens, max_tokens=2)
     report = session.report
     print(json.dumps([report.tokens.prompt, report.tokens.reused, report.plan["predicted_peak"]]))
@@ -247,7 +233,7 @@ with edge.load("smollm2-135m", **options) as session:
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("llamacpp", marks=pytest.mark.exhaustive)])
 def test_predicted_peak_holds(backend: str, smollm2: Model, open_session: OpenSession, tmp_path: Path) -> None:
     """While all of a long prompt is stored, and while it comes back."""
-    open_session(smollm2, backend=backend, max_kv_size=1024)  # compiling is not part of the plan
+    open_session(smollm2, backend=backend, max_kv_size=512)  # compiling is not part of the plan
     for known in (False, True):
         child = run_child(_RUN, backend, tmp_path)
         assert child.status == 0, child.errors

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from core_trees import arm_cores, hybrid_cores
+from core_trees import hybrid_cores
 from kits import kit_for, result, run_program
 from profiles import make_profile
 
-from edge.devices.cores import core_kinds, fast_cores
+from edge.devices.cores import fast_cores
 from edge.devices.profiles.file import read_profile, write_profile
 from edge.lab.profiling.collect import measure_roofs
 from edge.lab.profiling.kit.device import device_of
@@ -21,15 +20,6 @@ from edge.lab.report.profile import profile_report
 
 BIG = Kind(1, 1024, 3_300_000, "0x412fd820", "", 2e10, 5e10, 4e11)
 LITTLE = Kind(4, 150, 2_000_000, "0x412fd800", "", 6e9, 1e10, 8e10)
-
-
-def test_core_kinds_by_capacity_clock_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    little = arm_cores(tmp_path)
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    expected = [("Cortex-A76", 1, 1024, 2400), ("Cortex-A55", little, 385, 1800)][: 2 if little else 1]
-    assert [(each.name, each.cores, each.capacity, each.mhz) for each in core_kinds(tmp_path)] == expected
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert len(core_kinds(tmp_path)) == 1  # whose clocks differ between cores that are alike
 
 
 def test_kit_and_edge_measure_each_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,11 +32,6 @@ def test_kit_and_edge_measure_each_kind(tmp_path: Path, monkeypatch: pytest.Monk
     for kinds in (home.kinds, roofs.kinds):
         assert [(each.name, each.cores) for each in kinds] == names
         assert all(min(each.read_bytes_per_s, each.f32_flops) > 1e7 for each in kinds)
-
-
-def test_cores_that_are_alike_are_one_kind() -> None:
-    """This machine, if it has one."""
-    assert len(result().ceilings.kinds) == (0 if len(core_kinds()) == 1 else len(core_kinds()))
 
 
 def test_kinds_are_shown_and_kept(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import weakref
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from test_cli import edge, edge_json
 from edge.errors import EngineError, InputError
 from edge.lab.quality.perplexity import perplexity
 from edge.lab.quality.windows import Windows, divergence, windowed_perplexity
-from edge.likelihood import Compared, compare, negative_log_likelihoods, summarize
+from edge.likelihood import compare, negative_log_likelihoods
 from edge.model.model import open_model
 from edge.run.starting.loading import load
 from edge.types import AnyArray, IntArray
@@ -69,42 +68,6 @@ def test_divergence_is_what_formula_says(seed: int, spread: float, noise: float,
     assert (found.kl >= 0).all()
 
 
-def test_model_differs_from_itself_by_nothing() -> None:
-    logits = (np.random.default_rng(1).standard_normal((8, 49_152)) * 4).astype(np.float32)
-    found = summarize(compare(logits, logits.copy(), np.arange(8, dtype=np.int32)))
-    assert found.kl_max == found.kl_mean == found.delta == found.delta_stderr == 0
-    assert found.ratio == found.top1 == 1
-
-
-def test_sums_match_llama_cpp() -> None:
-    """Its perplexity tool adds up x, x² and x·y: the same figures by another way."""
-    random = np.random.default_rng(2)
-    count = 500
-    base = random.gamma(2.0, 1.0, count)
-    nll = base + random.normal(0.1, 0.3, count)
-    kl = random.gamma(1.0, 0.2, count)
-    found = summarize(Compared(kl, nll, base, random.random(count) < 0.8))
-
-    def mean_and_error(values: AnyArray) -> tuple[float, float]:
-        mean, square = float(values.sum()) / count, float((values**2).sum()) / count
-        return mean, math.sqrt((square - mean**2) / (count - 1))
-
-    (x, dx), (y, dy) = mean_and_error(nll), mean_and_error(base)
-    covariance = (float((nll * base).sum()) / count - x * y) / (count - 1)
-    ratio_error = math.sqrt(dx**2 + dy**2 - 2 * covariance)
-    a, b = math.exp(x), math.exp(y)
-    delta_error = math.sqrt((a * dx) ** 2 + (b * dy) ** 2 - 2 * a * b * covariance)
-    assert (found.kl_mean, found.kl_stderr) == pytest.approx(mean_and_error(kl))
-    assert (found.perplexity, found.reference_perplexity) == pytest.approx((a, b))
-    assert (found.ratio, found.ratio_stderr) == pytest.approx((math.exp(x - y), math.exp(x - y) * ratio_error))
-    assert (found.delta, found.delta_stderr) == pytest.approx((a - b, delta_error))
-    for share, quantile in ((0.99, found.kl_p99), (0.999, found.kl_p999)):
-        place = share * (count - 1)  # between two of them, in their order
-        low, high = np.sort(kl)[int(place)], np.sort(kl)[int(place) + 1]
-        assert quantile == pytest.approx(low + (high - low) * (place - int(place)))
-    assert found.kl_median == pytest.approx(np.sort(kl)[249:251].mean())
-
-
 def test_logits_that_are_no_numbers_are_refused() -> None:
     good = np.zeros((2, 9), np.float32)
     bad = good.copy()
@@ -136,36 +99,6 @@ def test_every_token_is_scored_once(size: int, context: int, half: bool, bos: in
         scored += targets[first:].tolist()
     assert scored == expected
     np.testing.assert_array_equal(tokens, np.arange(size))
-
-
-@pytest.mark.parametrize("second_half", [False, True])
-def test_windows_of_engines_are_formula_on_their_logits(
-    second_half: bool, models: tuple[Path, Path], ids: IntArray
-) -> None:
-    good, noisy = (load_engine(open_model(path), "reference", "f32") for path in models)
-    windows = Windows(ids, CONTEXT, second_half)
-    found = divergence(good, noisy, windows)
-    kl, losses, hits = [], [], []
-    for start in range(0, ids.size, CONTEXT):
-        window = ids[start : start + CONTEXT]
-        rows = []
-        for engine in (good, noisy):
-            engine.kv.truncate(0)
-            rows.append(chances_of(engine.forward_all(window))[CONTEXT // 2 if second_half else 0 : -1])
-        p, q = rows
-        targets = window[-p.shape[0] :] if p.shape[0] else window[:0]
-        kl += (p * np.log(p / q)).sum(axis=-1).tolist()
-        losses += (-np.log(q[np.arange(targets.size), targets])).tolist()
-        hits += (p.argmax(axis=-1) == q.argmax(axis=-1)).tolist()
-    assert found.tokens == len(kl)
-    assert found.kl_mean == pytest.approx(np.mean(kl))
-    assert found.kl_max == pytest.approx(max(kl))
-    assert found.kl_median == pytest.approx(np.median(kl))
-    assert found.top1 == np.mean(hits)
-    assert found.perplexity == pytest.approx(math.exp(np.mean(losses)))
-    assert 0 < found.kl_mean < 1
-    alone = windowed_perplexity(noisy, windows)
-    assert (alone.perplexity, alone.tokens) == (pytest.approx(found.perplexity), found.tokens)
 
 
 def test_perplexity_matches_transformers() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import open_golden
-from kv_rows import SETTINGS
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
@@ -30,7 +29,7 @@ from edge.lab.quality.retrieval import (
     split_reply,
 )
 from edge.lab.quality.summary import make_rows
-from edge.lab.report.kv import kv_table, reasons_of
+from edge.lab.report.kv import reasons_of
 from edge.model.model import Model, open_model
 from edge.run.starting.loading import load
 
@@ -219,16 +218,6 @@ def test_cells_keep_bytes_and_name_limits(setup: Setup) -> None:
     assert set(totals) == {done[-1]}
 
 
-def test_ratios_match_perplexities(setup: Setup) -> None:
-    tokens = setup.model.encode_prompt(TEXT, raw=True)[:400]
-    cells = make_cells(["window"], [None], [32], in_rows=True)
-    rows = make_rows(run_matrix(setup, cells, Material([tokens]), open_journal(None, {}), lambda *_: None))
-    full, window = (row.figures["perplexity"].value for row in rows)
-    assert rows[1].figures["ratio"].value == pytest.approx(window / full)
-    assert window != full
-    assert rows[1].figures["ratio"].stderr is not None
-
-
 def test_chunks_are_no_longer_than_small_cache_takes(setup: Setup) -> None:
     """Unless a length was stated, which is refused where it does not fit."""
     tokens = setup.model.encode_prompt(TEXT, raw=True)[:100]
@@ -355,16 +344,6 @@ def test_short_context_leaves_repeats_out(tmp_path: Path, text: Path) -> None:
     done = edge(*flags, "--tasks", "repeat")
     assert done.returncode == 2
     assert "repeated segments take 2269 positions, and the model knows 512" in done.stderr
-
-
-def test_columns_without_figures_are_left_out(setup: Setup) -> None:
-    tokens = setup.model.encode_prompt(TEXT, raw=True)[:50]
-    found = list(run_matrix(setup, [Cell("full")], Material([tokens]), open_journal(None, {}), lambda *_: None))
-    assert kv_table(make_rows(found), SETTINGS).headings == [
-        "policy", "KV", "rows", "allocated", "perplexity", "× full", "tok/s",
-    ]  # fmt: skip
-    found[0] = replace(found[0], figures=None, cache=None, reason="no")
-    assert kv_table(make_rows(found), SETTINGS).headings == ["policy", "KV", "rows", "allocated", "tok/s"]
 
 
 @pytest.mark.parametrize(("flags", "says"), [

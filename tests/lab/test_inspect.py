@@ -17,7 +17,6 @@ from test_cli import edge, edge_json
 from edge.cli.inspect import _about
 from edge.converters.huggingface.writer import write_folder
 from edge.errors import EdgeError
-from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.lab.inspection import inspect_model
 from edge.model.model import open_model
@@ -42,15 +41,6 @@ def test_figures_match_another_reader(name: str) -> None:
     assert {each.engine for each in found.engines} == {"cpu", "gpu", "llamacpp", "onnx", "reference"}
 
 
-def test_bits_leave_vocabulary_out(tmp_path: Path) -> None:
-    types = {"": "Q4_0", "token_embd": "Q8_0", "output": "F16"}
-    found = inspect_model(write_small(tmp_path / "mixed.gguf", Small(types=types, tied=False)))
-    assert found.body_bits == 4.5
-    assert {each.type for each in found.types} == {"Q4_0", "Q8_0", "F16", "F32"}
-    assert found.bits_per_weight == pytest.approx(8 * sum(each.bytes for each in found.types) / found.parameters)
-    assert found.types == sorted(found.types, key=lambda each: -each.bytes)
-
-
 def test_first_mtp_layer_drafts() -> None:
     one = inspect_model(GOLDEN / "mtp.gguf")
     for found, shown in (
@@ -59,13 +49,6 @@ def test_first_mtp_layer_drafts() -> None:
         (replace(one, mtp_engines=()), "besides: left out by engines"),
     ):
         assert shown in dict(map(tuple, _about(found)))["MTP layers"]
-
-
-def test_rows_of_windows_are_shown_apart() -> None:
-    found = {each.engine: each for each in inspect_model(GOLDEN / "gemma3.gguf").engines}["cpu"]
-    row = 2 * 16 * 4  # keys and values of a head of 16, of the one layer without a window
-    assert found.kv_bytes["f32"] == row
-    assert found.window_bytes["f32"] == 6 * 96 * (row + 4)  # 20 + 1 + 64 rows, in whole tiles, and their positions
 
 
 @pytest.mark.parametrize(
@@ -97,21 +80,6 @@ def test_stamps_follow_content(tmp_path: Path) -> None:
     assert same.sha256 == {"x.gguf": hashlib.sha256(same.path.read_bytes()).hexdigest()}
 
 
-def test_folders_are_inspected_too(tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
-    source, folder = GOLDEN / "llama-gqa-tied.gguf", tmp_path / "onnx"
-    assert edge("convert", str(source), str(folder), "--to", "onnx").returncode == 0
-    said, original = edge_json("inspect", str(folder), "--json", "--hash"), inspect_model(source)
-    assert said["format"] == "ONNX folder of edge"
-    assert said["parameters"] == original.parameters
-    assert said["spec"]["layers"] == original.spec.layers
-    runs = {each["engine"]: each["reason"] for each in said["engines"]}
-    assert runs["onnx"] is None
-    assert "is a model in ONNX" in runs["cpu"]
-    assert len(said["sha256"]["model.onnx"]) == 64
-    assert said["bytes"] == sum(path.stat().st_size for path in folder.iterdir() if path.name != "edge.json")
-
-
 def test_hugging_face_folders_are_shown_as_gguf(tmp_path: Path) -> None:
     source, folder = open_model(GOLDEN / "qwen2.gguf"), tmp_path / "hf"
     write_folder(source.file, source.spec, folder)
@@ -135,15 +103,6 @@ def test_hugging_face_folders_are_shown_as_gguf(tmp_path: Path) -> None:
     shown = edge("inspect", str(folder))
     assert shown.returncode == 0, shown.stderr
     assert "once converted" in shown.stdout
-
-
-def test_people_see_all_of_it() -> None:
-    path = str(GOLDEN / "gemma3.gguf")
-    shown = edge("inspect", path, "--tensors", "--hash")
-    assert shown.returncode == 0, shown.stderr
-    for text in ("20 tokens in 6 of 7 layers", "| blk.6.ffn_up.weight", "SHA-256", "| reference | yes", "(counted)"):
-        assert text in shown.stdout
-    assert read_gguf(path).metadata["tokenizer.chat_template"] in edge("inspect", path, "--template").stdout
 
 
 def test_other_architectures_can_be_looked_at(tmp_path: Path) -> None:

@@ -78,13 +78,6 @@ def test_models_are_listed_under_names_that_commands_take() -> None:
     assert whole.bytes == (GOLDEN / "llama-gqa-tied.gguf").stat().st_size
 
 
-def test_damaged_and_foreign_files_are_listed_with_reason() -> None:
-    found = listed()
-    assert "truncated" in (found[f"{NAME}:Q4_0"].summary.reason or "")
-    assert "not a GGUF file" in (found[f"{NAME}:Q4_1"].summary.reason or "")
-    assert not any("\n" in (each.summary.reason or "") for each in found.values())
-
-
 def test_models_of_packages_are_listed_and_not_removed() -> None:
     (model,) = (each for each in edge.models() if each.name == "smollm2-135m")
     assert model.place == "package"
@@ -109,15 +102,6 @@ def test_model_in_parts_is_listed_before_first_run(tmp_path: Path, monkeypatch: 
     assert "llamacpp" in model.summary.engines
     shown = CliRunner().invoke(app, ["models"]).output
     assert "package, in parts" in shown
-
-
-def test_headers_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = listed()
-    monkeypatch.setattr(inventory, "read_gguf", lambda path: pytest.fail(f"{path} was read again"))
-    assert {name: each.summary for name, each in listed().items()} == {
-        name: each.summary for name, each in first.items()
-    }
-    monkeypatch.undo()
 
 
 def test_changed_file_is_read_anew(hub: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -26,13 +25,13 @@ from test_cli import edge, edge_json
 from test_profile_json import JSON, places
 
 from edge.backends.tvm.targets import choose_target
-from edge.devices.host import probe_host, processor, usable_cores
-from edge.devices.profiles import add_profile, find_profile, host_power
+from edge.devices.host import probe_host
+from edge.devices.profiles import find_profile
 from edge.devices.profiles.file import read_profile as read_device
 from edge.devices.profiles.profile import Power
 from edge.errors import InputError, UnsupportedError
 from edge.lab.profiling.kit.device import device_of
-from edge.lab.profiling.kit.machine import QUESTION, fastest_cores, profile_of
+from edge.lab.profiling.kit.machine import profile_of
 from edge.lab.profiling.kit.make import DESCRIPTION, MODEL, PROGRAM, make_kit
 from edge.lab.profiling.kit.result import parse_result
 from edge.lab.profiling.kit.result import profile_of as profile_of_result
@@ -159,35 +158,6 @@ def test_kit_pings_and_ends_without_listener() -> None:
     raise AssertionError(said)
 
 
-def test_clocks_are_read_behind_cores_that_are_missing(tmp_path: Path) -> None:
-    """Numbers of the fake cores have a gap; the fastest is behind it."""
-    for core, kilohertz in ((0, 1_800_000), (4, 2_400_000), (7, 3_100_000)):
-        folder = tmp_path / f"sys/devices/system/cpu/cpu{core}/cpufreq"
-        folder.mkdir(parents=True)
-        (folder / "scaling_cur_freq").write_text(f"{kilohertz}\n")
-    (tmp_path / "sys/devices/system/cpu/cpufreq").mkdir()
-    found = parse_result(run_program(kit_for(), EDGE_SENSORS=str(tmp_path)).stdout, "it")
-    assert {each.hertz for each in found.climate} == {3.1e9}
-    assert (found.energy, found.prompt_joules, found.answer_joules) == (None, None, None)
-    assert profile_of_result(found).engines[0].energy.certainty == "estimated"
-
-
-def test_joules_that_sensor_missed_are_not_told() -> None:
-    """A battery on the charger for a part of the run: the profile has the rest as measured."""
-    windows = result().sustained.windows
-    long_run = replace(result().sustained, windows=[replace(windows[0], joules=6.0), replace(windows[0], joules=None)])
-    part = replace(
-        result(), energy="battery", prompt_joules=None, answer_joules=float(result().tokens), sustained=long_run
-    )
-    engine = profile_of_result(part).engines[0]
-    assert (engine.energy.kind, engine.energy.scope, engine.energy.certainty) == ("integrated", "device", "measured")
-    assert (engine.prefill.joules_per_token, engine.decode.joules_per_token) == (None, 1.0)
-    assert [each.joules_per_token for each in engine.sustained.windows] == [6.0 / windows[0].per_token.count, None]
-    assert render(".md", profile_report(profile_of_result(part)), {})
-    rapl = profile_of_result(replace(part, energy="RAPL")).engines[0].energy
-    assert (rapl.kind, rapl.scope) == ("counter", "package")
-
-
 def test_arm64_kit_runs_under_qemu(tmp_path: Path) -> None:
     """As if it had a big core and little ones."""
     if shutil.which("qemu-aarch64-static") is None:
@@ -203,25 +173,6 @@ def test_arm64_kit_runs_under_qemu(tmp_path: Path) -> None:
         ("Cortex-A76", 1, 1024, 2400), ("Cortex-A55", little, 385, 1800),
     ][: 2 if little else 0]  # fmt: skip
     assert all(each.read and each.f32 and each.int8 for each in found.ceilings.kinds)
-
-
-def test_machines_describe_themselves() -> None:
-    answer = subprocess.run(["sh"], input=QUESTION, capture_output=True, text=True, check=True, timeout=240).stdout
-    found, host = profile_of("Welcome!\n" + answer, "127.0.0.1"), probe_host()
-    assert (found.name, found.machine, found.isa) == ("127.0.0.1", platform.machine(), choose_target().name)
-    assert (found.cores, found.memory) == (usable_cores(), psutil.virtual_memory().total // 1024 * 1024)
-    assert found.instruction_sets == host.instruction_sets
-    assert host.processor in found.description
-
-
-def test_phones_are_called_by_their_model() -> None:
-    """Rather than by their serial."""
-    found = profile_of(answer_of(board="", android="Google\nPixel 9"), "R3CN")
-    assert (found.name, found.description, found.system) == ("pixel-9", "Google Pixel 9", "android")
-    assert profile_of(answer_of(), "R3CN").system == "linux"
-    phone = device_of(replace(result(), system="Android 16, Linux 6.1.99", board="Google Pixel 9"), "mine")
-    assert (phone.description, phone.system) == ("Google Pixel 9", "android")
-    assert device_of(result(), "mine").system == "linux"
 
 
 def answer_of(**changes: str) -> str:
@@ -278,28 +229,6 @@ def test_known_models_have_figures_that_no_kit_measures(parts: dict[str, str], n
     assert (made.power, made.value("throttle_celsius")) == (
         replace(known.power, profile="mine") if known.power else None, ran.trip or known.value("throttle_celsius"),
     )  # fmt: skip
-
-
-def test_host_that_is_known_board_has_its_watts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "proc/device-tree").mkdir(parents=True)
-    (tmp_path / "proc/device-tree/model").write_text("Raspberry Pi 5 Model B Rev 1.0\0")
-    assert host_power(tmp_path) == find_profile("raspberry-pi-5").power
-    probed = replace(find_profile("generic-arm64"), name="host", description=processor().name, figures={})
-    monkeypatch.setenv("EDGE_DEVICES", str(tmp_path))
-    add_profile(probed)
-    assert host_power(tmp_path) == find_profile("raspberry-pi-5").power
-    (tmp_path / "proc/device-tree/model").write_text("Some Board\0")
-    assert host_power(tmp_path).profile.startswith("generic-")
-
-
-def test_cores_are_those_worth_using() -> None:
-    big_and_little = "1800000:0:cpu0:\n1800000:1:cpu1:\n3100000:2:cpu2:\n"
-    assert fastest_cores(big_and_little, "aarch64") == 1
-    assert fastest_cores(big_and_little, "x86_64") == 3  # whose clocks differ between cores that are alike
-    assert fastest_cores(":0-1:cpu0:\n:0-1:cpu1:\n", "x86_64") == 1
-    assert fastest_cores("::cpu0:\n::cpu1:\n", "aarch64") == 2
-    assert fastest_cores("1800000:0:cpu0:900\n1800000:1:cpu1:900\n3100000:2:cpu2:1024\n", "aarch64") == 3
-    assert fastest_cores("", "aarch64") == 1
 
 
 def test_command_writes_kits_and_reads_results(tmp_path: Path) -> None:

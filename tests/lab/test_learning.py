@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import GOLDEN
-from kits import GOLDEN_MODEL, result
+from kits import result
 
 from edge.backends import engine_named
 from edge.devices.memory import MemoryLimit
@@ -52,24 +52,6 @@ def test_speeds_of_models_predict_those_of_others() -> None:
         for guess, before in ((found.prefill_tok_s, bare.prefill_tok_s), (found.decode[0].tok_s, bare.decode[0].tok_s)):
             assert guess.value == pytest.approx(before.value / factor)
             assert guess.error == (error and pytest.approx(error))
-
-
-def test_roofline_that_speeds_are_compared_with_matches_predictions() -> None:
-    """By what the kit measured of its own model, on a device so slow that nothing else counts."""
-    kept = device_of(result(), "my-board")
-    kept = replace(kept, figures={name: replace(each, value=each.value / 1e6) for name, each in kept.figures.items()})
-    (speed,) = kept.speeds
-    made = result().kit.plan
-    plan = replace(made, config=replace(made.config, threads=speed.threads))
-    wanted = Wanted(int(speed.prompt), (int(speed.token_context),))
-    found = predict(open_model(GOLDEN_MODEL).spec, plan, kept, wanted, corrected=False)
-    token_s = speed.token_s[speed.contexts.index(speed.token_context)]
-    assert found.prefill_tok_s
-    for what, guess, measured in (
-        ("decode", found.decode[0].tok_s, 1 / token_s), ("prompt", found.prefill_tok_s, 1 / speed.prompt_s),
-    ):  # fmt: skip
-        (ratio,) = _ratios(speed, kept, efficiency_of("cpu", kept.isa), what)
-        assert ratio == pytest.approx(measured / guess.value, rel=0.05), what
 
 
 def test_results_of_one_device_go_together() -> None:

@@ -15,22 +15,18 @@ from hypothesis import strategies as st
 from test_cli import edge_json
 from typer.testing import CliRunner
 
-from edge.apps.bundle import prepare
 from edge.backends import backend_names, engine_named
 from edge.backends.base import EngineConfig
 from edge.backends.counts import Footprint
 from edge.cli.commands import app
-from edge.devices.profiles import find_profile
 from edge.devices.profiles.file import write_profile
-from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure, Power
+from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure
 from edge.lab.prediction.crowd import Crowd, left_by
 from edge.lab.prediction.efficiency import efficiency_of, weight_shares
-from edge.lab.prediction.forecast import forecast
-from edge.lab.prediction.predict import Prediction, Wanted, _Roof, fit_slope, predict
+from edge.lab.prediction.predict import Prediction, Wanted, fit_slope, predict
 from edge.lab.prediction.work import work_of
 from edge.model.model import open_model
 from edge.model.spec import ModelSpec
-from edge.options import Options
 from edge.plan.device import RUNTIME_BYTES
 from edge.plan.plan import Plan, PlanBytes
 from edge.run.history import Phase, Run, Setting
@@ -40,7 +36,6 @@ SPEC = replace(GOLDEN_SPEC, network=None, window=0, layer_values=GOLDEN_SPEC.kv_
 CONFIG = EngineConfig(capacity=4096, chunk=128, kv_dtype="f16", threads=4)
 BYTES = PlanBytes(interpreter=0, weights=100_000_000, kv=4096 * 20_000, scratch=0)
 PLAN = Plan("cpu", "streaming", 4, CONFIG, 256, BYTES, 0, 1 << 30, "budget")
-POWER = Power(2.0, 1.0, 100.0, "x")
 SETTING = Setting("cpu", "m", "cpu", "f16", 4)
 
 
@@ -82,54 +77,6 @@ def test_prompts_follow_arithmetic_where_it_takes_longer(int8_ops: float | None)
     assert integers == pytest.approx(3e6 * (kind.int8 or 0) if int8_ops else 1e6 * kind.float32)
 
 
-@given(st.integers(1, 3000), st.integers(0, 600), st.integers(1, 300), st.integers(1, 600))
-def test_prompts_are_summed_chunk_by_chunk(prompt: int, start: int, chunk: int, capacity: int) -> None:
-    roof = _Roof.of(SPEC, replace(PLAN, config=replace(CONFIG, chunk=chunk, capacity=capacity)), KNOWN, 0.0)
-    chunks = [
-        roof.seconds(min(chunk, prompt - done), max(0, min(start + done, capacity - chunk)), 1e9, 1e9)
-        for done in range(0, prompt, chunk)
-    ]
-    assert roof.prompt_seconds(prompt, start, 1e9, 1e9) == pytest.approx(sum(chunks))
-    assert roof.prompt_seconds(1 << 40, start, 1e9, 1e9) > 0  # and at once
-
-
-def test_pass_time_grows_with_tokens() -> None:
-    seconds = [predict(SPEC, PLAN, KNOWN, Wanted(prompt=prompt)).ttft_s for prompt in range(1, 129)]
-    values = [each.value for each in seconds if each]
-    assert values == sorted(set(values))
-    [token] = predict(SPEC, PLAN, KNOWN, Wanted(contexts=(0,))).decode
-    assert values[0] == pytest.approx(1 / token.tok_s.value)
-
-
-types = st.dictionaries(st.sampled_from(["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "F16", "F32"]), st.integers(1, 10**9),
-                        min_size=1)  # fmt: skip
-
-
-@given(sizes=types, repack=st.booleans())
-def test_every_byte_of_weights_is_of_one_kind(sizes: dict[str, int], repack: bool) -> None:
-    spec, config = replace(SPEC, type_bytes=tuple(sizes.items())), replace(CONFIG, repack=repack)
-    total = sum(sizes.values())
-    floats = sum(size for name, size in sizes.items() if name.startswith("F")) / total
-    relaid = sum(size for name, size in sizes.items() if name in ("Q4_0", "Q4_K")) / total if repack else 0
-    for name, expected in (("cpu", 1 - floats), ("onnx", 1 - floats), ("llamacpp", relaid), ("reference", 0)):
-        shares = weight_shares(spec, name, config)
-        assert shares.get("integers", 0) == pytest.approx(expected)
-        assert sum(shares.values()) == pytest.approx(1)
-        assert set(shares) <= set(efficiency_of(name).weights)
-
-
-def test_llamacpp_speeds_up_relaid_types() -> None:
-    def seconds(weight_type: str, int8_ops: float) -> float:
-        spec = replace(SPEC, type_bytes=((weight_type, 1000),))
-        plan = replace(PLAN, backend="llamacpp", config=replace(CONFIG, repack=weight_type == "Q4_0"))
-        host = device(read_bandwidth=40e9, f32_flops=200e9, int8_ops=int8_ops)
-        found = predict(spec, plan, host, Wanted(prompt=4)).ttft_s
-        return found.value
-
-    assert seconds("Q4_0", 2e12) < seconds("Q4_1", 2e12)
-    assert seconds("Q4_1", 2e12) == seconds("Q4_1", 9e12)  # the rate of integers says nothing of them
-
-
 def test_joules_are_counted_as_estimate_counts_them() -> None:
     found = predict(SPEC, PLAN, KNOWN, Wanted(contexts=(0,), power=4.5))
     [point] = found.decode
@@ -139,11 +86,6 @@ def test_joules_are_counted_as_estimate_counts_them() -> None:
     assert found.watts.value == pytest.approx(point.joules.value * point.tok_s.value)
     share = (4.5 - 1.0) / (found.watts.value - 1.0)
     assert found.limited_tok_s.value == pytest.approx(point.tok_s.value * share)
-
-
-def test_watts_that_idling_takes_cannot_be_kept() -> None:
-    found = predict(SPEC, PLAN, KNOWN, Wanted(power=0.5))
-    assert found.limited_tok_s.value == 0
 
 
 @given(energy=st.floats(0.01, 5000), prompt=st.integers(1, 6000), time=st.floats(0.01, 500))
@@ -250,51 +192,6 @@ def test_history_fit_survives_noise(seed: int) -> None:
     assert found.decode[0].tok_s.source == "measured earlier (11 runs)"
 
 
-def test_one_run_sets_intercept_roofline_slope() -> None:
-    reach = efficiency_of("cpu")
-    found = predict(
-        SPEC, PLAN, device("host", read_bandwidth=10e9), Wanted(contexts=(100, 1100)), earlier([(100, 0.03)])
-    )
-    near, far = decode_at(found)
-    assert near == pytest.approx(0.03)
-    assert far - near == pytest.approx(1000 * 20_000 / (10e9 * reach.rows_of("f16").reading))
-    assert found.decode[0].tok_s.source == "measured earlier (1 run)"
-
-
-def test_history_needs_no_ceilings() -> None:
-    found = predict(
-        SPEC, PLAN, device("host"), Wanted(contexts=(100,), energy=30), earlier([(100, 0.03)], 5.0), meter="rapl"
-    )
-    assert decode_at(found) == pytest.approx([0.03])
-    assert found.decode[0].joules.value == pytest.approx(0.15)
-    assert found.energy_tokens is None  # no prompt was ever measured
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_prompts_take_as_long_as_similar_ones(known: bool) -> None:
-    host = device("host", read_bandwidth=10e9, f32_flops=50e9) if known else device("host")
-    plain = predict(SPEC, PLAN, device("host", read_bandwidth=10e9, f32_flops=50e9), Wanted(prompt=1024))
-    runs = [
-        Run(0, SETTING, "m", "full", 4096, Phase(1024, 3 * plain.ttft_s.value, 512), None),
-        Run(0, SETTING, "m", "full", 4096, Phase(16, 9.0, 8), None),  # too short to say anything of long ones
-    ]
-    found = predict(SPEC, PLAN, host, Wanted(prompt=1024), runs)
-    assert found.ttft_s.value == pytest.approx(3 * plain.ttft_s.value)
-    assert found.ttft_s.source == "measured earlier (1 run)"
-
-
-def test_watts_of_another_meter_are_not_mixed_in() -> None:
-    """Such as those of a battery, now that the laptop is plugged in."""
-    newest, old = earlier([(100, 0.01)] * 5, 50.0), earlier([(100, 0.01)], 5.0)
-    runs = [replace(run, energy_source="a battery") for run in newest] + old
-    found = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="rapl")
-    assert found.watts.value == pytest.approx(5.0)
-    assert found.watts.source == "measured earlier (1 run)"
-    assert found.decode[0].tok_s.source == "measured earlier (6 runs)"
-    unmetered = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="x profile")
-    assert unmetered.watts.source == "estimated from the profile of x"
-
-
 def test_every_engine_has_its_efficiency() -> None:
     for name in backend_names():
         reached, slower = efficiency_of(name), efficiency_of(name, "generic")
@@ -355,29 +252,6 @@ def test_stated_memory_replaces_profiles() -> None:
     assert (found["limit"], found["limit_source"]) == (300 << 20, "budget")
 
 
-def test_free_memory_is_what_governor_will_read(tmp_path: Path) -> None:
-    (tmp_path / "no-sensors/proc").mkdir()
-    (tmp_path / "no-sensors/proc/meminfo").write_text("MemAvailable:    3000000 kB\n")
-    found = plan()
-    assert found["limit_source"] == "free memory"
-    assert 3_000_000 <= found["limit"] >> 10 < 5_000_000  # and what this process holds
-
-
-def test_assumed_engines_have_reason() -> None:
-    there = "llamacpp is assumed: the cpu engine on {} is planned there, or for exported apps"
-    for device, engine, why in (
-        ("macbook-air-m3", "llamacpp", there.format("macos")),
-        ("snapdragon-x-elite", "llamacpp", there.format("windows")),
-        ("pixel-9", "cpu", "cpu is assumed, in an app that edge export makes"),
-        ("raspberry-pi-5", "cpu", ""),
-    ):
-        found = plan("--device", device)
-        assert (found["backend"], found["chosen"]) == (engine, why)
-        assert plan("--device", device, "--backend", "llamacpp")["chosen"] == ""
-        if why:
-            assert f"engine: {why}\n" in run.invoke(app, ["plan", MODEL, "--device", device]).output
-
-
 @pytest.mark.parametrize(
     ("device", "flags"),
     [("iphone-16", []), ("pixel-9", []), ("pixel-9", ["--backend", "llamacpp"]), ("pixel-9", ["--kv-policy", "tova"]),
@@ -398,15 +272,6 @@ def test_phone_has_no_interpreter(device: str, flags: list[str]) -> None:
 def _as_planned(device: str, *flags: str) -> tuple[ModelSpec, EngineConfig]:
     config = plan("--device", device, *flags)["config"]
     return open_model(MODEL).spec, EngineConfig(**config)
-
-
-def test_exported_apps_plan_is_foretold() -> None:
-    """Weights are never streamed there, so that less memory than they take is refused."""
-    model = open_model(MODEL)
-    expected = prepare(model, find_profile("pixel-9"), Options()).plan
-    found = forecast(model, device="pixel-9").plan
-    assert replace(found, bytes=expected.bytes, predicted_peak=0, chosen="") == replace(expected, predicted_peak=0)
-    assert expected.bytes.total <= found.bytes.total < expected.bytes.total + (1 << 20)
 
 
 @pytest.mark.usefixtures("never_held")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -26,7 +25,6 @@ from test_devices import write
 from edge.devices.load import Load, read_load, share_of_others
 from edge.devices.memory.mappings import Mapped, mapped_files
 from edge.devices.thermal import read_hertz
-from edge.errors import EngineError, InputError
 from edge.lab.profiling.child import Job, run_in_child
 from edge.lab.profiling.measure import part_of
 from edge.lab.profiling.memory import memory_base, split
@@ -133,14 +131,6 @@ def test_advice_is_what_helps_against_limit() -> None:
     assert "edge devices probe" in commands(bandwidth=None, compute=None, bytes_per_s=None)
 
 
-@pytest.mark.parametrize("found", [{}, {"waited": 0.5}, {"bandwidth": 0.9}, {"compute": 0.9}])
-def test_advice_on_threads_is_another_number_of_them(found: dict[str, Any]) -> None:
-    assert not any("--threads" in each for each in commands(threads=1, cores=1, **found))
-    assert any("--threads 4" in each for each in commands(threads=1, cores=4, **found)) == ("waited" not in found)
-    assert not any("--threads 2" in each for each in commands(threads=2, cores=2, **found))
-    assert not any("--threads 0" in each for each in commands(threads=1, cores=0, **found))
-
-
 def test_ceilings_of_some_threads_are_called_that() -> None:
     assert "deliver to 1 thread." in judge(replace(PLAIN, bandwidth=0.9, threads=1, cores=4)).sentence
     assert "deliver." in judge(replace(PLAIN, bandwidth=0.9, threads=4, cores=4)).sentence
@@ -154,13 +144,6 @@ def test_rows_that_dominate_at_long_contexts_are_named() -> None:
     most = judge(replace(PLAIN, bandwidth=0.9, bits=8.5, kv_share=0.7, kv_dtypes=kinds)).advice
     assert "int8" in most[0][1]
     assert "quantize" in most[1][1]
-
-
-@given(st.text(min_size=1, max_size=20), st.floats(0, 3), st.floats(0, 3), st.booleans())
-def test_every_finding_is_one_line(name: str, bandwidth: float, compute: float, streamed: bool) -> None:
-    found = judge(replace(PLAIN, model=name, bandwidth=bandwidth, compute=compute, streamed=streamed))
-    assert found.sentence.endswith(".")
-    assert "\n" not in found.sentence
 
 
 def test_evidence_is_of_first_engine() -> None:
@@ -182,20 +165,6 @@ def test_evidence_is_of_first_engine() -> None:
     assert (found.longest, found.longest_kv_share) == (512, pytest.approx(row * 536 / (rest + row * 536)))
     assert judge(found).limit == "heat"
     assert judge(evidence_of(make_bare_profile())).limit == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("integers", "int8_ops", "ceiling"),
-    [(1.0, 4e11, 4e11), (0.9, 4e11, 4e11), (0.1, 4e11, 1e11), (1.0, None, 1e11), (0.0, None, 1e11)],
-)
-def test_byte_engines_use_byte_roof(integers: float, int8_ops: float | None, ceiling: float) -> None:
-    engine, roofs = make_engine(integers=integers), Roofs(2e10, 1e11, int8_ops, 2)
-    profile = make_profile(engines=[engine], roofs=roofs)
-    assert engine.prefill.flops_per_s
-    table = roofline_table(profile)
-    assert table.rows[1][5] == f"{engine.prefill.flops_per_s / ceiling:.0%}"
-    assert ("the ceiling of cpu" in " ".join(table.notes)) == (ceiling == int8_ops)
-    assert evidence_of(profile).compute == pytest.approx((engine.decode.flops_per_s or 0) / ceiling)
 
 
 def test_engine_on_gpu_is_measured_against_gpu() -> None:
@@ -221,15 +190,6 @@ def test_cache_of_stated_size_is_no_limit() -> None:
     assert judge(evidence_of(make_profile(engines=[make_engine(plan=small)], settings=stated))).limit != "memory budget"
 
 
-def test_streamed_weights_want_memory_for_all_of_them() -> None:
-    plan = replace(make_plan(), config=replace(make_plan().config, resident=10 * MIB))
-    plan = replace(plan, bytes=replace(plan.bytes, weights=10 * MIB))
-    found = evidence_of(make_profile(engines=[make_engine(plan=plan)]))
-    assert found.streamed
-    assert found.needed == (60 + 92 + 20 + 5 + 6) * MIB
-    assert "edge run model.gguf --memory 183MiB" in [command for _, command in judge(found).advice]
-
-
 # What the memory was for
 
 
@@ -247,14 +207,6 @@ def test_memory_parts_sum_to_resident(
     assert sum(parts.values()) == sample.rss
     assert min(parts.values()) >= 0
     assert parts["kv"] <= base[3]
-
-
-def test_memory_is_attributed() -> None:
-    base = MemoryBase(30 * MIB, 20 * MIB, True, False, 90 * MIB, 10 * MIB, 100)
-    parts = split(MemorySample(1.0, 162 * MIB, 52 * MIB, 110 * MIB, 50), base)
-    assert asdict(parts) == {"interpreter": 50 * MIB, "weights": 90 * MIB, "kv": 5 * MIB, "scratch": 17 * MIB}
-    copied = split(MemorySample(1.0, 150 * MIB, 130 * MIB, 20 * MIB, 100), replace(base, mapped=False))
-    assert asdict(copied) == {"interpreter": 50 * MIB, "weights": 90 * MIB, "kv": 10 * MIB, "scratch": 0}
 
 
 PAGES = {  # MiB of anonymous memory before and after the first passes, as on real devices
@@ -376,29 +328,6 @@ def test_golden_model_is_profiled(tmp_path: Path) -> None:
     assert all(each["ratio"] in (None, 1) for each in json.loads(done.stdout)["rows"])
 
 
-def test_long_run_is_cut_into_windows() -> None:
-    job = Job("measure", MODEL, "reference", settings(sustained_s=1.0))
-    said = run_in_child(job, lambda what, share: None)
-    long_run = parse(Sustained, said["sustained"])
-    assert 1 <= len(long_run.windows) <= 5  # a loaded machine may stand still for as long as one
-    assert all(before.start + before.seconds <= each.start for before, each in itertools.pairwise(long_run.windows))
-    assert long_run.ratio > 0
-
-
-def test_speed_of_window_is_tokens_by_time() -> None:
-    """Half of the tokens in 3 ms, the rest much later: 320 in 4 s are 80 tok/s."""
-    window = Window(0.0, 4.0, replace(spread(0.003), count=320), None, None, None, 0.4)
-    fast = replace(window, per_token=replace(spread(0.003), count=1280))
-    assert window.tok_s == 80
-    assert Sustained(4.0, [fast, window]).ratio == 0.25
-
-
-def test_advice_to_measure_again_is_same_command() -> None:
-    again = "edge profile m.gguf --memory 300MiB --sustained 20s -o a.html"
-    disturbed = make_profile(engines=[make_engine(others=0.5)], roofs=None)
-    assert [command for _, command in judge(evidence_of(disturbed, again)).advice] == [again]
-
-
 def test_memory_budget_leaves_contexts_out() -> None:
     job = Job("measure", MODEL, "reference", settings(max_kv_size=24, prompt=30, contexts=[8, 16, 64]))
     profile = run_in_child(job, lambda what, share: None)
@@ -419,11 +348,6 @@ def test_progress_goes_on_from_part_to_part(seconds: list[float], data: st.DataO
     assert (seen[0], seen[-1]) == (0, pytest.approx(1))
 
 
-def test_errors_of_child_match_edge() -> None:
-    with pytest.raises(InputError, match="--threads must be from 1"):
-        run_in_child(Job("measure", MODEL, "reference", settings(threads=0)), lambda what, share: None)
-
-
 def measuring(parent: int) -> list[psutil.Process]:
     """The processes that measure for another one, and theirs."""
     found = []
@@ -432,16 +356,6 @@ def measuring(parent: int) -> list[psutil.Process]:
             if "edge.lab.profiling.child" in " ".join(child.cmdline()):
                 found += [child, *child.children(recursive=True)]
     return found
-
-
-def test_child_that_dies_is_engine_error() -> None:
-    def kill(what: str, share: float) -> None:
-        for child in measuring(os.getpid()):
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-
-    with pytest.raises(EngineError, match="ended with status -9"):
-        run_in_child(Job("measure", MODEL, "reference", settings(repetitions=10_000, speed_s=60.0)), kill)
 
 
 @pytest.mark.parametrize(

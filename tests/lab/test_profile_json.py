@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import make_bare_profile, make_engine, make_profile, make_sustained, spread
+from profiles import make_bare_profile, make_engine, make_profile, make_sustained
 
 from edge.errors import InputError
 from edge.lab.profiling.compare import Comparison, compare_profiles
@@ -99,35 +99,6 @@ def test_numbers_must_be_finite() -> None:
         parse(Spread, {"p10": 1, "p50": 10**400, "p90": 1.0, "count": 3})
 
 
-def test_ratios_are_second_by_first() -> None:
-    slow = make_engine(decode=replace(make_engine().decode, per_token=spread(0.005)))
-    rows = {each.what: each for each in compare_profiles(make_profile(), make_profile(engines=[slow]), "a", "b").rows}
-    assert rows["cpu: answer"].ratio == pytest.approx(0.5)
-    assert rows["cpu: answer"].sure
-    assert rows["cpu: prompt"].ratio == 1
-    assert not rows["cpu: prompt"].sure
-    assert not any(each.startswith("llamacpp") for each in rows)
-
-
-def test_joules_of_other_sources_are_no_match() -> None:
-    other = make_engine(energy=replace(make_engine().energy, source="RAPL", kind="counter"))
-    found = compare_profiles(make_profile(), make_profile(engines=[other]), "a", "b")
-    (row,) = [each for each in found.rows if "energy" in each.what]
-    assert row.ratio is None
-    assert "estimated / measured" in row.what
-    assert any("RAPL" in each for each in found.differences)
-
-
-def test_long_runs_are_compared_engine_by_engine() -> None:
-    slow = [make_engine(name, sustained=make_sustained(0.005)) for name in ("cpu", "llamacpp")]
-    rows = {each.what: each for each in compare_profiles(make_profile(), make_profile(engines=slow), "a", "b").rows}
-    for name, ratio in (("cpu", 0.5), ("llamacpp", 0.6)):
-        assert rows[f"{name}: answer at the end of a long run"].ratio == pytest.approx(ratio)
-        assert rows[f"{name}: end of it / its beginning"].ratio == pytest.approx(ratio)
-    none = make_profile(engines=[make_engine()])
-    assert not any("long run" in each.what for each in compare_profiles(make_profile(), none, "a", "b").rows)
-
-
 def test_nothing_is_better_or_worse_without_spread() -> None:
     first = make_engine(load_s=0.0138, ttft=Spread(0.1, 0.1, 0.1, 1), sustained=make_sustained())
     decode = replace(first.decode, joules_per_token=0.09)
@@ -158,25 +129,3 @@ def test_what_disturbed_profile_is_said_in_comparisons() -> None:
         assert all(each in text for each in found.notes)
     steady = make_profile(engines=[make_engine(sustained=make_sustained())])
     assert compare_profiles(steady, steady, "a", "b").notes == []
-
-
-def test_lists_and_sizes_in_words() -> None:
-    settings = replace(make_profile().settings, contexts=[128], memory=None)
-    found = compare_profiles(make_profile(), make_profile(settings=settings), "a_b", "[c]*")
-    for text in (comparison(found), document(found, ".md")):
-        assert "- contexts: 128, 512 / 128\n" in text
-        assert "- memory: 256 MiB / not stated\n" in text
-    assert "\\" not in comparison(found)
-    assert "[c]*" in comparison(found)
-
-
-@given(st.floats(1e-6, 10), st.floats(1e-6, 10))
-def test_comparing_other_way_round_inverts_ratios(one: float, other: float) -> None:
-    profiles = [make_profile(engines=[make_engine(load_s=each, ttft=spread(each))]) for each in (one, other)]
-    there = compare_profiles(*profiles, "a", "b").rows
-    back = compare_profiles(*reversed(profiles), "b", "a").rows
-    for first, second in zip(there, back, strict=True):
-        assert first.ratio is not None
-        assert second.ratio is not None
-        assert first.ratio * second.ratio == pytest.approx(1)
-        assert first.sure == second.sure

@@ -13,7 +13,7 @@ from kv_rows import SETTINGS, make_row, make_table
 from profiles import HOSTILE, make_bare_profile, make_engine, make_profile, make_sustained
 
 from edge.lab.profiling.compare import compare_profiles
-from edge.lab.profiling.profile import Energy, Mark, ModelFacts, Profile, Roofs
+from edge.lab.profiling.profile import Mark, ModelFacts, Profile, Roofs
 from edge.lab.report.comparison import comparison_report
 from edge.lab.report.document import terminal
 from edge.lab.report.kv import kv_report
@@ -110,23 +110,6 @@ def test_page_has_no_script_and_asks_for_nothing(name: str) -> None:
             assert value is None or value.startswith("#") or (tag == "link" and value == "data:,"), (tag, value)
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_pictures_take_their_colours_from_page(name: str) -> None:
-    text = document(PROFILES[name], ".html")
-    pictures = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
-    assert not re.search(r"#[0-9a-f]{3,6}\b|rgb\(", pictures)
-    assert ("currentColor" in pictures) == (name == "full")
-    assert not re.search(r"""url\(|\bid=|href=["']#""", text)
-
-
-@pytest.mark.parametrize("kind", [".html", ".md", ".json"])
-def test_joules_are_called_what_they_are(kind: str) -> None:
-    counter = make_engine(energy=Energy("RAPL", "counter", "package", 0.5))
-    measured = document(make_profile(engines=[counter]), kind)
-    assert "estimate" not in measured.lower()
-    assert "estimate" in document(make_profile(), kind).lower()
-
-
 def test_long_runs_of_all_engines_are_told() -> None:
     """llamacpp needs 3 ms instead of 2.5 ms for a token at the end."""
     said = summary(make_profile())
@@ -152,16 +135,6 @@ def test_kv_dtype_of_every_engine_is_told() -> None:
     assert "1,024 in f32" in text
     assert "plan of onnx: 1,024 KV rows in f32" in text
     assert "not alike" not in document(make_profile(), ".md")
-
-
-def test_instruments_that_take_more_than_budget_are_told() -> None:
-    settings = make_profile().settings
-    for peak, more in ((190 << 20, False), (300 << 20, True)):
-        text = document(make_profile(engines=[make_engine(operators_peak=peak)]), ".html")
-        assert f"the process took {peak >> 20} MiB of 256 MiB (measured)" in text
-        assert ("more than that" in text) == more
-    free = make_profile(settings=replace(settings, memory=None))
-    assert "with its instruments" not in document(free, ".md")
 
 
 def test_markdown_keeps_hostile_names_in_place() -> None:
@@ -223,16 +196,6 @@ def test_picture_words_do_not_overlap(page: Page, tmp_path: Path, share: float) 
         page.open(path, width=width)
         assert page.value(MEETING) == []
         assert page.value(OUTSIDE) == []
-
-
-@pytest.mark.parametrize("engines", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("width", [700, 1280, 1920])
-def test_rows_of_pictures_are_full(page: Page, tmp_path: Path, engines: int, width: int) -> None:
-    path = tmp_path / "report.html"
-    path.write_text(document(make_profile(engines=[make_engine(str(each)) for each in range(engines)]), ".html"))
-    page.open(path, width=width)
-    assert page.value("document.querySelectorAll('.pictures').length") >= 4
-    assert page.value(BLANK) == []
 
 
 def the_page(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from edge.devices.profiles import comes_with_edge, find_profile, profile_names
 from edge.errors import BudgetError, UnsupportedError
 from edge.lab.prediction.errors import QUANTILE, correction, corrections, left_out, quantile, worded
 from edge.lab.prediction.forecast import look_ahead
-from edge.lab.prediction.predict import Guess
 from edge.lab.prediction.published import Comparison, comparisons, published
 from edge.model.known import known_models, outline_model
 from edge.model.reader import read_spec
@@ -72,17 +70,6 @@ def test_corrections_and_errors_match_numpy(ratios: Ratios) -> None:
             assert quantile(rest, share) == pytest.approx(np.exp(np.quantile(np.abs(np.log(rest)), share)))
 
 
-@pytest.mark.parametrize("backend", ["cpu", "llamacpp"])
-@pytest.mark.parametrize("what", ["decode", "prompt"])
-def test_corrections_bring_devices_that_were_left_out_nearer(ratios: Ratios, backend: str, what: str) -> None:
-    """By the mean over devices of their figures' errors, since one device has most figures."""
-    by_device = ratios[backend, False, what]
-    after = iter(np.abs(np.log(left_out(by_device))))
-    errors = [(np.abs(np.log(own)).mean(), np.mean([next(after) for _ in own])) for own in by_device.values()]
-    before, corrected = np.mean(errors, axis=0)
-    assert corrected < before
-
-
 def test_every_figure_has_its_source() -> None:
     known = known_models().keys() | {each.name for each in published().models}
     for each in published().speeds:
@@ -113,11 +100,3 @@ def test_predicted_speeds_have_errors_or_say_unknown(name: str, tmp_path: Path) 
             for guess in guesses:
                 assert guess.error == (fit and fit.error)
                 assert guess.known == worded(fit and fit.error) != ""
-
-
-def test_errors_in_words() -> None:
-    guess = Guess(10.0, "estimated from the profile of x")
-    assert guess.known == "error not known"
-    assert replace(guess, error=1.104).known == "±10 %"
-    assert replace(guess, error=2.6).known == "within a factor of 2.6"
-    assert replace(guess, source="measured earlier (3 runs)").known == ""

@@ -35,7 +35,7 @@ from edge.lab.report.search import search_json, search_report
 from edge.lab.searching import search as searching
 from edge.lab.searching import trials
 from edge.lab.searching.command import command_of
-from edge.lab.searching.front import STEP, box_of, front
+from edge.lab.searching.front import box_of, front
 from edge.lab.searching.search import search
 from edge.lab.searching.space import Space, plan_all, weights_of
 from edge.lab.searching.trials import Outcome, Quality, Trial, answer, open_weights, run_trial
@@ -62,14 +62,6 @@ def test_front_is_undominated_and_complete(points: list[list[float]]) -> None:
         assert any(all(a <= b for a, b in zip(box, each, strict=True)) for box in boxes)
         assert not any(each != box and all(a <= b for a, b in zip(each, box, strict=True)) for box in boxes)
     assert len(set(boxes)) == len(boxes)
-
-
-@given(COSTS)
-def test_front_is_within_step_of_every_point(points: list[list[float]]) -> None:
-    """By the figures themselves, which know nothing of boxes."""
-    kept = front(points, lambda each: each)
-    for each in points:
-        assert any(all(a <= STEP * b * (1 + 1e-9) for a, b in zip(one, each, strict=True)) for one in kept)
 
 
 class Here:

@@ -13,12 +13,11 @@ from profiles import make_engine, make_profile, make_sustained
 from test_cli import edge, edge_json
 
 from edge.devices.profiles import add_profile
-from edge.devices.profiles.file import read_profile, to_toml
+from edge.devices.profiles.file import read_profile
 from edge.devices.profiles.profile import DeviceProfile, Speed
 from edge.lab.prediction.forecast import forecast
 from edge.lab.prediction.predict import Prediction
 from edge.lab.prediction.sustained import kept_by
-from edge.lab.profiling.compare import compare_profiles
 from edge.lab.profiling.kit.device import device_of, with_earlier
 from edge.lab.profiling.kit.result import parse_result
 from edge.lab.profiling.verdict import evidence_of
@@ -114,17 +113,6 @@ def test_nothing_changes_where_no_device_throttles(speeds: list[float]) -> None:
     assert [each.sustained for each in predicted(text).decode] == [None, None]
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"others": 0.5}, "other programs took up to 50% of the cores in the long run, so it does not count"),
-    ({"length": 2.0}, "the long run took 20 s: heat takes minutes, so it does not count"),
-])  # fmt: skip
-def test_long_run_without_heat_is_left_out(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    done, _ = add(result_with(THROTTLES, **changes), tmp_path)
-    assert "throttles" not in done.stdout
-    assert done.stderr.splitlines() == [f"{said}: measure again with --sustained 10m"]
-    assert read_profile(tmp_path / "devices" / "my-board.toml").speeds[0].sustained_speed is None
-
-
 @pytest.mark.usefixtures("own")
 def test_uncounted_joules_stay_initial() -> None:
     for each in predicted(result_with(THROTTLES, sensor=None)).decode:
@@ -164,12 +152,6 @@ def test_profiles_keep_long_runs_that_are_not_repeated() -> None:
     assert newer.sustained_speed == 1.0
 
 
-def test_profiles_of_devices_that_throttle_are_read_back(tmp_path: Path) -> None:
-    made = device_with(result_with(THROTTLES))
-    (tmp_path / "it.toml").write_text(to_toml(made))
-    assert read_profile(tmp_path / "it.toml") == made
-
-
 def test_engines_rank_by_end_of_their_long_runs() -> None:
     """The first one is faster at first, the second one in the end."""
     hot = make_engine(sustained=make_sustained(0.005))
@@ -186,13 +168,3 @@ def test_engines_rank_by_end_of_their_long_runs() -> None:
     quiet = profile_report(make_profile(engines=[cool, slower]))
     assert "throttles" not in terminal(quiet, 200)
     assert len(quiet.figures) == len(report.figures) - 2
-
-
-def test_comparisons_say_which_speed_ranks() -> None:
-    hot, cool = (make_profile(engines=[make_engine(sustained=make_sustained(last))]) for last in (0.005, 0.0025))
-    found = compare_profiles(hot, cool, "a", "b")
-    assert found.notes == ["a throttles: of cpu, the end of the long run ranks, not the speed at first"]
-    rows = {each.what: each for each in found.rows}
-    assert rows["cpu: answer at the end of a long run"].ratio == pytest.approx(2.0)
-    assert rows["cpu: energy per token there, estimated"].first == 0.044
-    assert compare_profiles(cool, cool, "a", "b").notes == []

@@ -8,7 +8,6 @@ import math
 import os
 import platform
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -45,19 +44,14 @@ pytest.importorskip("tvm_ffi")
 if platform.machine() not in ("x86_64", "AMD64"):
     pytest.skip("the native engine runs on x86-64", allow_module_level=True)
 
-from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Values, defaults, relevant
-from edge.backends.tvm.cpu.generator import build
-from edge.backends.tvm.cpu.scratch import make_scratch
-from edge.backends.tvm.design import Design
+from edge.backends.tuning import PARTS, STEP, Field, Values, defaults, relevant
 from edge.backends.tvm.engine import NativeEngine
-from edge.backends.tvm.packing.layout import make_layout
-from edge.backends.tvm.packing.shape import Shape
 from edge.backends.tvm.targets import TARGETS, choose_target, with_tuning
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import allowed, make_space
 from edge.lab.tuning.effects import effects, fates
 from edge.lab.tuning.host import rig_config
-from edge.lab.tuning.races import PAIRS, Limits, Trial, compare, is_significant, race, search
+from edge.lab.tuning.races import Limits, Trial, compare, is_significant, search
 from edge.lab.tuning.rig import Depths, Rig
 from edge.lab.tuning.setting import Setting
 from edge.lab.tuning.table import Table, read_trials
@@ -134,25 +128,6 @@ def test_planted_optimum_is_found_in_noise(seed: int) -> None:
     comparison = compare(machine.measure, defaults(SPACE), found.values)
     assert is_significant(comparison)
     assert comparison.low <= comparison.floor <= comparison.median <= comparison.high
-
-
-def test_what_only_two_fields_together_bring_is_found() -> None:
-    def measure(values: Values, part: str) -> float:
-        return 0.8 if part == CHUNK and (values["gemm_tokens"], values["chunk_block"]) == (12, 16) else 1.0
-
-    best = [search(SPACE, measure, NO_END, seed=seed).values for seed in range(20)]
-    assert any((values["gemm_tokens"], values["chunk_block"]) == (12, 16) for values in best)
-
-
-def test_bad_candidates_die_early_and_decode_judges_decode() -> None:
-    machine = Machine({}, noise=0.001)
-    start = defaults(SPACE)
-    machine.optimum = start
-    fate, pairs = race(machine.measure, start | {"step_block": 32}, start, (STEP,))
-    assert (fate, len(pairs)) == ("died", 3)
-    assert {part for _, part in machine.calls} == {STEP}
-    fate, pairs = race(machine.measure, start | {"chunk_block": 8}, start, (STEP,))  # no matter to decode
-    assert (fate, len(pairs)) == ("no better", PAIRS)
 
 
 def test_limits_end_search() -> None:
@@ -288,19 +263,6 @@ def test_interrupted_tuning_is_kept_and_resumed(tiny: Path, folder: Path) -> Non
     assert read_records() == [second.record]
 
 
-def test_trial_that_passes_deadline_is_cut_off(tiny: Path, folder: Path) -> None:
-    class Slow(Machine):
-        def measure(self, values: Values, part: str) -> float:
-            if values != defaults(SPACE):
-                time.sleep(30)
-                raise AssertionError("it was not cut off")
-            return super().measure(values, part)
-
-    result = tune(open_model(tiny).spec.label, setting(Slow(PLANTED)), trials=80, seconds=0.5)
-    assert (result.late, result.interrupted, result.measured, result.record.kept) == (True, False, 0, "default")
-    assert read_records() == []
-
-
 def test_tuning_without_time_replaces_none_that_was_compared(tiny: Path, folder: Path) -> None:
     model = open_model(tiny)
     first = tuning(model, Machine(PLANTED)).record
@@ -353,15 +315,6 @@ def make_record(subject: Subject, values: Values, **more: Any) -> Record:
 
 
 HERE = Subject("EPYC 9", "AMD 26", 2, "avx2", "f16", {"hidden": 576, "layers": 30})
-
-
-def test_records_come_back_as_they_were(folder: Path) -> None:
-    record = make_record(HERE, {"step_dealt": True, "threads": 2})
-    path = write_record(record)
-    assert read_records() == [record]
-    assert [each.name for each in folder.iterdir()] == [path.name]  # nothing temporary is left
-    write_record(replace(record, comparison=None, gain=1.0, kept="default"))
-    assert [each.kept for each in read_records()] == ["default"]
 
 
 def test_nearest_record_has_same_kernels() -> None:
@@ -484,40 +437,6 @@ def test_threads_of_another_processor_say_nothing(tiny: Path, folder: Path) -> N
     assert chosen.tuning == {"spins": 1000}
 
 
-def test_record_that_keeps_defaults_changes_nothing(tiny: Path, folder: Path) -> None:
-    model = open_model(tiny)
-    before = plan_for(model).config
-    record = record_for(model, {"threads": 1, "chunk": 16})
-    write_record(replace(record, kept="default", gain=1.0))
-    plan = plan_for(model)
-    assert plan.config == before
-    assert plan.tuned == f"default (record {record.name})"
-
-
-def test_unknown_values_are_ignored_with_one_warning(
-    tiny: Path, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = open_model(tiny)
-    write_record(record_for(model, {"chunk_block": 1 << 40}))
-    for _ in range(2):
-        assert plan_for(model).tuned == "default"
-    assert len(caplog.records) == 1
-
-
-def test_plan_counts_what_tuned_blocks_need(tiny: Path, folder: Path) -> None:
-    """The promise of memory holds for larger blocks, too."""
-    model = open_model(tiny)
-    backend = find_backend("cpu", model.file, model.spec)
-    shape, target = Shape.of(model.spec), choose_target()
-    config = EngineConfig(256, 64, "f16", 2)
-    larger = replace(config, tuning={"chunk_block": 64, "gemm_tokens": 2 * target.gemm_tokens})
-    tuned = make_scratch(shape, with_tuning(target, larger.tuning), 64, 2)
-    usual = make_scratch(shape, target, 64, 2)
-    assert tuned.floats > usual.floats
-    counted = backend.footprint(model.spec, larger).scratch - backend.footprint(model.spec, config).scratch
-    assert counted >= 4 * (tuned.floats - usual.floats)
-
-
 # The engine
 
 
@@ -556,23 +475,6 @@ def test_every_point_of_space_gives_same_tokens(
         logits = engine.forward(tokens[at : at + 1])
         assert logits.argmax() == expected[at].argmax()
         np.testing.assert_allclose(logits, expected[at], rtol=0, atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("into", [3])
-def test_weights_are_fetched_into_any_cache(tiny: Path, engines: Callable[[Engine], Engine], into: int) -> None:
-    model = open_model(tiny)
-    layout = make_layout(model.file, model.spec)
-    program = build(Design.of(layout, "f16", with_tuning(choose_target(), {"fetch_into": into})))
-    hints = set[str]()
-    for function in program.functions.values():
-        hints |= set(re.findall(r"llvm\.prefetch\", .*, 0, (\d), 1\)", function.script()))
-    assert hints == {"2", str(into)}  # rows of the cache go to the second
-    configs = [EngineConfig(64, 16, "f16", 2, tuning=tuning) for tuning in ({}, {"fetch_into": into})]
-    one, other = (engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, c)) for c in configs)
-    for at in range(8):
-        token = np.array([at + 5], np.int32)
-        np.testing.assert_array_equal(one.forward(token), other.forward(token))
 
 
 @pytest.mark.slow

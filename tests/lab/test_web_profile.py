@@ -63,12 +63,6 @@ def test_page_measures_its_browser(page: Page, folder: Path, tmp_path: Path) -> 
         device_of(found, "mine")
 
 
-def test_page_without_isolation_has_one_thread(page: Page, folder: Path) -> None:
-    found = measure(page, folder, isolated=False)
-    assert (found.threads, found.by_threads) == (1, [])
-    assert "serve it over HTTPS" in page.value("document.getElementById('figures').textContent")
-
-
 def test_command_makes_it_and_says_what_is_wrong(tmp_path: Path) -> None:
     made = tmp_path / "site"
     run = edge("profile", str(GOLDEN_MODEL), "--on", f"web:{made}", *QUICK)
