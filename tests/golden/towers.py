@@ -31,7 +31,7 @@ Tensors = Callable[[str, Array], Iterator[tuple[str, Array]]]
 """GGUF's tensors of one of transformers."""
 
 HALF = [0.5, 0.5, 0.5]
-VISION = {"hidden_size": 48, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 72}
+VISION = {"hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 40}
 TEXT = {
     "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1,
     "intermediate_size": 32, "head_dim": 16, "vocab_size": 300,
@@ -93,6 +93,10 @@ def answers(golden: Golden) -> dict[str, Array]:
     found = golden.model.get_image_features(**golden.inputs, return_dict=True)
     rows = found.pooler_output
     rows = torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows.reshape(-1, rows.shape[-1])
+    if deep := getattr(found, "deepstack_features", None):
+        rows = torch.cat(
+            [rows, *(each if isinstance(each, torch.Tensor) else torch.cat(list(each)) for each in deep)], 1
+        )
     states = found.last_hidden_state
     return {
         "pixels": golden.pixels.astype(np.uint8).reshape(-1), "states": states.reshape(-1, states.shape[-1]).numpy(),
@@ -110,10 +114,9 @@ def write_mmproj(path: Path, golden: Golden) -> None:
     writer.add_vision_projection_dim(TEXT["hidden_size"])
     writer.add_vision_embedding_length(VISION["hidden_size"])
     writer.add_vision_feed_forward_length(VISION["intermediate_size"])
-    writer.add_vision_block_count(VISION["num_hidden_layers"])
     writer.add_vision_head_count(VISION["num_attention_heads"])
     writer.add_vision_attention_layernorm_eps(golden.eps)
-    for name, value in golden.fields.items():
+    for name, value in ({"vision_block_count": VISION["num_hidden_layers"]} | golden.fields).items():
         getattr(writer, f"add_{name}")(value)
     for name, tensor in golden.model.state_dict().items():
         for written, values in golden.tensors(name, tensor.numpy()):
@@ -174,8 +177,94 @@ def smolvlm(shown: Array, seed: int) -> Golden:
     )
 
 
+def gemma3(shown: Array, seed: int) -> Golden:
+    from transformers import Gemma3Config, Gemma3Model
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    side, patch = 32, 4
+    config = Gemma3Config(
+        vision_config=VISION | {"image_size": side, "patch_size": patch, "model_type": "siglip_vision_model",
+            "vision_use_head": False},
+        text_config=TEXT | {"model_type": "gemma3_text"}, mm_tokens_per_image=4, image_token_id=290,
+    )  # fmt: skip
+    found = Gemma3ImageProcessorPil(size={"height": side, "width": side})(shown, return_tensors="pt")
+    fields = {
+        "vision_image_size": side, "vision_patch_size": patch, "vision_image_mean": HALF, "vision_image_std": HALF,
+        "vision_use_gelu": True,
+    }  # fmt: skip
+    names = mapped(
+        "vision_tower", "multi_modal_projector",
+        rename=lambda name: name.replace("_weight", ".weight").replace("vision_tower.", "vision_tower.vision_model.")
+        .replace("vision_model.vision_model", "vision_model"),
+    )  # fmt: skip
+
+    def tensors(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+        yield from names(name, values + 1 if "soft_emb_norm" in name else values)
+
+    prompt = f"\n\n<start_of_image>{IMAGE * 4}<end_of_image>\n\n"
+    inputs = {"pixel_values": found.pixel_values}
+    model = fill(Gemma3Model(config), seed)
+    return Golden(model, "gemma3", fields, tensors, inputs, levels(found.pixel_values), prompt)
+
+
+def qwen_pixels(values: Any, grid: Array, patch: int, merge: int, mean: float = 0.5, std: float = 0.5) -> Array:
+    """The bytes of a picture, row by row, of patches in blocks."""
+    _, rows, columns = grid
+    parts = values.reshape(rows // merge, columns // merge, merge, merge, 3, 2, patch, patch)[:, :, :, :, :, 0]
+    whole = parts.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
+    return levels(whole, mean, std)
+
+
+def qwen3vl(shown: Array, seed: int) -> Golden:
+    from transformers import Qwen3VLConfig, Qwen3VLModel
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    patch, merge, deep = 8, 2, [0]
+    config = Qwen3VLConfig(
+        vision_config={
+            "hidden_size": VISION["hidden_size"], "num_heads": 2, "depth": 2, "patch_size": patch,
+            "intermediate_size": VISION["intermediate_size"], "out_hidden_size": TEXT["hidden_size"],
+            "num_position_embeddings": 9, "deepstack_visual_indexes": deep,
+        },
+        text_config=TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}},
+        image_token_id=290, video_token_id=291, vision_start_token_id=292, vision_end_token_id=293,
+    )  # fmt: skip
+    processor = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 256, "longest_edge": 1 << 20}, patch_size=patch, image_mean=HALF, image_std=HALF
+    )
+    found = processor(shown, return_tensors="pt")
+    grid = found.image_grid_thw[0].tolist()
+    fields = {
+        "vision_image_size": 3 * patch, "vision_patch_size": patch, "vision_image_mean": HALF, "vision_image_std": HALF,
+        "vision_use_gelu": True, "vision_spatial_merge_size": merge, "vision_min_pixels": 256,
+        "vision_is_deepstack_layers": [number in deep for number in range(2)], "vision_block_count": 2,
+    }  # fmt: skip
+
+    def tensors(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+        stem, _, kind = name.rpartition(".")
+        if name == "visual.patch_embed.proj.weight":
+            yield "v.patch_embd.weight", values[:, :, 0]
+            yield "v.patch_embd.weight.1", values[:, :, 1]
+        elif name.startswith("visual.deepstack"):
+            part = stem.rpartition(".")[2].replace("linear_", "")
+            yield f"v.deepstack.{deep[int(name.split('.')[2])]}.{part}.{kind}", values
+        elif name.startswith("visual.merger"):
+            yield MERGER[stem.rpartition(".")[2]] + f".{kind}", values
+        else:
+            yield from mapped("visual.")(name, values)
+
+    model = fill(Qwen3VLModel(config), seed)
+    inputs = {"pixel_values": found.pixel_values, "image_grid_thw": found.image_grid_thw}
+    prompt = f"<|vision_start|>{IMAGE * (grid[1] * grid[2] // merge**2)}<|vision_end|>"
+    pixels = qwen_pixels(found.pixel_values, grid, patch, merge)
+    return Golden(model, "qwen3vl_merger", fields, tensors, inputs, pixels, prompt)
+
+
+MERGER = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
 IMAGE = "<image>"
-FAMILIES: dict[str, Callable[[Array, int], Golden]] = {"smolvlm": smolvlm}
+FAMILIES: dict[str, Callable[[Array, int], Golden]] = {
+    "smolvlm": smolvlm, "gemma3": gemma3, "qwen3vl": qwen3vl,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, *sys.argv[2:])

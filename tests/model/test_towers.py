@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def test_swapped_matrices_of_old_files(tmp_path: Path) -> None:
     (lambda name: name.replace("ln1", "ln9"), {}, UnsupportedError, "blk.0"),
     (lambda name: None if "mm." in name else name, {}, ModelFormatError, "has no mm.model.fc.weight"),
     (str, {"image_size": np.uint32(64)}, ModelFormatError, "v.position_embd.weight has shape"),
-    (str, {"attention.head_count": np.uint32(5)}, ModelFormatError, "48 values in 5 heads"),
+    (str, {"attention.head_count": np.uint32(5)}, ModelFormatError, "24 values in 5 heads"),
     (str, {"image_std": np.zeros(3, np.float32)}, ModelFormatError, "image_std must be 3 numbers"),
     (str, {"projector_type": "resampler"}, UnsupportedError, "not with the encoder 'resampler'"),
 ])  # fmt: skip
@@ -105,7 +106,9 @@ def test_layouts_keep_to_the_number_of_tokens(name: str, width: int, height: int
     tower = open_golden_tower(name)[0]
     least = tower.layout(64, 64, tower.sizes[0]).tokens
     most = round(least + share * (tower.sizes[-1] - least))
-    layout = tower.layout(width, height, most)
-    assert 0 < layout.tokens <= most
+    with suppress(InputError):  # of pictures that are all width or all height
+        assert 0 < tower.layout(width, height, most).tokens <= most
+        return
+    assert max(width, height) > 4 * min(width, height)
     with pytest.raises(InputError, match="--image-tokens must be at least"):
         tower.layout(width, height, 0)

@@ -16,7 +16,7 @@ from edge.run.sight import Eyes
 from edge.types import AnyArray
 
 TOWERS = GOLDEN / "towers"
-NAMES = ("smolvlm",)
+NAMES = ("smolvlm", "gemma3", "qwen3vl")
 
 
 @lru_cache

@@ -15,6 +15,8 @@ __all__ = ["Layout", "Stage", "Tower", "is_mmproj", "open_tower", "read_tower"]
 
 _FAMILIES = {  # by the kind of the projector
     "idefics3": "idefics3:Idefics3",
+    "gemma3": "gemma3:Gemma3",
+    "qwen3vl_merger": "qwen:Qwen3",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Literal, cast
 
 import numpy as np
@@ -39,3 +40,14 @@ def joined(states: FloatArray, rows: int, columns: int, side: int) -> FloatArray
     """Join `side` × `side` neighbours of a grid, [rows · columns, n], row by row: [their number, side² · n]."""
     parts = states.reshape(rows // side, side, columns // side, side, -1).swapaxes(1, 2)
     return np.asarray(parts.reshape(rows * columns // side**2, -1))
+
+
+def gelu_erf(x: FloatArray) -> FloatArray:
+    """x / 2 · (1 + erf(x / √2)), by the fit 7.1.26 of Abramowitz and Stegun, whose error is 1.5e−7 at most."""
+    size = np.abs(x) * np.float32(sqrt(0.5))
+    t = 1 / (1 + np.float32(0.3275911) * size)
+    fit = np.zeros_like(t)
+    for each in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        fit = (fit + np.float32(each)) * t
+    erf = np.copysign(1 - fit * np.exp(-np.square(size)), x)
+    return np.asarray(x * np.float32(0.5) * (1 + erf))
