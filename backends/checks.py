@@ -106,7 +106,15 @@ def places_of(kv: KVCache, network: Network, count: int, places: Places | None) 
     if places is None:
         return Places.after(kv.next_position, count, causal=not network.encoder)
     places.check(count, kv.next_position, network.components)
+    check_spans(network, places)
     return places
+
+
+def check_spans(network: Network, places: Places) -> None:
+    """Refuse spans that reach out of a model's windows. Raises UnsupportedError."""
+    window, longest = min(filter(None, network.windows), default=0), int(np.bincount(places.sees).max())
+    if 0 < window < longest:
+        raise UnsupportedError(f"a span of {longest} tokens is longer than this model's windows, of {window}")
 
 
 def check_lora(lora: Lora | None, config: EngineConfig) -> None:
@@ -149,9 +157,10 @@ def check_state(state: KVState, kv: KVCache, next_position: int) -> None:
     positions = state.positions
     if state.key != kv.key:
         raise InputError("the saved KV rows belong to another model, engine or KV dtype")
-    if positions.size and (positions[0] < 0 or positions[-1] >= state.next_position or (np.diff(positions) <= 0).any()):
+    if positions.size and (positions[0] < 0 or positions[-1] >= state.next_position or (np.diff(positions) < 0).any()):
         raise InputError("the saved KV rows are not in order")
-    if kv.length and (positions[0] if positions.size else state.next_position) < next_position:
+    first = positions[0] + 1 if positions.size else state.next_position  # a picture may go on at its last position
+    if kv.length and first < next_position:
         raise InputError("the saved KV rows do not come after those in use")
     if positions.size > kv.free:
         raise CapacityError(f"{positions.size} saved rows, but only {kv.free} free ones")

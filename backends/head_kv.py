@@ -14,7 +14,7 @@ import numpy as np
 from edge.backends.checks import check_capacity, check_range, check_rows, check_state
 from edge.backends.fixed_state import FixedState
 from edge.backends.importance import RowImportance
-from edge.backends.kv_cache import KVState, RewindError
+from edge.backends.kv_cache import KVState, RewindError, position_behind
 from edge.backends.ring import Ring
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.row_lists import PinnedKeys, RowLists, rotated_at_once
@@ -228,17 +228,19 @@ class HeadKV(Generic[Store]):
     def renumber(self) -> None:
         self._check_open()
         self.settle()
-        length = self.length
+        if not self.length:
+            return
+        positions, following = self._lists.renumbered(self.lengths[: len(self._lists)])
         for head in range(self._heads):
             rows, found = self._rows_of(head)
-            wanted = np.arange(rows.size) + length - rows.size  # the newest rows of all heads are level
+            wanted = positions[head % len(positions)]  # the newest rows of all heads are level
             if self.store.observes:
-                younger = (length - wanted) / (self.next_rope_position - found)
+                younger = (following - wanted) / (self.next_rope_position - found)
                 self.store.scale_attention(head, rows, younger.astype(np.float32))
             moved = np.flatnonzero(wanted != found)
             if moved.size:
                 self._rotate(rows[moved], (wanted - found)[moved], self.rope.rotation, head)
-        self._lists.renumber(self.lengths[: len(self._lists)])
+        self._lists.renumber(positions, following)
         self._pinned.forget()
         self._place()
 
@@ -261,8 +263,8 @@ class HeadKV(Generic[Store]):
         elif dropped:
             lengths = self.lengths[: len(self._lists)].tolist()
             if self.has_tail:
-                self._rewind(self._lists.next_without(length, dropped), dropped, end)
-            self._lists.drop(length, dropped)
+                self._rewind(self._lists.next_without(lengths[0] - dropped), dropped, end)
+            self._lists.drop(lengths[0] - dropped)
             self._pinned.forget(np.arange(length, dtype=np.int32))
             self._retain([np.arange(each - dropped, dtype=np.int32) for each in lengths])
             self.store.place(self._lists)
@@ -328,7 +330,7 @@ class HeadKV(Generic[Store]):
         if not self.alike:
             raise UnsupportedError("a cache whose heads keep different rows cannot be saved yet")
         last, positions = check_range(first, last, self.length), self.positions
-        next_position = int(positions[last]) if last < self.length else self.next_position
+        next_position = position_behind(positions, last) if last < self.length else self.next_position
         parts = [np.int64(self._lists.base).tobytes(), *self.store.save(self._lists.physical[0, first:last])]
         tail = self._save_tail() if self.has_tail and last == self.length else None
         return KVState(self.key, positions[first:last].copy(), next_position, b"".join(parts), tail)

@@ -19,7 +19,8 @@ from edge.types import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class KVState:
-    """Saved rows, in order. They fit caches of any capacity with the same `KVCache.key`.
+    """Saved rows, in order of their positions, which a picture's rows may share. They fit caches of any capacity with
+    the same `KVCache.key`.
 
     tail: data besides these rows that the next token needs and that hold only directly after the last of them: the
     newest rows of layers with sliding windows, or a recurrent state. None if the engine has none (`KVCache.has_tail`),
@@ -203,6 +204,12 @@ class CapacityError(EngineError):
 def end_of(kv: KVCache) -> KVState | None:
     """The saved end by which `truncate` can return here from any later row; None if the cache has no tail."""
     return kv.save(kv.length) if kv.has_tail else None
+
+
+def position_behind(positions: IntArray, count: int) -> int:
+    """The position behind the first `count` of more rows. Within a picture, whose rows share positions, it is that
+    behind the newest."""
+    return max(int(positions[count]), int(positions[count - 1]) + 1 if count else 0)
 
 
 def state_key(backend: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> str:

@@ -94,7 +94,7 @@ class RowLists:
         return moves
 
     def close_gaps(self, count: int) -> tuple[AnyArray, AnyArray, AnyArray]:
-        """Give the rows of the only list positions 0 … count − 1.
+        """Give the first rows of the only list positions from 0 on, without gaps.
 
         Returns the logical rows whose distance to the last row changes, and their RoPE positions before and after.
         """
@@ -102,30 +102,44 @@ class RowLists:
             self.base = self.next_rope_position = 0
             return _NONE, _NONE, _NONE
         found = self.rope_positions[0, :count]
-        self.base = int(found[-1]) - (count - 1)
-        self.next_rope_position = self.base + count
-        wanted = self.base + np.arange(count)
+        wanted = without_gaps(found)
+        self.base = int(found[-1] - wanted[-1])
+        self.next_rope_position = int(found[-1]) + 1
+        wanted += self.base
         moved = np.flatnonzero(found != wanted)
         before = found[moved]
         found[moved] = wanted[moved]
         return moved, before, wanted[moved]
 
-    def renumber(self, lengths: IntArray) -> None:
-        """Give each list's rows consecutive positions that end alike in all lists. lengths: of the lists."""
-        longest = int(lengths.max())
-        self.rope_positions[:, :longest] = np.arange(longest) + longest - lengths[:, None]
-        self.base, self.next_rope_position = 0, longest
+    def renumbered(self, lengths: IntArray) -> tuple[list[AnyArray], int]:
+        """Positions without gaps for each list's rows, which end alike in all lists, and the next one. lengths: of the
+        lists."""
+        found = [without_gaps(each[:length]) for each, length in zip(self.rope_positions, lengths, strict=True)]
+        following = max(int(each[-1]) + 1 for each in found if each.size)
+        return [each + (following - 1 - each[-1:]) for each in found], following
 
-    def next_without(self, length: int, dropped: int) -> int:
-        """The next RoPE position after dropping the last `dropped` rows, when `length` stay. All lists have the same
-        newest rows."""
+    def renumber(self, positions: Sequence[AnyArray], following: int) -> None:
+        """Take what `renumbered` returned."""
+        for own, each in zip(self.rope_positions, positions, strict=True):
+            own[: each.size] = each
+        self.base, self.next_rope_position = 0, following
+
+    def next_without(self, length: int) -> int:
+        """The next RoPE position when `length` rows of the first list stay. All lists have the same newest rows."""
         if len(self) > 1:
-            return self.next_rope_position - dropped
+            return int(self.rope_positions[0, length])
         return int(self.rope_positions[0, length - 1]) + 1
 
-    def drop(self, length: int, dropped: int) -> None:
-        """Drop the last `dropped` rows; `length` stay."""
-        self.next_rope_position = self.next_without(length, dropped)
+    def drop(self, length: int) -> None:
+        """Drop the first list's rows from `length` on, and as many of the others'."""
+        self.next_rope_position = self.next_without(length)
+
+
+def without_gaps(positions: AnyArray) -> AnyArray:
+    """Positions from 0 on whose rows keep their distances up to 1: a picture's rows, which share some, stay as they
+    are, and behind them and before them follows what did not leave."""
+    steps: AnyArray = np.minimum(np.diff(positions, prepend=positions[:1]), 1)
+    return np.cumsum(steps)
 
 
 def _fill_holes(physical: AnyArray) -> tuple[AnyArray, AnyArray]:

@@ -9,8 +9,9 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.checks import check_capacity, check_range, check_rows, check_state
 from edge.backends.fixed_state import FixedState
-from edge.backends.kv_cache import KVState, RewindError, state_key
+from edge.backends.kv_cache import KVState, RewindError, position_behind, state_key
 from edge.backends.rope import CacheRope, Rotation
+from edge.backends.row_lists import without_gaps
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import RowShape
@@ -115,10 +116,10 @@ class ReferenceKV:
         self._positions[:count] = self._positions[rows]
         self._length = count
         if close_gaps:
-            moved = np.arange(count, dtype=np.int32) - self._positions[:count]
+            moved = without_gaps(self._positions[:count]).astype(np.int32) - self._positions[:count]
             self._rotate(self.rope.rotation, moved)
             self._positions[:count] += moved
-            self.next_position = count
+            self.next_position = int(self._positions[count - 1]) + 1 if count else 0
 
     def truncate(self, length: int, end: KVState | None = None) -> None:
         if not 0 <= length <= self._length:
@@ -149,7 +150,7 @@ class ReferenceKV:
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         last = check_range(first, last, self._length)
         positions = self.positions[first:last].copy()
-        next_position = self.next_position if last == self._length else int(self._positions[last])
+        next_position = self.next_position if last == self._length else position_behind(self.positions, last)
         rows = [array[:, first:last].tobytes() for array in self._arrays]
         tail = self.fixed_state.save() if self.has_tail and last == self._length else None
         return KVState(self.key, positions, next_position, b"".join(rows), tail)

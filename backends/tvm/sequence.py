@@ -86,7 +86,7 @@ class NativeSequence:
             yield from ((slice(at, min(at + most, count)), None) for at in range(0, count, most))
             return
         network = self._network
-        places.check(count, self.kv.next_position, network.components)
+        places_of(self.kv, network, count, places)
         if not places.consecutive and (network.learned_positions or network.temperature or any(network.windows)):
             raise UnsupportedError("the cpu engine runs models with windows at consecutive positions only")
         self.kv.announce(places.next_position - self.kv.next_position)

@@ -128,6 +128,7 @@ class Network:
     tail: tuple[Tensor, ...] = ()  # behind the pooling (`tail.py`): no part of a pass
     ranks: bool = False  # the tail scores pairs of texts
     classifier: Literal["tanh", "gelu_erf"] = "tanh"  # its activation
+    deepstack: int = 0  # first layers behind each of which a part of given rows is added to the hidden states
     assists: Assists | None = None  # the network drafts for another model, and cannot run alone
 
     @cached_property

@@ -137,7 +137,7 @@ class Model:
             elif isinstance(part, np.ndarray) and part.dtype.kind in "iu" and part.ndim == 1:
                 blocks.append(part.astype(np.int32))
             elif isinstance(part, np.ndarray):
-                given = given or GivenRows(self.spec.vocab, self.spec.hidden)
+                given = given or GivenRows.of(self.spec)
                 blocks.append(given.add(cast(FloatArray, part)))
             else:
                 raise InputError(f"a part of a prompt must be text, token ids or rows, not {part!r:.60}")

@@ -24,6 +24,7 @@ class Places:
     sees: IntArray  # int32 [n]: the index of the last token that each sees: itself, or the end of its span
     begins: IntArray | None = None  # int32 [n], of encoders: the index of the first one; None: the first of all
     types: IntArray | None = None  # int32 [n], of encoders: rows of the table of token types; None: the first row
+    floor: int = -1  # the largest component so far, of the tokens before these
 
     @classmethod
     def after(cls, position: int, count: int, *, causal: bool = True) -> Places:
@@ -48,18 +49,19 @@ class Places:
         """One position of each token, int32 [n], by which the cache orders rows: the largest component so far."""
         if self.positions.ndim == 1:
             return self.positions
-        return np.asarray(np.maximum.accumulate(self.positions.max(axis=1)), np.int32)
+        return np.asarray(np.maximum(np.maximum.accumulate(self.positions.max(axis=1)), self.floor), np.int32)
 
     @property
     def next_position(self) -> int:
         """The position behind these."""
-        return int(self.positions.max()) + 1
+        return max(int(self.positions.max()), self.floor) + 1
 
     def part(self, tokens: slice) -> Places:
         """The places of some of the tokens, between which and the others no span lies."""
         begins, types = (None if each is None else each[tokens] for each in (self.begins, self.types))
         begins = None if begins is None else begins - tokens.start
-        return Places(self.positions[tokens], self.sees[tokens] - tokens.start, begins, types)
+        floor = int(self.numbers[tokens.start - 1]) if tokens.start else self.floor
+        return Places(self.positions[tokens], self.sees[tokens] - tokens.start, begins, types, floor)
 
     def passes(self, chunk: int) -> Iterator[slice]:
         """Passes of at most `chunk` tokens that divide no span. Raises InputError for a longer span."""
@@ -79,5 +81,6 @@ class Places:
         fits = self.positions.shape in ((count,), (count, components)) and sees.shape == (count,)
         if not fits or (sees < own).any() or (sees >= count).any() or (np.diff(sees) < 0).any():
             raise InputError(f"these are not the places of {count} tokens")
-        if self.positions.min(initial=position) < position:
+        first = self.positions if self.positions.ndim == 1 else self.numbers + 1  # a picture may go on
+        if first.min(initial=position) < position:
             raise InputError(f"positions begin before {position}, the next one")

@@ -86,7 +86,7 @@ class PrefixFile:
         table: FloatArray = bits.view(np.float32) if self.tensor.dtype == "BF16" else bits.astype(np.float32)
         if not np.isfinite(table).all():
             raise ModelFormatError(f"{self.tensor.path}: {_TENSOR} has values that are not finite")
-        given = GivenRows(spec.vocab, spec.hidden)
+        given = GivenRows.of(spec)
         if self.keys:
             row = _row_of(spec)
             rows = table.reshape(self.size, spec.layers, 2, row.heads, row.key).transpose(2, 1, 3, 0, 4).copy()

@@ -60,9 +60,12 @@ class PromptCache:
         self._tiers += [self._files] if self._files else []
         self._lock = threading.Lock()
 
-    def restore(self, kv: KVCache, tokens: IntArray, most: int, cost: Cost = _UNKNOWN) -> int:
+    def restore(
+        self, kv: KVCache, tokens: IntArray, most: int, cost: Cost = _UNKNOWN, positions: IntArray | None = None
+    ) -> int:
         """Restore the rows of at most `most` first tokens into an empty cache. Returns their number. cost: as for
-        `store`."""
+        `store`. positions: of the tokens, int32 [n]; None: consecutive ones."""
+        numbers = np.arange(tokens.size, dtype=np.int32) if positions is None else positions
         parent, length = root_name(kv.key), 0
         with self._lock, self._holding() as hold:
             tail = None
@@ -73,9 +76,12 @@ class PromptCache:
                 end = length + block.tokens.size
                 if tail is not None and block.agreement(tokens[length:]) < BLOCK:
                     break
-                positions, last = np.arange(length, end, dtype=np.int32), tail if end == most else None
+                last = tail if end == most else None
                 try:
-                    kv.append(KVState(kv.key, positions, end, block.data, last))
+                    own = numbers[length:end]
+                    if own.size < block.tokens.size:  # the block goes on behind these tokens, which share its beginning
+                        own = np.append(own, own[-1] + 1 + np.arange(block.tokens.size - own.size, dtype=np.int32))
+                    kv.append(KVState(kv.key, own, int(own[-1]) + 1, block.data, last))
                 except CapacityError:
                     break
                 except EdgeError as error:

@@ -112,20 +112,24 @@ def prefill(sequence: TokenSequence, run: Generation) -> Iterator[tuple[int, int
     count, size = 0, sequence.pass_size(prompt.waiting)
     unobserved = sequence.policy.needs.queries > 0 and 0 < kv.free < min(size, prompt.waiting)
     first = kv.free if unobserved else size  # no pass observed attention for this prompt: first run what fits
-    chunk = 0  # tokens for which room was made: one pass, or several where others take turns
+    chunk = 0  # tokens that have room: one pass, or several where others take turns
     while not (reason := watch.before_pass(count) or read_ahead(sequence, prompt, watch)) and (left := prompt.waiting):
         if not chunk:
             size = min(size, sequence.pass_size(left))
             wanted = min(size, left, size if run.ran else first, sequence.rows.until_place(prompt))
-            if not (chunk := watch.affordable(wanted)):
+            affordable = watch.affordable(sequence.undivided(wanted)[0])
+            chunk, room = sequence.undivided(affordable)
+            if not 0 < chunk <= affordable:
                 reason = "energy"
                 break
-            if not sequence.rows.make_room(chunk):
+            if not sequence.rows.make_room(room):
                 reason = "memory"  # planned rows were returned to the system
                 break
-        count = run.part_of(chunk, max(2, sequence.policy.needs.queries))  # a single token has kernels of its own
+        part = run.part_of(chunk, max(2, sequence.policy.needs.queries))  # a single token has kernels of its own
+        count = sequence.undivided(part)[0]
         chunk -= count
-        known = sequence.run_prompt(count, upcoming=chunk or min(size, max(1, left - count)))
+        upcoming = chunk or sequence.undivided(min(size, left - count), behind=count)[1]
+        known = sequence.run_prompt(count, upcoming=max(1, upcoming))
         run.count_prompt(count - known)
         run.reused += known
         yield run.ran, prompt.known - run.reused

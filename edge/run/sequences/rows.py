@@ -23,6 +23,7 @@ from edge.run.sequences.snapshots import Mark, Outline, Snapshots
 from edge.types import IntArray
 
 if TYPE_CHECKING:
+    from edge.model.given import GivenRows
     from edge.prompt_cache.cache import PromptCache
 
 
@@ -178,8 +179,9 @@ class SequenceRows:
 
     # The prompt cache
 
-    def restore(self, prompt: Prompt, step: int) -> int:
+    def restore(self, prompt: Prompt, step: int, given: GivenRows | None) -> int:
         """Take a prompt's first rows from the prompt cache. Returns their number. step: tokens per pass of the prompt.
+        given: the rows of ids beyond the vocabulary.
 
         The last token runs for its logits, and as many as the policy observes before an eviction run, too: restored
         rows have no attention. A policy that counts the attention of all queries must observe the whole prompt.
@@ -192,14 +194,16 @@ class SequenceRows:
         if prompt.waiting > kv.capacity:  # chunks begin, and rows are evicted, where they would be without the cache
             most -= most % step
         tokens = prompt.peek(kv.capacity)
-        reused = self.prompt_cache.restore(kv, tokens, most, self._cost)
+        positions = given.numbers(tokens) if given else None
+        reused = self.prompt_cache.restore(kv, tokens, most, self._cost, positions)
         prompt.advance(reused)
         self.fed = array("i", tokens[:reused].tolist())
         self.keep_place(prompt)
         return reused
 
-    def choose_ends(self, prompt: Prompt, step: int) -> None:
-        """Choose the row counts at which the running prompt is stored in the prompt cache. step: as for `restore`."""
+    def choose_ends(self, prompt: Prompt, step: int, given: GivenRows | None) -> None:
+        """Choose the row counts at which the running prompt is stored in the prompt cache. step, given: as for
+        `restore`."""
         kv, queries = self.engine.kv, self.policy.needs.queries
         self._ends = []
         if self.prompt_cache is None or self.evicted or queries == EVERY or not kv.has_tail:
@@ -208,6 +212,8 @@ class SequenceRows:
         step = step if prompt.waiting > kv.free else 1  # evictions come where they would
         known = tokens[: max(0, tokens.size - max(1, queries))]
         ends = self.prompt_cache.ends(kv, known, self._outline.system, prompt.ends)
+        undivided = [span for span in given.pictures(tokens) if span.content.whole] if given else []
+        ends = [end for end in ends if not any(span.start < end < span.end for span in undivided)]
         self._ends = [end for end in ends if end > kv.length and end % step == 0]
 
     def until_place(self, prompt: Prompt) -> int:

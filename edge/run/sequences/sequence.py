@@ -21,6 +21,7 @@ from edge.backends.base import (
 from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import KVState
 from edge.errors import InputError
+from edge.kv import pinned_rows
 from edge.model.lora import Lora
 from edge.model.places import Places
 from edge.model.prompt import Prompt, joined
@@ -102,6 +103,8 @@ class TokenSequence:
         """Rerun at most `most` tokens whose rows were dropped. False: none is left."""
         if self.rows.again:
             count = min(most, self.chunk, len(self.rows.again))
+            if self.given:
+                count = self.given.undivided(np.array(self.rows.again, np.int32), count, len(self.rows.again))[0]
             tokens = np.array(self.rows.again[:count], np.int32)
             self.engine.kv.announce(len(self.rows.again))
             del self.rows.again[:count]
@@ -128,6 +131,8 @@ class TokenSequence:
         held = 0 if alone else self.prompt.first(free + 1).size + len(self.pending)
         if prompt.empty and not held:
             raise InputError("the prompt is empty")
+        if prompt.given:
+            prompt.given.check_fits(self.plan.config.chunk, kv.capacity, pinned_rows(self.policy))
         if not self.policy.evicts and prompt.waiting + held > free:
             raise InputError(
                 f"the prompt has {prompt.size} tokens, but --kv-policy="
@@ -155,6 +160,13 @@ class TokenSequence:
         if count > kv.free and self.chunk > kv.capacity // 2:
             return max(1, kv.capacity // 8)  # the plan expected no evictions; each must leave most of the cache
         return self.chunk
+
+    def undivided(self, count: int, behind: int = 0) -> tuple[int, int]:
+        """How many tokens of the prompt to run in a pass of about `count`, and the rows to have room for: see
+        `GivenRows.undivided`. behind: tokens before that pass."""
+        if self.given is None:
+            return count, count
+        return self.given.undivided(self.prompt.peek(behind + count)[behind:], count, self.prompt.waiting - behind)
 
     def halve_chunk(self, least: int) -> None:
         """Halve the tokens per pass, but to no fewer than `least`."""
@@ -335,9 +347,10 @@ class TokenSequence:
         if not tokens.size:
             return np.zeros(0, np.float32)
         self._observe(tokens.size, upcoming)
-        if self._has_given(tokens):
-            running = cast(GivenEngine, self.engine)
-            logits = running.forward_all(tokens, self.given) if every else running.forward(tokens, self.given)
+        if self.given is not None and self._has_given(tokens):
+            running, given = cast(GivenEngine, self.engine), self.given
+            run = running.forward_all if every else running.forward
+            logits = run(tokens, given, given.places(tokens, running.kv.next_position))
         else:
             logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
         self._count(tokens)
@@ -420,10 +433,10 @@ class TokenSequence:
             prompt.advance(kv.length)
             self.rows.keep_place(prompt)
             return kv.length
-        reused = self.rows.restore(prompt, self.pass_size(prompt.waiting))
+        reused = self.rows.restore(prompt, self.pass_size(prompt.waiting), self.given)
         self.ahead.note(np.array(self.rows.fed, np.int32))
         return reused
 
     def choose_ends(self) -> None:
         """Choose where the running prompt is stored in the prompt cache."""
-        self.rows.choose_ends(self.prompt, self.pass_size(self.prompt.waiting))
+        self.rows.choose_ends(self.prompt, self.pass_size(self.prompt.waiting), self.given)
