@@ -59,6 +59,7 @@ class EngineConfig:
     frugal: bool = False  # cpu: compile in less memory, and before weights are packed, which takes longer
     resident: int = 0  # bytes of weights in memory at a time, the rest is streamed (`Footprint.least_weights`); 0: all
     tuning: dict[str, int] = field(default_factory=dict)  # values of `edge tune` that differ from the defaults
+    crossed: int = 0  # most rows that cross attention reads, in each of its layers (`CrossEngine`)
     lora_rank: int = 0  # the largest rank of LoRA adapters that fits in the reserved memory; 0: no adapters
     lora_bytes: int = 0  # size of the adapters' files
     reads: int = 0  # cpu: most rows that a KV head reads for a single token, in pages that it selects; 0: all
@@ -170,6 +171,15 @@ class GivenEngine(Engine, Protocol):
         """Append rows of given keys and values, float32 [2, layers, KV heads, n, head], as though n tokens had run, in
         a cache whose layers all keep rows of all tokens. Keys are rotated to the next positions, their values in the
         order of the model's file. Raises CapacityError if fewer than n rows are free."""
+        ...
+
+
+class CrossEngine(Engine, Protocol):
+    """An engine that runs cross attention (`Attention.across`)."""
+
+    def set_crossed(self, layer: int, keys: FloatArray, values: FloatArray) -> None:
+        """Replace the rows that tokens see across, in one layer: float32 [heads, n, head], n the same in all layers, at
+        most `EngineConfig.crossed`."""
         ...
 
 

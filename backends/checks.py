@@ -21,6 +21,7 @@ from edge.model.tensors import find_network
 from edge.types import IntArray
 
 ENCODERS = "encoders"  # their name in refusals
+CROSS = "rows of an encoder"
 UNEQUAL = "values of another size than keys"
 
 
@@ -28,7 +29,7 @@ def check_cores(what: str, spec: ModelSpec, supports: Callable[[Core], str | Non
     """The model's layers, if `what`, such as "onnx engine", can run them. Raises UnsupportedError."""
     network = find_network(spec)
     for reason in filter(None, map(supports, network.cores)):
-        other = "cpu" if network.encoder else "llamacpp"
+        other = "cpu" if network.encoder or network.crossings else "llamacpp"
         raise UnsupportedError(f"the {what} does not run {reason} yet: use --backend={other}")
     return network
 
@@ -42,6 +43,7 @@ def usual_cores(core: Core) -> str | None:
             "an output gate": core.gated,
             "sinks": core.sinks,
             "rows of an earlier layer": core.rows_of is not None,
+            CROSS: core.across,
             UNEQUAL: core.row.value != core.row.key,
             "unrotated values first": core.rope.first > 0,
         }
@@ -61,7 +63,7 @@ def app_cores(core: Core) -> str | None:
     """As `hybrid_cores`, for apps' C runtime, which also runs experts, per-layer inputs and all causal attention. A new
     core is refused until exported passes have it."""
     if isinstance(core, Experts | PerLayerInput) or (
-        isinstance(core, Attention) and core.causal and core.row.value == core.row.key
+        isinstance(core, Attention) and core.causal and not core.across and core.row.value == core.row.key
     ):
         return None
     return hybrid_cores(core)

@@ -22,6 +22,7 @@ from edge.converters.coreml import writer as coreml
 from edge.converters.coreml.sizes import USUAL, Sizes
 from edge.converters.evaluate import Evaluated, evaluate
 from edge.converters.factors import write_folded
+from edge.converters.hearing import plan_hearing, write_hearing
 from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.adapter import is_adapter_folder
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
@@ -50,6 +51,7 @@ from edge.model.lora_file import LoraFile
 from edge.model.model import make_tokenizer
 from edge.model.reader import read_spec
 from edge.model.tokenizer import TokenizerLike
+from edge.model.whisper.checkpoint import hears
 from edge.types import IntArray, Progress
 
 FORMATS = ("gguf", "onnx", "coreml", "hf")
@@ -137,6 +139,8 @@ def find_source(source: str | Path) -> Path:
     """Resolve a source to a Hugging Face folder or a GGUF file. Raises the errors of find_model, InputError for ONNX
     folders."""
     path = Path(source)
+    if hears(path):
+        return path
     if path.is_dir() and not is_model_folder(path) and not is_coreml_folder(path):
         if is_folder(path):
             return path
@@ -168,6 +172,12 @@ def convert(
     path = find_source(source)
     _check(path, target, wanted, tokens, force)
     report = Report(target)
+    if hears(path):
+        with _timed(report, "writing", steps) as progress:
+            planned = write_hearing(path, target, _hearing_type(path, wanted), progress)
+        report.bits_per_weight = 8 * sum(each.nbytes for each in planned) / sum(each.values for each in planned)
+        report.files, report.peak = {target.name: target.stat().st_size}, memory_use().peak
+        return report
     with work_folder(target) as work:
         file = _read(path, work, wanted, report, steps)
         if is_assistant(file):
@@ -215,6 +225,9 @@ def preview(
     No weights are read. Raises as `convert`.
     """
     path = find_source(source)
+    if hears(path):
+        planned = plan_hearing(path, _hearing_type(path, wanted))
+        return {target.name: None}, planned, ()
     notes: tuple[str, ...] = ()
     with work_folder() as work:
         outline = work / f"{path.stem}.gguf"
@@ -304,6 +317,19 @@ def _write_assistant(file: GGUFFile, wanted: Conversion, report: Report) -> None
     copy_gguf(file, report.target, file.tensors.values())
     report.files = {report.target.name: report.target.stat().st_size}
     report.peak = memory_use().peak
+
+
+def _hearing_type(path: Path, wanted: Conversion) -> str | None:
+    """The block type for a model that hears. Raises UnsupportedError for what does not apply to such models."""
+    refused = {
+        f"--to {wanted.to}": wanted.to != "gguf", "pruning": wanted.pruning is not None, "--lora": bool(wanted.lora),
+        "--target-size or --target-kl": wanted.mixes, "--method": wanted.onnx_method is not None,
+        "--calibration": wanted.calibrated,
+    }  # fmt: skip
+    for what, given in refused.items():
+        if given:
+            raise UnsupportedError(f"{path.name} hears: it becomes GGUF, rounded to a --type; leave out {what}")
+    return None if wanted.settings is None else wanted.settings.type
 
 
 def _prune(file: GGUFFile, work: Path, wanted: Conversion, ids: IntArray, report: Report, steps: Steps) -> GGUFFile:

@@ -43,6 +43,7 @@ class Reference(Backend):
         widest = 3 * max(core.width for core in network.cores) + 4 * spec.hidden + 2 * attention
         widest += 3 * network.layer_inputs * spec.layers
         fixed = 4 * sum(network.fixed_values)
+        fixed += 4 * config.crossed * sum(network.cross_values)
         return Footprint(
             weights=4 * spec.parameters,
             kv=4 * spec.kv_values_per_row * config.capacity + fixed,

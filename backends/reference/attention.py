@@ -24,6 +24,8 @@ def paid(engine: Context, core: Attention, at: At, x: FloatArray) -> tuple[Float
     rows, size]."""
     kv, rotation = engine.kv, engine.kv.rope.rotation
     queries = heads_of(engine, core, at, x, "attn_q")
+    if core.across:
+        return _across(engine, core, at, queries)
     if core.rows_of is None:
         kv.keys[at.layer][:, at.rows] = rotation.rotate(heads_of(engine, core, at, x, "attn_k"), at.layer, at.positions)
     if core.rows_of is None and not core.shared_values:
@@ -50,6 +52,13 @@ def paid(engine: Context, core: Attention, at: At, x: FloatArray) -> tuple[Float
         sinks = engine.weights[at.name("attn_sinks")].reshape(core.kv_heads, -1, 1, 1)
         scores = np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:-1], 1))], axis=-1)
     return softmax(scores)[..., : at.rows.stop], values
+
+
+def _across(engine: Context, core: Attention, at: At, queries: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """As `paid`, of rows that were given: every token sees all of them."""
+    keys, values = engine.crossed[at.layer]
+    queries = queries.reshape(core.kv_heads, core.group, -1, core.head_dim) * np.float32(core.scale)
+    return softmax(queries @ keys[:, None].swapaxes(-1, -2)), values
 
 
 def heads_of(engine: Context, core: Attention, at: At, x: FloatArray, name: str) -> FloatArray:

@@ -38,6 +38,7 @@ class Context(Protocol):
     spec: ModelSpec
     kv: ReferenceKV
     weights: dict[str, FloatArray]
+    crossed: dict[int, tuple[FloatArray, FloatArray]]  # of layers with cross attention: see CrossEngine
 
     def project(self, x: FloatArray, at: At, name: str) -> FloatArray:
         """The product with a matrix of a layer, its adapter and its bias."""

@@ -58,6 +58,7 @@ class ReferenceEngine:
         self.kv = ReferenceKV("reference", file, spec, config)
         self._states = np.zeros((0, spec.hidden), np.float32)
         self._held = self._states  # of a block, for the next one
+        self.crossed: dict[int, tuple[FloatArray, FloatArray]] = {}
 
     def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         check_generates(self.spec)
@@ -75,6 +76,10 @@ class ReferenceEngine:
         for layer, (keys, values) in enumerate(zip(*rows, strict=True)):
             self.kv.keys[layer][:, own] = self.kv.rope.ordered(keys, layer)
             self.kv.values[layer][:, own] = values
+
+    def set_crossed(self, layer: int, keys: FloatArray, values: FloatArray) -> None:
+        """See CrossEngine."""
+        self.crossed[layer] = keys, values
 
     @UNWARNED
     def hidden(self, tokens: IntArray, places: Places | None = None, given: GivenRows | None = None) -> FloatArray:

@@ -30,6 +30,11 @@ def read_weights(
     return weights
 
 
+def read_weight(file: GGUFFile, name: str) -> FloatArray:
+    """A tensor in float32, by its name in the file."""
+    return _dequantize(file, name)
+
+
 def read_rows(file: GGUFFile, name: str, rows: IntArray) -> FloatArray:
     """Rows of a matrix in float32, [rows, columns], by the tensor's name in the file."""
     return _dequantize(file, name, rows)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edge.model.spec import ModelSpec
 
 _LONGEST_REASON = 60  # characters in the table of engines
+WINDOW = 30  # s, of a model that hears
 _LINES, _WIDTH = 3, 100  # of a chat template, unless all of it is requested
 
 
@@ -76,6 +77,8 @@ def inspect(
         text = printable(found.template)
         thinks = ", of a model that thinks (--think)" if found.thinks else ""
         print(f"\nchat template, {len(found.template):,} characters{thinks}:\n{text if template else _beginning(text)}")
+    elif found.spec is not None and found.spec.ears:
+        print("\na model that hears: edge transcribe writes what was said")
     elif found.spec is not None and found.spec.encoder:
         ranks = found.spec.network is not None and found.spec.network.ranks
         what = "a reranker: edge rank sorts texts with it" if ranks else "an encoder: edge embed makes vectors with it"
@@ -172,6 +175,10 @@ def _shape(spec: ModelSpec) -> list[list[str]]:
         kinds.append(["recurrent state", f"{state}; {attending} of {spec.layers} layers keep KV rows"])
     if shared := sum(core.rows_of is not None for core in attention):
         kinds.append(["shared rows", f"{shared} of {spec.layers} layers read the KV rows of an earlier one"])
+    layers = str(spec.layers)
+    if spec.ears:  # whose layers are two of the network
+        layers = f"{spec.ears.layers} that hear, {spec.layers // 2} that write,"
+        kinds.append(["a window", f"{spec.ears.vocab:,} states of {1e3 * WINDOW / spec.ears.vocab:g} ms"])
     if network and network.layer_inputs:
         table = f"{network.layer_inputs} values for each token and layer, {format_bytes(spec.table_bytes)}"
         kinds.append(["per-layer table", table])
@@ -180,7 +187,7 @@ def _shape(spec: ModelSpec) -> list[list[str]]:
         kinds.append(["experts", f"{spec.experts}, {spec.experts_used} for a token; {share:.0%} of all parameters"])
     return [
         ["name", spec.name],
-        ["layers", f"{spec.layers} of width {spec.hidden}, FFN {spec.ffn}"],
+        ["layers", f"{layers} of width {spec.hidden}, FFN {spec.ffn}"],
         ["heads", f"{spec.heads} of {spec.head_dim} values, {spec.kv_heads} for keys and values"],
         ["head", "the embedding" if spec.tied_head else "its own"],
         ["context", f"{spec.context:,} tokens"],

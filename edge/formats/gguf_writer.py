@@ -39,8 +39,12 @@ class Planned:
     type: str
 
     @property
+    def values(self) -> int:
+        return prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
-        return nbytes(self.type, prod(self.shape))
+        return nbytes(self.type, self.values)
 
 
 def fields_of(file: GGUFFile) -> dict[str, Field]:

@@ -30,8 +30,9 @@ _MOST_HEADER = 32 << 20  # bytes; a shard's header has a few hundred thousand
 _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2,
           "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8}  # fmt: skip
 _DTYPES = {
-    "U8": np.uint8, "I8": np.int8, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "F16": np.float16,
-    "F32": np.float32, "BF16": np.uint16, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8, "F8_E8M0": np.uint8,
+    "U8": np.uint8, "I8": np.int8, "I16": np.int16, "I32": np.int32, "U32": np.uint32, "I64": np.int64,
+    "F16": np.float16, "F32": np.float32, "BF16": np.uint16, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8,
+    "F8_E8M0": np.uint8,
 }  # fmt: skip
 
 

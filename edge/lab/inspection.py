@@ -11,6 +11,7 @@ from pathlib import Path
 from edge.backends import backend_names, engine_named, find_backend
 from edge.backends.base import Backend, EngineConfig
 from edge.backends.counts import Footprint
+from edge.converters.hearing import outline_hearing
 from edge.converters.huggingface.reader import is_folder, outline_folder
 from edge.devices.output import work_folder
 from edge.devices.profiles import find_profile
@@ -26,6 +27,8 @@ from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.model.thinking import find_family
 from edge.model.tokenizer import check_known
+from edge.model.whisper import words_file
+from edge.model.whisper.checkpoint import is_checkpoint
 from edge.plan.npu import NpuUse, npu_use
 from edge.storage.fingerprint import hash_file
 
@@ -134,8 +137,12 @@ def inspect_model(
     inspected, too.
     """
     profile = None if device is None else find_profile(device)
-    if is_folder(Path(model)):
-        path = Path(model)
+    if is_checkpoint(path := Path(model)):
+        with work_folder() as folder:
+            file = outline_hearing(path, folder / f"{path.absolute().stem}.gguf")
+            files = _checkpoint(path) if path.is_dir() else [path]
+            return _inspect(path, file, "Whisper checkpoint of another program", files, profile, sha256, progress)
+    if is_folder(path):
         with work_folder() as folder:
             file = outline_folder(path, folder / f"{path.absolute().name}.gguf", blocks=True)
             return _inspect(path, file, "Hugging Face folder", _checkpoint(path), profile, sha256, progress)
@@ -168,6 +175,7 @@ def _inspect(
     tensors = list(file.tensors.values())
     body = [info for info in tensors if len(info.shape) > 1 and info.name not in _VOCABULARY]
     spec, reason = _spec(file)
+    run = words_file(file) if spec and spec.ears else file  # what engines see
     template = file.metadata.get("tokenizer.chat_template")
     return Inspection(
         path=path,
@@ -188,7 +196,7 @@ def _inspect(
         reason=reason,
         adapter=_adapter(file),
         drafter=_drafter(file),
-        engines=[] if spec is None else [engine_use(name, file, spec) for name in backend_names()],
+        engines=[] if spec is None else [engine_use(name, run, spec) for name in backend_names()],
         npu=None if spec is None or profile is None else npu_use(file, spec, profile),
         mtp_layers=0 if spec is None else len(mtp_layers(file)),
         mtp_bytes=0 if spec is None else sum(info.nbytes for info in mtp_tensors(file).values()),
@@ -272,7 +280,9 @@ def _vocabulary(file: GGUFFile) -> Vocabulary:
 
 def _checkpoint(folder: Path) -> list[Path]:
     """The files of a Hugging Face folder that define the model."""
-    return sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".model", ".jinja"))
+    return sorted(
+        path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".model", ".jinja", ".bin")
+    )
 
 
 def _stamp(file: GGUFFile) -> str:

@@ -144,7 +144,8 @@ class Attention:
     """Softmax attention. State: a row of keys and values for each token, or for each of the last `window` tokens.
 
     `attn_q`, `attn_k`, `attn_v` project the normalised rows to heads; a group of query heads shares a KV head. With
-    `rows_of`, the layer has queries only, which read the rows of an earlier layer with KV heads of the same sizes.
+    `rows_of`, the layer has queries only, which read the rows of an earlier layer with KV heads of the same sizes; so
+    has one `across`, which reads rows that its engine was given (`CrossEngine`): an encoder's, the same for all tokens.
     """
 
     heads: int
@@ -161,6 +162,7 @@ class Attention:
     sinks: bool = False  # softmax sees one more score in each head, `attn_sinks`, whose share is dropped
     unit_values: bool = False  # each head's values are divided by their root mean square
     rows_of: int | None = None  # the layer whose rows are read; None: this one's
+    across: bool = False  # cross attention
     causal: bool = True  # a token sees those before it; False: all of its text
     value_dim: int = 0  # of a value; 0: head_dim
     shared_values: bool = False  # a value is the beginning of its key, and there is no `attn_v`
@@ -172,8 +174,13 @@ class Attention:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Matrices that multiply the normalised rows."""
-        own = ("attn_k", "attn_v")[: 2 - self.shared_values] if self.rows_of is None else ()
+        own = ("attn_k", "attn_v")[: 2 - self.shared_values] if self.makes_rows else ()
         return ("attn_q", *own, *(("attn_q_gate",) if self.gated else ()))
+
+    @property
+    def makes_rows(self) -> bool:
+        """Whether its layer adds rows to the KV cache."""
+        return self.rows_of is None and not self.across
 
     @property
     def group(self) -> int:

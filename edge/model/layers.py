@@ -219,7 +219,17 @@ class Network:
     @cached_property
     def rows(self) -> tuple[RowShape | None, ...]:
         """The rows that a token adds to the cache, [layers]; None for layers that add none."""
-        return tuple(core.row if core and core.rows_of is None else None for core in self.attention)
+        return tuple(core.row if core and core.makes_rows else None for core in self.attention)
+
+    @cached_property
+    def crossings(self) -> tuple[int, ...]:
+        """Indexes of the layers with cross attention."""
+        return tuple(layer for layer, core in enumerate(self.attention) if core and core.across)
+
+    @cached_property
+    def cross_values(self) -> tuple[int, ...]:
+        """Values of a row that cross attention reads, [layers]; 0 in layers without."""
+        return tuple(core.row.values if core and core.across else 0 for core in self.attention)
 
     @cached_property
     def row_values(self) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "jais", "llama", "maincoder", "minicpm", "mistral3", "mpt", "nemotron", "olmo", "olmo2", "orion", "phi2", "phi3",
     "plamo", "qwen2", "qwen3", "refact", "seed_oss", "smollm3", "stablelm", "starcoder", "starcoder2", "xverse",
 }  # fmt: skip
+HEARS = "whisper"  # the architecture of models that hear
 _PARTIAL_ROPE = {"chatglm", "gptneox", "nemotron", "phi2", "phi3", "stablelm"}  # these may rotate a part of each head
 _SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6, "olmo2": 4}  # with a sliding window: every n-th layer has full attention
 ENCODER = "clip"  # the architecture of mmproj files (`towers/mmproj.py`)
@@ -51,6 +52,11 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         raise UnsupportedError(f"{file.path}: drafts for Gemma 4, and runs with it alone: --draft {file.path}")
     if architecture == ENCODER:
         raise UnsupportedError(f"{file.path}: an encoder of pictures, not a model: it belongs beside its model's file")
+    if architecture == HEARS:
+        from edge.model.whisper import read_whisper  # here: few models are of this kind
+
+        found = read_whisper(file)
+        return replace(found.spec, ears=found.ears)
     if not _NAME.fullmatch(architecture):
         raise UnsupportedError(f"{file.path}: the architecture {brief(architecture)} is not supported yet")
     if "token_embd.weight" not in file.tensors and architecture not in ARCHITECTURES:

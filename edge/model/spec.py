@@ -53,6 +53,7 @@ class ModelSpec:
     table_type: str = ""  # their block type
     compiled: Compiled | None = None  # the context binaries that the model's folder has
     mtp: ModelSpec | None = None  # the layer for multi-token prediction, as a model of one layer (`mtp.py`)
+    ears: ModelSpec | None = None  # the encoder of a model that hears (`edge/model/whisper`), not in the figures above
     mtp_of: ModelSpec | None = None  # in an `mtp`: the model whose embedding and head it shares, not in `type_bytes`
 
     @property
@@ -91,7 +92,11 @@ class ModelSpec:
 
 
 def check_generates(spec: ModelSpec) -> None:
-    """Raise UnsupportedError for an encoder, which cannot continue a text."""
+    """Raise UnsupportedError for a model that cannot continue a text: an encoder, or one that hears."""
+    if spec.ears:
+        raise UnsupportedError(
+            f"{spec.name} hears, and answers no prompts: edge transcribe writes what was said with it"
+        )
     if spec.encoder:
         raise UnsupportedError(f"{spec.name} is an encoder, which answers no prompts: edge embed makes vectors with it")
 

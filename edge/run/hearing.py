@@ -1,0 +1,222 @@
+"""A model that hears, loaded: Whisper's encoder and decoder, each on an engine, and the little that lies around them.
+
+A window of sound goes through two convolutions and the encoder; every layer of the decoder then has keys and values of
+the window's states, which all of its tokens see. Decoding is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import cast
+
+import numpy as np
+
+from edge.backends.base import Backend, CrossEngine, EngineConfig, HiddenEngine
+from edge.backends.counts import Footprint
+from edge.backends.kv_cache import KVCache
+from edge.backends.reference.weights import read_weight
+from edge.errors import InputError, UnsupportedError
+from edge.formats.gguf import GGUFFile
+from edge.model.given import GivenRows
+from edge.model.model import make_tokenizer
+from edge.model.whisper import EARS, Whisper, ears_file, read_whisper, words_file
+from edge.types import FloatArray, IntArray
+
+_ROWS = 64  # whose values stay in the processor's cache
+_ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+_CHUNK = 64  # most tokens of a prompt that run at once
+_LAST = 4  # of a prompt's tokens, whose logits `forward_all` computes at once
+
+
+class Listener:
+    """A Whisper model, loaded.
+
+    `encode` makes a window of sound what `forward` continues a text about. All memory is allocated here, but for what a
+    window's own computations take.
+    """
+
+    def __init__(
+        self, file: GGUFFile, backend: Backend, *, threads: int, sequences: int = 1, kv_dtype: str = "",
+        progress: Callable[[float], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Load the model. kv_dtype: of rows; empty: the engine's first. Raises InputError for a model that does not
+        hear, UnsupportedError for an engine that runs no cross attention, and the errors of `Backend.load`."""
+        self.file, self.whisper, self.tokenizer = file, read_whisper(file), make_tokenizer(file)
+        ears, words = _configs(self.whisper, backend, threads, sequences, kv_dtype)
+        parts = (lambda part: progress and progress(part / 2)), (lambda part: progress and progress(0.5 + part / 2))
+        self._ears = cast(
+            HiddenEngine, backend.load(ears_file(file), self.whisper.ears, ears, lambda part, _="": parts[0](part))
+        )
+        self._words = backend.load(words_file(file), self.whisper.spec, words, lambda part, _="": parts[1](part))
+        self._stem = _Stem(file, self.whisper)
+        self._states: FloatArray = np.zeros((0, self.whisper.spec.hidden), np.float32)  # of the last window
+
+    @staticmethod
+    def need(file: GGUFFile, backend: Backend, *, threads: int, sequences: int = 1, kv_dtype: str = "") -> Footprint:
+        """Bytes of all that is loaded, both networks together, and of a window's computations. Raises the errors of
+        loading that need no weights."""
+        whisper = read_whisper(file)
+        ears, words = _configs(whisper, backend, threads, sequences, kv_dtype)
+        backend.check_supported(words_file(file), whisper.spec)
+        one, other = backend.footprint(whisper.ears, ears), backend.footprint(whisper.spec, words)
+        return replace(
+            one, weights=one.weights + other.weights, kv=one.kv + other.kv, fixed_kv=one.fixed_kv + other.fixed_kv,
+            scratch=one.scratch + other.scratch + _window_bytes(whisper), runtime=max(one.runtime, other.runtime),
+        )  # fmt: skip
+
+    @property
+    def states(self) -> FloatArray:
+        """The encoder's states of the last window, float32 [positions, hidden]."""
+        return self._states
+
+    @property
+    def kv(self) -> KVCache:
+        """The decoder's rows."""
+        return self._words.kv
+
+    def encode(self, mel: FloatArray) -> None:
+        """Hear a window: its spectrogram, float32 [mels, frames], at most `Whisper.frames`; fewer cost less. Empties
+        the decoder's cache. Raises InputError for another shape, or values that are not finite."""
+        whisper, frames = self.whisper, mel.shape[-1]
+        if mel.ndim != 2 or len(mel) != whisper.mels or not 0 < frames <= whisper.frames:
+            raise InputError(f"a window is float32 [{whisper.mels}, 1 to {whisper.frames}], not {mel.shape}")
+        if not np.isfinite(mel).all():
+            raise InputError("the spectrogram has values that are not finite")
+        if frames % 2:
+            mel = np.concatenate([mel, mel[:, -1:]], axis=1)
+        rows = self._stem.rows(np.asarray(mel, np.float32))
+        ids = np.arange(whisper.ears.vocab, whisper.ears.vocab + len(rows), dtype=np.int32)
+        self._states = self._ears.hidden(ids, None, _Window(rows))
+        for layer, keys, values in _rows_of(self.file, whisper, self._states):
+            cast(CrossEngine, self._words).set_crossed(2 * layer + 1, keys, values)
+        self.kv.truncate(0)
+
+    def forward(self, tokens: IntArray) -> FloatArray:
+        """As `Engine.forward`, about the window."""
+        self._check_window()
+        return self._words.forward(tokens)
+
+    def forward_all(self, tokens: IntArray) -> FloatArray:
+        """As `Engine.forward_all`, about the window."""
+        self._check_window()
+        return self._words.forward_all(tokens)
+
+    def align(self, tokens: IntArray) -> FloatArray:
+        """The cross attention that each token pays in the heads of `Whisper.alignment`, in a pass of these tokens about
+        the window: float32 [heads, n, positions]. Weights are read layer by layer; the cache stays as it is."""
+        from edge.backends.reference.crossing import attention_across  # here: only word times need it
+
+        self._check_window()
+        rows = {
+            2 * layer + 1: (keys, values) for layer, keys, values in _rows_of(self.file, self.whisper, self._states)
+        }
+        paid = attention_across(words_file(self.file), self.whisper.spec, tokens, rows)
+        return np.stack([paid[2 * layer + 1][head] for layer, head in self.whisper.alignment])
+
+    def close(self) -> None:
+        """Free everything; safe to call twice."""
+        self._ears.close()
+        self._words.close()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _check_window(self) -> None:
+        if not len(self._states):
+            raise InputError("nothing was heard yet: encode a window first")
+
+
+class _Window(GivenRows):
+    """The rows of a window, whose ids follow the table of positions."""
+
+    def __init__(self, rows: FloatArray) -> None:
+        self._given = rows
+
+    def check(self, tokens: IntArray) -> None:
+        pass
+
+    def rows(self, tokens: IntArray) -> FloatArray:
+        return self._given
+
+
+class _Stem:
+    """Two convolutions of three taps, each with GELU, the second of every other frame; and positions."""
+
+    def __init__(self, file: GGUFFile, whisper: Whisper) -> None:
+        self._taps = [np.ascontiguousarray(read_weight(file, f"{EARS}conv{number}.weight").T) for number in (1, 2)]
+        self._biases = [read_weight(file, f"{EARS}conv{number}.bias") for number in (1, 2)]
+        self._positions = read_weight(file, f"{EARS}position_embd.weight")
+
+    def rows(self, mel: FloatArray) -> FloatArray:
+        """From the spectrogram, [mels, frames], to the encoder's rows, [frames / 2, hidden]."""
+        x = mel.T
+        for stride, taps, bias in zip((1, 2), self._taps, self._biases, strict=True):
+            x = _convolve(x, taps, bias, stride)
+            _gelu(x)
+        return np.asarray(x + self._positions[: len(x)])
+
+
+def _convolve(x: FloatArray, taps: FloatArray, bias: FloatArray, stride: int) -> FloatArray:
+    """[n, inputs] to [n / stride, outputs], with zeros around x. taps: [3 · inputs, outputs]."""
+    width = x.shape[1]
+    around = np.zeros((len(x) + 2, width), np.float32)
+    around[1:-1] = x
+    count = (len(x) - 1) // stride + 1
+    windows = np.lib.stride_tricks.as_strided(
+        around, (count, 3 * width), (stride * width * 4, 4), writeable=False
+    )  # rows of `around` overlap
+    return np.asarray(windows @ taps + bias)
+
+
+def _gelu(x: FloatArray) -> None:
+    """x · Φ(x) in place, a few rows at a time; erf by Abramowitz and Stegun, 7.1.26, to 1.5e-7."""
+    for at in range(0, len(x), _ROWS):
+        part = x[at : at + _ROWS]
+        size = np.abs(part) * np.float32(0.5**0.5)
+        t = 1 / (1 + np.float32(0.3275911) * size)
+        series = np.zeros_like(t)
+        for term in _ERF:
+            series = (series + np.float32(term)) * t
+        tail = series * np.exp(-size * size)  # 1 − erf
+        part *= np.where(part < 0, tail, 2 - tail) * np.float32(0.5)
+
+
+def _rows_of(file: GGUFFile, whisper: Whisper, states: FloatArray) -> Iterator[tuple[int, FloatArray, FloatArray]]:
+    """The keys and values of a window in each layer of the file, float32 [heads, n, head]."""
+    heads = whisper.spec.heads
+
+    def divided(rows: FloatArray) -> FloatArray:
+        return np.asarray(rows.reshape(len(rows), heads, -1).swapaxes(0, 1))
+
+    for layer in range(whisper.spec.layers // 2):
+        name = f"blk.{layer}.cross_attn"
+        keys = states @ read_weight(file, f"{name}_k.weight").T
+        values = states @ read_weight(file, f"{name}_v.weight").T + read_weight(file, f"{name}_v.bias")
+        yield layer, divided(keys), divided(values)
+
+
+def _configs(
+    whisper: Whisper, backend: Backend, threads: int, sequences: int, kv_dtype: str
+) -> tuple[EngineConfig, EngineConfig]:
+    """Of the encoder and the decoder. Raises UnsupportedError."""
+    for core in whisper.spec.network.cores if whisper.spec.network else ():
+        if reason := backend.supports(core):
+            raise UnsupportedError(f"the {backend.NAME} engine does not run {reason} yet: choose another --backend")
+    kind = kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
+    ears = EngineConfig(whisper.positions, whisper.positions, kind, threads)
+    words = EngineConfig(
+        whisper.context, _CHUNK, kind, threads, logits_rows=_LAST, sequences=sequences, crossed=whisper.positions
+    )
+    return ears, words
+
+
+def _window_bytes(whisper: Whisper) -> int:
+    """Of the convolutions, whose inputs, products and results exist at once, and of one layer's keys and values."""
+    hidden, matrix = whisper.spec.hidden, 8 * whisper.spec.hidden**2
+    stem = 4 * whisper.frames * (2 * whisper.mels + 5 * hidden) + 4 * hidden * (3 * whisper.mels + 3 * hidden)
+    return stem + 4 * whisper.positions * hidden * 6 + 4 * matrix

@@ -1,0 +1,171 @@
+"""Whisper's networks on our engines against transformers, and its readers against each other."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden_models import GOLDEN
+from test_cli import edge
+
+from edge.backends import engine_named
+from edge.errors import EdgeError, InputError, UnsupportedError
+from edge.formats.ctranslate2 import read_model_bin
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.safetensors import read_header
+from edge.formats.whisper_bin import FIGURES, read_whisper_bin
+from edge.model.whisper import ARCHITECTURE, read_whisper
+from edge.model.whisper.checkpoint import parts_of_bin, read_checkpoint
+from edge.model.whisper.writing import write_whisper
+from edge.run.hearing import Listener
+
+FOLDER = GOLDEN / "folders" / "whisper"
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, np.ndarray]:
+    return dict(np.load(FOLDER.with_suffix(".npz")))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
+    path = tmp_path_factory.mktemp("whisper") / "tiny.gguf"
+    write_whisper(read_checkpoint(FOLDER), path)
+    return read_gguf(path)
+
+
+@pytest.mark.parametrize("name", ["reference"])
+def test_states_and_logits_are_those_of_transformers(name: str, file: GGUFFile, golden: dict[str, np.ndarray]) -> None:
+    with Listener(file, engine_named(name), threads=2, kv_dtype="f32") as listener:
+        for _ in range(2):  # the second window replaces the first
+            listener.encode(golden["mel"])
+            assert np.abs(listener.states - golden["states"]).max() < 1e-4
+            some = listener.forward_all(golden["tokens"][:7]).copy()
+            rest = np.stack([listener.forward(golden["tokens"][at : at + 1]).copy() for at in range(7, 12)])
+            assert np.abs(np.concatenate([some, rest]) - golden["logits"]).max() < 1e-3
+        listener.kv.truncate(7)
+        again = listener.forward(golden["tokens"][7:8])
+        assert np.abs(again - golden["logits"][7]).max() < 1e-3
+        paid = listener.align(golden["tokens"])
+        assert np.abs(paid - golden["paid"][(0, 1), (1, 0)]).max() < 1e-5
+        assert listener.kv.length == 8
+
+
+@pytest.mark.parametrize("name", ["reference"])
+def test_a_short_window_has_no_rows_of_the_one_before(name: str, file: GGUFFile, golden: dict[str, np.ndarray]) -> None:
+    with Listener(file, engine_named(name), threads=2, kv_dtype="f32") as listener:
+        short, tokens = golden["mel"][:, :21], golden["tokens"][:4]
+        listener.encode(short)
+        alone = listener.forward(tokens).copy()
+        listener.encode(golden["mel"])
+        whole = listener.forward(tokens).copy()
+        listener.encode(np.concatenate([short, short[:, -1:]], axis=1))
+        assert np.abs(listener.forward(tokens) - alone).max() < 1e-5
+        assert np.abs(whole - alone).max() > 1e-2
+        assert listener.align(tokens).shape == (2, 4, 11)
+
+
+def test_formats_of_others_give_the_same_file(file: GGUFFile, tmp_path: Path) -> None:
+    folder = tmp_path / "ct2"
+    folder.mkdir()
+    shutil.copyfile(FOLDER.with_suffix(".bin"), folder / "model.bin")
+    shutil.copyfile(FOLDER / "tokenizer.json", folder / "tokenizer.json")
+    made = tmp_path / "ct2.gguf"
+    assert edge("convert", str(folder), str(made)).returncode == 0
+    other = read_gguf(made)
+    assert {name: (info.shape, info.type) for name, info in other.tensors.items()} == {
+        name: (info.shape, info.type) for name, info in file.tensors.items()
+    }
+    for name, info in file.tensors.items():
+        assert (file.tensor_bytes(info) == other.tensor_bytes(other.tensors[name])).all(), name
+    one, two = read_whisper(file), read_whisper(other)
+    stated = {"alignment": two.alignment, "multilingual": False, "languages": {}}  # CTranslate2's file says less
+    assert two == replace(one, spec=two.spec, ears=two.ears, **stated)
+    assert one.alignment == ((0, 1), (1, 0))
+    assert one.languages == {"en": one.sot + 1, "de": one.sot + 2}
+
+
+def test_block_types_and_inspection(file: GGUFFile, tmp_path: Path) -> None:
+    made = tmp_path / "small.gguf"
+    assert edge("convert", str(file.path), str(made), "--type", "q4_0").returncode == 0
+    assert edge("convert", str(FOLDER), str(tmp_path / "direct.gguf"), "--type", "q4_0").returncode == 0
+    one, other = read_gguf(made), read_gguf(tmp_path / "direct.gguf")
+    assert all((one.tensor_bytes(i) == other.tensor_bytes(other.tensors[n])).all() for n, i in one.tensors.items())
+    pruned = edge("convert", str(FOLDER), str(tmp_path / "no.gguf"), "--prune-layers", "1", "--calibration", __file__)
+    assert (pruned.returncode, "leave out pruning" in pruned.stderr) == (2, True)
+    types = {name: info.type for name, info in read_gguf(made).tensors.items()}
+    assert types["blk.1.cross_attn_v.weight"] == types["enc.blk.0.ffn_up.weight"] == "Q4_0"
+    assert types["enc.conv1.weight"] == types["position_embd.weight"] == "F16"
+    shown = edge("inspect", str(made)).stdout
+    assert "1 that hear, 2 that write, of width 32" in shown
+    refused = edge("run", str(made), "-p", "hi")
+    assert refused.returncode == 2
+    assert "edge transcribe" in refused.stderr
+
+
+def test_whisper_cpp_file(file: GGUFFile, tmp_path: Path) -> None:
+    """The file of `whisper.cpp/models/convert-h5-to-ggml.py`, whose layout this writes anew."""
+    path = tmp_path / "ggml.bin"
+    path.write_bytes(_whisper_cpp(read_header(FOLDER / "model.safetensors")))
+    with pytest.raises(EdgeError, match="tokens of text"):
+        read_checkpoint(path)  # a vocabulary of 272 tokens, and no control tokens
+    found = {f"{part.name}.{part.kind}": part.read() for part in parts_of_bin(path, read_whisper_bin(path))}
+    wanted = {f"{part.name}.{part.kind}": part.read() for part in read_checkpoint(FOLDER).parts}
+    assert found.keys() == wanted.keys()
+    assert all(np.array_equal(np.asarray(found[name], np.float32), wanted[name]) for name in wanted)
+
+
+def test_damaged_files_give_one_line(file: GGUFFile, tmp_path: Path) -> None:
+    data, path = bytearray(FOLDER.with_suffix(".bin").read_bytes()), tmp_path / "model.bin"
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        mutant = bytearray(data[: generator.integers(8, len(data))]) if generator.random() < 0.2 else bytearray(data)
+        for at in generator.integers(0, 3000, 3):
+            if at < len(mutant):
+                mutant[at] = generator.integers(256)
+        path.write_bytes(mutant)
+        with suppress(EdgeError):  # others fail the test
+            read_model_bin(path)
+
+
+def test_other_models_are_refused(file: GGUFFile) -> None:
+    with pytest.raises(InputError, match="does not hear"):
+        read_whisper(read_gguf(GOLDEN / "gpt2.gguf"))
+    with pytest.raises(UnsupportedError, match="choose another --backend"):
+        Listener(file, engine_named("onnx"), threads=1)
+    lacking = {name: info for name, info in file.tensors.items() if name != "enc.conv2.bias"}
+    with pytest.raises(EdgeError, match=r"enc\.conv2\.bias is missing"):
+        read_whisper(replace(file, tensors=lacking))
+    with pytest.raises(EdgeError, match=r"no tensor blk\.3\.attn_q\.bias"):
+        read_whisper(replace(file, tensors={n: i for n, i in file.tensors.items() if n != "blk.1.cross_attn_q.bias"}))
+    assert file.metadata["general.architecture"] == ARCHITECTURE
+
+
+def _whisper_cpp(tensors: dict) -> bytes:
+    names = {"self_attn_layer_norm": "attn_ln",
+             "encoder_attn_layer_norm": "cross_attn_ln", "final_layer_norm": "mlp_ln",
+             "self_attn.q_proj": "attn.query", "self_attn.k_proj": "attn.key", "self_attn.v_proj": "attn.value",
+             "self_attn.out_proj": "attn.out", "encoder_attn.q_proj": "cross_attn.query",
+             "encoder_attn.k_proj": "cross_attn.key", "encoder_attn.v_proj": "cross_attn.value",
+             "encoder_attn.out_proj": "cross_attn.out", "fc1": "mlp.0", "fc2": "mlp.2", "layers": "blocks",
+             "embed_tokens": "token_embedding", "embed_positions.weight": "positional_embedding",
+             "encoder.layer_norm": "encoder.ln_post", "decoder.layer_norm": "decoder.ln", "model.": ""}  # fmt: skip
+    figures = dict(zip(FIGURES, (312, 32, 32, 2, 1, 24, 32, 2, 2, 16, 1), strict=True))
+    out = [b"lmgg", struct.pack("<11i", *figures.values()), struct.pack("<2i", 0, 0), struct.pack("<i", 0)]
+    for name, tensor in tensors.items():
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        array = tensor.read()
+        if array.ndim == 1:
+            array = array.astype(np.float32)
+        if name.startswith("encoder.conv") and name.endswith("bias"):
+            array = array[:, None]
+        code = 0 if array.dtype == np.float32 else 1
+        out.append(struct.pack(f"<3i{array.ndim}i", array.ndim, len(name), code, *reversed(array.shape)))
+        out += [name.encode(), array.tobytes()]
+    return b"".join(out)
