@@ -111,6 +111,7 @@ golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/assistant.py
 	$(GOLDEN_PYTHON) tests/golden/encoders.py
 	$(GOLDEN_PYTHON) tests/golden/embedders.py
+	$(GOLDEN_PYTHON) tests/golden/hearing.py
 	$(GOLDEN_PYTHON) tests/golden/mel.py
 	$(GOLDEN_PYTHON) tests/golden/towers.py
 	$(BIN)/python tests/golden/back.py build/folders
