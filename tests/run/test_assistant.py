@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, exhaustive
 from hf_folders import FOLDERS
 from test_cli import edge as run_edge
 from test_cli import edge_json
@@ -85,8 +85,8 @@ class Alone:
 
 
 @pytest.mark.parametrize(("name", "dtype", "within"), [
-    ("reference", "f32", 1e-4), ("cpu", "f32", 1e-4), ("cpu", "f16", 0.02), ("cpu", "int8", 0.3),
-    pytest.param("cpu", "int4", 2.0, marks=pytest.mark.exhaustive),
+    ("reference", "f32", 1e-4), ("cpu", "f32", 1e-4), exhaustive("cpu", "f16", 0.02), exhaustive("cpu", "int8", 0.3),
+    exhaustive("cpu", "int4", 2.0),
 ])  # fmt: skip
 def test_logits_match_transformers(
     pair: tuple[Path, Path], name: str, dtype: str, within: float, engines: Callable[[Engine], Engine]

@@ -24,14 +24,13 @@ from edge.run.batching.slots import Ticket
 from edge.run.budgets.shares import EnergyLedger
 from edge.run.hooks import Hooks
 from edge.run.report import RunReport
-from edge.run.request import INTERACTIVE, TITLES, TOOLS, Request
+from edge.run.request import INTERACTIVE, TITLES, Request
 from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 SEQUENCES, ROWS = 5, 128  # of five to eight, code is compiled once (test_batches.py)
-HYBRIDS = ["qwen35", "qwen35moe", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h"]
 
 
 @pytest.fixture(scope="module")
@@ -92,19 +91,6 @@ def run_until(batch: Batch, ready: Callable[[], bool]) -> None:
         assert batch.step()
 
 
-def test_generation_that_runs_alone_verifies_drafts(batch: Batch, model: Model) -> None:
-    """Until another one comes; what it says is the same."""
-    prompt = np.tile(np.arange(5, 25, dtype=np.int32), 2)
-    answer, other = Answer(batch).start(prompt, 60), Answer(batch)
-    run_until(batch, lambda: answer.ticket is not None and answer.ticket.run.generated > 40)
-    other.start(tokens(20), 10)
-    run(batch)
-    with load(model, speculate="off", max_kv_size=ROWS, threads=2) as alone:
-        for found, given, count in ((answer, prompt, 60), (other, tokens(20), 10)):
-            assert found.report.text == alone.generate(given, max_tokens=count, ignore_eos=True)
-    assert answer.report.drafted.accepted > 0
-
-
 @pytest.mark.parametrize("policy", ["streaming", "h2o", pytest.param("snapkv", marks=pytest.mark.exhaustive)])
 def test_answers_match_session(model: Model, policy: str) -> None:
     """Greedy and sampled ones, of prompts with and without evictions, more than there are sequences."""
@@ -127,34 +113,6 @@ def test_answers_match_session(model: Model, policy: str) -> None:
         assert answer.report.tokens == other.tokens
         assert answer.report.kv.evicted == other.kv.evicted
         assert answer.report.stop_reason == other.stop_reason == "length"
-
-
-@pytest.mark.parametrize("name", ["falcon-h1", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in HYBRIDS)])
-def test_states_of_recurrent_layers_match_one_alone(name: str) -> None:
-    """Beside generations that are cancelled and preempted, and in sequences that these have left."""
-    model = open_model(GOLDEN / f"{name}.gguf")
-    options: dict[str, Any] = {"max_kv_size": 48, "threads": 2}
-    asked = [(tokens(count, count), 12 + count % 5) for count in (4, 30, 11, 60, 2, 21, 7, 16)]
-    expected = []
-    with load(model, **options) as alone:
-        for prompt, most in asked:
-            alone.reset()
-            expected.append(alone.generate(prompt, max_tokens=most, ignore_eos=True))
-    with load(model, sequences=SEQUENCES, **options) as session, session.batch() as batch:
-
-        def answers(priority: int) -> list[str]:
-            left = [Answer(batch).start(tokens(9, each), None) for each in range(2)]
-            found = [Answer(batch).start(*each, priority=priority) for each in asked[:6]]
-            run_until(batch, lambda: all(each.pieces for each in (*left, *found[:2])))
-            found += [Answer(batch).start(*each) for each in asked[6:]]
-            run_until(batch, lambda: any(each.ends for each in found))
-            for each in left:
-                each.cancel()
-            run(batch)
-            return [each.report.text for each in found]
-
-        assert answers(TITLES) == expected
-        assert answers(INTERACTIVE) == expected
 
 
 def test_adapters_of_generations_match_one_alone(model: Model, tmp_path: Path) -> None:
@@ -225,37 +183,6 @@ def test_no_adapter_remains_after_a_damaged_one(model: Model, tmp_path: Path) ->
         assert adapted.report.text != without.report.text == expected
 
 
-def test_stop_strings_end_one_answer_and_not_others(batch: Batch) -> None:
-    first = Answer(batch).start(tokens(9), 30)
-    run(batch)
-    text = first.report.text
-    assert text
-    stop = text[len(text) // 2 :][:3]
-    stopped, other = Answer(batch).start(tokens(9), 30, stop=stop), Answer(batch).start(tokens(9), 30)
-    run(batch)
-    assert stopped.report.stop_reason == "stop"
-    assert stopped.report.text == text[: text.index(stop)]
-    assert other.report.text == text
-
-
-def test_cancelled_generation_frees_its_sequence_at_once(batch: Batch) -> None:
-    answers = [Answer(batch).start(tokens(9, each), None) for each in range(SEQUENCES + 1)]
-    run_until(batch, lambda: all(each.pieces for each in answers[:SEQUENCES]))
-    assert batch.free == 0
-    answers[1].cancel()
-    assert answers[1].report.stop_reason == "interrupted"
-    run_until(batch, lambda: bool(answers[SEQUENCES].pieces))
-    waiting = Answer(batch).start(tokens(3))
-    waiting.cancel()
-    assert isinstance(waiting.ends[0], InterruptedError)
-    for each in answers:
-        each.cancel()
-        each.cancel()
-        assert len(each.ends) == 1
-    assert batch.free == SEQUENCES
-    assert not batch.step()
-
-
 def test_callbacks_cancel_or_fail_alone(batch: Batch) -> None:
     ends: list[RunReport | Exception] = []
     failed: list[RunReport | Exception] = []
@@ -310,37 +237,6 @@ def test_time_ends_generations_that_were_preempted(batch: Batch) -> None:
     assert [each.report.stop_reason for each in titles] == ["time"] * SEQUENCES
     for each in people:
         each.cancel()
-
-
-def test_equal_classes_do_not_preempt(batch: Batch) -> None:
-    first = [Answer(batch).start(tokens(12, each), 30, priority=TOOLS) for each in range(SEQUENCES)]
-    run_until(batch, lambda: all(each.pieces for each in first))
-    later = Answer(batch).start(tokens(7), 5, priority=TOOLS)
-    run(batch)
-    assert all(each.ticket is not None and not each.ticket.preempted for each in (*first, later))
-
-
-def test_prompts_share_rows_of_earlier_and_present_ones(batch: Batch) -> None:
-    """With the sequence that has them already, or copied from one that is in use."""
-    system = tokens(60)
-
-    def asked(seed: int) -> IntArray:
-        return np.concatenate([system, tokens(10, seed)])
-
-    fresh = Answer(batch).start(asked(1), 25)
-    run(batch)
-    again = Answer(batch).start(asked(1), 25)
-    run_until(batch, lambda: len(again.pieces) > 2)
-    beside = Answer(batch).start(asked(2), 25)
-    run(batch)
-    assert fresh.report.tokens.reused == 0
-    assert again.report.tokens.reused == 69
-    assert beside.report.tokens.reused == 60
-    assert again.report.text == fresh.report.text
-    other = Answer(batch).start(asked(2), 25, tenant="other")
-    run(batch)
-    assert other.report.tokens.reused == 0
-    assert other.report.text == beside.report.text
 
 
 def test_common_beginning_runs_once(model: Model) -> None:
@@ -447,48 +343,6 @@ def test_shares_of_energy_add_up() -> None:
     assert ledger.read(anew=True).joules == 10.0
 
 
-def test_share_with_budget_is_up_to_date() -> None:
-    """However long the last reading took."""
-    meter, now = Joules(), [0.0]
-
-    class Slow(Joules):
-        def read(self) -> Reading:
-            now[0] += 1e-3
-            return meter.read()
-
-    ledger = EnergyLedger(Slow(), lambda: now[0])
-    one, two = ledger.share(), ledger.share(anew=True)
-    ledger.run([one, two])
-    ledger.read(anew=True)
-    joules = [one.joules, two.joules]
-    now[0], meter.joules = now[0] + 1e-3, 8.0
-    assert one.read().joules == joules[0]
-    assert two.read().joules > joules[1]
-
-
-def test_models_that_take_turns_pay_for_their_own() -> None:
-    """By the time of their turns, which is an estimate once they had turns between two readings; none pays for idle
-    times."""
-    meter, now = Joules(), [0.0]
-    ledger = EnergyLedger(meter, lambda: now[0], idle=True)
-    one, two = ledger.share(), ledger.share()
-    for number, (seconds, joules, shares) in enumerate(
-        [(9, 90.0, ()), (1, 4.0, [one]), (9, 90.0, ()), (2, 6.0, [two])]
-    ):
-        ledger.run(shares)
-        now[0], meter.joules = now[0] + seconds, meter.joules + joules
-        ledger.run(())
-        expected = [(0.0, 0.0), (4.0, 0.0), (4.0, 0.0), (4.0, 6.0)][number]
-        assert tuple(each.read().joules for each in (one, two)) == expected
-    assert {each.read().kind for each in (one, two)} == {"counter"}
-    for share in (one, two, one):
-        ledger.run([share])
-        now[0], meter.joules = now[0] + 1, meter.joules + 2
-    ledger.run(())
-    assert [each.read().joules for each in (one, two)] == pytest.approx([8.0, 8.0])
-    assert {each.read().kind for each in (one, two)} == {"estimate"}
-
-
 def test_energy_ends_one_generation_and_not_others(model: Model) -> None:
     """The meter counts a joule for each reading; the limited one has a part of them."""
 
@@ -524,20 +378,6 @@ def test_any_number_of_threads_may_generate(session: Session) -> None:
         for each in threads:
             each.join()
     assert [found[number] for number in range(len(prompts))] == expected
-
-
-def test_stream_has_report_and_can_be_closed(batch: Batch) -> None:
-    stream = batch.stream(tokens(9), max_tokens=None, ignore_eos=True)
-    assert next(stream)
-    assert stream.report is None
-    stream.close()
-    assert stream.report.stop_reason == "interrupted"
-    whole = batch.stream(tokens(9), max_tokens=5, ignore_eos=True)
-    assert "".join(whole) == (whole.report.text if whole.report else None)
-    abandoned = batch.stream(tokens(9), max_tokens=None, ignore_eos=True)
-    next(abandoned)
-    del abandoned
-    assert batch.free == SEQUENCES
 
 
 def test_session_and_its_batch_take_turns(model: Model) -> None:
@@ -639,31 +479,3 @@ def test_any_schedule_ends_with_answers_of_one_alone(batch: Batch, seed: int) ->
         alone = start(*which, tenant="alone")
         run(batch)
         assert alone.report.text == text
-
-
-def test_background_work_ends_though_people_never_stop_asking(batch: Batch) -> None:
-    title = Answer(batch).start(tokens(30), 30, priority=TITLES)
-    urgent = [Answer(batch).start(tokens(5, each), 4) for each in range(2 * SEQUENCES)]
-    while not title.ends:
-        assert batch.step()
-        urgent += [Answer(batch).start(tokens(5, len(urgent)), 4) for each in urgent[-2 * SEQUENCES :] if each.ends]
-        assert len(urgent) < 1000
-    assert title.report.stop_reason == "length"
-    assert title.ticket.preempted <= 2
-    for each in urgent:
-        each.cancel()
-    assert batch.free == SEQUENCES
-
-
-def test_work_cancelled_during_its_turn_is_told(batch: Batch) -> None:
-    ends = list[RunReport | Exception]()
-
-    def work() -> bool:
-        batch.cancel(ticket)
-        return True
-
-    ticket = batch.queue(Request("a"), Hooks(end=ends.append), lora=(), work=work)
-    run(batch)
-    (end,) = ends
-    assert isinstance(end, InterruptedError)
-    assert batch.waiting == 0

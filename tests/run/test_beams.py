@@ -65,20 +65,6 @@ def test_one_beam_is_greedy(model: Model) -> None:
         assert session.generate(prompt, max_tokens=9, beams=1) == greedy
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen35"])
-def test_windowed_and_recurrent_caches_return_to_prompt(name: str) -> None:
-    """Each beam has the score of its tokens when these run afresh."""
-    model = open_model(GOLDEN / f"{name}.gguf")
-    prompt = np.arange(60, 80, dtype=np.int32)
-    with load(model, backend="reference", max_kv_size=64) as session:
-        session.generate(prompt, beams=3, max_tokens=5, ignore_eos=True)
-        report = session.report
-        assert report.beams is not None
-        for beam in report.beams:
-            scored = session.score(np.concatenate([prompt, beam.tokens]))[prompt.size - 1 :]
-            assert beam.score == pytest.approx(sum(each.logprob for each in scored) / 5, abs=1e-3)
-
-
 @pytest.mark.parametrize(("options", "words"), [
     ({"beams": 0}, "from 1 to 64"), ({"beams": True}, "from 1 to 64"),
     ({"length_penalty": float("nan")}, "length.penalty must be"),

@@ -19,7 +19,6 @@ from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
 from edge.run.conversation import Conversation
 from edge.run.session import Session
-from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 MODEL = "llama-gqa-tied"  # its template is ChatML, its tokens are bytes
@@ -59,18 +58,6 @@ def test_turn_that_is_taken_back_has_never_been(open_session: Open) -> None:
         talk.undo()
     fresh = Conversation(open_session())
     assert ask(talk, "anew") == ask(fresh, "anew")
-
-
-def test_retry_answers_same_question(open_session: Open) -> None:
-    talk = Conversation(open_session())
-    ask(talk, "one")
-    first = ask(talk, "two")
-    rows = talk.session.engine.kv.length
-    assert "".join(talk.retry(**SHORT)) == first  # greedy
-    assert talk.session.engine.kv.length == rows
-    drawn = {"".join(talk.retry(sampling=SamplingParams(2.0, seed=seed), **SHORT)) for seed in (1, 2)}
-    assert len({first, *drawn}) == 3
-    assert [message["content"] for message in talk.messages if message["role"] == "user"] == ["one", "two"]
 
 
 @pytest.mark.parametrize(("policy", "rows"), [("streaming", 80), ("h2o", 500)])
@@ -181,17 +168,6 @@ def test_saved_conversation_is_replaced_and_folder_is_refused(open_session: Open
     with pytest.raises(InputError, match="is a folder"):
         talk.save(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["talk.json"]
-
-
-def test_interrupted_answer_stays(open_session: Open) -> None:
-    talk = Conversation(open_session())
-    pieces = talk.say("one", **SHORT)
-    first = next(pieces)
-    pieces.close()
-    assert [turn["content"] for turn in talk.messages] == ["one", first]
-    ask(talk, "two")
-    talk.undo()
-    assert talk.undo() == "one"
 
 
 def test_failed_turn_is_not_kept(open_session: Open) -> None:

@@ -77,24 +77,6 @@ def test_model_that_costs_what_it_saves_drafts_nothing() -> None:
     assert one.propose(99).size == 0
 
 
-def test_cheap_model_drafts_while_right() -> None:
-    one = Ahead(7, model=_Model(share=0.05))  # type: ignore[arg-type]
-    one.drafts.begin(np.arange(9, dtype=np.int32))
-    lengths = []
-    for _ in range(30):
-        draft = one.propose(99)
-        lengths.append(draft.size)
-        one.judge(draft.size, draft.size)
-    assert lengths[0] > 0
-    assert lengths[-1] == 7
-    for _ in range(60):
-        draft = one.propose(99)
-        one.judge(draft.size, 0)
-    assert one.propose(99).size == 0
-    one.begin()
-    assert one.propose(99).size > 0
-
-
 class _Model:
     """Drafts in no time; its share is what is believed."""
 

@@ -25,7 +25,6 @@ from edge.errors import EdgeError, InputError, ModelFormatError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf_writer import Planned, fields_of, planned_as, write_gguf
 from edge.model.model import Model, open_model
-from edge.run.sequences import ranking
 from edge.run.starting.loading import load
 from edge.types import AnyArray
 
@@ -249,19 +248,6 @@ def test_what_ranking_refuses() -> None:
                 session.rank(query, texts, **options)
         assert session.rank(QUERY, ["sky " * 500]).shape == (1,)  # its end is left out
         assert session.rank(QUERY, []).shape == (0,)
-
-
-@pytest.mark.parametrize("name", ["gemma", "bert-ranker", "qwen3-ranker"])
-def test_many_texts_are_ranked_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors and tokens of 100,000 texts would take 250 MiB."""
-    with load_exact(name, "reference", max_kv_size=256 if name == "qwen3-ranker" else None) as session:
-        expected, sizes = session.rank(QUERY, TEXTS), list[int]()
-        monkeypatch.setattr(ranking, "_AT_ONCE", 2)
-        for way in ("_by_cosine", "_by_pairs", "_by_answers"):
-            run = getattr(ranking, way)
-            monkeypatch.setattr(ranking, way, lambda *given, run=run: sizes.append(len(given[3])) or run(*given))
-        np.testing.assert_allclose(session.rank(QUERY, TEXTS), expected, atol=1e-6)
-        assert sizes == [2, 2, 1]
 
 
 def test_prompts_and_dimensions() -> None:

@@ -17,8 +17,6 @@ from test_architectures import require_native
 
 from edge.converters.quantize import Settings, quantize_gguf
 from edge.errors import InputError, UnsupportedError
-from edge.formats.gguf import read_gguf
-from edge.formats.gguf_writer import fields_of, planned_as, write_gguf
 from edge.model.model import Model, open_model
 from edge.model.places import Places
 from edge.run.conversation import Conversation
@@ -109,27 +107,6 @@ def test_vectors_match_llama_cpp(name: str) -> None:
         if name != "bert-cased":  # llama.cpp's tokenizer knows lowercase only
             np.testing.assert_allclose(session.embed(SKY), found, atol=2e-3)  # it rounds rows to float16
         assert found.shape == golden["mean"][0].shape
-
-
-def test_pooling_is_file_s(tmp_path: Path) -> None:
-    for name, pooling in (("bert", "mean"), ("bert-cased", "cls")):
-        model, golden = open_encoder(name)
-        with load(model, backend="reference") as session:
-            expected = golden[pooling][0]
-            np.testing.assert_allclose(session.embed(SKY, normalize=False), expected, atol=1e-4)
-            several = session.embed(texts_of(golden), normalize=False)  # in some passes
-            np.testing.assert_allclose(several, golden[pooling], atol=1e-4)
-            np.testing.assert_allclose(session.embed(SKY), expected / np.linalg.norm(expected), atol=1e-4)
-            np.testing.assert_allclose(session.embed(SKY, pooling="cls", normalize=False), golden["cls"][0], atol=1e-4)
-            np.testing.assert_allclose(
-                session.embed(SKY, pooling="mean", normalize=False), golden["mean"][0], atol=1e-4
-            )
-    file = read_gguf(ENCODERS / "bert.gguf")
-    fields = fields_of(file) | {"bert.pooling_type": np.uint32(4)}
-    data = (file.tensor_bytes(each) for each in file.tensors.values())
-    write_gguf(tmp_path / "other.gguf", fields, planned_as(file.tensors.values()), data)
-    with pytest.raises(UnsupportedError, match="pooling 4 is a reranker's, but it has no cls"):
-        open_model(tmp_path / "other.gguf")
 
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=[SLOW, EXHAUSTIVE])])

@@ -150,29 +150,6 @@ def test_prompt_exceeds_energy_by_a_token_at_most(seed: int) -> None:
         assert ran / passes > 10  # most of it was run in passes that are worth their weights
 
 
-@pytest.mark.parametrize("start", [52, 60, 90])
-def test_very_hot_device_cools_then_continues(start: float) -> None:
-    device = Device(8, 10, 8, 1)
-    device.celsius = start
-    assert run(device, RunLimits(max_temp=50), 300) is None
-    assert device.celsius <= 50.5
-    assert device.steps > 500
-
-
-def test_thermometer_that_vanishes_leaves_pace() -> None:
-    limits, state, time = RunLimits(max_temp=50), State(Sample(0.0)), 0.0
-    for _ in range(500):
-        time += 0.1
-        _, state = decide(limits, state, Sample(time, celsius=51.5), 1)
-    paced = state.duty
-    for _ in range(50):
-        time += 0.1
-        decision, state = decide(limits, state, Sample(time), 1)
-    assert state.duty == paced < 0.2
-    assert decision.pause > 0
-    assert decision.stop is None
-
-
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("every", [3, 25])
 def test_stepped_gauge_is_exceeded_by_one_step(every: int, seed: int) -> None:
@@ -187,35 +164,6 @@ def test_stepped_gauge_is_exceeded_by_one_step(every: int, seed: int) -> None:
             break
     assert decision.stop == "energy"
     assert 2.0 - 3 * step <= shown <= 2.0 + step
-
-
-def test_gauge_that_jumps_once_is_forgotten() -> None:
-    """A battery's that corrects itself: the jump is paid for, and no token is expected to cost as much for ever."""
-    state = State(Sample(0.0, 0.0))
-    for number in range(1, 200):
-        joules = number * 0.01 + (5.0 if number > 20 else 0.0)
-        decision, state = decide(RunLimits(energy=12.0), state, Sample(number * 0.01, joules), 1)
-        assert decision.stop is None
-    assert state.token == pytest.approx(0.01)
-
-
-@pytest.mark.parametrize("power", [2.0, 4.0])
-def test_power_is_held_on_battery_that_dies(power: float) -> None:
-    """The device draws more and more for the same work, as its voltage falls; and its gauge is noisy."""
-    device = Device(1, 100, 8.0, 0.5, noise=0.02)
-    chance, state = random.Random(1), State(Sample(0.0, 0.0))
-    while device.time < 60:
-        device.working = 8.0 + device.time / 10
-        device.spend(device.step, device.working)
-        tokens = 1
-        while True:
-            decision, state = decide(RunLimits(power=power), state, device.sample(chance), tokens)
-            assert decision.stop is None
-            if not decision.pause:
-                break
-            device.spend(decision.pause, device.idle)
-            tokens = 0
-    assert device.joules <= power * (device.time + 1) * 1.1
 
 
 def test_meter_that_vanishes_leaves_what_was_spent() -> None:

@@ -84,14 +84,6 @@ def test_json_is_valid_by_its_schema(session: Session, name: str) -> None:
         assert session.report.stop_reason in ("stop", "eos")
 
 
-def test_whole_answers_match_regex(session: Session) -> None:
-    for regex in ("[a-z]{3,9}", "(yes|no)[!.]", r"\d{4}-\d\d-\d\d", "a/b\\\\c", "(ü|日本|🙂){2}"):
-        for seed in range(3):
-            assert re.fullmatch(regex, answer(session, Grammar(regex=regex), seed))
-    grammar = Grammar(lark='start: item (", " item){2}\nitem: /[a-c]{1,5}/ "=" NUMBER\nNUMBER: /[0-9]{1,2}/')
-    assert re.fullmatch(r"[a-c]+=[0-9]{1,2}(, [a-c]+=[0-9]{1,2}){2}", answer(session, grammar))
-
-
 def test_mask_bars_what_regex_does(tiny: Model) -> None:
     """By a regex over all pieces, token by token; `allows` says the same, where it says anything."""
     matcher, tokenizer = Matcher(Grammar(regex="[a-z]{6}(, end)?"), tiny.tokenizer), tiny.tokenizer
@@ -113,33 +105,6 @@ def test_mask_bars_what_regex_does(tiny: Model) -> None:
     assert logits[tokenizer.eos_id] == 0
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_greedy_answer_is_same_by_fewer_masks(session: Session, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the likeliest token of all is allowed, no mask is needed to choose it."""
-    masks, mask, forward = list[int](), Matcher.mask, session.engine.forward
-
-    def count(self: Matcher, logits: FloatArray) -> None:
-        masks.append(1)
-        mask(self, logits)
-
-    def likely(tokens: Any) -> FloatArray:
-        """A model that closes what is open."""
-        logits = forward(tokens)
-        logits[[token for text in '"}]3' for token in session.tokenizer.encode(text, start=False).tolist()]] += 100
-        return logits
-
-    monkeypatch.setattr(Matcher, "mask", count)
-    monkeypatch.setattr(session.engine, "forward", likely)
-    answers, counts = [], []
-    for allows in (Matcher.allows, lambda self, token: False):
-        monkeypatch.setattr(Matcher, "allows", allows)
-        masks.clear()
-        answers.append(session.generate("Hi", grammar=Grammar(json_schema=SCHEMAS[name]), max_tokens=400))
-        counts.append(len(masks))
-    assert answers[0] == answers[1]
-    assert counts[0] < counts[1]
-
-
 def test_forced_text_takes_no_passes(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text without an alternative runs together, in the tokens in which the tokenizer writes it."""
     text, passes, forward = "The answer, in a word, is ", list[list[int]](), session.engine.forward
@@ -159,17 +124,6 @@ def test_forced_text_takes_no_passes(session: Session, monkeypatch: pytest.Monke
     assert tokens.forced >= len(written)
     steps = passes[1:] if len(passes[0]) == prompt.size else passes[prompt.size // session.plan.config.chunk :]
     assert len(steps) < tokens.generated / 2
-
-
-@pytest.mark.parametrize(("limit", "reason"), [({"max_tokens": 5}, "length"), ({"stop": '"na'}, "stop")])
-def test_cut_answer_says_so(session: Session, limit: dict[str, Any], reason: str) -> None:
-    with pytest.raises(IncompleteError, match="incomplete") as caught:
-        answer(session, Grammar(json_schema=PERSON), **limit)
-    assert caught.value.reason == reason
-    assert caught.value.text.lstrip().startswith("{")
-    assert session.report.incomplete == reason
-    with pytest.raises(ValueError, match=r".*"):
-        json.loads(caught.value.text)
 
 
 def test_turn_ends_only_where_grammar_does(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,22 +178,6 @@ def test_batched_generations_have_own_grammars() -> None:
         for request, text in zip(requests, answers, strict=True):
             options = {"max_tokens": 24, "grammar": request.grammar, "ignore_eos": request.ignore_eos}
             assert session.generate("Hi", **options) == text
-
-
-def test_blanks_are_bounded(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that only wants to write blanks comes to an end."""
-    forward, tokenizer = session.engine.forward, session.tokenizer
-    blanks = [token for token in range(tokenizer.size) if not tokenizer.piece(token).strip(b" \n\t")]
-
-    def blank(tokens: Any) -> FloatArray:
-        logits = forward(tokens)
-        logits[blanks] += 100
-        return logits
-
-    monkeypatch.setattr(session.engine, "forward", blank)
-    text = session.generate("Hi", grammar=Grammar(json_schema={"type": "array", "items": {"const": 1}, "maxItems": 2}))
-    assert json.loads(text) in ([], [1], [1, 1])
-    assert max(map(len, re.findall(r"\s+", text))) == 8
 
 
 def test_grammars_that_are_none_are_refused() -> None:

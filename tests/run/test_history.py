@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,8 +17,6 @@ from typer.testing import CliRunner
 
 from edge.backends.base import EngineConfig
 from edge.cli.commands import app
-from edge.lab.prediction.forecast import forecast
-from edge.model.spec import model_key
 from edge.plan.plan import Plan, PlanBytes
 from edge.run import history
 from edge.run.generation import Generation
@@ -127,12 +124,6 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, off: str) -> No
     assert not history_path().exists()
 
 
-def test_folder_that_cannot_be_written_keeps_none(folder: Path) -> None:
-    folder.write_text("a file, where a folder should be")
-    append(a_run())
-    assert earlier_runs(SETTING) == []
-
-
 @pytest.mark.parametrize(
     ("paused", "actions", "ran", "kept"), [(0.0, (), 6, 1), (0.5, (), 6, 0), (0.0, ("gave",), 6, 0), (0.0, (), 5, 0)]
 )
@@ -159,15 +150,6 @@ def test_held_or_cut_runs_are_left_out(paused: float, actions: tuple[str, ...], 
         assert run.decode == Phase(4, 0.08, 12.0, 2.0)
 
 
-def test_settings_tell_engines_apart() -> None:
-    spec = open_golden("llama-gqa-tied").model.spec
-    base = Setting.of(spec, "cpu", CONFIG)
-    assert base == Setting.of(spec, "cpu", replace(CONFIG, capacity=128, chunk=4))
-    others = [replace(CONFIG, threads=1), replace(CONFIG, kv_dtype="int8"), replace(CONFIG, repack=True)]
-    assert len({base, Setting.of(spec, "llamacpp", CONFIG), *(Setting.of(spec, "cpu", each) for each in others)}) == 5
-    assert model_key(spec) != model_key(replace(spec, type_bytes=(("Q8_0", 1),)))
-
-
 def remembered() -> list[Run | None]:
     return [history._read(line) for line in history_path().read_bytes().splitlines()] if history_path().exists() else []
 
@@ -185,47 +167,6 @@ def test_sessions_remember_each_generation() -> None:
     assert older.decode.seconds == pytest.approx(11 / first.timings.decode_tok_s)
     assert older.peak == first.memory.peak_rss
     assert "three" not in history_path().read_text()
-
-
-@pytest.mark.usefixtures("never_held")
-def test_forecasts_go_by_sessions() -> None:
-    model = open_golden("llama-gqa-tied").model
-    options = {"backend": "reference", "max_kv_size": 64, "threads": 1}
-    with load(model, **options) as session:
-        session.generate("x y z", raw=True, ignore_eos=True, max_tokens=20)
-    speed = forecast(model, **options).prediction.decode[0].tok_s
-    assert speed.source == "measured earlier (1 run)"
-
-
-@pytest.mark.usefixtures("never_held")
-@pytest.mark.parametrize("close", [False, True])
-def test_stream_that_is_closed_early_is_remembered(close: bool) -> None:
-    with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
-        pieces = session.stream("one two", raw=True, ignore_eos=True, max_tokens=40)
-        next(pieces)
-        if close:
-            pieces.close()
-    assert len(remembered()) == 1
-
-
-def test_slow_caller_is_not_taken_for_slow_model() -> None:
-    with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
-        for _ in session.stream("one two three", raw=True, ignore_eos=True, max_tokens=12):
-            time.sleep(0.05)
-        assert session.report is not None
-        assert remembered() == []
-        for _ in session.stream("one two three", raw=True, ignore_eos=True, max_tokens=1):  # the prompt tells something
-            time.sleep(0.05)
-    [run] = remembered()
-    assert (run.prefill is None, run.decode is None) == (False, True)
-
-
-def test_sessions_heed_that_no_history_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGE_HISTORY", "0")
-    with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
-        session.generate("one two three", raw=True, max_tokens=3)
-    monkeypatch.delenv("EDGE_HISTORY")
-    assert remembered() == []
 
 
 @pytest.mark.usefixtures("never_held")

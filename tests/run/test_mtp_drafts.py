@@ -31,7 +31,6 @@ from edge.plan.engines import plan_here
 from edge.plan.plan import Plan, make_plan
 from edge.run.drafting import ahead
 from edge.run.drafting.ahead import Ahead
-from edge.run.drafting.drafts import Drafts
 from edge.run.drafting.mtp_layer import MTPLayer
 from edge.sampling import SamplingParams
 
@@ -115,26 +114,6 @@ def test_logits_match_torch(name: str, engines: Callable[[Engine], Engine]) -> N
     np.testing.assert_allclose(run(own[:-1], tokens[2:])[-8:], torch["chained"], atol=1e-3)
 
 
-def test_each_pass_hands_out_its_states(engines: Callable[[Engine], Engine]) -> None:
-    """Of steps, of a chunk, of verified drafts: those by which `hidden` ends."""
-    model, tokens = open_model(MODEL), np.load(MODEL.with_suffix(".npz"))["tokens"]
-    config = EngineConfig(64, 64, "f16", threads=1, drafts=1)
-    engine = cast(NativeEngine, engines(engine_named("cpu").load(model.file, model.spec, config)))
-    expected = engine.hidden(tokens[:12])
-    engine.kv.truncate(0)
-    engine.forward(tokens[:8])
-    found = [engine.states(8)]
-    engine.forward_top(tokens[8:9], 1)
-    found.append(engine.states(8))
-    engine.verify(tokens[9:11])
-    found.append(engine.states(1))
-    assert [len(each) for each in found] == [8, 1, 1]
-    assert engine.states(0).shape == (0, model.spec.hidden)
-    with pytest.raises(EngineError, match="1 states are given, and there is room for 0"):
-        engine.give(found[1])  # it is no layer for multi-token prediction
-    np.testing.assert_allclose(np.concatenate(found), expected[[*range(9), 10]], atol=0.05)  # 8-bit activations
-
-
 def test_rows_match_text(engines: Callable[[Engine], Engine]) -> None:
     """Whatever was drafted and dropped before, and with only the newest tokens of a long prompt."""
     model, tokens = open_model(MODEL), np.load(MODEL.with_suffix(".npz"))["tokens"]
@@ -194,20 +173,6 @@ def test_evictions_change_no_token(always: None) -> None:
     assert plan.draft.capacity == 64
     tokens, right = drafted(reports)
     assert right > 0.6 * tokens > 50
-
-
-def test_layer_that_is_wrong_drafts_no_more(at_random: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a layer costs as little as that of a large model, and passes what they cost before they are timed."""
-
-    def cost(_self: Ahead, rows: int) -> float:
-        base, each = ahead.FIRST_COST
-        return 1.0 if rows == 1 else base + each * rows
-
-    monkeypatch.setattr(Drafts, "draft", lambda _self, _most: np.zeros(0, np.int32))  # nothing is copied
-    monkeypatch.setattr(Ahead, "_share", 0.05)
-    monkeypatch.setattr(Ahead, "_cost", cost)
-    right, wrong = (drafted(answers(model)[1])[0] for model in (MODEL, at_random))
-    assert 0 < wrong < 60 < right  # of 240
 
 
 @pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.exhaustive), True])

@@ -122,18 +122,6 @@ def test_sequences_and_drafts_behind_a_prefix_give_the_same_answers(prefix: Path
         assert again.report.tokens.reused > ROWS
 
 
-def test_dropped_rows_of_a_prefix_run_again(prefix: Path) -> None:
-    with opened(prefix) as session:
-        expected = answer(session)
-        sequence, fed = session._sequence, list(session._sequence.rows.fed)
-        sequence.give_up()
-        while sequence.run_again(4):
-            pass
-        assert list(sequence.rows.fed) == fed
-        assert session.engine.kv.length == len(fed)
-        assert answer(session) == expected
-
-
 def test_prompt_of_a_prefix_alone_is_empty(prefix: Path) -> None:
     with opened(prefix) as session:
         assert complaint(lambda: session.generate(np.zeros(0, np.int32))) == "the prompt is empty"

@@ -17,7 +17,6 @@ from hypothesis.extra.numpy import arrays
 from edge.backends.llamacpp.library import is_installed, library
 from edge.errors import EngineError, InputError, ModelFormatError
 from edge.run.sampling.sampler import (
-    PENALTY_WINDOW,
     Sampler,
     draw,
     greedy,
@@ -36,15 +35,10 @@ SIZES = st.one_of(st.integers(1, 70), st.integers(120, 1500))
 FINITE = st.floats(-50, 50, width=32, allow_subnormal=False)
 LOGITS = SIZES.flatmap(lambda size: arrays(np.float32, size, elements=FINITE))
 TIED = SIZES.flatmap(lambda size: arrays(np.float32, size, elements=st.sampled_from([-math.inf, -1.0, 0.0, 2.0])))
-SHARES = st.floats(0, 1)
 
 
 def random_logits(size: int, seed: int = 0) -> FloatArray:
     return np.random.default_rng(seed).normal(scale=3, size=size).astype(np.float32)
-
-
-def sorted_probabilities(logits: FloatArray) -> Any:
-    return softmax(np.sort(logits.astype(np.float64))[::-1])
 
 
 def test_ends_are_drawn_once_there_are_enough_tokens() -> None:
@@ -59,52 +53,6 @@ def test_ends_are_drawn_once_there_are_enough_tokens() -> None:
     assert Sampler(SamplingParams(), ends=[1])(logits) == 1
     with pytest.raises(InputError, match="--min-tokens must be from 0"):
         SamplingParams(min_tokens=-1)
-
-
-@given(logits=st.one_of(LOGITS, TIED), k=st.integers(1, 1600))
-def test_top_k_is_head_of_sort(logits: FloatArray, k: int) -> None:
-    tokens = top_k(logits, k)
-    assert tokens.dtype == np.int32
-    assert len(set(tokens.tolist())) == min(k, logits.size)
-    assert logits[tokens].tolist() == np.sort(logits)[::-1][:k].tolist()
-    assert tokens.tolist() == sorted(range(logits.size), key=lambda token: -logits[token])[:k]  # ties: the first
-
-
-@given(logits=LOGITS, p=st.floats(0, 1, exclude_max=True))
-def test_top_p_is_shortest_head_with_that_much(logits: FloatArray, p: float) -> None:
-    probabilities, total, naive = sorted_probabilities(logits), 0.0, logits.size
-    for count, probability in enumerate(probabilities.tolist(), start=1):
-        total += probability
-        if total >= p:
-            naive = count
-            break
-    assert min(top_p(probabilities, p), logits.size) == naive
-    assert top_p(probabilities, 1.0) == logits.size  # switched off
-
-
-@given(logits=LOGITS, p=SHARES)
-def test_min_p_is_relative_to_largest(logits: FloatArray, p: float) -> None:
-    probabilities = sorted_probabilities(logits)
-    assert min_p(probabilities, p) == sum(probability >= p * max(probabilities) for probability in probabilities) >= 1
-
-
-@given(logits=LOGITS, penalty=st.floats(0.5, 2), data=st.data())
-def test_penalty_moves_only_its_tokens(logits: FloatArray, penalty: float, data: st.DataObject) -> None:
-    tokens = data.draw(st.lists(st.integers(0, logits.size - 1), unique=True))
-    expected = [
-        value if token not in tokens else value / penalty if value > 0 else value * penalty
-        for token, value in enumerate(logits.tolist())
-    ]
-    penalize(logits, np.array(tokens, np.int64), penalty)
-    np.testing.assert_allclose(logits, expected, rtol=1e-6, atol=1e-30)
-
-
-@given(logits=LOGITS)
-def test_softmax(logits: FloatArray) -> None:
-    probabilities = softmax(logits.astype(np.float64))
-    assert probabilities.sum() == pytest.approx(1)
-    assert probabilities[logits.argmax()] == probabilities.max()
-    assert softmax(np.array([1e300, 1e300, -1e300])).tolist() == [0.5, 0.5, 0.0]
 
 
 @given(logits=LOGITS)
@@ -191,14 +139,6 @@ def test_banned_tokens_are_never_drawn(logits: FloatArray, seed: int, temperatur
     sample = Sampler(SamplingParams(temperature=temperature, seed=seed, repeat_penalty=1.1), banned)
     for _ in range(3):
         assert sample(logits.copy()) not in banned
-
-
-def test_penalty_looks_at_recent_draws() -> None:
-    sample = Sampler(SamplingParams(repeat_penalty=2.0))
-    logits = np.linspace(10, 9, PENALTY_WINDOW + 10, dtype=np.float32)
-    drawn = [sample(logits.copy()) for _ in range(PENALTY_WINDOW + 2)]
-    assert drawn[:-1] == list(range(PENALTY_WINDOW + 1))  # each is halved once it was drawn
-    assert drawn[-1] == 0  # and comes again when that was long ago
 
 
 def test_presence_and_frequency_penalties() -> None:

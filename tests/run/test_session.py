@@ -25,7 +25,6 @@ from edge.types import FloatArray, IntArray
 
 ROWS, FULL_ROWS = 512, 256
 PROMPT = "Name three colours."
-WARM = SamplingParams(temperature=0.8, seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -123,18 +122,6 @@ def test_second_session_counts_untouched_memory() -> None:
     """As edge eval kl has two: mapped weights and KV rows of the first become resident only when it runs."""
     first, second = run_child(_TWO_PLANS).output  # here, other tests' engines give memory back meanwhile
     assert second >= first
-
-
-def test_generation_repeats_itself(streaming: Session) -> None:
-    first = streaming.generate(PROMPT, max_tokens=20)
-    streaming.generate("Something else in between.", max_tokens=5)
-    assert streaming.generate(PROMPT, max_tokens=20) == first
-    assert streaming.generate(streaming.model.encode_prompt(PROMPT), max_tokens=20) == first
-    warm = streaming.generate(PROMPT, max_tokens=30, sampling=WARM)
-    assert streaming.generate(PROMPT, max_tokens=30, sampling=WARM) == warm
-    assert streaming.report.seed == WARM.seed
-    other = SamplingParams(temperature=WARM.temperature, seed=8)
-    assert streaming.generate(PROMPT, max_tokens=30, sampling=other) != warm
 
 
 def test_bad_requests_are_refused(streaming: Session) -> None:
@@ -236,15 +223,6 @@ def test_full_cache_ends_run(full: Session) -> None:
     assert full.generate(PROMPT, max_tokens=3)
 
 
-def test_prompt_longer_than_cache_evicts(smollm2: Model) -> None:
-    with load(smollm2, kv_policy="window", max_kv_size=256, threads=1) as session:
-        assert session.generate("The river ran by the old mill. " * 60, max_tokens=20, ignore_eos=True)
-        report = session.report
-    assert report.tokens.prompt > 400
-    assert report.kv.rows <= report.kv.capacity == 256
-    assert report.kv.evicted == report.tokens.prompt + report.tokens.generated - 1 - report.kv.rows
-
-
 def test_sinks_survive_prompt_longer_than_was_expected(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan for a short run takes long prefill chunks, and a session may still be given a long prompt."""
     with load(smollm2, expected_tokens=200, threads=1) as session:
@@ -264,15 +242,6 @@ def test_sinks_survive_prompt_longer_than_was_expected(smollm2: Model, monkeypat
 # What is shown
 
 
-def test_pieces_make_up_text(streaming: Session) -> None:
-    pieces = list(streaming.stream(PROMPT, max_tokens=30))
-    assert len(pieces) > 1
-    assert all(pieces)
-    assert "".join(pieces) == streaming.report.text == streaming.generate(PROMPT, max_tokens=30)
-    assert "".join(streaming.stream(PROMPT, max_tokens=5, keep_text=False))
-    assert streaming.report.text is None
-
-
 @pytest.mark.parametrize("text", ["a 🦙 and 漢字 — naïve", "👩‍👩‍👧‍👦", "🇪🇺🏳️‍🌈"])
 def test_only_whole_characters_are_shown(streaming: Session, smollm2: Model, script: Script, text: str) -> None:
     tokens = smollm2.tokenizer.encode(text)
@@ -282,15 +251,6 @@ def test_only_whole_characters_are_shown(streaming: Session, smollm2: Model, scr
         shown = "".join(streaming.stream(np.array([1], np.int32), max_tokens=count))
         assert text.startswith(shown)
     assert shown == text
-
-
-def test_prompt_is_reported_as_it_runs(streaming: Session) -> None:
-    seen: list[tuple[int, int]] = []
-    tokens = np.arange(1000, 1200, dtype=np.int32)
-    streaming.generate(tokens, max_tokens=1, on_prefill=lambda done, total: seen.append((done, total)))
-    done, totals = zip(*seen, strict=True)
-    assert set(totals) == {tokens.size}
-    assert list(done) == [*range(streaming.plan.config.chunk, tokens.size, streaming.plan.config.chunk), tokens.size]
 
 
 # What is remembered
@@ -313,35 +273,6 @@ def test_follow_up_equals_fresh_run_over_whole_conversation(
     assert np.corrcoef(tape.logits, logits)[0, 1] > 0.999
 
 
-def _by_closing(session: Session, shown: int) -> None:
-    pieces = session.stream(PROMPT)
-    for _ in range(shown):
-        next(pieces)
-    pieces.close()
-
-
-ENDS: list[Callable[[Session, int], object]] = [
-    lambda session, shown: session.generate(PROMPT, max_tokens=shown),
-    lambda session, _: session.generate(PROMPT, stop=["four"]),
-    lambda session, _: session.generate(PROMPT),
-    _by_closing,
-]
-
-
-@pytest.mark.parametrize("end", ENDS, ids=["length", "stop", "eos", "closing"])
-def test_follow_up_remembers_every_token(
-    streaming: Session, smollm2: Model, monkeypatch: pytest.MonkeyPatch, script: Script, end: Callable[..., None]
-) -> None:
-    answer = smollm2.tokenizer.encode("one two three four")
-    script([*answer, next(iter(smollm2.tokenizer.end_ids))])
-    tape = Tape(streaming, monkeypatch)
-    end(streaming, answer.size)
-    script([0])
-    streaming.generate("And then?", follow_up=True, max_tokens=1)
-    expected = [smollm2.encode_prompt(PROMPT), answer, smollm2.follow_up("And then?").first(None)]
-    assert tape.tokens == np.concatenate(expected).tolist()
-
-
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "spm"])  # with a template; with BOS, and a space before words
 def test_raw_follow_up_goes_on_with_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with load(GOLDEN / f"{name}.gguf", backend="reference", max_kv_size=64) as session:
@@ -355,28 +286,6 @@ def test_raw_follow_up_goes_on_with_text(name: str, monkeypatch: pytest.MonkeyPa
         assert tape.tokens[len(begun) + 1 :] == [*tokenizer.encode("three", start=False), tokenizer.bos_id]
         with pytest.raises(UnsupportedError, match="--think needs a chat template, and this prompt goes without one"):
             session.generate("four", raw=True, follow_up=True, think=True)
-
-
-def test_refused_follow_up_leaves_conversation_as_it_was(
-    full: Session, smollm2: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tape = Tape(full, monkeypatch)
-    full.generate(PROMPT, max_tokens=5)
-    answered = len(tape.tokens)
-    with pytest.raises(InputError, match="free KV rows"):
-        full.generate("word " * FULL_ROWS, follow_up=True)
-    assert len(tape.tokens) == answered
-    full.generate("And then?", follow_up=True, max_tokens=1)
-    last = len(tape.tokens) - answered - smollm2.follow_up("And then?").first(None).size
-    assert last == 1, "the last token of the answer was shown, and must be run"
-
-
-def test_reset_forgets_conversation(streaming: Session) -> None:
-    streaming.generate(PROMPT, max_tokens=5)
-    streaming.reset()
-    assert streaming.engine.kv.length == 0
-    streaming.generate(np.array([5, 6, 7], np.int32), max_tokens=1, follow_up=True)
-    assert streaming.report.tokens.prompt == 3
 
 
 # What is reported
@@ -477,6 +386,7 @@ def test_long_run_stays_within_its_budget() -> None:
     assert child.output["late"] - child.output["early"] < 2 << 20
 
 
+@pytest.mark.exhaustive
 def test_answer_that_lost_gpu_ends_is_reported() -> None:
     """The driver is told to destroy the device. What was said is not lost, and the session fails from then on."""
     pytest.importorskip("wgpu")

@@ -32,8 +32,8 @@ STRING = 8
 GREEDY = SamplingParams(temperature=0)
 LONG = "once upon a time there was a house by the sea. " * 3
 HYBRIDS = [
-    ("qwen35", "reference"), ("qwen35", "cpu"), ("gemma3", "cpu"), ("falcon-h1", "llamacpp"), ("qwen35", "onnx"),
-    *(pytest.param(name, "cpu", marks=pytest.mark.exhaustive) for name in ("lfm2", "nemotron_h")),
+    ("qwen35", "reference"), ("qwen35", "cpu"), ("falcon-h1", "llamacpp"), ("qwen35", "onnx"),
+    *(pytest.param(name, "cpu", marks=pytest.mark.exhaustive) for name in ("gemma3", "lfm2", "nemotron_h")),
 ]  # fmt: skip
 SMALL = 600 << 20
 
@@ -174,17 +174,6 @@ def test_earlier_thoughts_leave_cache(thinker: Path, cached: bool) -> None:
         assert not talk.replays
         assert "".join(talk.say("and then", **options)) == second
         assert talk.messages[1]["content"] == first
-
-
-def test_prompt_caches_keep_ends_of_system_prompts(tmp_path: Path) -> None:
-    system, prompt_cache = "Answer briefly, in words that a child knows. " * 4, PromptCache(memory="16MiB")
-    with open_session("qwen35", "cpu", prompt_cache=prompt_cache) as session:
-        rows = session.model.system_rows(system)
-        reused = []
-        for question in ("why?", "how much is it, and where is it?"):
-            answer(session, question, system=system)
-            reused.append(session.report.tokens.reused)
-        assert reused == [0, rows // 64 * 64]
 
 
 @pytest.mark.parametrize(("name", "backend"), [("qwen35", "reference"), ("gemma3", "cpu")])

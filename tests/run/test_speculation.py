@@ -109,19 +109,6 @@ def test_memory_is_bounded_and_newest_text_stays() -> None:
     assert drafts.draft(3).tolist() == [10, 11, 12]
 
 
-def test_long_matches_are_drafted_in_full() -> None:
-    rng = np.random.default_rng(0)
-    text = rng.integers(0, 50_000, 500).tolist()
-    one = Ahead(MOST)
-    one.drafts.add(np.array(text, np.int32))
-    assert one.propose(99).size == 0  # nothing is the same
-    one.drafts.add(np.array(text[100:101], np.int32))
-    assert one.propose(99).size == 0  # one token is no sign
-    one.drafts.add(np.array(text[101:140], np.int32))
-    assert one.propose(99).tolist() == text[140 : 140 + MOST]
-    assert one.propose(3).tolist() == text[140:143]
-
-
 def test_costly_passes_draft_nothing() -> None:
     one = Ahead(MOST)
     for rows in range(1, 9):
@@ -185,76 +172,6 @@ def test_drafts_that_were_wrong_are_tried_again() -> None:
         found = used.run(text, text[50:300])
         assert fresh.first(found) < 60
         assert len(found) < len(wanted) + 40
-
-
-def test_short_matches_are_drafted_where_they_are_right() -> None:
-    """Their first chances are below what pays; they are learned from drafts that were not verified."""
-    rng = np.random.default_rng(1)
-    pairs = rng.permutation(50_000)[:800].reshape(-1, 4).tolist()
-    dealt = [token for each in rng.integers(0, 200, 600) for token in pairs[each]]  # of four tokens, three can be known
-    lengths = _Loop(AVX2_COSTS).run([token for each in pairs for token in each], dealt)
-    assert sum(lengths[-100:]) > 100
-
-
-@pytest.mark.parametrize(("tokens", "length"), [(4.0, 0), (60.0, 1)])
-def test_unproven_chances_are_not_trusted(tokens: float, length: int) -> None:
-    """At these costs, .56 pays; of few tokens, it may well be less."""
-    one, text = _Loop(AVX2_COSTS).one, np.arange(8, dtype=np.int32)
-    one._right[2], one._tried[2] = 0.56 * tokens, tokens  # of matches of four to seven tokens
-    one.drafts.add(np.concatenate([text, text[:4]]))
-    assert one.propose(1).size == length
-
-
-def test_one_slow_pass_does_not_exclude_length() -> None:
-    """The first pass over four tokens took thirty times as long as the others will."""
-    rng = np.random.default_rng(3)
-    loop, text = _Loop({1: 1.0}), rng.integers(0, 50_000, 100).astype(np.int32)
-    one = loop.one
-    one.most = 3
-    one.note(np.concatenate([text, text[:50]]))
-    one.time(1, 3, 30.0)
-    assert one.propose(99).size == 3
-    for slow in (2, 2, 2, 2):
-        one.time(1, 3, slow)
-    assert one._cost(4) == 2
-
-
-def test_unmeasured_lengths_are_interpolated() -> None:
-    """Single drafts pay with AVX-512 though they would not by the first estimate, and nothing else shows it."""
-    one = _Loop({1: 1.0, 8: 2.4}).one
-    assert one._cost(2) == pytest.approx(1.2)
-    assert one._cost(8) == 2.4
-    assert one._cost(9) > 1.8
-
-
-def test_long_text_times_do_not_silence_short_ones() -> None:
-    rng = np.random.default_rng(4)
-    one, text = _Loop(AVX2_COSTS).one, rng.integers(0, 50_000, 100).astype(np.int32)
-    one.note(np.concatenate([text, text[:50]]))
-    for _ in range(40):  # rows of a token cost as much as all weights
-        for rows in AVX2_COSTS:
-            one.time(1, rows - 1, 20.0 * rows, behind=20_000)
-    assert one.propose(99, 1, 20_000).size == 0
-    assert one.propose(99, 1, 200).size == 3
-
-
-def test_longer_context_begins_with_costs_of_shorter_one() -> None:
-    one = _Loop({}).one
-    for rows, seconds in ((1, 1.0), (2, 1.9)):
-        for _ in range(3):
-            one.time(1, rows - 1, seconds, behind=1000)
-    one._context = 1
-    assert one._cost(2) == pytest.approx(1.9)
-
-
-def test_without_drafts_nothing_is_gained() -> None:
-    one = Ahead(3)
-    for behind, seconds, passes in ((100, 0.010, 1000), (1100, 0.015, 10)):
-        for _ in range(passes):
-            one.time(1, 0, seconds, behind)
-    assert one.report().gain is None
-    one.judge(1, 0)
-    assert one.report().gain == pytest.approx(1.0)
 
 
 def test_only_auto_and_off_are_known() -> None:
