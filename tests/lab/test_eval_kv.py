@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import open_golden
+from conftest import exhaustive, open_golden
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
@@ -155,7 +155,7 @@ def test_digits_are_counted_place_by_place(smollm2: Model) -> None:
     assert [say(each) for each in ("12345", "12344", "21345", "99945", "00000", "abcde")] == [5, 4, 3, 2, 0, 0]
 
 
-@pytest.mark.parametrize("policy", ["snapkv:window=8", "h2o", "streaming"])
+@pytest.mark.parametrize("policy", ["snapkv:window=8", *map(exhaustive, ("h2o", "streaming"))])
 def test_compressing_once_equals_reading_in_one_go(setup: Setup, policy: str) -> None:
     """Both protocols share the reading of the text: that must not change which rows stay."""
     (trial,) = make_trials(setup.model, setup.model.encode_prompt(TEXT, raw=True), 1, 400)

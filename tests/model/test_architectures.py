@@ -85,7 +85,7 @@ SELDOM = pytest.param(GPU, marks=pytest.mark.exhaustive)
 # Native code that others show, since angles are computed outside of it; each model takes seconds to compile.
 OLD_FORMULAS = (
     "arcee", "chatglm", "ernie4_5", "gemma", "gemma3-linear", "glm4", "llama-linear", "llama-llama3", "llama-yarn",
-    "nemotron", "phi3", "qwen2-untied", "qwen2-yarn", "seed_oss", "starcoder2",
+    "nemotron", "phi3", "qwen2", "qwen2-untied", "qwen2-yarn", "seed_oss", "starcoder2",
 )  # fmt: skip
 GPU_OFTEN = ("gemma2", "gpt2", "phi3-longrope", "smollm3")  # the cores of test_cores.py have the other formulas
 SMALL_ROWS = ("onnx-f16-gemma3", "onnx-int8-gemma3", "llamacpp-f16-qwen2", "cpu-f16-gpt2")
@@ -317,7 +317,7 @@ def quantized_cases() -> list[Any]:
     """Activations of 8 bits in ONNX and beside native rows of float16. tests/native and tests/gpu have each type."""
     engines = [("onnx", "f32", 0.995), ("llamacpp", "f16", 0.999), ("cpu", "f16", 0.999), ("cpu", "f32", None)]
     engines += [(f"gpu@{SOME_GPU}", "f32", None), ("gpu@opencl:0", "f32", None)]
-    often = [("onnx", "f32", each) for each in TYPES] + [("cpu", "f16", "gemma3"), ("llamacpp", "f16", "phi3")]
+    often = [("onnx", "f32", each) for each in TYPES] + [("llamacpp", "f16", "phi3")]
     return [
         pytest.param(*engine, name, marks=[pytest.mark.exhaustive] * ((*engine[:2], name) not in often))
         for engine in engines for name in TYPES

@@ -93,10 +93,11 @@ def test_delta_net_heads_share_keys(
     heads: tuple[int, int, int], tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     model = open_model(with_heads(tmp_path / "model.gguf", *heads))
-    compare(model, engines, engines_for(model))
+    compare(model, engines, engines_for(model) if heads[0] == 3 else ["reference", "cpu"])
 
 
-@pytest.mark.parametrize("name", ["nemotron_h", pytest.param("falcon-h1", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["nemotron_h", "falcon-h1"])
 def test_mamba_heads_share_groups(name: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     model = open_model(with_groups(tmp_path / "model.gguf", name, 6, 3, 32, 16))
     compare(model, engines, engines_for(model) if name == "falcon-h1" else ["reference", "cpu"])
@@ -188,9 +189,10 @@ def test_long_text_in_chunks_equals_steps(hybrid: str, engines: Callable[[Engine
 
 
 @pytest.mark.parametrize(("name", "policy"), [
-    ("qwen35", "streaming"), ("gpt-oss", "h2o"), ("gemma4", "adakv"),
+    ("gemma4", "adakv"),
     *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (
-        ("qwen35", "h2o"), ("lfm2", "snapkv"), ("lfm2", "keydiff"), ("nemotron_h", "h2o"), ("qwen3moe", "h2o"),
+        ("qwen35", "streaming"), ("gpt-oss", "h2o"), ("qwen35", "h2o"), ("lfm2", "snapkv"), ("lfm2", "keydiff"),
+        ("nemotron_h", "h2o"), ("qwen3moe", "h2o"),
         ("lfm2moe", "streaming"), ("gemma4", "streaming"), ("gemma4", "h2o"),
     )),
 ])  # fmt: skip

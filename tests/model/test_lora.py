@@ -60,10 +60,8 @@ ON_GPU = [  # norms behind products, experts with a shared one, a state, biases,
     ),
 ]  # fmt: skip
 HYBRIDS = [  # whose rows llama.cpp does not evict, and others for the native engine alone
-    pytest.param("qwen35moe", 3),  # the router and the shared expert
-    *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (
-        ("gemma4", 3), ("qwen35", 3), ("falcon-h1", 3), ("lfm2", 20),
-    )),
+    pytest.param(*each, marks=pytest.mark.exhaustive)  # qwen35moe: the router and the shared expert
+    for each in (("qwen35moe", 3), ("gemma4", 3), ("qwen35", 3), ("falcon-h1", 3), ("lfm2", 20))
 ]  # fmt: skip
 
 
@@ -161,10 +159,9 @@ def test_logits_on_gpu_match_merged_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["cpu", pytest.param(f"gpu@{SOME_GPU}", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize(("name", "convolution"), [
-    ("qwen35moe", "ssm_conv1d"), pytest.param("lfm2", "shortconv.conv.", marks=pytest.mark.exhaustive),
-])  # fmt: skip
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", ["cpu", f"gpu@{SOME_GPU}"])
+@pytest.mark.parametrize(("name", "convolution"), [("qwen35moe", "ssm_conv1d"), ("lfm2", "shortconv.conv.")])
 def test_convolution_adapters_are_refused(
     backend: str, name: str, convolution: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
@@ -200,7 +197,7 @@ def test_damaged_adapter_leaves_none_in_engines_and_the_previous_in_sessions(bac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["cpu", f"gpu@{SOME_GPU}"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param(f"gpu@{SOME_GPU}", marks=pytest.mark.exhaustive)])
 def test_adapters_are_exchanged_in_place(backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     """Without one, logits are the model's own to the bit; larger ones are refused; ranks and matrices may differ."""
     require_native()

@@ -175,7 +175,8 @@ def test_evictions_change_no_token(always: None) -> None:
     assert right > 0.6 * tokens > 50
 
 
-@pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.exhaustive), True])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fails", [False, True])
 def test_adapter_loads_both_again(fails: bool, always: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the weights of before; or, where that fails, both as they were."""
     adapter, text = write_adapter(tmp_path / "a.gguf", open_model(MODEL), 3, only=["blk.0.ffn_up"]), HELD_OUT[0]

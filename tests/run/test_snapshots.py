@@ -70,7 +70,7 @@ def test_turn_that_is_taken_back_has_never_been(name: str, backend: str) -> None
         assert answer(session, "three", follow_up=True) == answer(other, "three", follow_up=True)
 
 
-@pytest.mark.parametrize("name", ["qwen35", "lfm2"])
+@pytest.mark.parametrize("name", ["qwen35", pytest.param("lfm2", marks=pytest.mark.exhaustive)])
 def test_lost_snapshot_reruns_from_earlier_one(name: str) -> None:
     with open_session(name, "cpu") as session, open_session(name, "cpu") as other:
         most = session.plan.snapshots
