@@ -21,8 +21,9 @@ GROUPS = (PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT)
 
 KEYWORDS.update({
     "--at": "contexts", "--beams": "beams", "--device": "device", "--dimensions": "dimensions",
-    "--force": "force=True", "--host": "host", "--include": "include", "--instruction": "instruction",
-    "--length-penalty": "length_penalty", "--limit": "limit", "--max-tokens": "max_tokens",
+    "--force": "force=True", "--host": "host", "--image": "images", "--include": "include",
+    "--instruction": "instruction", "--length-penalty": "length_penalty", "--limit": "limit",
+    "--max-tokens": "max_tokens",
     "--num-fewshot": "num_fewshot", "--pooling": "pooling", "--port": "port", "--prompt-name": "prompt_name",
     "--quant": "quant", "--raw": "raw=True", "--stop": "stop", "--system": "system", "--think": "think",
     "--tokens": "max_tokens", "--truncate": "truncate=True",

@@ -32,6 +32,8 @@ class Keywords(TypedDict, total=False):
     prompt_cache_size: str | int
     chat_template: str | Path | None
     prefix: str | Path | None
+    mmproj: str | Path | None
+    image_tokens: str | int | None
     backend: str
     provider: str | None
     gpu_layers: int | None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edge.model.prefix import PrefixFile
 
 AUTO = "auto"
+NO_EYES = Path("off")  # of --mmproj
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,6 +47,15 @@ def _parse_path(flag: str, value: Any) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise InputError(f"{flag} must be a path, not {value!r:.60}")
     return Path(value)
+
+
+def _parse_image_tokens(value: Any) -> int | None:
+    if value == AUTO:
+        return None
+    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    if not _is_whole(number) or not 0 < number < 1 << 20:
+        raise InputError(f"--image-tokens must be auto or a whole number, not {value!r:.40}")
+    return int(number)
 
 
 def _parse_prompt_cache(value: Any) -> Any:
@@ -130,6 +140,16 @@ class Options:
         None, "--prefix", group=PROMPT, typed=str, parse=partial(_parse_path, "--prefix"),
         metavar="FILE|DIR",
         help="Soft prompt before every prompt: a folder that PEFT saved after prompt, P- or prefix tuning.",
+    )  # fmt: skip
+
+    mmproj: Path | None = option(
+        None, "--mmproj", group=PROMPT, typed=str, parse=partial(_parse_path, "--mmproj"), metavar="FILE",
+        help="The model's encoder of pictures, as llama.cpp writes it (default: an mmproj file beside the model); off: "
+        "none.",
+    )  # fmt: skip
+    image_tokens: int | None = option(
+        None, "--image-tokens", group=PROMPT, typed=str, parse=_parse_image_tokens, metavar="N|auto",
+        help="Most tokens of a picture (default: auto, the most of the family's own sizes that the budgets allow).",
     )  # fmt: skip
 
     backend: str = option(AUTO, "--backend", group=ENGINE, help="Engine: auto, cpu, llamacpp, onnx, gpu or reference.")

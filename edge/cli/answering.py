@@ -8,7 +8,7 @@ from typing import Any
 
 from edge.cli.groups import AnswerOptions, Output, PromptOptions
 from edge.cli.terminal.show import ThoughtView, note, print_json, progress, width
-from edge.options import Options
+from edge.options import NO_EYES, Options
 from edge.sampling import SamplingParams
 
 
@@ -17,9 +17,11 @@ def answer_prompt(
     sampling: dict[str, Any], output: Output,
 ) -> None:  # fmt: skip
     """Answer one prompt. sampling: fields of SamplingParams, None for those that the model's file may set."""
-    from edge.cli.terminal.prompts import read_prompt
+    from edge.cli.terminal.prompts import read_pictures, read_prompt
 
-    said = read_prompt([each for each in (text, question.prompt) if each is not None], question.file)
+    pictures = read_pictures(question.image or ())
+    texts = [each for each in (text, question.prompt) if each is not None]
+    said = read_prompt(texts, question.file, alone="-" in (question.image or ()))
     from edge.cli.terminal.fetching import fetch_missing
 
     with progress(enabled=not output.quiet) as shown:
@@ -29,13 +31,13 @@ def answer_prompt(
     from edge.cli.terminal.wrap import WordWrap
     from edge.devices.child import room_for_children
     from edge.devices.power import find_meter
-    from edge.errors import BudgetError
+    from edge.errors import BudgetError, InputError
     from edge.model.spec import check_generates
     from edge.model.thinking import Think
     from edge.run.arguments import check_limit
     from edge.run.hooks import Hooks
     from edge.run.reporting import check_complete, check_memory
-    from edge.run.request import Request
+    from edge.run.request import Request, user_message
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
     from edge.storage.making import account
@@ -65,7 +67,18 @@ def answer_prompt(
         sampled = opened.sampling(**sampling) if question.beams is None else SamplingParams(**stated)
         if opened.template is None and not answer.raw and not output.quiet:
             note(f"{opened.name} has no chat template: it continues texts, and answers no questions (--raw: no note)")
-        asked = opened.prompt(said, system=answer.system, raw=answer.raw, think=think)
+        if pictures:
+            from edge.run.starting.eyes import open_eyes, options_that_see
+
+            if answer.raw:
+                raise InputError("--image goes through the chat template: leave --raw out")
+            options, said = options_that_see(options), said if isinstance(said, str) else "".join(said)
+            seeing = opened.with_eyes(open_eyes(opened, options, eager=True, meter=meter, tell=shown.message))
+            system = [] if answer.system is None else [{"role": "system", "content": answer.system}]
+            asked = seeing.chat_prompt([*system, user_message(said, pictures)], think=think)
+        else:
+            asked = opened.prompt(said, system=answer.system, raw=answer.raw, think=think)
+        options = replace(options, mmproj=NO_EYES)  # pictures, if any, have been seen
         thoughts = ThoughtView(not output.quiet and not output.json, shown)
         shown.message("reading the prompt")
         # Enough of the prompt for the plan to see whether it fits; the rest of a longer one is read while it runs.

@@ -21,6 +21,10 @@ class PromptOptions:
     file: Path | None = option(
         None, "-f", "--file", group=PROMPT, twin=False, help="Read the prompt from a file; its text goes before -p."
     )  # fmt: skip
+    image: list[str] | None = option(
+        None, "--image", group=PROMPT, twin=False,
+        help="A picture before the prompt, for models that see; may be repeated; - is stdin.",
+    )  # fmt: skip
     json_schema: Path | None = option(
         None, "--json-schema", group=PROMPT, twin=False, help="Answer in JSON, by the JSON schema in this file."
     )

@@ -98,7 +98,7 @@ Sampling = Annotated[dict[str, Any], SamplingParams]
 
 LIMITS = (
     "time", "energy", "power", "max_temp", "keep", "prompt_cache", "prompt_cache_size", "sequences", "speculate",
-    "draft", "prefix",
+    "draft", "prefix", "mmproj", "image_tokens",
 )  # fmt: skip
 """Options that measuring commands lack: limits would distort the measurements, and they run one sequence."""
 MEASURED = without(*LIMITS, "provider", "chat_template")

@@ -15,6 +15,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from contextlib import contextmanager
+from copy import copy
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.budget import format_bytes
 from edge.errors import InputError, MissingExtraError
 from edge.types import AnyArray
 
@@ -35,9 +37,10 @@ Pixels = NDArray[np.uint8]
 
 MOST_PIXELS = 256_000_000  # of a JPEG file, which is decoded at a part of its size; phones have up to 200 million
 MOST_DECODED = 64_000_000  # pixels that are decoded
+MOST_FILE = 256 << 20  # bytes
 _REDUCED = 16_000_000  # beyond these, a JPEG file is decoded at 1/2, 1/4 or 1/8: families scale pictures to less
 _MOST_RATIO = 200  # of the sides, as Qwen's processors have it
-_MOST_FILE = 256 << 20
+_EACH = 7  # bytes of a pixel while it is decoded: Pillow's, and ours
 _COEFFICIENTS = 6  # bytes a pixel that a progressive JPEG file's decoder keeps
 _STRIP = 128  # rows that are converted at a time
 _ORIENTATION = 0x0112  # of EXIF
@@ -60,6 +63,8 @@ class Image:
         self.name = "the picture"
         self._orientation = 1
         self.decoding = 0  # bytes that decoding takes besides the pixels, about
+        self._most = _REDUCED
+        self._smaller: tuple[int, Image] | None = None  # as `within` made it
         if isinstance(source, np.ndarray):
             self._array = _checked_array(source)
             self.height, self.width = int(self._array.shape[0]), int(self._array.shape[1])
@@ -71,9 +76,13 @@ class Image:
             self._source, self.name = Path(source).expanduser(), str(source)
         else:
             raise InputError(f"a picture must be a path, bytes of a file, or an array, not {source!r:.60}")
+        self._measure()
+
+    def _measure(self) -> None:
+        """Read the size, upright, from the header."""
         with self._open() as file:
             whole = file.size
-            self.width, self.height = _reduced(file)
+            self.width, self.height = _reduced(file, self._most)
             self._orientation = _orientation_of(file)
             self.decoding = 4 * self.width * self.height  # of Pillow's own pixels
             if file.info.get("progressive"):
@@ -89,6 +98,25 @@ class Image:
         if isinstance(source, str) and source[:5].lower() == "data:":
             return cls(data_of(source))
         return cls(cast(Any, source))
+
+    def within(self, nbytes: int) -> Image:
+        """This picture; a JPEG file, at a smaller part of its size if its pixels take more while they are decoded.
+        Raises InputError for a picture that takes more all the same."""
+        if self._array is not None or self.nbytes + self.decoding <= nbytes:
+            return self
+        if self._smaller is None or self._smaller[0] != nbytes:
+            found = copy(self)
+            found.__dict__.pop("digest", None)
+            found._most = max(1, nbytes // _EACH)
+            found._measure()
+            self._smaller = nbytes, found
+        found = self._smaller[1]
+        if found.nbytes + found.decoding > nbytes:
+            raise InputError(
+                f"{self.name} takes {format_bytes(found.nbytes + found.decoding)} while it is decoded, and there is "
+                f"room for {format_bytes(nbytes)}: make it smaller, or use a larger --memory"
+            )
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -110,7 +138,7 @@ class Image:
     def _decoded(self) -> Pixels:
         """The pixels, upright, converted in strips: a whole copy would take as much memory again."""
         with self._open() as file:
-            width, height = _reduced(file)
+            width, height = _reduced(file, self._most)
             file.load()
             upright = np.empty((self.height, self.width, 3), np.uint8)
             stored = _as_stored(upright, self._orientation)  # a view, as the file has its rows
@@ -176,8 +204,8 @@ def _stream(source: Path | bytes) -> Iterator[IO[bytes]]:
         return
     if not source.is_file():
         raise InputError(f"{source}: {'not a file' if source.exists() else 'no such file'}")
-    if (size := source.stat().st_size) > _MOST_FILE:
-        raise InputError(f"{source} has {size >> 20} MiB, and a picture {_MOST_FILE >> 20} at most")
+    if (size := source.stat().st_size) > MOST_FILE:
+        raise InputError(f"{source} has {size >> 20} MiB, and a picture {MOST_FILE >> 20} at most")
     with open(source, "rb") as stream:
         yield stream
 
@@ -262,11 +290,12 @@ def _digest(pixels: Pixels) -> bytes:
     return found.digest()
 
 
-def _reduced(file: ImageFile) -> tuple[int, int]:
-    """Have a large JPEG file decoded at a part of its size. Returns width and height as they will be decoded."""
+def _reduced(file: ImageFile, most: int) -> tuple[int, int]:
+    """Have a JPEG file of more than `most` pixels decoded at a part of its size. Returns width and height as they will
+    be decoded."""
     width, height = file.size
-    if file.format in _JPEGS and width * height > _REDUCED:
-        halves = next(n for n in (1, 2, 3) if n == 3 or (width * height) >> 2 * n <= _REDUCED)
+    if file.format in _JPEGS and width * height > most:
+        halves = next(n for n in (1, 2, 3) if n == 3 or (width * height) >> 2 * n <= most)
         file.draft(None, (width >> halves, height >> halves))
     return file.size
 

@@ -64,7 +64,9 @@ _MODES: dict[str, dict[str, Any]] = {
 
 _NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}  # efforts that no template has
 
-_FORMS = 2  # version of cached forms: increment it when this module, or one that it renders with, changes them
+_FORMS = 3  # version of cached forms: increment it when this module, or one that it renders with, changes them
+
+_LISTS = "default/lists"  # among the forms: the template drops contents unless they are lists of parts
 
 Forms = dict[str, dict[str, str]]
 """By mode and conversation (`on/first`): {"text": …} or {"error": …}."""
@@ -96,8 +98,11 @@ class ChatTemplate:
         self._renderer = Renderer(source, bos, eos)
         self._words = frozenset(re.findall(r"\w+", source))
         self._guises = {*source}.isdisjoint(GUISES)
+        self._lists = _LISTS in self._forms  # contents must be lists of parts
         # What the template cannot write: "tools", and names of REPAIRS.
         self._lacks = frozenset(() if "tools" in self._words else ("tools", "calls", "results"))
+        if self._words.isdisjoint(("image", "image_url")):
+            self._lacks |= {"pictures"}
         if "tool_calls[0]" in source and not re.search(r"\bin\s+\w+\.tool_calls", source):
             self._lacks |= {"parallel"}
         # Gemma 4's first template expects results within the message of their calls, and has no role for them.
@@ -148,9 +153,11 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         *,
         continues: bool = True,
+        marker: str | None = None,
     ) -> tuple[list[Segment], bool]:
         """The prompt of a whole conversation, and whether the answer begins inside a thought. continues: an answer to a
-        last message of the assistant goes on from it.
+        last message of the assistant goes on from it. marker: what a template of the model's family writes for a
+        picture; None: the model sees none.
 
         messages, tools: as in OpenAI's protocol. variables: template variables such as `enable_thinking`, beyond those
         of `think`. Raises InputError for messages that the template refuses or whose text it drops, UnsupportedError
@@ -158,19 +165,21 @@ class ChatTemplate:
         """
         if think.chosen:
             self._form("first", think)  # refuses a choice that the model lacks
-        said, known = parse_messages(messages), with_properties(parse_tools(tools))
+        said, known = parse_messages(messages, sees=marker is not None), with_properties(parse_tools(tools))
         if "developer" not in self._words:
             said = [replace(each, role="system") if each.role == "developer" else each for each in said]
         begun = said.pop() if continues and said[-1].role == "assistant" and not said[-1].calls else None
         names = {**_MODES[think.mode], **_checked(variables or {})}
-        rendered = self._repaired(said or opened_by_user(said), known, names)
+        rendered = self._repaired(said or opened_by_user(said), known, names, marker or "")
         segments, thinks = self._opened(rendered.marked.fill(rendered.text), think, calls=bool(known) and not begun)
         return self._begun(segments, thinks, begun) if begun else (segments, thinks)
 
-    def _repaired(self, messages: list[Message], tools: Tools | None, names: Mapping[str, Any]) -> _Rendered:
+    def _repaired(
+        self, messages: list[Message], tools: Tools | None, names: Mapping[str, Any], marker: str
+    ) -> _Rendered:  # fmt: skip
         """The rendered conversation, with as few repairs as the template needs. Raises InputError."""
         lacks, supposed = set(self._lacks), list[str]()
-        first = found = self._render(messages, tools, names, lacks)
+        first = found = self._render(messages, tools, names, lacks, marker)
         while found.fault:
             before = repaired(messages, tools, lacks)
             more = found.lacks - lacks or next(
@@ -181,19 +190,20 @@ class ChatTemplate:
                 raise InputError(f"the model's chat template {first.fault}")
             supposed += more - found.lacks
             lacks |= more
-            found = self._render(messages, tools, names, lacks)
+            found = self._render(messages, tools, names, lacks, marker)
         for name in supposed[:-1]:  # the last one was needed
-            less = self._render(messages, tools, names, lacks - {name})
+            less = self._render(messages, tools, names, lacks - {name}, marker)
             if not less.fault:
                 lacks, found = lacks - {name}, less
         return found
 
     def _render(
-        self, messages: list[Message], tools: Tools | None, names: Mapping[str, Any], lacks: set[str]
+        self, messages: list[Message], tools: Tools | None, names: Mapping[str, Any], lacks: set[str], marker: str
     ) -> _Rendered:
         """The conversation with repairs of what the template lacks, and what is wrong with it."""
         said, offered = repaired(messages, tools, lacks)
-        marked = Marked(said, offered, guises=self._guises)
+        marker = "" if "pictures" in lacks else marker
+        marked = Marked(said, offered, guises=self._guises, lists=self._lists, marker=marker)
         answer = self._renderer.render(marked.messages, marked.tools, **names)
         if (text := answer.get("text")) is None:
             return _Rendered(marked, "", f"refuses these messages: {answer['error']}")
@@ -203,9 +213,12 @@ class ChatTemplate:
             "tools": any(not marked.shows(text, tool["function"]["name"], of_tool=True) for tool in offered or ()),
             "calls": "calls" not in lacks and any(not marked.shows(text, name) for name in calls),
             "results": any(each["role"] == "tool" for each in dropped),
+            "pictures": marked.pictures_missing(text),
         }
         roles = [each["role"] for each in dropped if not each.get("tool_calls")]
-        fault = f"drops the text of the {roles[0]}" if roles else "drops a call" if any(found.values()) else ""
+        fault = f"drops the text of the {roles[0]}" if roles else ""
+        if not fault and any(found.values()):
+            fault = "drops a picture" if found["pictures"] else "drops a call"
         return _Rendered(marked, text, fault, frozenset(name for name, lacking in found.items() if lacking))
 
     def _opened(self, segments: list[Segment], think: Think, *, calls: bool) -> tuple[list[Segment], bool]:
@@ -309,12 +322,24 @@ def _render_forms(source: str, bos: str, eos: str, thinks: bool) -> Forms:
         left_out |= {"on", "off"} if known.isdisjoint(_SWITCHES) else set()
         modes = {mode: names for mode, names in _MODES.items() if mode not in left_out}
     template = Compiled(source, bos, eos)
-    forms, left = {}, MOST_TEXT
+    forms: Forms = {}
+    left, lists = MOST_TEXT, False
+
+    def render(messages: list[dict[str, str]], names: Mapping[str, Any]) -> dict[str, str]:
+        parts = [each | {"content": [{"type": "text", "text": each["content"]}]} for each in messages]
+        return template.render(parts if lists else messages, **names)
+
+    first = conversations["first"]
+    if _USER not in render(first, {}).get("text", ""):
+        lists = True
+        lists = _USER in render(first, {}).get("text", "")
+    if lists:
+        forms[_LISTS] = {"text": ""}
     for mode, names in modes.items():
         for conversation, messages in conversations.items():
-            form = template.render(messages, **names)
+            form = render(messages, names)
             if conversation == "system" and _SYSTEM not in form.get("text", ""):  # it has no system prompt
-                form = template.render([{"role": "user", "content": f"{_SYSTEM}\n\n{_USER}"}], **names)
+                form = render([{"role": "user", "content": f"{_SYSTEM}\n\n{_USER}"}], names)
             left -= len(form.get("text", ""))
             forms[f"{mode}/{conversation}"] = form if left >= 0 else {"error": "it writes too much"}
     return forms

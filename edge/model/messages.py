@@ -15,15 +15,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count, groupby
 from reprlib import repr as brief
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge.errors import InputError
-from edge.model.parts import newest, text_of_parts
+from edge.model.parts import has_pictures, is_picture, newest, text_of_parts
 from edge.model.rendering import BLANKS, GUISES, MARK, MOST_TEXT, mark, number_of, reveal, written
 from edge.model.text import well_formed
 from edge.records import dataclass
+from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from edge.media.picture import Image
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+SEEN = ("user", "tool")  # whose messages may have pictures
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # templates have all three
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
 _DEEPEST = 64  # of nested JSON
@@ -47,11 +52,14 @@ _WORDS = frozenset(
 @dataclass(frozen=True)
 class Segment:
     """A part of a prompt. `trusted` text is the template's own: its special tokens are recognized. embedded: untrusted
-    text within the template's, such as the name of a tool, which is encoded together with it."""
+    text within the template's, such as the name of a tool, which is encoded together with it. picture: stands here in
+    place of a text. ids: of rows, int32 [n], likewise."""
 
     text: str | Iterable[str]
     trusted: bool
     embedded: bool = False
+    picture: Image | None = None
+    ids: IntArray | None = None
 
 
 Text = str | tuple[Segment, ...]
@@ -86,14 +94,15 @@ class Message:
     responses: tuple[Message, ...] = ()  # results of its calls, for templates that expect them here
 
 
-def parse_messages(messages: object) -> list[Message]:
-    """Check messages, and merge the leading system messages into one. Raises InputError."""
+def parse_messages(messages: object, *, sees: bool = False) -> list[Message]:
+    """Check messages, and merge the leading system messages into one. sees: the model sees pictures. Raises
+    InputError."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise InputError(
             f"messages must be a list such as [{{'role': 'user', 'content': 'Hi'}}], not {brief(messages)}"
         )
     question = newest([str(each.get("role")) if isinstance(each, Mapping) else "" for each in messages])
-    parsed = [_message(number, each, asks=number == question + 1) for number, each in enumerate(messages, 1)]
+    parsed = [_message(number, each, asks=number == question + 1, sees=sees) for number, each in enumerate(messages, 1)]
     first = next((at for at, each in enumerate(parsed) if each.role not in ("system", "developer")), len(parsed))
     if first > 1:
         text = "\n\n".join(str(each.content) for each in parsed[:first])
@@ -206,7 +215,7 @@ def _tool(number: int, tool: object) -> dict[str, Any]:
                                              "parameters": dict(parameters or empty)}}  # fmt: skip
 
 
-def _message(number: int, message: object, *, asks: bool) -> Message:
+def _message(number: int, message: object, *, asks: bool, sees: bool) -> Message:
     where = f"message {number}"
     if not isinstance(message, Mapping):
         raise InputError(f"{where} must be an object, not {brief(message)}")
@@ -215,7 +224,7 @@ def _message(number: int, message: object, *, asks: bool) -> Message:
         role = "tool"
     if role not in ROLES:
         raise InputError(f"{where}: role must be one of {', '.join(ROLES)}, not {brief(role)}")
-    content = well_formed(text_of_parts(message.get("content"), f"{where}: content", "\n", strict=asks))
+    content = _content(message.get("content"), f"{where}: content", asks=asks, sees=sees and role in SEEN)
     listed = message.get("tool_calls") or []
     if not isinstance(listed, list | tuple):
         raise InputError(f"{where}: tool_calls must be a list, not {brief(listed)}")
@@ -229,6 +238,21 @@ def _message(number: int, message: object, *, asks: bool) -> Message:
             raise InputError(f"{where}: {field} must be text, not {brief(value)}")
     name, call_id = message.get("name"), message.get("tool_call_id")
     return Message(role, content, calls, thoughts if role == "assistant" else None, call_id, name)
+
+
+def _content(content: Any, where: str, *, asks: bool, sees: bool) -> Text:
+    """The text of a content; with pictures, its parts in their order."""
+    if not (sees and has_pictures(content)):
+        return well_formed(text_of_parts(content, where, "\n", strict=asks))
+    from edge.model.pictures import picture_of  # here: few runs see pictures
+
+    found = list[Segment]()
+    for number, (pictures, run) in enumerate(groupby(content, is_picture)):
+        if pictures:
+            found += (Segment("", trusted=False, picture=picture_of(part, f"{where}[{number}]")) for part in run)
+        elif text := well_formed(text_of_parts([*run], where, "\n", strict=asks)):
+            found.append(Segment(text, trusted=False))
+    return tuple(found)
 
 
 def _call(where: str, at: int, call: object) -> Call:
@@ -277,10 +301,16 @@ class Marked:
     """Messages and tools for a template, with marks. Raises InputError if there are too many texts.
 
     guises: whether disguised blanks may stand beside marks; False for a template that contains such characters itself.
+    lists: the template reads contents as lists of parts. marker: what it writes for a picture among them; empty: it
+    knows no pictures, which then stand within a content's mark.
     """
 
-    def __init__(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, *, guises: bool = True) -> None:
-        self._guises = guises
+    def __init__(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, *, guises: bool = True,
+        lists: bool = False, marker: str = "",
+    ) -> None:  # fmt: skip
+        self._guises, self._lists, self._marker = guises, lists, marker
+        self.pictures = [part for each in messages for part in _pictures(each.content)] if marker else []
         own, others = _sorted(_strings(tools)), _sorted(_texts(messages))  # a name in both has two marks
         embedded = [*own, *others]
         if len(embedded) + 2 * len(messages) > _MOST_TEXTS:
@@ -296,7 +326,7 @@ class Marked:
 
     def _message(self, message: Message) -> dict[str, Any]:
         self.contents.append(len(self._all))
-        found: dict[str, Any] = {"role": message.role, "content": self._content(message.content)}
+        found: dict[str, Any] = {"role": message.role, "content": self._parts(message.content)}
         if len(self._all) == self.contents[-1]:
             self.contents[-1] = -1
         if message.thoughts:
@@ -319,6 +349,21 @@ class Marked:
             if text is not None:
                 found[name] = self._value(text)
         return found
+
+    def _parts(self, content: Text) -> str | list[dict[str, str]]:
+        """A message's content, in parts where the template reads them, or writes pictures among them."""
+        if self._marker and not isinstance(content, str) and _pictures(content):
+            runs = groupby(content, lambda part: part.picture is not None)
+            found = list[dict[str, str]]()
+            for pictures, run in runs:
+                parts = tuple(run)
+                text = str(parts[0].text) if len(parts) == 1 and not parts[0].trusted else parts
+                found += [{"type": "image"}] * len(parts) if pictures else [self._part(text)]
+            return found
+        return [self._part(content)] if self._lists else self._content(content)
+
+    def _part(self, text: Text) -> dict[str, str]:
+        return {"type": "text", "text": self._content(text)}
 
     def _content(self, text: Text) -> str:
         if not isinstance(text, str):
@@ -374,7 +419,13 @@ class Marked:
             else:
                 segments += text
         segments.append(Segment(reveal(rendered[at:]) if self._guises else rendered[at:], trusted=True))
-        return [segment for segment in segments if segment.text]
+        if self.pictures:
+            segments = [*_seen(segments, self._marker, iter(self.pictures))]
+        return [segment for segment in segments if segment.text or segment.picture]
+
+    def pictures_missing(self, rendered: str) -> bool:
+        """Whether the template writes another number of pictures than there are."""
+        return bool(self.pictures) and rendered.count(self._marker) != len(self.pictures)
 
     def dropped(self, rendered: str) -> Iterator[int]:
         """Indexes of messages whose content the rendered text lacks."""
@@ -382,6 +433,23 @@ class Marked:
         for index, number in enumerate(self.contents):
             if number >= 0 and number not in shown:
                 yield index
+
+
+def _pictures(content: Text) -> list[Segment]:
+    return [] if isinstance(content, str) else [part for part in content if part.picture is not None]
+
+
+def _seen(segments: Iterable[Segment], marker: str, pictures: Iterator[Segment]) -> Iterator[Segment]:
+    """The segments with pictures in place of the markers in the template's own text."""
+    for each in segments:
+        if not each.trusted or each.picture:
+            yield each
+            continue
+        first, *others = str(each.text).split(marker)
+        yield replace(each, text=first)
+        for text in others:
+            yield next(pictures)
+            yield replace(each, text=text)
 
 
 def _after_guises(text: str, at: int) -> int:

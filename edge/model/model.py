@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -31,8 +31,12 @@ from edge.sampling import SamplingParams, choose_sampling
 from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
+    from edge.media.picture import Image
+    from edge.model.given import GivenRows
+    from edge.model.pictures import Eyes
     from edge.model.prefix import Prefix, PrefixFile
     from edge.model.tail import Tail
+    from edge.model.towers import Layout
     from edge.tools.formats import ToolFormat
 
 _DEFAULT = Think()
@@ -57,10 +61,12 @@ def make_tokenizer(file: GGUFFile) -> TokenizerLike:
 class Model:
     """An opened model file, not loaded: its architecture, tokenizer and chat template, checked.
 
-    tokenize: creates its tokenizer. prefix: stands before every prompt (`Session` puts it there).
+    tokenize: creates its tokenizer. prefix: stands before every prompt (`Session` puts it there). eyes: make rows of
+    pictures in messages.
     """
 
     prefix: Prefix | None = None
+    eyes: Eyes | None = None
 
     def __init__(self, file: GGUFFile, tokenize: Callable[[GGUFFile], TokenizerLike] = make_tokenizer) -> None:
         self.file, self.path = file, file.folder or file.path
@@ -93,6 +99,12 @@ class Model:
             return self
         found = copy(self)
         found.prefix = file.open(self.spec)
+        return found
+
+    def with_eyes(self, eyes: Eyes | None) -> Model:
+        """This model, seeing with these; None: without eyes."""
+        found = copy(self)
+        found.eyes = eyes
         return found
 
     @property
@@ -197,7 +209,10 @@ class Model:
         only, required, any_call = parse_choice(choice, names)
         known = known if any_call else []
         thought = Think.parse(think)
-        segments, thinks = template.conversation(messages, known, thought, variables, continues=continues)
+        segments, thinks = template.conversation(
+            messages, known, thought, variables, continues=continues, marker=self.eyes.marker if self.eyes else None
+        )
+        segments, given = self._shown(segments)
         callable = [tool for tool in known if tool["function"]["name"] in names]
         use = None
         if callable:
@@ -207,7 +222,7 @@ class Model:
             )  # fmt: skip
         ends = list[int]()
         blocks = self._with_bos(self._encode_segments(self._merged(segments), ends))
-        return Prompt(blocks, thinks, use, ends=ends, whole=True)
+        return Prompt(blocks, thinks, use, ends=ends, whole=True, given=given)
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -305,11 +320,38 @@ class Model:
         without a BOS that the template does not write."""
         count = 0
         for index, segment in enumerate(segments):
-            for block in self.tokenizer.encode_blocks(segment.text, special=segment.trusted, start=index == 0):
+            text, rows = segment.text, segment.ids
+            encode = self.tokenizer.encode_blocks
+            for block in encode(text, special=segment.trusted, start=index == 0) if rows is None else [rows]:
                 count += block.size
                 yield block
             if ends is not None and not segment.trusted:
                 ends.append(count)
+
+    def _shown(self, segments: list[Segment]) -> tuple[list[Segment], GivenRows | None]:
+        """The segments with texts and ids of rows in place of pictures, and the rows. Raises InputError."""
+        if self.eyes is None or not any(segment.picture for segment in segments):
+            return segments, None
+        from edge.model.given import GivenRows
+
+        found, given, eyes = list[Segment](), GivenRows.of(self.spec), self.eyes
+        for segment in segments:
+            if segment.picture is None:
+                found.append(segment)
+                continue
+            layout, number = eyes.layout(segment.picture), 0
+            if eyes.eager:
+                eyes.look(segment.picture, layout)
+            for part in layout.parts:
+                if isinstance(part, str):
+                    found.append(Segment(part, trusted=True))
+                    continue
+                name = eyes.name(segment.picture, layout) + number.to_bytes(4, "little")
+                look = partial(_part, eyes, segment.picture, layout, number)
+                ids = given.promise(name, part, look, layout.grid, layout.whole)
+                found.append(Segment("", trusted=False, ids=ids))
+                number += 1
+        return found, given
 
     def _merged(self, segments: list[Segment]) -> Iterator[Segment]:
         """Join embedded texts with the template's text around them, except where that would put a control token into
@@ -358,6 +400,11 @@ class Model:
             yield np.array([bos], np.int32)
         yield first
         yield from blocks
+
+
+def _part(eyes: Eyes, picture: Image, layout: Layout, number: int) -> FloatArray:
+    """The rows of a picture's part of this number."""
+    return eyes.look(picture, layout)[number]
 
 
 def _needs_template(what: str) -> UnsupportedError:

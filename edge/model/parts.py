@@ -24,6 +24,16 @@ def left_out(what: str) -> str:
 PICTURE = left_out("picture")
 
 
+def is_picture(part: object) -> bool:
+    """Whether a part of a content is a picture, or should be."""
+    return isinstance(part, Mapping) and _INPUTS.get(str(part.get("type"))) == "picture"
+
+
+def has_pictures(content: object) -> bool:
+    """Whether a content has a picture among its parts."""
+    return isinstance(content, Sequence) and not isinstance(content, str | bytes) and any(map(is_picture, content))
+
+
 def text_of_parts(content: Any, where: str, joint: str = "", *, strict: bool = False) -> str:
     """The text of a message's content, which is text, or a list of parts. joint: between parts; lines in place of
     others stand alone.
@@ -67,7 +77,8 @@ def _text_of(part: Any, where: str, strict: bool) -> tuple[str, bool]:
     if inner:
         return f"{title}\n{inner}" if title else inner, True
     if kind in _INPUTS and strict:
-        raise InputError(f"{where} is {kind[:40]!r}: these models read text only")
+        unless = " unless --mmproj gives them eyes" if is_picture(part) else ""
+        raise InputError(f"{where} is {kind[:40]!r}: these models read text only{unless}")
     name = _INPUTS.get(kind, kind[:40])
     return left_out(f"{name} {title[:200]!r}" if title and "\n" not in title else name), True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from reprlib import repr as brief
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from edge.grammar.grammar import Grammar
 from edge.run.budgets.meters import EnergyMeter
 from edge.sampling import SamplingParams
 from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from edge.media.picture import Image
 
 MOST_TOKENS = 1 << 31  # of an answer
 MOST_TOP = 100  # alternatives per token whose probabilities are reported
@@ -69,6 +73,17 @@ def check_list(name: str, value: object) -> None:
     """A list of texts. Raises InputError."""
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
         raise InputError(f"{name} must be a list of text, not {brief(value)}")
+
+
+def check_images(images: object) -> list[Image]:
+    """Pictures; none for None. Raises InputError."""
+    if images is None:
+        return []
+    from edge.media.picture import Image
+
+    if not isinstance(images, Sequence) or isinstance(images, str | bytes):
+        raise InputError(f"images must be a list of pictures, not {brief(images)}")
+    return [Image.of(each) for each in images]
 
 
 def check_limit(max_tokens: object) -> int | None:

@@ -18,6 +18,7 @@ from edge.records import dataclass
 from edge.run.arguments import (
     check_function,
     check_grammar,
+    check_images,
     check_limit,
     check_number,
     check_prompt,
@@ -39,6 +40,7 @@ INTERACTIVE, TOOLS, TITLES = range(3)
 
 Text = str | Iterable[str] | IntArray | Prompt
 Messages = Sequence[Mapping[str, Any]]
+Picture = Any  # what `edge.Image` takes, or an Image
 Tools = Sequence[Mapping[str, Any]]
 
 
@@ -176,23 +178,34 @@ def prompt_of(
     *,
     parallel: bool,
     continues: bool,
+    images: Sequence[Picture] | None = None,
 ) -> Text | Chat:
     """The prompt of a request, from the arguments of a call. continues: whether it continues raw text or the
-    conversation in the cache, which excludes messages and tools. Raises InputError."""
-    if messages is None and not tools:
+    conversation in the cache, which excludes messages, tools and pictures. Raises InputError."""
+    pictures = check_images(images)
+    if messages is None and not tools and not pictures:
         if prompt is None:
             raise InputError("there is no prompt: give a text, tokens or messages")
         return prompt
     if continues:
         raise InputError(
-            "messages and tools go through the chat template from the beginning: leave raw and follow_up out"
+            "messages, tools and pictures go through the chat template from the beginning: leave raw and follow_up out"
         )
     if messages is None:
         if not isinstance(prompt, str):
-            raise InputError(f"a prompt with tools must be text or messages, not {prompt!r:.60}")
-        messages = [{"role": "user", "content": prompt}]
+            what = "pictures" if pictures else "tools"
+            raise InputError(f"a prompt with {what} must be text or messages, not {prompt!r:.60}")
+        messages = [user_message(prompt, pictures)]
     elif prompt is not None:
         raise InputError("give a prompt or messages, not both")
+    elif pictures:
+        raise InputError("messages have their pictures as parts of contents: leave images out")
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]
     return Chat(messages, tools, tool_choice, parallel)
+
+
+def user_message(text: str, pictures: Sequence[Any]) -> dict[str, Any]:
+    """A message of the user, with pictures before its text."""
+    shown = [{"type": "image", "image": each} for each in pictures]
+    return {"role": "user", "content": [*shown, {"type": "text", "text": text}] if shown else text}

@@ -94,6 +94,9 @@ def test_large_jpeg_is_decoded_at_a_part_of_its_size() -> None:
         pixels = found.pixels
         assert tracemalloc.get_traced_memory()[1] < 1.3 * pixels.nbytes  # of NumPy: strips, not a second copy
         tracemalloc.stop()
+        assert max(found.within(4 << 20).pixels.shape) == 625 if not progressive else found.within(200 << 20) is found
+        with pytest.raises(edge.InputError, match=r"takes .* while it is decoded"):
+            found.within(1 << 20)
         small = np.asarray(noise.resize((2500, 1750), PIL.Resampling.BOX)).astype(int)
         assert np.abs(pixels - small).mean() < 4
 

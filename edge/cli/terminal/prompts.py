@@ -8,22 +8,38 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from edge.cli.terminal.show import note
 from edge.devices.platform import has_input
 from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.media.picture import Image
 
 PATIENCE_S = 2.0  # for the first byte of a pipe
 _MOST_HELD = 2_000_000  # characters of a file in a conversation: more tokens than any model has positions for
 _BLOCK = 64 << 10  # characters read at a time: a prompt of any length is tokenized while it is read
 
 
-def read_prompt(given: Sequence[str], file: Path | None) -> str | Iterator[str]:
+def read_pictures(sources: Sequence[str]) -> list[Image]:
+    """The pictures of --image: files, or stdin for `-`. Raises InputError."""
+    if not sources:
+        return []
+    from edge.media.picture import MOST_FILE, Image  # here: few runs see pictures
+
+    if sources.count("-") > 1:
+        raise InputError("--image - reads stdin, which has one picture: state it once")
+    if "-" in sources and (sys.stdin is None or sys.stdin.isatty()):
+        raise InputError("--image - reads a picture from stdin: pipe one in")
+    return [Image(sys.stdin.buffer.read(MOST_FILE) if each == "-" else each) for each in sources]
+
+
+def read_prompt(given: Sequence[str], file: Path | None, *, alone: bool = False) -> str | Iterator[str]:
     """The prompt: in blocks if it comes from a file or from stdin. Raises InputError.
 
     given: the arguments of the command line; `-` stands for stdin. A file's text, or piped text, goes before a given
-    prompt.
+    prompt. alone: stdin has something else.
     """
     prompts = [each for each in given if each != "-"]
     if len(prompts) > 1:
@@ -32,7 +48,7 @@ def read_prompt(given: Sequence[str], file: Path | None) -> str | Iterator[str]:
         if "-" in given:
             raise InputError("read a file (--file) or stdin (-), not both")
         return _before(read_text(file), prompts[0]) if prompts else read_text(file)
-    stdin: TextIO | None = sys.stdin
+    stdin: TextIO | None = None if alone else sys.stdin
     if stdin is None or stdin.isatty():
         if prompts and len(given) == 1:
             return prompts[0]

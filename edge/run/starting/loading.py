@@ -17,7 +17,7 @@ from edge.grammar.grammar import Grammar
 from edge.model.catalog import find_local
 from edge.model.model import Model
 from edge.model.spec import ModelSpec
-from edge.options import Options, takes_options
+from edge.options import NO_EYES, Options, takes_options
 from edge.plan.engines import Pace, plan_here
 from edge.plan.plan import Plan
 from edge.run.arguments import check_function, check_meter
@@ -76,7 +76,15 @@ def open_session(
     meter = check_meter(meter or find_meter())
     with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
         opened = (model if isinstance(model, Model) else _open(model, options)).with_template(options.chat_template)
+        if opened.eyes is None and options.mmproj != NO_EYES and not opened.spec.encoder:
+            from edge.run.starting.eyes import with_eyes  # here: few models see
+
+            opened = with_eyes(opened, options, meter)
         still_to_come = _still_to_come() if more is None else more
+        if opened.eyes is not None:
+            from edge.run.starting.eyes import options_that_see
+
+            options, still_to_come = options_that_see(options), still_to_come + opened.eyes.reserve
         if grammar is not None:
             from edge.grammar.matcher import check_grammar, tables_bytes  # here: few runs need them
 

@@ -1,0 +1,127 @@
+"""The eyes of a session: rows of pictures by a tower, within a share of the memory.
+
+Rows are made when a pass needs them, so that a picture whose rows are in the KV cache is not encoded again, and those
+of the last pictures are kept. `edge run` makes all of them before the text model is loaded: its peak is then the larger
+of two phases, not their sum.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edge.backends.base import Backend
+from edge.budget import format_bytes
+from edge.devices.memory import memory_use, release_free_memory
+from edge.errors import BudgetError
+from edge.media.picture import Image
+from edge.model.towers import Layout, Tower
+from edge.records import dataclass
+from edge.run.sight import Eyes as Encoder
+from edge.types import FloatArray
+
+if TYPE_CHECKING:
+    from edge.run.budgets.meters import EnergyMeter
+
+_SQUARE = 1 << 11  # pixels of the sides of a picture that stands for any in a plan
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes for pictures. pixels: of one, while it is decoded. kept: rows of the last ones. limit: of the process,
+    while a picture is encoded without the text model; None: the plan has room for it."""
+
+    pixels: int
+    kept: int
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What the pictures of an answer cost."""
+
+    pictures: int = 0  # that were encoded
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class PictureEyes:
+    """Makes rows of pictures; `edge.model.pictures.Eyes` explains the methods. eager: rows are made with the prompt."""
+
+    def __init__(
+        self, tower: Tower, backend: Backend, threads: int, room: Room, *, tokens: int | None = None,
+        eager: bool = False, meter: EnergyMeter | None = None, tell: Callable[[str], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """tokens: the most of a picture; None: as many as the family's own default. tell: told what is looked at."""
+        self.tower, self._encoder = tower, Encoder(tower, backend, threads)
+        self.tokens, self.eager, self._room, self._meter, self._tell = tokens, eager, room, meter, tell
+        self._kept = OrderedDict[bytes, list[FloatArray]]()
+        self.looks = Looks()
+
+    @property
+    def marker(self) -> str:
+        return self.tower.marker
+
+    def layout(self, picture: Image) -> Layout:
+        return self.tower.layout(picture.width, picture.height, self.tokens)
+
+    def name(self, picture: Image, layout: Layout) -> bytes:
+        shape = repr((layout.parts, layout.height, layout.width))
+        return self._within(picture).digest + self.tower.mmproj.identity.encode() + shape.encode()
+
+    @property
+    def reserve(self) -> int:
+        """Bytes that a plan keeps for a picture: those of its encoding, its pixels, and rows of the last ones."""
+        layout = self.tower.layout(_SQUARE, _SQUARE, self.tokens)
+        return self._encoder.need(layout) + self._room.pixels + self._room.kept
+
+    def need(self, picture: Image) -> int:
+        """Bytes that looking at a picture takes at its peak."""
+        seen = self._within(picture)
+        return max(seen.decoding, self._encoder.need(self.layout(seen))) + seen.nbytes
+
+    def look(self, picture: Image, layout: Layout) -> list[FloatArray]:
+        name = self.name(picture, layout)
+        if name in self._kept:
+            self._kept.move_to_end(name)
+            return self._kept[name]
+        self._check(picture)
+        self._tell(f"looking at {picture.name}")
+        started, rows = time.perf_counter(), self._encoder.encode(self._within(picture).pixels, layout)
+        found, at = list[FloatArray](), 0
+        for part in layout.parts:
+            if isinstance(part, int):
+                found.append(rows[at : at + part])
+                at += part
+        seconds = time.perf_counter() - started
+        self.looks = Looks(self.looks.pictures + 1, self.looks.tokens + at, self.looks.seconds + seconds)
+        if self._meter is not None:
+            self._meter.add_bytes(self.tower.spec.weight_bytes)
+        self._keep(name, found)
+        release_free_memory()
+        return found
+
+    def _keep(self, name: bytes, rows: list[FloatArray]) -> None:
+        """Keep the rows, and of others the last that fit beside them."""
+        self._kept[name] = rows
+        sizes = {each: sum(part.nbytes for part in parts) for each, parts in self._kept.items()}
+        while not self.eager and len(self._kept) > 1 and sum(sizes.values()) > self._room.kept:
+            first, _ = self._kept.popitem(last=False)
+            del sizes[first]
+
+    def _within(self, picture: Image) -> Image:
+        return picture.within(self._room.pixels)
+
+    def _check(self, picture: Image) -> None:
+        """Raise BudgetError for a picture whose encoding takes more than the limit."""
+        if self._room.limit is None:
+            return
+        needed = memory_use().rss + self.need(picture)
+        if needed > self._room.limit:
+            raise BudgetError(
+                f"looking at {picture.name} needs {format_bytes(needed)}, the memory budget is "
+                f"{format_bytes(self._room.limit)}: use a larger --memory or fewer --image-tokens",
+                smallest=needed,
+            )

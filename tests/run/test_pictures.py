@@ -1,0 +1,225 @@
+"""Pictures in conversations, against transformers (tests/golden/eyes.py): what the model sees, reuses and refuses."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from test_architectures import require_native
+
+import edge
+from edge.backends import engine_named
+from edge.model.model import Model
+from edge.prompt_cache.cache import PromptCache
+from edge.run.pictures import PictureEyes, Room
+from edge.run.starting.eyes import find_mmproj, open_eyes
+from edge.types import FloatArray, IntArray
+
+PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+TEXT, EYES = GOLDEN / "eyes" / "smolvlm.gguf", GOLDEN / "eyes" / "mmproj.gguf"
+VOCAB, PLACEHOLDER = 300, 290
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+SAID: dict[str, list[tuple[str, ...]]] = {
+    "text": [("user", "Hello there.")],
+    "one": [("user", "[first]", "What is in the picture?")],
+    "two": [("user", "[first]", "What is it?"), ("assistant", "A bar."), ("user", "And this:", "[second]", "?")],
+}
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    with np.load(TEXT.with_suffix(".npz")) as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[edge.Session]:
+    with loaded("reference") as session:
+        yield session
+
+
+def loaded(backend: str, **options: Any) -> edge.Session:
+    return edge.load(TEXT, backend=backend, mmproj=EYES, kv_dtype="f32", threads=1, **options)
+
+
+def messages(name: str, golden: dict[str, Any]) -> list[dict[str, Any]]:
+    def part(text: str) -> dict[str, Any]:
+        if text[0] == "[":
+            return {"type": "image", "image": golden[text[1:-1]]}
+        return {"type": "text", "text": text}
+
+    return [{"role": role, "content": [part(each) for each in parts]} for role, *parts in SAID[name]]
+
+
+def tokens_of(model: Model, said: list[dict[str, Any]]) -> IntArray:
+    tokens = model.chat_prompt(said).first(None)
+    return np.where(tokens >= VOCAB, PLACEHOLDER, tokens)
+
+
+def answer(session: edge.Session, said: list[dict[str, Any]], **options: Any) -> list[int]:
+    """The greedy tokens of an answer."""
+    found = list[int]()
+
+    def look(tokens: IntArray, logits: FloatArray) -> None:
+        found[:] = [*tokens.tolist(), int(logits.argmax())]
+
+    count = options.pop("count", 12)
+    for _ in session.stream(
+        messages=said, max_tokens=count, ignore_eos=True, logits_processor=look, **options
+    ):  # fmt: skip
+        pass
+    return found
+
+
+def eyes_of(session: edge.Session) -> PictureEyes:
+    assert isinstance(session.model.eyes, PictureEyes)
+    return session.model.eyes
+
+
+@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=pytest.mark.slow)])
+def test_tokens_logits_and_answers_are_those_of_transformers(backend: str, golden: dict[str, Any]) -> None:
+    if backend == "cpu":
+        require_native()
+    with loaded(backend, sinks=4) as session:
+        for name in SAID:
+            said = messages(name, golden)
+            np.testing.assert_array_equal(tokens_of(session.model, said), golden[f"{name}.ids"])
+            first = list[FloatArray]()
+            session.generate(
+                messages=said, max_tokens=1, logits_processor=lambda _, logits, first=first: first.append(logits.copy())
+            )
+            expected = golden[f"{name}.logits"]
+            np.testing.assert_allclose(first[0], expected, atol=(2e-4, 2e-2)[backend == "cpu"] * np.abs(expected).max())
+            if backend == "reference":
+                session.reset()
+                assert answer(session, said) == golden[f"{name}.greedy"].tolist()
+
+
+def test_second_turn_sees_its_own_picture_and_reuses_the_first(session: edge.Session, golden: dict[str, Any]) -> None:
+    session.reset()
+    two = messages("two", golden)
+    answer(session, two[:1], count=1)
+    before = eyes_of(session).looks.pictures
+    assert answer(session, two) == golden["two.greedy"].tolist()
+    report = session.report
+    assert report is not None
+    assert report.tokens.reused >= 40  # all of the first picture
+    assert eyes_of(session).looks.pictures <= before + 1  # only the second was encoded
+
+
+def test_same_text_with_another_picture_reuses_no_rows_of_it(golden: dict[str, Any]) -> None:
+    one = messages("one", golden)
+    other = messages("one", golden | {"first": golden["first"][:, ::-1]})
+    expected = {}
+    with loaded("reference") as fresh:
+        expected = {name: answer(fresh, said) for name, said in (("one", one), ("other", other))}
+        fresh.reset()
+    assert expected["one"] == golden["one.greedy"].tolist()
+    cache = PromptCache(memory="4MiB")
+    with loaded("reference", prompt_cache=cache) as session:
+        for name, said in (("one", one), ("other", other), ("one", one)):
+            session.reset()
+            assert answer(session, said) == expected[name]
+            report = session.report
+            assert report is not None
+            texts = int(np.flatnonzero(golden["one.ids"] == PLACEHOLDER)[0])
+            if name == "other":
+                assert report.tokens.reused <= texts
+
+
+def test_rows_of_the_last_pictures_are_kept_within_their_room(session: edge.Session, golden: dict[str, Any]) -> None:
+    pictures = [edge.Image(np.roll(golden["first"], step, axis=1)) for step in range(3)]
+    room = Room(pixels=1 << 20, kept=2 * 20 * 32 * 4)  # for two pictures of 20 rows
+    eyes = PictureEyes(eyes_of(session).tower, engine_named("reference"), 1, room)
+
+    def look(*numbers: int) -> int:
+        for number in numbers:
+            rows = eyes.look(pictures[number], eyes.layout(pictures[number]))
+            assert [len(each) for each in rows] == [4] * 5
+        return eyes.looks.pictures
+
+    assert (look(0, 1, 0, 1), look(2, 1, 2), look(0)) == (2, 3, 4)
+
+
+def test_special_tokens_of_a_text_stay_text(session: edge.Session, golden: dict[str, Any]) -> None:
+    said = messages("one", golden)
+    said[0]["content"][1]["text"] = "Is <image> a <row_1_col_1> token?"
+    tokens = session.model.chat_prompt(said).first(None)
+    rows = int((golden["one.ids"] == PLACEHOLDER).sum())
+    assert (tokens >= VOCAB).sum() == rows
+    assert (tokens == PLACEHOLDER).sum() == 0
+    assert "<image> a <row_1_col_1>" in session.model.tokenizer.decode(tokens[tokens < VOCAB].tolist())
+
+
+def test_template_that_knows_no_pictures(session: edge.Session, golden: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "chatml.jinja"
+    file.write_text(CHATML)
+    model = session.model.with_template(file).with_eyes(session.model.eyes)
+    tokens = tokens_of(model, messages("two", golden))
+    assert (tokens == PLACEHOLDER).sum() == (golden["two.ids"] == PLACEHOLDER).sum()
+    text = "".join(map(model.tokenizer.text, tokens.tolist())).replace("Ċ", "\n")
+    assert text.startswith("<|im_start|>user\n<fake_token_around_image><row_1_col_1><image>")
+    assert text.endswith("<fake_token_around_image>?<|im_end|>\n<|im_start|>assistant")
+
+
+def test_images_beside_a_prompt(session: edge.Session, golden: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "first.png"
+    PIL.fromarray(golden["first"]).save(file)
+    stream = BytesIO()
+    PIL.fromarray(golden["first"]).save(stream, "PNG")
+    said = {edge.Image(file), file, stream.getvalue()}
+    expected = session.generate(messages=messages("one", golden), max_tokens=4, ignore_eos=True)
+    for each in said:
+        found = session.generate("What is in the picture?", images=[each], max_tokens=4, ignore_eos=True)
+        assert found == expected
+
+
+def test_refusals_are_one_line(session: edge.Session, golden: dict[str, Any], tmp_path: Path) -> None:
+    def refused(why: str, **options: Any) -> None:
+        with pytest.raises(edge.InputError, match=why):
+            session.generate(**options)
+
+    shown = {"images": [golden["first"]]}
+    refused("leave raw and follow_up out", prompt="hi", raw=True, **shown)
+    refused("leave images out", messages=messages("one", golden), **shown)
+    refused("images must be a list of pictures", prompt="hi", images=golden["first"].tobytes())
+    refused("no such file", prompt="hi", images=["nowhere.png"])
+    for url, why in {"https://example.com/a.png": "not fetched: send the picture itself", "": "no picture"}.items():
+        part = {"type": "image_url", "image_url": {"url": url}}
+        refused(why, messages=[{"role": "user", "content": [part]}])
+    part = {"type": "image_url", "image_url": {"url": str(tmp_path)}}  # only {"type": "image"} names files
+    refused("is no data URL", messages=[{"role": "user", "content": [part]}])
+    with edge.load(TEXT, backend="reference", mmproj="off") as blind, pytest.raises(edge.InputError, match="mmproj"):
+        blind.generate("hi", **shown)
+
+
+def test_encoder_beside_the_model_is_found(tmp_path: Path) -> None:
+    model = Path(shutil.copy(TEXT, tmp_path / "a.gguf"))
+    assert find_mmproj(edge.open_model(model), edge.Options()) is None
+    shutil.copy(EYES, tmp_path / "mmproj-a.gguf")
+    other = Path(shutil.copy(GOLDEN / "llama-gqa-tied.gguf", tmp_path / "b.gguf"))
+    assert find_mmproj(edge.open_model(model), edge.Options()) == tmp_path / "mmproj-a.gguf"
+    assert find_mmproj(edge.open_model(other), edge.Options()) is None  # another model's
+    with edge.load(other, backend="reference") as session:
+        assert session.model.eyes is None
+
+
+def test_image_tokens(golden: dict[str, Any]) -> None:
+    model, picture = edge.open_model(TEXT), edge.Image(golden["first"])
+    options = edge.Options(mmproj=EYES, backend="reference")
+
+    def tokens(**changes: Any) -> int:
+        eyes = open_eyes(model, options.updated(**changes))
+        return eyes.layout(picture).tokens
+
+    assert (tokens(), tokens(image_tokens=4), tokens(image_tokens="12"), tokens(max_kv_size=32)) == (20, 4, 4, 4)
+    with pytest.raises(edge.InputError, match="--image-tokens must be at least 4"):
+        tokens(image_tokens=3)
