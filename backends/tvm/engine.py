@@ -99,6 +99,7 @@ class NativeEngine:
         self.forward, self.forward_all, self.forward_top = first.forward, first.forward_all, first.forward_top
         self.hidden, self.verify, self.verify_top = first.hidden, first.verify, first.verify_top
         self.states, self.give, self.times = passes.normed_states, passes.give, passes.arrays["times"]
+        self.set_crossed = passes.set_crossed
         if FORMATS[config.kv_dtype].transformed:
             choose_normals(self.kv, self.hidden if shape.encoder else self.forward, spec.vocab)
             for sequence in self._sequences:

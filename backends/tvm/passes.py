@@ -19,7 +19,7 @@ from edge.backends.checks import check_whole
 from edge.backends.rope import Rotation
 from edge.backends.token_table import TokenTable
 from edge.backends.tvm.adapters import Adapters
-from edge.backends.tvm.cpu.arguments import LORA, PAGES, POINTERS, RINGS, STATES, TIMES, Job, Table
+from edge.backends.tvm.cpu.arguments import CROSS, LORA, PAGES, POINTERS, RINGS, STATES, TIMES, Job, Table
 from edge.backends.tvm.cpu.elf import Image
 from edge.backends.tvm.cpu.memory import PassMemory
 from edge.backends.tvm.cpu.streaming import Disk
@@ -29,6 +29,7 @@ from edge.backends.tvm.cpu.two_stages import TwoStages
 from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.memory import RING
+from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
@@ -142,7 +143,7 @@ class Passes:
         arrays["times"] = aligned_zeros(config.threads * thread_words(shape.layers) if design.timed else 0, "int64")
         self._disk = Disk() if streams else None
         rings = [f"{RING}{name}" for name in RINGS] if len(memory.kv.arenas) > 1 else []
-        optional = [name for name in (*STATES, *TIMES, *LORA, *PAGES) if name in arrays and arrays[name].size]
+        optional = [name for name in (*STATES, *TIMES, *LORA, *PAGES, *CROSS) if name in arrays and arrays[name].size]
         pointers = (pointer(arrays[name]) for name in (*_ARRAYS, *rings, *optional))  # as `generator.pointers_of`
         self.workers: Workers | None = Workers(
             image, config.threads, (ctypes.c_void_p(base), *pointers), fixed=bool(design.timed or streams or slots)
@@ -250,6 +251,24 @@ class Passes:
         if shape.output_norm_bias:
             found += vector("output_norm.bias")
         return found
+
+    def set_crossed(self, layer: int, keys: FloatArray, values: FloatArray) -> None:
+        """See CrossEngine."""
+        self.check_open()
+        memory, (heads, count, size) = self.memory, keys.shape
+        if count > memory.cross_stride:
+            raise EngineError(f"{count} rows to read across, and there is room for {memory.cross_stride}")
+        first, tiles = memory.cross_row(self.layout.network, layer), -(-count // TILE)
+        stored = [
+            self.arrays[name].reshape(-1, memory.arrays[name].shape[1])[first : first + heads * memory.cross_stride]
+            .reshape(heads, memory.cross_stride, -1) for name in CROSS
+        ]  # fmt: skip
+        stored[1][:, :count, : values.shape[2]] = values
+        whole = np.zeros((heads, tiles * TILE, size), np.float32)
+        whole[:, :count] = keys
+        in_tiles = stored[0].reshape(heads, memory.cross_stride // TILE, -1, TILE)
+        in_tiles[:, :tiles, :size] = whole.reshape(heads, tiles, TILE, size).swapaxes(2, 3)
+        self.table[Table.of(self.layout.shape).slot("cross_rows")] = count
 
     def give(self, states: FloatArray) -> None:
         """See MTPEngine."""

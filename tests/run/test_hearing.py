@@ -39,7 +39,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
     return read_gguf(path)
 
 
-@pytest.mark.parametrize("name", ["reference"])
+@pytest.mark.parametrize("name", ["reference", "cpu"])
 def test_states_and_logits_are_those_of_transformers(name: str, file: GGUFFile, golden: dict[str, np.ndarray]) -> None:
     with Listener(file, engine_named(name), threads=2, kv_dtype="f32") as listener:
         for _ in range(2):  # the second window replaces the first
@@ -56,7 +56,7 @@ def test_states_and_logits_are_those_of_transformers(name: str, file: GGUFFile, 
         assert listener.kv.length == 8
 
 
-@pytest.mark.parametrize("name", ["reference"])
+@pytest.mark.parametrize("name", ["reference", "cpu"])
 def test_a_short_window_has_no_rows_of_the_one_before(name: str, file: GGUFFile, golden: dict[str, np.ndarray]) -> None:
     with Listener(file, engine_named(name), threads=2, kv_dtype="f32") as listener:
         short, tokens = golden["mel"][:, :21], golden["tokens"][:4]

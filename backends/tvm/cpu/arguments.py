@@ -31,7 +31,13 @@ STATES = {"states": "float32"}  # one more argument of models with fixed states
 RINGS = ("keys", "values", "key_scales", "value_scales", "positions")  # again, as `ring_…`, if rings have an arena
 TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
 LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
+CROSS = {"cross_keys": "", "cross_values": ""}  # two more of models with cross attention: its rows
 PAGES = {"bounds": "uint16"}  # one more argument of a pass that chooses pages: their bounds, in float16
+
+
+def cross_dtype(kv_dtype: str) -> str:
+    """The form of the rows of cross attention, beside others of a KV dtype."""
+    return "f32" if kv_dtype == "f32" else "f16"
 
 
 class Job:
@@ -120,6 +126,7 @@ _NAMES = (
     "head_upper", "head_lower", "head_tiles", "head_bounds", "head_exact",  # of a head in two stages
     "block", "head_step", "head_parts",  # streaming.py
     "experts_at_once", "fetch", "reads",  # of a wave; slots.py: a function and where its reads are, 0: none
+    "cross_rows", "cross_stride",  # that cross attention reads; rows of memory of a head
     "states",  # values of all fixed states of one sequence
     "copied",  # values of a thread's copy of a head's state, before the states
     "pages", "bounded",  # of a step, adjacent: the most pages that a head reads, and those with bounds (kv/pages.py)
@@ -131,6 +138,7 @@ _PER_LAYER = (
     "state",  # where its fixed state begins
     "window",  # positions up to its own that a token sees; in encoders, positions on each side
     "rows_of",  # the layer whose rows it reads
+    "cross",  # the first row that its cross attention reads
     "chooses",  # 1 where a step may read some of the pages
     "observed",  # 1 where policies look at attention: not to the rows of rings
     "expert_moves",  # where the numbers of its experts begin

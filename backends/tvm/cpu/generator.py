@@ -15,7 +15,19 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.arguments import LINE, LORA, PAGES, POINTERS, RINGS, STATES, TIMES, Job, Table
+from edge.backends.tvm.cpu.arguments import (
+    CROSS,
+    LINE,
+    LORA,
+    PAGES,
+    POINTERS,
+    RINGS,
+    STATES,
+    TIMES,
+    Job,
+    Table,
+    cross_dtype,
+)
 from edge.backends.tvm.cpu.kernels import team, timing
 from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.isa import ISAS
@@ -156,7 +168,12 @@ def pointers_of(design: Design) -> dict[str, str]:
     """The pointers that a design's functions take, in their order."""
     found = POINTERS | memory_types(design.kv_dtype)
     found |= {f"ring_{name}": found[name] for name in RINGS} if design.shape.apart else {}
-    optional = (design.shape.states, STATES), (design.timed, TIMES), (design.lora, LORA), (design.pages, PAGES)
+    types = memory_types(cross_dtype(design.kv_dtype))
+    cross = {name: types[name.removeprefix("cross_")] for name in CROSS}
+    optional = (
+        (design.shape.states, STATES), (design.timed, TIMES), (design.lora, LORA), (design.pages, PAGES),
+        (design.shape.crosses, cross),
+    )  # fmt: skip
     for wanted, more in optional:
         found |= more if wanted else {}
     return found

@@ -19,15 +19,18 @@ from dataclasses import replace
 
 from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
+from edge.backends.tvm.cpu.arguments import CROSS, cross_dtype
 from edge.backends.tvm.cpu.scratch import Kept, Scratch, make_scratch
 from edge.backends.tvm.kv.memory import KVMemory
 from edge.backends.tvm.kv.pages import pages_held
-from edge.backends.tvm.kv.regions import TILE
+from edge.backends.tvm.kv.regions import SPARE_ROWS, TILE
+from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.memory import Array
-from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.cores import LANES, round_up
 from edge.backends.tvm.packing.low_rank import adapter_bytes, padded_rank
 from edge.backends.tvm.packing.shape import ROPE_AHEAD, Shape
 from edge.backends.tvm.targets import Target
+from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.records import dataclass
@@ -76,6 +79,7 @@ class PassMemory:
     rope: RopeRows
     tokens: int  # of a chunk, in whole batches
     copies: int  # values of the threads' copies of states
+    cross_stride: int  # rows of memory of a head that cross attention reads
 
     @classmethod
     def of(cls, spec: ModelSpec, config: EngineConfig, target: Target, estimates: int = 0) -> PassMemory:
@@ -109,13 +113,24 @@ class PassMemory:
             "states": Array((copies + fixed,), "float32", fixed=fixed, scratch=copies),
             "lora": Array((config.loras, lora), "uint8", lora=config.loras * lora),
         }
+        stride = round_up(max(1, config.crossed), TILE)
+        if network.crossings:
+            row = shape.attention.row.padded(LANES)
+            count, form = len(network.crossings) * row.heads * stride, FORMATS[cross_dtype(config.kv_dtype)].memory
+            for name, width in zip(CROSS, (row.key, row.value), strict=True):
+                arrays[name] = Array((count, width), form, fixed=count * width, spare=SPARE_ROWS * width)
         for arena in kv.arenas:
             arrays |= {arena.prefix + name: array for name, array in arena.stored(config.kv_dtype).items()}
         temporaries = {
             "logits": arrays["logits"].bytes("scratch"),  # a copy, which the caller has
             "angles": 2 * arrays["rope"].bytes("scratch"),  # of which tables are made
         } | kv.temporaries()
-        return cls(arrays | kv.bookkeeping(), temporaries, kv, scratch, kept, rope, tokens, copies)
+        return cls(arrays | kv.bookkeeping(), temporaries, kv, scratch, kept, rope, tokens, copies, stride)
+
+    def cross_row(self, network: Network, layer: int) -> int:
+        """The first row that a layer's cross attention reads."""
+        before = (core.kv_heads for core in network.attention[:layer] if core and core.across)
+        return sum(before) * self.cross_stride
 
     @property
     def table_of_angles(self) -> int:

@@ -54,6 +54,7 @@ def fill_table(layout: PackedLayout, memory: PassMemory, streams: Streams | None
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.network.head, "head")
     values["experts_at_once"] = max((each.number for each in layout.experts.values()), default=0)
+    values |= {"cross_rows": 1, "cross_stride": memory.cross_stride}
     values |= {"states": sum(layout.network.fixed_values), "copied": kept.copied}
     slots = Table.of(layout.shape)
     table = [values.get(name, 0) for name in slots.names]
@@ -70,6 +71,7 @@ def fill_table(layout: PackedLayout, memory: PassMemory, streams: Streams | None
             "rows_of": source,
             "chooses": int(choose and layer >= DENSE_LAYERS and not network.windows[layer]),
             "observed": int(source in kinds.whole),
+            "cross": memory.cross_row(network, layer),
             "angles": network.rope_of(layer) * memory.table_of_angles,
             "expert_moves": moves_at + len(moves),
         }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
-from edge.backends.checks import ENCODERS, UNEQUAL
+from edge.backends.checks import CROSS, ENCODERS, UNEQUAL
 from edge.backends.counts import Footprint, GPUMemory, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
@@ -90,6 +90,8 @@ class GPU(Backend):
 
         if isinstance(core, Attention) and not core.causal:
             return ENCODERS
+        if isinstance(core, Attention) and core.across:
+            return f"attention with {CROSS}"
         if isinstance(core, Attention) and core.row.value != core.row.key:
             return f"attention with {UNEQUAL}"
         if isinstance(core, Experts) and core.shared and core.clamp:

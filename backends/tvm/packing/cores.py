@@ -113,8 +113,6 @@ def _attention_floats(core: Attention, sizes: Sizes) -> Counts:
 
 
 def _attention_lacks(core: Attention) -> str | None:
-    if core.across:
-        return "cross attention"
     if core.shared_values:
         return "attention whose values are a part of the keys"
     if core.rope.first and core.rope.halves:

@@ -99,6 +99,11 @@ class Shape:
         return any(block.core.fixed_values for block in self.blocks)
 
     @property
+    def crosses(self) -> bool:
+        """Whether some layers have cross attention."""
+        return any(core.across for core in self._attention)
+
+    @property
     def sums_experts(self) -> bool:
         """Whether the outputs of experts are summed before they are added to the hidden states."""
         return any(isinstance(block.core, Experts) and block.post_norm for block in self.blocks)

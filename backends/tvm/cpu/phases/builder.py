@@ -11,7 +11,7 @@ from typing import Any
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu import timing
-from edge.backends.tvm.cpu.arguments import Job, Table
+from edge.backends.tvm.cpu.arguments import CROSS, Job, Table, cross_dtype
 from edge.backends.tvm.cpu.kernels import team
 from edge.backends.tvm.cpu.kernels.activations import Quantized, Sums, quantize
 from edge.backends.tvm.cpu.kernels.cache import Cache
@@ -133,9 +133,10 @@ class PassBuilder:
     @functools.cached_property
     def cache(self) -> Cache:
         """The rows that a block of attention reads."""
-        types, row = memory_types(self.design.kv_dtype), self.attention.row.padded(LANES)
+        dtype = cross_dtype(self.design.kv_dtype) if self.attention.across else self.design.kv_dtype
+        types, row = memory_types(dtype), self.attention.row.padded(LANES)
         return Cache(
-            isa=self.isa, dtype=self.design.kv_dtype, starts=self._view("starts", "int32"),
+            isa=self.isa, dtype=dtype, starts=self._view("starts", "int32"),
             kv_heads=self.shape.kv_heads, key=row.key, value=row.value,
             **{name: self._view(self._arena(name), dtype) for name, dtype in types.items()},
         )  # fmt: skip
@@ -145,6 +146,8 @@ class PassBuilder:
         return self._view(self._arena("positions"), "int32")
 
     def _arena(self, name: str) -> str:
+        if self.attention.across and f"cross_{name}" in CROSS:
+            return f"cross_{name}"
         return f"ring_{name}" if self.shape.apart and self.attention.window else name
 
     def rows_of(self, layer: Value) -> Value:
@@ -407,10 +410,15 @@ class PassBuilder:
 
     def first_row(self, layer: Value, kv_head: Value, token: Value) -> Value:
         """The arena row where a head's region begins, in the token's sequence."""
+        if self.attention.across:
+            return let(self.layer_at(layer, "cross") + kv_head * self.at("cross_stride"))
         return let(self.cache.first_row(self._of_sequence(layer, token), kv_head))
 
     def row(self, layer: Value, kv_head: Value, token: Value) -> Value:
-        """The row of a head where a token's key and value belong, and so the number of rows before it."""
+        """The row of a head where a token's key and value belong, and so the number of rows before it; across, the last
+        row."""
+        if self.attention.across:
+            return let(self.at("cross_rows") - 1)
         place = self._of_sequence(layer, token) * self.shape.kv_heads + kv_head
         before = T.cast(self.lengths[place], "int64")
         return let(before if self.apart else before + token)

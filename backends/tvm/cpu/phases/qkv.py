@@ -37,7 +37,7 @@ def qkv(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
     core = b.attention
     queries_whole = "attn_q_norm" in b.names or b.cache.form.transformed
     before = 0
-    for name in ("attn_q", *(() if core.rows_of is not None else ("attn_k", "attn_v"))):
+    for name in ("attn_q", *(("attn_k", "attn_v") if core.makes_rows else ())):
         heads, parts = core.heads if name == "attn_q" else core.kv_heads, _parts(b, name)
         if name == "attn_q" and not queries_whole:
             with _pieces(b, heads * parts, before, 1) as tile:
@@ -59,7 +59,7 @@ def _pieces(b: PassBuilder, count: int, before: int, size: int) -> Iterator[Valu
         with b.dealt_out(i64(count)) as piece:
             yield piece
         return
-    own = 0 if b.attention.rows_of is not None else b.attention.kv_heads * (b.cache.key + b.cache.value) // 16
+    own = b.attention.makes_rows * b.attention.kv_heads * (b.cache.key + b.cache.value) // 16
     tiles = b.attention.heads * (b.cache.key // 16) + own
     first, last = (_clip(T.truncdiv(edge - before + (size - 1), i64(size)), count) for edge in b.range(i64(tiles)))
     with loop(first, last) as piece:
