@@ -40,6 +40,12 @@ class Rotation:
 
     def apply(self, x: FloatArray, tables: tuple[FloatArray, FloatArray], kind: int) -> FloatArray:
         """Rotate queries or keys of one kind of layers by its `tables`."""
+        if self.halves and (sizes := self.angles[kind].apart):
+            ends = np.cumsum(sizes)[:-1]
+            sections = zip(
+                np.split(x, 2 * ends, axis=-1), *(np.split(each, ends, axis=1) for each in tables), strict=True
+            )
+            return np.concatenate([rotate(part, cos, sin, halves=True) for part, cos, sin in sections], axis=-1)
         if self.halves and (first := self.angles[kind].first):
             return np.concatenate([x[..., :first], rotate(x[..., first:], *tables, halves=True)], axis=-1)
         return rotate(x, *tables, halves=self.halves)

@@ -188,11 +188,15 @@ class ReferenceEngine:
         return soft_cap(product, self.network.logit_cap)
 
     def project(self, x: FloatArray, at: At, name: str) -> FloatArray:
+        if (low := self.weights.get(f"{at.name(name)}.input_min")) is not None:
+            x = np.clip(x, low, self.weights[f"{at.name(name)}.input_max"])
         product = x @ self.weights[at.name(name)].T
         if pair := self._lora.get(at.name(name)):
             product = product + (x @ pair[0].T) @ pair[1].T
         bias = self.weights.get(f"{at.name(name)}.bias")
-        return np.asarray(product if bias is None else product + bias)
+        product = product if bias is None else product + bias
+        low, high = (self.weights.get(f"{at.name(name)}.output_{end}") for end in ("min", "max"))
+        return np.asarray(product if low is None else np.clip(product, low, high))
 
     def norm(self, x: FloatArray, name: str) -> FloatArray:
         if self.network.norm == "layer":

@@ -50,7 +50,8 @@ class Rope:
     sections: positions have several components (M-RoPE: time, height, width), and so many pairs go by each. The first
     section has the first pairs or, if `interleaved`, pair i belongs to component i mod 3 while that has pairs left, and
     the rest to the first component. restarts: the frequencies of each section begin again, pair j of its n pairs with
-    base^(−j / n), as of pictures' rows and columns.
+    base^(−j / n), as of pictures' rows and columns. apart: a section of n pairs has 2 n values of its own, whose halves
+    pair.
 
     scaling: linear divides positions by `factor`; yarn (arXiv:2309.00071) does so for long wavelengths only; longrope
     (arXiv:2402.13753) divides by factors from the file, with a second set for long texts. Factors named `rope_freqs`
@@ -77,6 +78,7 @@ class Rope:
     sections: tuple[int, ...] = ()
     interleaved: bool = False
     restarts: bool = False
+    apart: bool = False
 
     @property
     def components(self) -> tuple[int, ...]:
@@ -88,6 +90,10 @@ class Rope:
             pair % number if pair // number < self.sections[pair % number] else 0 for pair in range(self.dim // 2)
         )
 
+
+BOUNDS = ("input_min", "input_max", "output_min", "output_max")
+"""A clipped matrix reads rows within the first two, and its products are limited to the last two. Matrices that read
+the same rows have the same bounds of them."""
 
 SLOPE = 1.702  # of the sigmoid with which clamped experts approximate GELU
 UNROTATED = Rope(dim=0, base=1.0)  # of layers whose keys have no position (NoPE, arXiv:2305.19466)
@@ -167,6 +173,7 @@ class Attention:
     value_dim: int = 0  # of a value; 0: head_dim
     shared_values: bool = False  # a value is the beginning of its key, and there is no `attn_v`
     keys_as_values: bool = False  # files have no `attn_v`, which is `attn_k`: values differ by norm and RoPE only
+    clipped: bool = False  # matrices have bounds (see `BOUNDS`)
 
     output = "attn_output"
     fixed_values = 0
@@ -212,6 +219,7 @@ class Attention:
         if self.sinks:
             yield Tensor("attn_sinks", self.heads)
         yield from _with_biases([Tensor(self.output, hidden, self.width)], self.biases)
+        yield from _bounds(self)
 
 
 @dataclass(frozen=True)
@@ -222,6 +230,7 @@ class Dense:
     activation: Activation = "silu"  # gelu in its tanh form, gelu_erf exact; relu2 is max(x, 0)²
     gated: bool = True
     biases: tuple[str, ...] = ()
+    clipped: bool = False  # matrices have bounds (see `BOUNDS`)
 
     output = "ffn_down"
     fixed_values = 0
@@ -237,6 +246,7 @@ class Dense:
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         yield from _with_biases((Tensor(name, self.ffn, hidden) for name in self.inputs), self.biases)
         yield from _with_biases([Tensor(self.output, hidden, self.ffn)], self.biases)
+        yield from _bounds(self)
 
 
 @dataclass(frozen=True)
@@ -532,6 +542,11 @@ class NextToken:
 # In JSON, experts have the fields of Dense, too.
 Core = Attention | Experts | Dense | DeltaNet | Mamba | ShortConvolution | PerLayerInput | NextToken
 OneCore = TypeVar("OneCore", Attention, Dense, Experts, DeltaNet, Mamba, ShortConvolution, PerLayerInput, NextToken)
+
+
+def _bounds(core: Attention | Dense) -> Iterator[Tensor]:
+    matrices = (*core.inputs, core.output) if core.clipped else ()
+    return (Tensor(f"{name}.{bound}", 1) for name in matrices for bound in BOUNDS)
 
 
 def _with_biases(matrices: Iterator[Tensor] | list[Tensor], biases: tuple[str, ...]) -> Iterator[Tensor]:

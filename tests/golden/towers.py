@@ -260,10 +260,63 @@ def qwen3vl(shown: Array, seed: int) -> Golden:
     return Golden(model, "qwen3vl_merger", fields, tensors, inputs, pixels, prompt)
 
 
+def gemma4(shown: Array, seed: int) -> Golden:
+    from transformers import Gemma4Config, Gemma4Model
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    patch = 2
+    config = Gemma4Config(
+        vision_config=VISION | {
+            "num_key_value_heads": 2, "head_dim": 12, "patch_size": patch, "position_embedding_size": 210,
+            "use_clipped_linears": True, "standardize": True,
+        },
+        text_config=TEXT | {"vocab_size_per_layer_input": 300, "hidden_size_per_layer_input": 8},
+        audio_config=None, image_token_id=290,
+    )  # fmt: skip
+    found = Gemma4ImageProcessorPil(patch_size=patch, max_soft_tokens=70)(shown, return_tensors="pt")
+    model, random = fill(Gemma4Model(config), seed), np.random.default_rng(seed)
+    for name, values in model.named_buffers():
+        if "std_" in name:
+            values.copy_(torch.from_numpy(0.5 + random.random(values.shape)))
+        elif name.endswith(("_min", "_max")):
+            values.fill_(BOUNDS[name.rpartition(".")[2]])
+    names = gguf.get_tensor_name_map(MODEL_ARCH.MMPROJ, 8)
+
+    def tensors(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+        name = f"model.{name}".replace("model.vision_tower.encoder.", "vision_model.model.")
+        name = name.replace(".linear.weight", ".weight")
+        stem, _, kind = name.rpartition(".")
+        if "patch_embedder.input_proj" in name:
+            yield "v.patch_embd.weight", values.reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2)
+        elif "position_embedding_table" in name:
+            yield "v.position_embd.weight", values
+        elif "vision_tower.std_" in name:
+            yield f"v.{kind}", values
+        elif "embed_vision" in name:
+            yield "mm.input_projection.weight", values
+        elif name.startswith("vision_model"):
+            ours = names.get_name(f"{stem}.linear") or names.get_name(stem)
+            assert ours, name
+            yield f"{ours}.{kind}", values.reshape(values.shape or 1)
+
+    fields = {
+        "vision_image_size": 224, "vision_patch_size": patch, "vision_image_mean": [0.0] * 3,
+        "vision_image_std": [1.0] * 3,
+    }  # fmt: skip
+    inputs = {"pixel_values": found.pixel_values, "image_position_ids": found.image_position_ids}
+    count = int(found.num_soft_tokens_per_image[0])
+    real = found.pixel_values[0, : count * 9]
+    columns = int(found.image_position_ids[0, :, 0].max()) + 1
+    parts = real.reshape(-1, columns, patch, patch, 3).permute(4, 0, 2, 1, 3)
+    pixels = levels(parts.reshape(3, -1, columns * patch), 0.0, 1.0)
+    return Golden(model, "gemma4v", fields, tensors, inputs, pixels, f"<|image>{IMAGE * count}<image|>")
+
+
+BOUNDS = {"input_min": -1.5, "input_max": 1.7, "output_min": -1.2, "output_max": 1.4}
 MERGER = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
 IMAGE = "<image>"
 FAMILIES: dict[str, Callable[[Array, int], Golden]] = {
-    "smolvlm": smolvlm, "gemma3": gemma3, "qwen3vl": qwen3vl,
+    "smolvlm": smolvlm, "gemma3": gemma3, "qwen3vl": qwen3vl, "gemma4": gemma4,
 }  # fmt: skip
 
 if __name__ == "__main__":

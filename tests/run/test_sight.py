@@ -16,7 +16,7 @@ from edge.run.sight import Eyes
 from edge.types import AnyArray
 
 TOWERS = GOLDEN / "towers"
-NAMES = ("smolvlm", "gemma3", "qwen3vl")
+NAMES = ("smolvlm", "gemma3", "qwen3vl", "gemma4")
 
 
 @lru_cache

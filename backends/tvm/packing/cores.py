@@ -117,7 +117,7 @@ def _attention_lacks(core: Attention) -> str | None:
         return "attention whose values are a part of the keys"
     if core.rope.first and core.rope.halves:
         return "heads whose first values are not rotated"
-    return None
+    return "clipped matrices of decoders" if core.clipped and core.causal else None
 
 
 def _delta_floats(core: DeltaNet, sizes: Sizes) -> Counts:

@@ -40,7 +40,7 @@ class Place:
     nbytes: int
     block: Block | None  # None: a vector of float32, `rows` long
     unit: int  # rows of the source that are padded to whole tiles together: those of a head, of an expert
-    interleaved: int  # number of each unit's first rows whose halves are interleaved; 0: none
+    interleaved: tuple[int, ...]  # of each unit's first rows: numbers of rows whose halves are interleaved
     stride: int = 0  # of experts: bytes from one to the next; `quants` and `scales` are the first one's
     shared: bool = False  # it lies in the packed file of another model (`PackedLayout.beside`)
 
@@ -180,20 +180,21 @@ def _side_by_side(found: dict[str, Place], start: int, places: dict[str, Place])
     return ExpertPlaces(start, stride, number)
 
 
-def units_of(network: Network, name: str, tensor: Tensor) -> tuple[int, int]:
+def units_of(network: Network, name: str, tensor: Tensor) -> tuple[int, tuple[int, ...]]:
     """`Place.unit` and `Place.interleaved` of a tensor."""
     stem = tensor.name.removesuffix(".bias")
     if stem in _PER_HEAD:
         core = network.attention[int(name.split(".")[1])]
         assert core is not None
         size = core.row.value if stem == "attn_v" else core.row.key
-        return size, core.rope.dim if network.halves and stem in _ROTATED else 0
+        sections = tuple(2 * pairs for pairs in core.rope.sections) if core.rope.apart else (core.rope.dim,)
+        return size, sections if network.halves and stem in _ROTATED else ()
     if tensor.experts:
-        return tensor.rows, 0
-    return network.layer_inputs if name in LAYER_INPUTS["layer_inputs"] else _TILE, 0
+        return tensor.rows, ()
+    return network.layer_inputs if name in LAYER_INPUTS["layer_inputs"] else _TILE, ()
 
 
-def _place(file: GGUFFile, tensor: Tensor, source: Source, at: int, unit: int, interleaved: int) -> Place:
+def _place(file: GGUFFile, tensor: Tensor, source: Source, at: int, unit: int, interleaved: tuple[int, ...]) -> Place:
     info = file.tensors[source.tensor]
     rows = -(-source.rows // unit) * round_up(unit, _TILE)
     if not tensor.columns:

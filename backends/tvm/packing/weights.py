@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -158,12 +159,12 @@ def _read_rows(file: BinaryIO, offset: int, row_bytes: int, source: Source, firs
     return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, row_bytes)
 
 
-def pad_rows(raw: AnyArray, unit: int, interleaved: int) -> AnyArray:
-    """Pad every `unit` rows with zero rows to whole tiles, and interleave the halves of their first `interleaved`
-    rows."""
+def pad_rows(raw: AnyArray, unit: int, interleaved: Sequence[int] = ()) -> AnyArray:
+    """Pad every `unit` rows with zero rows to whole tiles. interleaved: see `Place`."""
     units, width = -(-len(raw) // unit), raw.shape[1]
     order = np.arange(unit)
-    order[:interleaved] = order[:interleaved].reshape(2, -1).T.reshape(-1)
+    for stop, count in zip(accumulate(interleaved), interleaved, strict=True):
+        order[stop - count : stop] = order[stop - count : stop].reshape(2, -1).T.reshape(-1)
     padded = np.zeros((units, round_up(unit, 16), width), np.uint8)
     for index in range(units):
         part = raw[index * unit : (index + 1) * unit]

@@ -21,6 +21,7 @@ class Angles:
     magnitude: float  # factor of cosines and sines, for queries and keys alike
     first: int = 0  # the first rotated value of a head
     components: tuple[int, ...] = ()  # of the position, by which pairs go; empty: positions have one
+    apart: tuple[int, ...] = ()  # numbers of pairs of sections with values of their own (`Rope.apart`)
 
 
 def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
@@ -49,7 +50,7 @@ def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
             if factors.size != powers.size or not (np.isfinite(factors) & (factors > 0)).all():
                 raise ModelFormatError(f"{file.path}: {name} must be {powers.size} positive numbers")
             powers = powers / factors
-    return Angles(powers, magnitude, rope.first, rope.components)
+    return Angles(powers, magnitude, rope.first, rope.components, rope.sections if rope.apart else ())
 
 
 def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:

@@ -17,6 +17,7 @@ _FAMILIES = {  # by the kind of the projector
     "idefics3": "idefics3:Idefics3",
     "gemma3": "gemma3:Gemma3",
     "qwen3vl_merger": "qwen:Qwen3",
+    "gemma4v": "gemma4:Gemma4",
 }
 
 
@@ -28,7 +29,8 @@ def read_tower(file: GGUFFile) -> Tower:
         raise UnsupportedError(f"{file.path}: edge sees with {known}, not with the encoder {brief(mmproj.kind)}")
     module, _, name = _FAMILIES[mmproj.kind].partition(":")
     tower: Tower = getattr(import_module(f"{__name__}.{module}"), name)(mmproj)
-    assert tower.stages
+    assert tower.sizes
+    assert tower.stages  # which checks all tensors
     return tower
 
 

@@ -45,6 +45,9 @@ def output_unit(b: PassBuilder, layer: Value) -> None:
     elif "attn_q_gate" in b.names and not b.single:
         with b.phase("gate", layer), b.shared_out(b.count) as token:
             _apply_gate(b, token, token)
+    elif b.attention.clipped:
+        with b.phase("gate", layer), b.shared_out(b.count) as token:
+            b.clip_row(layer, "attn_output", let(b.at("mixed") + token * width), width)
 
     def merge_step(b: PassBuilder, layer: Value) -> None:
         _merge(b, i64(0), b.thread)

@@ -22,7 +22,20 @@ from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix, Weights, multip
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import meet
 from edge.backends.tvm.cpu.kernels.timing import add_time
-from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, store, when
+from edge.backends.tvm.cpu.kernels.vectors import (
+    Buffer,
+    Register,
+    Value,
+    i64,
+    let,
+    load,
+    loop,
+    pure,
+    quotient,
+    spread,
+    store,
+    when,
+)
 from edge.backends.tvm.design import Design, low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, PACKINGS, PART, IntegerBlock
 from edge.backends.tvm.packing.cores import LANES, Groups, groups_of, round_up
@@ -180,6 +193,9 @@ class PassBuilder:
             return
         with self.phase(norm, layer), self.shared_out(self.count) as token:
             self.norm_row(token, token, norm, layer)
+            if getattr(self.block.core, "clipped", False):
+                row = let(self.at("normed") + token * self.shape.padded_hidden)
+                self.clip_row(layer, self.block.core.inputs[0], row, self.shape.padded_hidden)
             self.quantize_row("normed", self.shape.padded_hidden, token, token, self.blocks(*groups))
 
     def normalised_inputs(self, norm: str, layer: Value, *groups: str) -> Inputs:
@@ -268,9 +284,28 @@ class PassBuilder:
             bias = let(load(self.weights.floats, self.layer_at(layer, f"{name}.bias") + row))
             for each in sums:
                 each.value = each.value + bias
+        if f"{name}.output_min" in self.names:
+            for each in sums:
+                each.value = self.clipped(layer, name, "output", each.value)
         if self.design.lora and expert is None:
             self._add_low_rank(name, layer, tile, low_rows or rows, sums)
         return sums
+
+    def clipped(self, layer: Value, name: str, what: str, value: Value) -> Value:
+        """A vector of a matrix's inputs or outputs within its bounds, if it has any."""
+        if f"{name}.{what}_min" not in self.names:
+            return value
+        low, high = (
+            spread(self.weights.floats[self.layer_at(layer, f"{name}.{what}_{end}")]) for end in ("min", "max")
+        )
+        return pure("float32x16", "llvm.minnum", pure("float32x16", "llvm.maxnum", value, low), high)
+
+    def clip_row(self, layer: Value, name: str, row: Value, width: int) -> None:
+        """Clip a row of a matrix's inputs, `width` values from `row` on, in place."""
+        if f"{name}.input_min" in self.names:
+            with loop(i64(0), i64(width // 16)) as part:
+                at = row + part * 16
+                store(self.floats, at, self.clipped(layer, name, "input", load(self.floats, at)))
 
     def _add_low_rank(
         self, name: str, layer: Value, tile: Value, rows: Sequence[Value], sums: Sequence[Register]

@@ -40,6 +40,7 @@ def _widen(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
             value = activation(first[index].value)
             for each in second:
                 value = value * each[index].value
+            value = b.clipped(layer, core.output, "input", value)
             store(b.floats, b.at("ffn") + token * width + tile * 16, value)
 
 
