@@ -152,10 +152,6 @@ def test_assets_are_copied_once_and_whole(phone: dict[str, list[str]]) -> None:
     assert phone["updated"] == ["opened [2-model.edge] 2"]
 
 
-def test_sample_activity_is_short() -> None:
-    assert len((KOTLIN / "sample" / "ChatActivity.kt").read_text(encoding="utf-8").splitlines()) < 100
-
-
 def test_kotlin_answers_are_those_of_python(tmp_path: Path) -> None:
     """Token by token: greedy and drawn, follow-ups, saved states, rewound and cancelled answers."""
     pytest.importorskip("tvm_ffi")

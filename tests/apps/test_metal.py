@@ -31,7 +31,6 @@ from gpu_sessions import (
     check_lost_device,
 )
 from runtime_library import RUNTIME, build
-from test_gpu_adapters import RANK, adapter_of, packed
 
 import edge
 from edge.apps import gpu_programs
@@ -201,20 +200,6 @@ def test_refusals_are_statuses_and_the_cpu_answers(
             assert session.answer(PROMPT, Role.RAW)[2] == Finish.LENGTH
 
 
-def test_compile_errors_are_remembered(framework: Framework, tmp_path: Path) -> None:
-    framework.set(refuses=5)
-    before = framework.compiles
-    with opened() as bundle:
-        for _ in range(3):
-            with pytest.raises(UnsupportedError, match=rf"{UNABLE} .*not today"):
-                bundle.session(engine=Engine.GPU, cache=str(tmp_path))
-        assert framework.compiles == before + 1
-        framework.set(refuses=0)
-        with pytest.raises(UnsupportedError, match="not today"):
-            bundle.session(engine=Engine.GPU, cache=str(tmp_path))
-        bundle.session(engine=Engine.GPU).end()
-
-
 def test_lost_device_is_a_status(framework: Framework) -> None:
     with opened() as bundle:
         check_lost_device(bundle, framework.library, "Metal: Caused GPU Hang Error")
@@ -223,17 +208,6 @@ def test_lost_device_is_a_status(framework: Framework) -> None:
 def test_prompt_is_cancelled_within_a_chunk(framework: Framework) -> None:
     with opened() as bundle:
         check_cancelled_prompt(bundle, framework.library)
-
-
-def test_auto_times_both_engines_and_remembers(framework: Framework, tmp_path: Path) -> None:
-    with opened() as bundle:
-        for _ in range(2):
-            runs = framework.runs
-            with bundle.session(engine=Engine.AUTO, cache=str(tmp_path), **GREEDY) as session:
-                use = session.use()
-                assert "was faster: " in use["engine_why"]
-        assert use["engine"] == Engine.GPU or framework.runs == runs  # no driver is loaded for a GPU that is slower
-        assert [*tmp_path.glob("*.race")]
 
 
 @pytest.mark.exhaustive
@@ -256,21 +230,3 @@ def test_models_policies_and_types_of_rows(python_gpu: None, name: str, options:
         for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
             ask_both(python, exported, 60, **sampling)
     assert Framework(metal_bundle(name, **ROWS | options)[1]).error == ""
-
-
-@pytest.mark.exhaustive
-def test_answers_with_adapters_are_those_of_the_gpu_engine(python_gpu: None, tmp_path: Path) -> None:
-    """And without them: each has dispatches that the other leaves out."""
-    lora, (folder, library) = str(adapter_of(tmp_path, 1, 20)), metal_bundle(MODEL, lora_rank=RANK, **ROWS)
-    with (
-        edge.load(model_of(MODEL), backend="gpu", speculate="off", lora=lora, **ROWS) as python,
-        open_bundle(folder, library) as bundle,
-        bundle.session(engine=Engine.GPU) as exported,
-    ):
-        texts = []
-        for each in (lora, None):
-            python.set_lora(each)
-            exported.set_adapter(packed(each, folder) if each else None)
-            texts.append(ask_both(python, exported, 60, temperature=1.0, seed=7))
-        assert texts[0] != texts[1]
-    assert Framework(library).error == ""

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from bundles import bundle_of, bundle_sources, model_of
 from ctypes_bundle import _options, open_bundle
@@ -28,9 +27,7 @@ from gpu_sessions import (
     ROWS,
     ask_both,
     check_cancelled_prompt,
-    check_long_answer,
     check_lost_device,
-    check_peak,
     kernels,
     sessions,
 )
@@ -97,46 +94,6 @@ def test_models_policies_and_types_of_rows(name: str, options: dict[str, Any]) -
         ask_both(python, exported, tokens, temperature=1.0, seed=7)
         if name != "gpt2":
             ask_both(python, exported, 20, 2 * PROMPT, temperature=0.0)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("name", "kv_dtype"), [(MODEL, "f16"), (MODEL, "int4"), ("gemma3", "int4")])
-def test_states_go_from_one_engine_to_the_other(name: str, kv_dtype: str) -> None:
-    folder = bundle_of(name, gpu=True, kv_dtype=kv_dtype, **ROWS)
-    greedy: dict[str, Any] = {"temperature": 0.0, "ignore_eos": 1, "max_tokens": 60}
-    with (
-        open_bundle(folder) as bundle,
-        bundle.session(engine=Engine.GPU, cache=kernels(), **greedy) as gpu,
-        bundle.session(engine=Engine.AUTO, **greedy) as cpu,
-    ):
-        assert cpu.use()["engine"] == Engine.CPU
-        assert cpu.use()["gpu"] == ""
-        saved = []
-        for session in (gpu, cpu):  # rounded from floats that differ a little
-            session.answer(PROMPT, Role.RAW)
-            saved.append(np.frombuffer(session.save(), np.uint8))
-            session.rewind()
-        assert (saved[0] != saved[1]).mean() < 0.1
-        for first, other in ((gpu, cpu), (cpu, gpu)):
-            first.answer(PROMPT, Role.RAW)
-            other.load(first.save())
-            assert other.save() == first.save()
-            assert first.answer(PROMPT, Role.RAW) == other.answer(PROMPT, Role.RAW)
-
-
-@pytest.mark.exhaustive
-def test_what_the_driver_compiles_is_kept_and_checked(tmp_path: Path) -> None:
-    folder = bundle_of(MODEL, gpu=True, **ROWS)
-    with open_bundle(folder) as bundle:
-        bundle.session(engine=Engine.GPU, cache=str(tmp_path)).end()
-        (kept,) = tmp_path.iterdir()
-        first = kept.read_bytes()
-        bundle.session(engine=Engine.GPU, cache=str(tmp_path)).end()
-        assert kept.read_bytes() == first
-        kept.write_bytes(first[:-1] + b"?")
-        bundle.session(engine=Engine.GPU, cache=str(tmp_path)).end()
-        assert [path.name for path in tmp_path.iterdir()] == [kept.name]
-        assert kept.stat().st_size > 64
 
 
 @pytest.fixture
@@ -311,17 +268,6 @@ def test_weights_stay_mapped_where_the_driver_shares_them(driver_library: Path) 
 def test_prompt_is_cancelled_within_a_chunk(driver_library: Path) -> None:
     with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library) as bundle:
         check_cancelled_prompt(bundle, bundle.library, cache=kernels())
-
-
-@pytest.mark.exhaustive
-def test_twenty_thousand_tokens_take_no_more_memory() -> None:
-    check_long_answer(os.environ)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [MODEL, "gemma4"])
-def test_process_without_python_stays_below_the_manifests_peak(name: str, tmp_path: Path) -> None:
-    check_peak(name, tmp_path, os.environ)
 
 
 def test_missing_device_is_one_line(tmp_path: Path) -> None:

@@ -25,13 +25,7 @@ from edge.apps.bundle import MANIFEST
 from edge.apps.enums import Role
 from edge.backends.base import EngineConfig
 from edge.backends.tvm import CPU
-from edge.backends.tvm.adapters import adaptable, pack_adapters
-from edge.backends.tvm.packing.cores import round_up
-from edge.backends.tvm.packing.layout import ALIGNMENT, make_layout
-from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
-from edge.model.lora import open_lora
-from edge.model.lora_file import parse_lora
 
 pytest.importorskip("tvm_ffi")
 if shutil.which("cc") is None:
@@ -231,22 +225,3 @@ def test_no_damage_leads_outside_of_the_memory(kind: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     accepted, count = map(int, done.stdout.split(" of "))
     assert 0.05 * count < accepted < 0.9 * count
-
-
-@pytest.mark.parametrize(("name", "exact"), [(NAME, False), (NAME, True), ("quantized", False), ("qwen35", False),
-                                           ("gemma4", False)])  # fmt: skip
-def test_room_of_a_matrix_is_what_packing_takes(name: str, exact: bool) -> None:
-    model = model_of(quantized() if name == "quantized" else name)
-    lora = open_lora(parse_lora(write_adapter(folder_of("room") / "a.gguf", model, RANK)), model.file, model.spec)
-    assert lora is not None
-    layout, out = make_layout(model.file, model.spec), np.zeros(1 << 22, np.uint8)
-    offsets, rank = pack_adapters(lora, layout, out, exact=exact), padded_rank(RANK)
-    for each in adaptable(layout, exact=exact):
-        starts = sorted({*(start for layer in offsets for start in layer.values()), out.size})
-        for part, size in (
-            ("lora_a", each.a * rank), ("lora_a.scales", each.a_scales * rank),
-            ("lora_b", each.b * rank + each.b_scales),
-        ):  # fmt: skip
-            start = offsets[each.layer][f"{each.name}.{part}"]
-            following = starts[starts.index(start) + 1]
-            assert size == 0 or following in (round_up(start + size, ALIGNMENT), out.size)

@@ -321,22 +321,6 @@ def test_joules_are_estimated_until_the_app_reads_them() -> None:
     assert app.c_look(1)[0] == "energy"
 
 
-def test_reading_corrects_overestimated_energy() -> None:
-    """A limit of power counts what was read in the end: here half of the estimate, for which it would pause."""
-    app, paused = App({"power": 4.0}, True, Power(3.0, 0.5, 0.0)), list[float]()
-    app.start()
-    for _ in range(40):
-        for _ in range(5):  # tokens without a reading
-            app.now.value += 0.01
-            app.cpu.value += 0.02
-            app.c_look(1)
-        app.joules += 3.25 * 0.05
-        app.lib.watch_read(app.c, ctypes.byref(app.readings()), True)
-        paused.append(app.lib.watch_paused(app.c))
-    assert app.lib.watch_joules(app.c) == pytest.approx(3.25 * 2)
-    assert paused[9] == paused[-1]  # none once it has saved up what estimates exceed readings by, in between
-
-
 def test_gpus_work_costs_as_that_of_all_cores() -> None:
     """Of which the process has seen a part."""
     app = App({"energy": 30.0}, False, Power(3.0, 0.5, 200.0))
@@ -348,31 +332,6 @@ def test_gpus_work_costs_as_that_of_all_cores() -> None:
     assert app.lib.watch_joules(app.c) == pytest.approx(8 * 3.0 + 0.5)
     app.work(1.0, 0.0, 0)
     assert app.c_look(1)[0] == "energy"
-
-
-def test_stale_readings_do_not_count() -> None:
-    app = App({"energy": 10.0}, True, Power(3.0, 0.5, 200.0))
-    app.lib.watch_read(app.c, ctypes.byref(app.readings()), False)
-    app.joules += 500.0
-    app.now.value = app.python_now = app.python_now + 60
-    options, readings = Options(**app.options), Readings(100.0, 30.0, -1.0, -1)
-    config = ctypes.c_void_p(app.config.ctypes.data)
-    app.lib.watch_start(app.c, config, ctypes.byref(options), ctypes.byref(readings))
-    app.lib.watch_read(app.c, ctypes.byref(app.readings()), True)
-    assert app.lib.watch_joules(app.c) == pytest.approx(0.0)
-
-
-def test_meter_that_begins_anew_takes_nothing_back() -> None:
-    app = App({"energy": 30.0}, True, Power(3.0, 0.5, 200.0))
-    app.start()
-    app.joules += 10.0
-    app.lib.watch_read(app.c, ctypes.byref(app.readings()), True)
-    app.joules = 2.0
-    app.lib.watch_read(app.c, ctypes.byref(app.readings()), True)
-    assert app.lib.watch_joules(app.c) == pytest.approx(10.0)
-    app.joules += 5.0
-    app.lib.watch_read(app.c, ctypes.byref(app.readings()), True)
-    assert app.lib.watch_joules(app.c) == pytest.approx(15.0)
 
 
 @pytest.mark.parametrize("spare", [0, 3 * MIB, 50 * MIB])
@@ -401,13 +360,3 @@ def test_last_tokens_stay_within_the_power_limit() -> None:
     assert app.lib.watch_paused(app.c) > before
     seconds = app.now.value - 1000.0
     assert 2.0 * seconds == pytest.approx(6.0, abs=0.01)
-
-
-def test_cancelled_answer_does_not_wait() -> None:
-    app = App({"power": 0.1}, True, Power())
-    app.start()
-    app.work(1.0, 20.0, 0)
-    assert app.c_look(1, cancelled=1) == (None, 0.0)
-    assert app.lib.watch_paused(app.c) < 0.3
-    app.c_look(1)
-    assert app.lib.watch_paused(app.c) > 5

@@ -192,13 +192,6 @@ def test_shown_text_is_that_of_the_python_twin(texts: list[str], pieces: list[st
     assert c.rest() == python.rest()
 
 
-def test_new_answer_forgets_what_was_held_back() -> None:
-    c = CStops([b"stop"])
-    assert c.feed("a sto") == ("a ", False)
-    library().stops_start(c.handle)
-    assert c.feed("p") == ("p", False)
-
-
 @pytest.mark.parametrize(("text", "found"), [(b"\xff", "\ufffd"), (b"a\xe2\x82", "a\ufffd"), (b"x" * 128, "x" * 128)])
 def test_stop_strings_are_read_as_all_texts(text: bytes, found: str) -> None:
     assert CStops([text]).feed(f"before {found} after") == ("before ", True)

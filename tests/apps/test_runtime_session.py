@@ -20,15 +20,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundles import bundle_of, bundle_sources, model_of, pair_of
-from conftest import GOLDEN, exhaustive, run_child
+from conftest import exhaustive, run_child
 from ctypes_bundle import BundleSession, Piece, _check, _Info, _Source, open_bundle
 from runtime_library import RUNTIME, build
-from test_gguf_file import GGUF, U32
 
 from edge.apps.enums import Finish, Role, Trim
-from edge.apps.planning import SNAPSHOTS
 from edge.errors import BusyError, InputError, ModelFormatError, UnsupportedError
-from edge.prompt_cache.tree import SNAPSHOT_STEP
 
 pytest.importorskip("tvm_ffi")
 if shutil.which("cc") is None:
@@ -101,11 +98,6 @@ def test_rows_of_a_system_prompt_stay(policy: str, dtype: str) -> None:
         pair.ask(TEXT * 3, max_tokens=20, temperature=0, ignore_eos=1, system=SYSTEM, told=True)
 
 
-def test_system_prompt_takes_less_than_half_the_rows() -> None:
-    with pair_of(MODEL, pinned=(64 - 8) // 2, kv_policy="streaming", **FEW) as pair:
-        pair.ask(TEXT * 3, system=SYSTEM * 3, max_tokens=20, temperature=0, ignore_eos=1)
-
-
 def test_trim_leaves_room_behind_a_system_prompt() -> None:
     text = SYSTEM * 14
     rows = model_of(MODEL).system_rows(text)
@@ -115,12 +107,6 @@ def test_trim_leaves_room_behind_a_system_prompt() -> None:
         pair.python.trim(1.0)
         assert pair.exported.use()["capacity"] == 2 * rows + 8 < 300
         pair.ask(TEXT * 2, max_tokens=5, temperature=0, ignore_eos=1)
-
-
-@pytest.mark.parametrize("options", [{"keep": 9}, exhaustive({"sinks": 0})])
-def test_what_was_said_of_pinned_rows_holds(options: dict[str, int]) -> None:
-    with pair_of(MODEL, kv_policy="streaming", **options, **FEW) as pair:
-        pair.ask(TEXT * 3, system=SYSTEM, max_tokens=20, temperature=0, ignore_eos=1)
 
 
 @pytest.mark.parametrize("policy", ["h2o", exhaustive("streaming")])
@@ -257,27 +243,6 @@ def test_hybrid_turns_can_be_rewound(name: str) -> None:
             pair.exported.rewind(1)
 
 
-@pytest.mark.exhaustive
-def test_long_earlier_conversation_leaves_snapshots_on_its_way(tmp_path: Path) -> None:
-    file = GGUF.read(GOLDEN / "lfm2.gguf")
-    file.metadata["lfm2.context_length"] = (U32, 8192)
-    model, options = file.write(tmp_path / "model.gguf"), ROWS | {"max_kv_size": 4096, "prefill_step_size": 100}
-    with (
-        open_bundle(bundle_of(str(model), kv_policy="streaming", **options)) as bundle,
-        bundle.session(temperature=0, ignore_eos=1, max_tokens=4) as session,
-    ):
-        for text, answer in ((TEXT * 30, TEXT * 30), ("Hi", "Hello.")):
-            session.append(Role.USER, text)
-            session.append(Role.ASSISTANT, answer)
-        expected = session.answer("Why?")
-        assert session.use()["rows"] > SNAPSHOT_STEP
-        session.rewind(2)
-        assert session.use()["rows"] == SNAPSHOT_STEP
-        session.append(Role.USER, "Hi")
-        session.append(Role.ASSISTANT, "Hello.")
-        assert session.answer("Why?") == expected
-
-
 @pytest.mark.parametrize("name", ["lfm2", "gemma4"])
 def test_state_without_tokens_is_damaged(name: str) -> None:
     with (
@@ -289,29 +254,6 @@ def test_state_without_tokens_is_damaged(name: str) -> None:
         for end in (len(state) - 1, len(state) - 60):
             with pytest.raises(ModelFormatError, match="state"):
                 session.load(state[:end])
-
-
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_session_memory_includes_state_and_snapshots(name: str) -> None:
-    with open_bundle(bundle_of(name, kv_policy="streaming", **ROWS)) as bundle, bundle.session() as session:
-        assert session.use()["kv"] == bundle.info()["kv"] > (1 + SNAPSHOTS) * model_of(name).spec.state_bytes > 0
-
-
-def test_hybrid_rewinds_the_last_turn_of_a_joint_prefill() -> None:
-    with pair_of("lfm2", kv_policy="streaming", **ROWS) as pair:
-        pair.exported.append(Role.USER, TEXT)
-        pair.exported.append(Role.ASSISTANT, "Hello.")
-        past, follow_up = pair.python.model.past([(TEXT, "Hello.")]), pair.python.model.follow_up("Why?").first(None)
-        assert past.size % ROWS["prefill_step_size"] > 0
-        pair.exported.set(temperature=0, max_tokens=8, ignore_eos=1)
-        first = pair.exported.answer("Why?")
-        pair.python.generate(np.concatenate([past, follow_up]), max_tokens=8, ignore_eos=True)
-        assert first[0] == pair.recorded
-        pair.exported.rewind(1)
-        assert pair.exported.use()["rows"] == past.size
-        assert pair.exported.answer("Why?") == first
-        pair.begun = True
-        pair.ask("So?", max_tokens=8, temperature=0, ignore_eos=1)
 
 
 @pytest.mark.parametrize(
@@ -368,23 +310,6 @@ def test_earlier_conversation_runs_from_its_text() -> None:
         assert found == pair.recorded[: len(found)]
         pair.begun = True
         pair.ask("So?", max_tokens=8, temperature=0)
-
-
-def test_saved_states_share_their_beginning() -> None:
-    """But for its header: who saves after each turn writes what changed."""
-    page = 64  # bytes
-    with (
-        open_bundle(bundle_of(MODEL, **ROWS)) as bundle,
-        bundle.session(temperature=0, ignore_eos=1, max_tokens=4) as session,
-    ):
-        session.answer(TEXT * 2)
-        before = session.save()
-        session.answer("Hi")
-        after = session.save()
-    same = [before[at : at + page] == after[at : at + page] for at in range(0, len(before), page)]
-    assert len(after) > len(before)
-    assert sum(same) > 0.7 * len(same)
-    assert same.index(False, 8) > 0.7 * len(same)  # behind the header
 
 
 @pytest.mark.parametrize("policy", ["streaming", "h2o"])
@@ -457,17 +382,6 @@ def test_question_that_no_longer_fits_ends_its_answer() -> None:
         assert session.use()["seconds"] < 60
 
 
-def test_refused_options_change_nothing() -> None:
-    with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle:
-        with bundle.session(temperature=0, ignore_eos=1, max_tokens=40) as session:
-            _, text, _ = session.answer("Hi")
-        stop = text[10:14]
-        with bundle.session(temperature=0, ignore_eos=1, max_tokens=40, stop=(stop,)) as session:
-            with pytest.raises(InputError, match="longer than 128 bytes"):
-                session.set(stop=("never", "x" * 129))
-            assert session.answer("Hi")[1:] == (text[: text.index(stop)], Finish.STOP)
-
-
 def test_budgets_end_answers() -> None:
     folder = bundle_of(MODEL, **STREAMING)
     with open_bundle(folder) as bundle, bundle.session(temperature=0, ignore_eos=1) as session:
@@ -529,22 +443,6 @@ def test_what_cannot_be_opened_is_said_in_a_line(tmp_path: Path) -> None:
         info.size -= 8
         with pytest.raises(InputError, match="an edge_model_info whose size is set"):
             _check(bundle.library.edge_info, bundle._model, byref(info))
-
-
-def test_oversized_system_text_is_refused_whole() -> None:
-    """What follows the text may still fit behind its words that fit."""
-    with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle, bundle.session() as session:
-        taken = [takes_system(session, "internationalization " * 5 + "x" * length) for length in range(100)]
-    assert taken == [True] * sum(taken) + [False] * (100 - sum(taken))
-    assert 0 < sum(taken) < 100
-
-
-def takes_system(session: BundleSession, text: str) -> bool:
-    session.rewind()
-    with suppress(InputError):
-        session.append(Role.SYSTEM, text)
-        return True
-    return False
 
 
 def check_order(session: BundleSession) -> None:
@@ -733,14 +631,6 @@ def test_truncated_open_file_is_an_error(tmp_path: Path) -> None:
     assert child.status == 0, child.errors
     assert len(child.output) == 3 * 8
     assert set(child.output) == {"model.edge was cut short while it was open: copy it again, and open that one"}
-
-
-def test_tokens_of_a_text() -> None:
-    with pair_of(MODEL, **STREAMING) as pair:
-        for text in ("", "Hello world", "<|im_end|>", "naïve 🙂"):
-            for special in (False, True):
-                wanted = pair.python.tokenizer.encode(text, special=special).tolist()
-                assert pair.exported.tokenize(text, special) == wanted
 
 
 # Programs in C that call the library

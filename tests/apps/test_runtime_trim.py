@@ -127,15 +127,3 @@ def test_rows_are_given_back_while_a_prompt_runs() -> None:
         thread.join()
         assert session.use()["capacity"] == 256
         assert session.next().token is not None
-
-
-@pytest.mark.exhaustive
-def test_latest_trim_of_a_call_counts() -> None:
-    with open_bundle(bundle_of(MODEL, **STREAMING | {"max_kv_size": 500})) as bundle:
-        for _ in range(200):
-            with bundle.session(**GREEDY) as session:
-                thread = threading.Thread(target=session.append, args=(Role.USER, "Hi"))
-                thread.start()
-                session.trim(Trim.ALL)
-                thread.join()
-                assert session.use()["capacity"] == 256

@@ -129,39 +129,6 @@ def test_refusals_are_statuses_and_the_cpu_answers(
             assert session.answer(PROMPT, Role.RAW)[2] == Finish.LENGTH
 
 
-def test_compile_errors_of_a_driver_are_remembered(driver: ctypes.CDLL, tmp_path: Path) -> None:
-    refuses, is_gpu, compiles = (
-        ctypes.c_uint32.in_dll(driver, f"driver_{name}") for name in ("refuses", "is_gpu", "compiles")
-    )
-    refuses.value, is_gpu.value = 4, 1
-    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle:
-        reasons = set()
-        before = compiles.value
-        for _ in range(3):
-            with bundle.session(engine=Engine.AUTO, cache=str(tmp_path)) as session:
-                reasons.add(session.use()["engine_why"])
-        with pytest.raises(UnsupportedError, match=r"cannot compile the bundle's kernels \(WebGPU: .*\): set"):
-            bundle.session(engine=Engine.GPU, cache=str(tmp_path))
-        assert compiles.value == before + 1
-        assert len(reasons) == 1, reasons
-        refuses.value = 0
-        for path in tmp_path.iterdir():
-            path.unlink()
-        bundle.session(engine=Engine.GPU, cache=str(tmp_path)).end()
-        assert [*tmp_path.iterdir()] == []
-
-
-def test_another_library_is_another_race(driver: ctypes.CDLL, tmp_path: Path) -> None:
-    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle:
-        ctypes.c_uint32.in_dll(driver, "driver_is_gpu").value = 1
-        bundle.session(engine=Engine.AUTO, cache=str(tmp_path)).end()
-        (record,) = tmp_path.glob("*.race")
-        ctypes.c_uint32.in_dll(driver, "driver_refuses").value = 5
-        with bundle.session(engine=Engine.AUTO, cache=str(tmp_path)) as session:
-            assert session.use()["engine_why"].startswith("the app's wgpu-native is version 22")
-        assert [*tmp_path.glob("*.race")] == [record]
-
-
 def test_device_that_hangs_is_a_status(driver: ctypes.CDLL) -> None:
     """It is asked, not waited for, and left as it is; another session goes on."""
     hangs = ctypes.c_uint32.in_dll(driver, "driver_hangs")

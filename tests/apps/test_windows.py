@@ -20,12 +20,9 @@ from runtime_library import RUNTIME, WARNINGS, includes
 from wine import COMPILER, FLAGS, build_for_windows, command, run
 
 import edge
-from edge.apps.enums import Engine, Finish, Role
+from edge.apps.enums import Finish, Role
 from edge.apps.library import exported, find_toolchain
-from edge.backends.tvm.gpu.design import Tuning
-from edge.backends.tvm.gpu.hosts import host_named
 from edge.errors import BudgetError, InputError, ModelFormatError, UnsupportedError
-from edge.sampling import SamplingParams
 
 pytest.importorskip("tvm_ffi")
 if shutil.which(COMPILER) is None:
@@ -40,7 +37,6 @@ ROWS = {"max_kv_size": 64, "prefill_step_size": 16, "threads": 2}
 BUNDLE = {"device": "windows-x86", "memory": "100MiB", **ROWS}
 BRIEF = "Be brief."
 TEXT = "The quick brown fox jumps over the lazy dog. "
-COLD = {"sampling": SamplingParams(temperature=0)}
 GREEDY = {"max_tokens": 5, "temperature": 0, "ignore_eos": 1}
 
 
@@ -173,12 +169,6 @@ def test_what_the_runtime_takes_from_windows(tmp_path: Path) -> None:
     assert run(program, windows_path(tmp_path)) == "fine\n"
 
 
-@pytest.mark.exhaustive
-def test_threads_wait_for_each_other() -> None:
-    program = build_for_windows([*SYSTEM, PROGRAMS / "barrier.c"])
-    assert int(run(program, "4", "200")) == 200 * 4 * 5 // 2
-
-
 def test_answers_are_those_of_the_python_session(program: Path, bundle: Path, tmp_path: Path) -> None:
     """With evictions, a follow-up, a saved state, an answer that is cancelled, and sampling."""
     with pair_of(program, bundle) as pair:
@@ -203,47 +193,6 @@ def test_answers_are_those_of_the_python_session(program: Path, bundle: Path, tm
         pair.ask("Hi", **GREEDY)
 
 
-@pytest.mark.exhaustive
-def test_model_may_be_part_of_an_open_file(program: Path, bundle: Path, tmp_path: Path) -> None:
-    content = (bundle / "model.edge").read_bytes()
-    (tmp_path / "assets").write_bytes(b"x" * 64 + content + b"y" * 99)
-    with session_of(program) as session, session_of(program) as plain:
-        session.tell("hold", windows_path(tmp_path / "assets").encode().hex(), 64, len(content))
-        plain.open(bundle / "model.edge")
-        for each in (session, plain):
-            each.set(**GREEDY)
-        assert session.answer("Hi") == plain.answer("Hi")
-
-
-@pytest.mark.exhaustive
-def test_gpu_answers_through_opencl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the OpenCL of Linux, to which Wine's passes calls on: what is compiled is kept in a folder, and used again."""
-    pytest.importorskip("pyopencl")
-    monkeypatch.setenv("POCL_WORK_GROUP_METHOD", "loops")  # as Python's host sets it
-    adapters = host_named("opencl").adapters()
-    if not adapters:
-        pytest.skip("no OpenCL driver")
-    monkeypatch.setenv("EDGE_GPU", adapters[0].place)
-    monkeypatch.setattr(Tuning, "of", lambda _kind: Tuning())
-    folder = bundle_of(MODEL, gpu=True, **BUNDLE)
-    program = build_for_windows([PROGRAMS / "windows.c", folder / "edge.lib"], f"-I{folder}")
-    program = shutil.copy(program, folder / "program.exe")
-    cache = tmp_path / "mémoire"
-    cache.mkdir()
-    with edge.load(model_of(MODEL), backend="gpu", speculate="off", **ROWS) as python:
-        expected = python.generate(TEXT * 3, max_tokens=9, ignore_eos=True, raw=True, **COLD)
-    for _ in range(2):
-        with session_of(program) as session:
-            session.open(folder / "model.edge", cache)
-            session.set(max_tokens=9, ignore_eos=1, temperature=0)
-            assert session.answer(TEXT * 3, Role.RAW)[1] == expected
-            use = session.use()
-            assert use["engine"] == Engine.GPU
-            assert use["gpu_bytes"] > use["kv"]
-        (kept,) = cache.iterdir()
-        assert kept.name.startswith("edge-")
-
-
 def test_errors_are_one_line(program: Path, bundle: Path, tmp_path: Path) -> None:
     with session_of(program) as session:
         missing = tmp_path / "né.edge"
@@ -257,17 +206,6 @@ def test_errors_are_one_line(program: Path, bundle: Path, tmp_path: Path) -> Non
         with pytest.raises(ModelFormatError):
             session.tell("load", windows_path(bundle / "manifest.json").encode().hex())
         assert len(session.answer("Hi")[0]) == 5
-
-
-@pytest.mark.exhaustive
-def test_example_answers_as_the_session_does(bundle: Path) -> None:
-    """Built as its README says."""
-    (line,) = re.findall(rf"^{COMPILER} example\.c .*$", (bundle / "README.md").read_text(), re.M)
-    subprocess.run(line, shell=True, cwd=bundle, check=True)
-    prompt = "Où? 模"
-    said = run(bundle / "chat.exe", "-p", prompt, "-n", "12")
-    with edge.load(model_of(MODEL), backend="cpu", **ROWS) as session:
-        assert said == session.generate(prompt, max_tokens=12) + "\n"
 
 
 def test_what_windows_does_not_have_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ import pytest
 from conftest import CHUNK, GOLDEN, SOME_GPU, bring_back, load_engine
 from heads_oracle import HeadOracle
 from small_models import Edit, Small, write_small
-from test_gguf_file import GGUF, STRING
 
 from edge.backends.base import Engine
 from edge.errors import UnsupportedError
@@ -157,24 +156,6 @@ def test_llama_cpp_shifts_no_magnified_keys(name: str, engines: Callable[[Engine
         engine.kv.keep(np.array([0, 8], np.int32), close_gaps=True)
 
 
-@pytest.mark.parametrize("row", [REFERENCE, LLAMACPP[0]], ids=str)
-def test_minicpm_is_granite_without_scale_of_scores(
-    row: Row, tmp_path: Path, engines: Callable[[Engine], Engine]
-) -> None:
-    """transformers has no class for it. Here the queries' matrix has the scale instead."""
-    granite, family = GGUF.read(GOLDEN / "granite.gguf"), open_family("granite")
-    _, scale = granite.metadata.pop("granite.attention.scale")
-    minicpm = GGUF({str(key).replace("granite.", "minicpm."): value for key, value in granite.metadata.items()})
-    minicpm.metadata["general.architecture"] = (STRING, "minicpm")
-    for name, (shape, kind, data) in granite.tensors.items():
-        factor = float(scale) * 16**0.5 if "attn_q." in str(name) else 1.0
-        minicpm.tensors[name] = (shape, kind, (np.frombuffer(data, np.float32) * np.float32(factor)).tobytes())
-    path = tmp_path / "minicpm.gguf"
-    path.write_bytes(minicpm.to_bytes())
-    engine = engines(load_engine(open_model(path), row.backend, row.kv_dtype, chunk=64, logits_rows=64))
-    row.close_to(engine.forward_all(family.tokens)[-len(family.expected) :], family.expected, "minicpm")
-
-
 # LongRoPE: 256 positions before scaling
 
 
@@ -188,16 +169,6 @@ def test_longrope_chooses_factors_by_text(row: Row, engines: Callable[[Engine], 
         engine.kv.announce(count)
         row.close_to(engine.forward_all(family.tokens)[-len(answer) :], answer, family.name)
     assert np.abs(long - family.expected).max() > 1
-
-
-def test_llama_cpp_chooses_longropes_factors_by_cache(engines: Callable[[Engine], Engine]) -> None:
-    family, long = open_family("phi3-longrope"), open_family("phi3-longrope").arrays["long_logits"]
-    for capacity, answer in ((256, family.expected), (512, long)):
-        engine = engines(load_engine(family.model, "llamacpp", "f32", capacity=capacity))
-        LLAMACPP[0].close_to(engine.forward_all(family.tokens)[-len(answer) :], answer, family.name)
-        engine.kv.shrink(engine.kv.length)  # which makes a new context
-        engine.kv.truncate(0)
-        LLAMACPP[0].close_to(engine.forward_all(family.tokens)[-len(answer) :], answer, family.name)
 
 
 @pytest.mark.parametrize("row", [ONNX[0], SLOW, GPU], ids=str)
@@ -265,8 +236,8 @@ def test_engines_stream_as_reference_does(
     [
         pytest.param(NATIVE[0], "gemma2", marks=pytest.mark.slow),
         pytest.param(NATIVE[0], "gemma3", marks=pytest.mark.slow),
-        (ONNX[0], "gemma2"), (ONNX[0], "gemma3"), (GPU, "gemma2"),
-        pytest.param(GPU, "gemma3", marks=pytest.mark.exhaustive),
+        (ONNX[0], "gemma2"), (ONNX[0], "gemma3"),
+        *(pytest.param(GPU, each, marks=pytest.mark.exhaustive) for each in ("gemma2", "gemma3")),
     ],
     ids=str,
 )  # fmt: skip

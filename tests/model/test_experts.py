@@ -22,15 +22,12 @@ from edge.backends.tvm.gpu.weights import make_weights
 from edge.backends.tvm.gpu.weights import packed_bytes as gpu_bytes
 from edge.backends.tvm.packing.layout import make_layout
 from edge.converters.prune import Pruning, check_pruning
-from edge.errors import BudgetError, ModelFormatError, UnsupportedError
+from edge.errors import ModelFormatError, UnsupportedError
 from edge.model.model import Model, open_model
-from edge.options import Options
-from edge.plan.plan import Plan, make_plan
 from edge.types import FloatArray, IntArray
 
 GPU = f"gpu@{SOME_GPU}"
 OURS = ("reference", "cpu")
-EXACT = 2e-4
 TOLERANCES = {"f16": 8e-2, "int8": 8e-1}  # as in test_architectures.py
 EIGHT_BITS = 0.4  # of gpt-oss, whose MXFP4 is multiplied by activations of 8 bits, as in llama.cpp
 # Rows of whole blocks of any type; more experts than vectors have lanes; tiles that do not divide among 3 threads.
@@ -64,16 +61,6 @@ def test_smaller_rows(mixture: str, backend: str, kv_dtype: str, engines: Callab
     for pieces in ([64], [40, 1, 1, 22], [1] * 64):
         found = logits_of(engine, tokens, pieces)[-len(expected) :]
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
-
-
-def test_threads_choose_experts_alike(engines: Callable[[Engine], Engine]) -> None:
-    """Each chooses for itself, by logits that they share."""
-    model, tokens, expected = open_fallback("gemma4moe")
-    config = EngineConfig(64, 16, "f32", 3, logits_rows=16)
-    engine = engines(find_backend("cpu", model.file, model.spec).load(model.file, model.spec, config))
-    for _ in range(3):
-        found = logits_of(engine, tokens, [1] * 64)[-len(expected) :]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=EXACT)
 
 
 @pytest.mark.slow
@@ -201,19 +188,6 @@ def test_infinite_router_chooses_first_experts(
     np.testing.assert_array_equal(logits_of(engine, tokens, [16, 1, 3]), logits_of(engine, tokens, [1] * 20))
 
 
-def test_row_of_shared_gate_may_be_vector(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
-    """As llama.cpp declares it."""
-    model, tokens, expected = open_fallback("qwen35moe")
-    file = GGUF.read(model.file.path)
-    for name, (shape, kind, data) in file.tensors.items():
-        if "ffn_gate_inp_shexp" in str(name):
-            file.tensors[name] = (shape[:1], kind, data)
-    changed = open_model(file.write(tmp_path / "model.gguf"))
-    for backend in OURS:
-        found = logits_of(engines(load_engine(changed, backend, "f32")), tokens, [64])[-len(expected) :]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
-
-
 @pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=pytest.mark.exhaustive)])
 def test_shares_are_scaled_as_header_says(backend: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     """A scale of 2 does what matrices of twice the size do."""
@@ -234,39 +208,6 @@ def test_plan_counts_packed_experts(tmp_path: Path) -> None:
     model = small_model(tmp_path, types={"": "Q4_0"})
     assert packed_bytes(model.spec) == pytest.approx(make_layout(model.file, model.spec).nbytes, rel=0.01)
     assert packed_bytes(model.spec) > model.spec.expert_bytes
-
-
-def test_smallest_budget_has_part_of_experts_in_memory(tmp_path: Path) -> None:
-    model = small_model(tmp_path, types={"": "Q4_0"}, layers=8, experts=60)
-    backend = find_backend("cpu", model.file, model.spec)
-
-    def plan(memory: int) -> Plan:
-        return make_plan(model.spec, backend, Options(memory=memory), process=60 << 20)
-
-    with pytest.raises(BudgetError, match="weights streamed") as caught:
-        plan(8 << 20)
-    assert caught.value.smallest is not None
-    made = plan(caught.value.smallest)
-    assert 0 < made.config.resident < model.spec.expert_bytes // 4
-    assert made.bytes.streamed > 0
-    with pytest.raises(BudgetError):
-        plan(caught.value.smallest - (1 << 20))
-
-
-def test_operators_count_experts_that_pass_reads(tmp_path: Path) -> None:
-    model = small_model(tmp_path, types={"": "MXFP4", "token_embd": "Q8_0"})
-    backend = find_backend("cpu", model.file, model.spec)
-    layout, counted = make_layout(model.file, model.spec), {}
-    for tokens in (1, 16):
-        found = backend.operators(
-            model.file, model.spec, EngineConfig(64, 16, "f16", 1), tokens=tokens, context=8, passes=1
-        )
-        (counted[tokens],) = [each for each in found if each.name == "experts in" and each.layer == 0]
-    both = sum(layout.places[f"blk.0.ffn_{name}_exps"].nbytes for name in ("gate", "up"))
-    assert counted[1].bytes == round(both * 3 / 20)
-    assert both / 2 < (counted[16].bytes or 0) < both
-    assert counted[1].flops == 2 * 3 * 2 * 256 * 256
-    assert counted[16].flops == 16 * counted[1].flops
 
 
 def test_impossible_experts_are_refused(tmp_path: Path) -> None:

@@ -14,23 +14,18 @@ import pytest
 from conftest import run_child
 from fork_server import COMMAND, forking
 
-import edge
 from edge.backends import llamacpp
 from edge.converters.ggml import quantize_with_llamacpp
-from edge.devices.memory import memory_use
-from edge.devices.profiles import find_profile
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import fields_of, planned_as, write_outline
 from edge.lab.prediction.fits import READABLE, Fit, fits
-from edge.lab.prediction.forecast import look_ahead
 from edge.model.catalog import find_model
 from edge.model.known import known_models, outline_model
 from edge.model.layout import list_tensors
 from edge.model.mixtures import plan_types
 from edge.model.reader import read_spec
 from edge.model.spec import format_count
-from edge.options import Options
 
 FILES = sorted((Path(__file__).parents[1] / "golden").glob("*.gguf"))
 GOLDEN = [path for path in FILES if path.stem != "mtp"]  # whose last layer is not one of the model
@@ -191,18 +186,6 @@ def test_models_have_best_fitting_type_and_reason(on_a_pi: list[Fit]) -> None:
         assert best.weights > best.on_disk > best.weights / 3
         assert best.streamed < best.weights / 3
     assert "not all weights fit" in (found["qwen3:8b"].reason or "")
-
-
-def test_real_file_is_forecast_like_its_outline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = memory_use()  # this process grows meanwhile
-    monkeypatch.setattr("edge.plan.plan.memory_use", lambda: size)
-    options = Options.parse(memory="2GiB", expected_tokens=4096)
-    real = edge.forecast("smollm2-135m", options, device="raspberry-pi-5")
-    outline = outline_model(known_models()["smollm2:135m"], "Q4_1", tmp_path / "outline.gguf")
-    found = look_ahead(outline, read_spec(outline), find_profile("raspberry-pi-5"), options, outline=True)
-    assert found.plan.config == real.plan.config
-    assert found.prediction == real.prediction
-    assert found.plan.predicted_peak == pytest.approx(real.plan.predicted_peak, abs=6 << 20)
 
 
 def test_mixtures_hold_all_experts_and_read_active_ones() -> None:

@@ -8,7 +8,6 @@ from pydoc_data.topics import topics
 import numpy as np
 import pytest
 from conftest import load_engine, run_child
-from test_tokenizer import TEXTS, LlamaCpp
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
@@ -25,13 +24,6 @@ MANUAL = "\n".join(text for _, text in sorted(topics.items()))
 @pytest.fixture(scope="module")
 def gemma() -> Model:
     return open_model("gemma3-270m")
-
-
-def test_ids_match_llama_cpp(gemma: Model) -> None:
-    theirs = LlamaCpp(gemma.path)
-    for text in [*(text for text in TEXTS if "<s>" not in text), *list(topics.values())[::8]]:
-        assert gemma.tokenizer.encode(text).tolist() == theirs(text, False)
-    theirs.close()
 
 
 @pytest.mark.exhaustive

@@ -29,15 +29,10 @@ from edge.plan.plan import make_plan
 from edge.types import FloatArray
 
 FILE = GOLDEN / "gemma4.gguf"
-OURS = ("reference", "cpu", "onnx")
 GPU = f"gpu@{SOME_GPU}"
 EXACT, GELU = 2e-4, 1e-2  # llama.cpp looks gelu up in a table of float16
 
 _CLOSE = {"f32": 0.9999, "f16": 0.99, "int8": 0.98, "int4": 0.85}  # correlations that llama.cpp has with such rows
-
-and_gpu_at_times = pytest.mark.parametrize(
-    "backend", [*OURS, "onnx@cpu-static", pytest.param(GPU, marks=pytest.mark.exhaustive)]
-)
 
 
 WIDE = KnownModel(
@@ -126,47 +121,9 @@ def test_quantized_models(
         assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > _CLOSE[dtype]
 
 
-@pytest.mark.parametrize("dtype", ["f16", "int8", "int4"])
-def test_smaller_rows_of_onnx_runtime(dtype: str, engines: Callable[[Engine], Engine]) -> None:
-    """Integers have scales of their own for each kind of layer; layers write the rows of others once more."""
-    model, tokens, expected = open_fallback("gemma4")
-    engine = engines(load_engine(model, "onnx", dtype, chunk=24))
-    for pieces in ([64], [40, 1, 1, 22]):
-        found = logits_of(engine, tokens, pieces)[-len(expected) :]
-        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > _CLOSE[dtype]
-
-
-@and_gpu_at_times
-@pytest.mark.parametrize("close_gaps", [False, True])
-def test_layers_without_rows_see_what_was_evicted(
-    backend: str, close_gaps: bool, engines: Callable[[Engine], Engine]
-) -> None:
-    model, tokens, _ = open_fallback("gemma4")
-    found = []
-    for name in (backend, "llamacpp"):
-        engine = engines(load_engine(model, name, "f32", chunk=24))
-        engine.forward(tokens[:40])
-        engine.kv.keep(np.r_[0:4, 12:40].astype(np.int32), close_gaps=close_gaps)
-        found.append(engine.forward_all(tokens[40:60]).copy())
-    np.testing.assert_allclose(*found, rtol=0, atol=GELU)
-
-
-@and_gpu_at_times
-def test_rows_return(backend: str, engines: Callable[[Engine], Engine]) -> None:
-    model, tokens, _ = open_fallback("gemma4")
-    engine, other = (engines(load_engine(model, backend, "f32", chunk=24)) for _ in range(2))
-    engine.forward(tokens[:40])
-    saved = engine.kv.save()
-    expected = engine.forward_all(tokens[40:50]).copy()
-    engine.kv.truncate(40)
-    np.testing.assert_array_equal(engine.forward_all(tokens[40:50]), expected)
-    other.kv.append(saved)
-    np.testing.assert_array_equal(other.forward_all(tokens[40:50]), expected)
-
-
 @pytest.mark.parametrize(("close_gaps", "backend"), [
-    (False, "cpu"), (True, "cpu"), (True, "onnx"), (True, "onnx@cpu-static"), (True, GPU),
-    pytest.param(False, GPU, marks=pytest.mark.exhaustive),
+    (False, "cpu"), (True, "cpu"), (True, "onnx"), (True, "onnx@cpu-static"),
+    *(pytest.param(each, GPU, marks=pytest.mark.exhaustive) for each in (False, True)),
 ])  # fmt: skip
 def test_rings_hold_what_windows_see(close_gaps: bool, backend: str, engines: Callable[[Engine], Engine]) -> None:
     """Layers that read the rows of rings find them wherever these move."""

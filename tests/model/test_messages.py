@@ -227,21 +227,6 @@ def test_texts_within_templates_are_encoded_with_it(tmp_path: Path) -> None:
     assert ids.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("think", [None, "off"])
-def test_conversation_has_tokens_of_chat(tmp_path: Path, think: str | None) -> None:
-    """So that the rows of its earlier turns serve the later ones."""
-    model, choice = script(tmp_path), Think.parse(think)
-    turns = [("Hi", "Hello!"), ("two\n\nlines", "ok"), ("<tool_call>", "no\n")]
-    messages: Messages = [SYSTEM]
-    for question, answer in turns:
-        messages += [user(question), {"role": "assistant", "content": answer}]
-    past = model.past(turns, system=SYSTEM["content"], think=choice).tolist()
-    follow_up = model.follow_up("And?", choice).first(None).tolist()
-    assert model.chat_prompt([*messages, user("And?")], think=think).first(None).tolist() == past + follow_up
-    first = model.prompt("Hi", system=SYSTEM["content"], think=choice).first(None).tolist()
-    assert model.chat_prompt(messages[:2], think=think).first(None).tolist() == first
-
-
 # Messages that are none
 
 
@@ -318,22 +303,6 @@ def test_child_that_is_gone_is_replaced() -> None:
     del template
     gc.collect()
     assert child.returncode is not None  # it ends with the template
-
-
-def test_fork_has_child_of_its_own() -> None:
-    template = ChatTemplate(CHATML)
-    text = joined(template.conversation(PLAIN)[0])
-    reader, writer = os.pipe()
-    fork = os.fork()
-    if fork == 0:
-        os.write(writer, joined(template.conversation(PLAIN)[0]).encode())
-        template._renderer._finalize()
-        os._exit(0)
-    os.close(writer)
-    os.waitpid(fork, 0)
-    with open(reader, encoding="utf-8") as said:
-        assert said.read() == text
-    assert joined(template.conversation(PLAIN)[0]) == text
 
 
 def test_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

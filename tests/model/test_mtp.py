@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, SOME_GPU, load_engine
 from fallbacks import logits_of
-from small_models import Small, write_small
 from test_cli import edge_json
 from test_gguf_file import GGUF
 
@@ -97,20 +96,6 @@ def test_quantized_files_keep_them(settings: Settings, tmp_path: Path) -> None:
     assert len(kinds) == 15
     wanted = {"nextn.eh_proj.weight": settings.type, "nextn.enorm.weight": "F32", "attn_q.weight": "F16"}  # rows of 16
     assert kinds.items() >= wanted.items()
-
-
-def test_types_that_need_importance_round_them_without(tmp_path: Path) -> None:
-    """They see no text: all their columns count alike."""
-    small = Small(hidden=256, vocab=300, heads=1, kv_heads=1, ffn=256, layers=2, types={"": "F16"})
-    file = GGUF.read(write_small(tmp_path / "small.gguf", small))
-    file.metadata |= {"llama.nextn_predict_layers": (U32, 1)}
-    path = file.write(tmp_path / "m.gguf")
-    made = edge_json("quantize", str(path), str(tmp_path / "q.gguf"), "iq2_xs", "--no-eval", "--json")
-    assert {each["type"] for each in made["tensors"] if each["name"] == "blk.1.attn_q.weight"} == {"IQ2_XS"}
-    assert 2 < made["bits_per_weight"] < 9
-    whole = open_model(path)
-    values = sum(info.elements for info in whole.file.tensors.values())
-    assert made["bits_per_weight"] == pytest.approx(8 * made["bytes"] / values)
 
 
 def test_llama_cpp_quantizes_them(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import BudgetError, BusyError, InputError
-from edge.model.model import open_model
 from edge.model.prompt import Prompt
 from edge.run.session import Session
 from edge.run.starting.loading import load
-from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 BLOCKS = st.lists(st.integers(0, 50), max_size=12)
@@ -46,14 +43,6 @@ def test_tokens_come_in_order_whatever_blocks(sizes: list[int], wanted: list[int
     rest = [token for block in prompt.rest() for token in block.tolist()]
     assert rest == list(range(run, sum(sizes)))
     assert (prompt.waiting, prompt.read(), prompt.ended) == (0, False, True)
-
-
-def test_no_more_is_read_than_is_asked_for() -> None:
-    def endless() -> Iterator[IntArray]:
-        while True:
-            yield np.zeros(10, np.int32)
-
-    assert Prompt(endless()).first(25).size == 25
 
 
 @pytest.fixture
@@ -87,15 +76,6 @@ def test_endless_text_is_read_as_it_runs(session: Session) -> None:
     assert tokens.cut
     assert tokens.prompt < 200 + 64 + 8 + 20_000  # what the cache holds, a chunk, and a block of text
     assert len(read) < 60
-
-
-def test_text_in_parts_gives_tokens_of_whole(session: Session) -> None:
-    text = "".join(part for part, _ in zip(endless_text(), range(12), strict=False))
-    parts = [text[start : start + 77] for start in range(0, len(text), 77)]
-    whole = session.generate(text, raw=True, max_tokens=5, ignore_eos=True)
-    rows = session.engine.kv.save().data
-    assert session.generate(iter(parts), raw=True, max_tokens=5, ignore_eos=True) == whole
-    assert bytes(session.engine.kv.save().data) == bytes(rows)
 
 
 @pytest.mark.parametrize("ended", ["interrupt", "terminate", "time"])
@@ -192,30 +172,6 @@ def test_second_stream_is_refused_while_one_is_open(session: Session) -> None:
     assert session.generate(tokens, max_tokens=6, ignore_eos=True) == whole
 
 
-def test_threads_never_mix_their_texts(session: Session) -> None:
-    tokens = open_golden(MODEL).tokens[:16]
-    alone = session.generate(tokens, max_tokens=12, ignore_eos=True)
-    answers: list[str] = []
-    barrier = threading.Barrier(4)
-
-    def ask() -> None:
-        barrier.wait()
-        for _ in range(5):
-            try:
-                answers.append(session.generate(tokens, max_tokens=12, ignore_eos=True))
-            except BusyError:
-                answers.append("busy")
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len(answers) == 20
-    assert set(answers) <= {alone, "busy"}
-    assert alone in answers
-
-
 def test_callback_cannot_begin_generation_or_close_session(session: Session) -> None:
     tokens, refused = open_golden(MODEL).tokens[:8], []
 
@@ -262,17 +218,3 @@ def test_forked_child_is_told_to_load_model_itself(backend: str, tmp_path: Path)
         os.waitpid(child, 0)
         assert said.read_text().startswith("True this session belongs to process")
         assert session.generate("x", raw=True, max_tokens=4, ignore_eos=True) == answer
-
-
-def test_longrope_uses_long_factors_for_long_text() -> None:
-    """Policies that leave gaps go beyond the original context (256) with fewer rows: it is decided at the beginning."""
-    model = open_model(GOLDEN / "phi3-longrope.gguf")
-    tokens = np.random.default_rng(1).integers(3, 200, 300).astype(np.int32)
-    parts = [tokens[at : at + 10] for at in range(0, 300, 10)]
-    with load(model, backend="cpu", kv_policy="h2o", max_kv_size=64, prefill_step_size=16, threads=2) as session:
-        greedy = SamplingParams(temperature=0)
-        whole = session.generate(tokens, max_tokens=20, ignore_eos=True, sampling=greedy)
-        key = session.engine.kv.key
-        assert key.endswith(":long")
-        read = "".join(session.stream(Prompt(parts), max_tokens=20, ignore_eos=True, sampling=greedy))
-        assert (read, session.engine.kv.key) == (whole, key)

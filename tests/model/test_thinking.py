@@ -64,16 +64,6 @@ def test_choices_are_rendered_as_jinja2_renders_them(source: str, mode: str) -> 
     assert rendered(source, ("user", "hi"), ("assistant", "REPLY"), ("user", "x"), **names).startswith(past)
 
 
-def test_answers_that_begin_with_thoughts() -> None:
-    for source, think, begins in (
-        (QWEN, None, False),  # the model opens its thoughts itself
-        (ALWAYS, None, True), (GEMMA4, None, False), (GEMMA4, "on", False),
-        (HARMONY, None, True),  # a header comes first
-        *((each, "off", False) for each in (QWEN, ALWAYS, HARMONY)),
-    ):  # fmt: skip
-        assert template(source).begins_thinking(Think.parse(think)) is begins
-
-
 def test_empty_thought_where_template_has_no_switch() -> None:
     off = Think(enabled=False)
     assert template(ALWAYS).opening(off).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
@@ -243,14 +233,6 @@ def test_budget_of_tokens(session: Session) -> None:
     assert not session.report.thoughts.cut
 
 
-def test_stop_strings_and_limits(session: Session) -> None:
-    assert ask(session, stop="c") == ("XYZ", "abcdefghij")  # thoughts are not searched
-    assert ask(session, stop="Y") == ("X", "abcdefghij")
-    assert ask(session, max_tokens=4) == ("", "abc")  # thoughts count
-    assert (session.report.stop_reason, session.report.tokens.generated) == ("length", 4)
-    assert ask(session, think=3, max_tokens=5) == ("XY", "ab\n")
-
-
 def test_raw_prompts_and_token_ids_have_no_thoughts(session: Session) -> None:
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert ask(session, text, raw=True) == ("<think>abcdefghij</think>\n\nXYZ", "")
@@ -288,15 +270,6 @@ def test_budget_of_joules(qwen: Path) -> None:
         assert ask(session, think=3, energy_limit=8.0)[0].startswith("X")
 
 
-def test_budget_is_fed_in_pieces_that_fit(qwen: Path) -> None:
-    with load(qwen, backend="reference", max_kv_size=64, prefill_step_size=2, threads=1) as session:
-        assert ask(session, think=4) == ("XYZ", "abc\n")
-    with load(qwen, backend="reference", max_kv_size=25, kv_policy="full", threads=1) as session:
-        # 21 rows of the prompt, 3 of thoughts, and two of three that end them
-        assert ask(session, think=3) == ("", "ab\n")
-        assert session.report.stop_reason == "capacity"
-
-
 def test_endless_thoughts_end(tmp_path: Path) -> None:
     """A model that would begin to think again after each end."""
     chain = ["Ċ", "<think>", *"abc", "a"]
@@ -328,27 +301,3 @@ def test_families(models: dict[str, Model], name: str, tmp_path: Path) -> None:
         assert (answer, told.rstrip()) == (said, deep)
         assert session.report.stop_reason == "eos"
         assert session.report.tokens.generated == len(ids) - 1
-
-
-@pytest.mark.parametrize(("name", "most"), [("gemma4", 12), ("harmony", 12), ("always", 2)])
-def test_families_have_their_own_early_ends(models: dict[str, Model], name: str, most: int, tmp_path: Path) -> None:
-    model = models[name]
-    think, script, _, _ = SCRIPTS[name]
-    begun = model.tokenizer.encode(script, special=True).tolist()[:most]
-    added = model.tokenizer.encode(model.template.family.cut, special=True).tolist()
-    end = {"gemma4": "<turn|>", "harmony": "<|return|>", "always": "<|im_end|>"}[name]
-    start = model.prompt("hi", think=Think.parse(think or most)).first(None).size
-    answer = model.tokenizer.encode(f"done{end}", special=True).tolist()
-    # Where the tokens that end the thoughts are fed, nothing is sampled.
-    path = write_script(tmp_path / "cut.gguf", SPECIALS[name], start, [*begun, *([3] * (len(added) - 1)), 3, *answer])
-    with load(path, backend="reference", max_kv_size=256, threads=1) as session:
-        assert ask(session, think=most, max_tokens=40)[0] == "done"
-        assert (session.report.thoughts.cut, session.report.thoughts.added) == (True, len(added))
-
-
-def test_end_tokens_of_harmony(models: dict[str, Model]) -> None:
-    """<|end|> ends a message, of which an answer may be the second; elsewhere it ends the turn."""
-    tokenizer = models["harmony"].tokenizer
-    assert {tokenizer.text(token) for token in tokenizer.end_ids} >= {"<|return|>", "<|call|>"}
-    assert "<|end|>" not in {tokenizer.text(token) for token in tokenizer.end_ids}
-    assert "<turn|>" in {models["gemma4"].tokenizer.text(token) for token in models["gemma4"].tokenizer.end_ids}

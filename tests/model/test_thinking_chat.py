@@ -93,27 +93,6 @@ def test_conversation_from_its_text_has_same_rows(talk: Conversation, tmp_path: 
     assert rows_of(talk.session)[: len(rows) - 40] == rows[: len(rows) - 40]
 
 
-def test_interrupted_thought_leaves_empty_answer(talk: Conversation) -> None:
-    assert said(talk, "one", max_tokens=4) == ""
-    assert said(talk, "two", think="off") == "XYZ"
-    asked = ids_of(talk.session.model, ("user", "one"), ("assistant", ""), ("user", "two"), enable_thinking=False)
-    rows = rows_of(talk.session)
-    assert rows[: len(asked)] == asked
-    said(talk, "three", think="off")  # an empty thought is a few rows, for which an answer need not run again
-    assert rows_of(talk.session)[: len(rows)] == rows
-
-
-def test_thoughts_that_cannot_be_taken_back_stay(qwen: Path) -> None:
-    with load(qwen, backend="reference", threads=1, max_kv_size=48) as session:
-        talk = Conversation(session)
-        assert said(talk, "one") == "XYZ"
-        assert said(talk, "two and something that makes room") == "XYZ"
-        evicted = talk.evicted
-        assert evicted > 0
-        assert said(talk, "three") == "XYZ"  # what was evicted does not come back
-        assert not talk.replays
-
-
 def test_choice_that_changes_beginning_runs_conversation_again(models: dict[str, Model], tmp_path: Path) -> None:
     letter = int(models["gemma4"].tokenizer.encode("x")[0])
     model = open_model(write_script(tmp_path / "x.gguf", SPECIALS["gemma4"], 1, [letter] * 400))

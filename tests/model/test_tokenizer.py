@@ -77,18 +77,6 @@ def ids(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
 # The ids
 
 
-def test_golden_ids_and_back() -> None:
-    for case in CASES:
-        text = case["text"]
-        assert ids(smollm2(), text) == case["plain"]
-        assert ids(smollm2(), text, special=True) == case["special"]
-        assert ids(spm(), text) == case["spm"]
-        assert smollm2().decode(case["plain"]) == text
-        if text:  # SentencePiece puts a space before a text, and takes its own sign for a space
-            assert spm().decode(case["spm"]) == " " + text.replace("\u2581", " ")
-            assert spm().decode(spm().encode(text, start=False)) == text.replace("\u2581", " ")
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(text=TORTURE, special=st.booleans())
 def test_ids_match_llama_cpp(llama_cpp_smollm2: LlamaCpp, llama_cpp_spm: LlamaCpp, text: str, special: bool) -> None:
@@ -187,24 +175,6 @@ def test_long_text_in_blocks(
     whole, parts = ids(tokenizer(), text), tokenizer().encode(parts_of(text)).tolist()
     monkeypatch.setattr(edge.model.tokenizer, "BLOCK", len(text))
     assert whole == parts == ids(tokenizer(), text)
-
-
-@pytest.mark.parametrize(
-    "text", ["a" * 90_000, "\u4f60\u597d" * 40_000, "\n" * 80_000, "word " * 20_000, "1 2 " * 30_000]
-)
-def test_long_text_without_place_to_cut(text: str) -> None:
-    assert smollm2().decode(smollm2().encode(text)) == text
-
-
-def test_blocks_are_cut_where_no_token_is() -> None:
-    words = "one two three four " * 3000
-    blocks = list(edge.model.tokenizer.cut_blocks([words]))
-    assert "".join(block for block, _ in blocks) == words
-    assert [first for _, first in blocks] == [True] + [False] * (len(blocks) - 1)
-    assert all(block.startswith(" ") for block, _ in blocks[1:])
-    assert max(len(block) for block, _ in blocks) <= edge.model.tokenizer.BLOCK
-    solid = ["x" * 1000] * 200 + ["y z"]  # one safe place, at the end
-    assert [len(block) for block, _ in edge.model.tokenizer.cut_blocks(solid)] == [65536, 65536, 65536, 3395]
 
 
 ENCODE_IN_A_CHILD = """

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from conftest import GOLDEN
 
 from edge.formats.gguf import read_gguf
 from edge.model.model import open_model
-from edge.model.tokenizer import BLOCK
 from edge.model.word_piece import WordPiece, to_stored
 
 ENCODERS = GOLDEN / "encoders"
@@ -23,14 +21,6 @@ def test_ids_match_library(name: str) -> None:
     for case in CASES:
         if case["text"]:  # nothing is embedded
             assert model.encode_text(case["text"]).tolist() == case[name], repr(case["text"])
-
-
-def test_long_texts_are_encoded_in_blocks() -> None:
-    tokenizer = WordPiece(read_gguf(ENCODERS / "bert.gguf"))
-    text = "The sky is blue, naïve café. " * (2 * BLOCK // 28)
-    whole = np.concatenate([tokenizer.encode(part) for part in [text[:29]] * (2 * BLOCK // 28)])
-    assert np.array_equal(tokenizer.encode(text), whole)
-    assert len(list(tokenizer.encode_blocks(text))) > 1
 
 
 def test_special_tokens_and_decoding() -> None:

@@ -24,10 +24,6 @@ from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.kv.row_formats import unpack_keys
 from edge.errors import InputError, UnsupportedError
 from edge.kv.quest import PAGE
-from edge.lab.quality.material import Amounts, Document, Material, Setup, settings_of
-from edge.lab.quality.matrix import make_cells, open_journal, run_matrix
-from edge.lab.quality.summary import make_rows
-from edge.lab.report.kv import kv_table
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.run.starting.loading import load
@@ -169,20 +165,6 @@ def test_step_reads_the_pages_of_the_highest_bounds(dtype: str) -> None:
                 np.testing.assert_allclose(last.out(), found[:, : last.core.head_dim], atol=1e-5)
 
 
-@exhaustive
-def test_keys_beyond_float16_have_finite_bounds() -> None:
-    """Their pages are read by what the other dimensions are worth, not by products of infinity and 0."""
-    model = model_of(NAME)
-    with engine_of(model, READS, "f32") as engine:
-        engine.forward(some_tokens(model, 200))
-        keys = engine.kv.store.rows.arrays["keys"]
-        keys[np.random.default_rng(6).random(keys.size) < 0.01] = 1e6
-        steps(engine, some_tokens(model, 2))
-        bounds = Last(engine, 0).bounds[: 200 // TILE - NEWEST]
-        assert np.isfinite(bounds).all()
-        assert (bounds == 65504).any()
-
-
 @pytest.mark.parametrize(
     "name",
     ["gemma3", *(pytest.param(each, marks=exhaustive) for each in ("gpt-oss", "gemma4", "qwen35", "llama-window"))],
@@ -247,15 +229,6 @@ def paged_engine() -> NativeEngine:
     return CPU.load(model.file, model.spec, EngineConfig(ROWS, CHUNK, "f16", 2, reads=READS))
 
 
-def test_each_token_of_which_logits_are_wanted_chooses() -> None:
-    engine, tokens = paged_engine(), some_tokens(model_of(NAME), 220)
-    engine.kv.truncate(0)
-    engine.forward(tokens[:200])
-    found = engine.forward_all(tokens[200:])
-    engine.kv.truncate(200)
-    np.testing.assert_array_equal(found, steps(engine, tokens[200:]))
-
-
 def test_session_reads_pages_for_the_answer_alone() -> None:
     """The cut of a prompt into chunks does not matter, though one leaves a single token; nor do drafts."""
     model, answers = model_of(NAME), []
@@ -286,24 +259,6 @@ def test_scores_and_saved_rows_are_independent_of_earlier_runs() -> None:
             keys.add(session.engine.kv.settings)
     assert found[0] == found[1] != found[2]
     assert len(keys) == 2
-
-
-def test_quality_is_measured_of_tokens_that_run_alone() -> None:
-    """In edge eval kv, with as many rows as the text needs, whatever sizes are asked for."""
-    model = model_of(NAME)
-    setup, text = Setup(model, "cpu", chunk=CHUNK, threads=1), some_tokens(model, 260)
-    cells = make_cells(["quest:rows=128", "quest:rows=512"], ["f16"], [64], in_rows=True)
-    assert [(each.policy, each.size) for each in cells] == [
-        ("full", ""),
-        ("quest:rows=128", ""),
-        ("quest:rows=512", ""),
-    ]
-    rows = make_rows(run_matrix(setup, cells, Material([text]), open_journal(None, {}), lambda *_: None))
-    few, many = (row.figures["ratio"].value for row in rows[1:])
-    assert abs(few - 1) > 10 * abs(many - 1)
-    table = kv_table(rows, settings_of(setup, [Document("text", text)], Amounts()))
-    assert table.headings[2:5] == ["rows", "read", "allocated"]
-    assert [line[2:4] for line in table.rows] == [["259", "259"], ["259", "128"], ["259", "259"]]
 
 
 def test_quest_is_refused_where_it_cannot_be() -> None:

@@ -26,7 +26,6 @@ from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.devices.memory import MemoryUse
 from edge.devices.memory.paging import measure_paging
 from edge.errors import BudgetError
-from edge.lab.prediction.work import streaming_cost
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
@@ -254,31 +253,12 @@ def plan(memory: int, **request: int | None) -> Plan:
 
 
 @pytest.mark.usefixtures("planning_process")
-def test_needed_rows_take_precedence_over_resident_weights() -> None:
-    ample, tight = plan(250 * MIB, expected_tokens=2000), plan(170 * MIB, expected_tokens=2000)
-    assert (ample.config.resident, ample.bytes.streamed) == (0, 0)
-    assert ample.config.capacity == tight.config.capacity == 2048
-    assert 0 < tight.bytes.streamed < ample.bytes.weights
-    assert tight.bytes.weights == tight.config.resident < ample.bytes.weights
-
-
-@pytest.mark.usefixtures("planning_process")
 @pytest.mark.parametrize(("policy", "streams"), [("streaming", False), ("full", True)])
 def test_plan_gives_up_the_smaller_share(policy: str, streams: bool) -> None:
     made = plan(300 * MIB, expected_tokens=7730, expected_prompt=7670, kv_policy=policy)
     assert bool(made.bytes.streamed) == streams
     assert (made.config.capacity >= 7730) == streams
     assert ("evicting" in made.rows_by) == (policy == "streaming")
-
-
-@pytest.mark.usefixtures("planning_process")
-def test_unrequested_rows_fit_beside_the_weights() -> None:
-    chat = plan(175 * MIB)
-    assert not chat.config.resident
-    assert 256 <= chat.config.capacity < 1024
-    below = plan(130 * MIB)
-    assert below.config.resident
-    assert below.config.capacity == 256
 
 
 @pytest.mark.usefixtures("planning_process")
@@ -310,19 +290,6 @@ def test_no_other_chunk_reads_less(memory: int, prompt: int, answer: int, chunk:
     reads = [passes(prompt, expected, each.config.chunk) * each.bytes.streamed for each in (chosen, other)]
     whole = 1.25 * MIB * passes(prompt, expected, chosen.config.chunk)  # weights stay in whole MiB
     assert reads[0] <= max(1.01 * reads[1], reads[1] + whole)
-
-
-@pytest.mark.usefixtures("planning_process")
-def test_chunk_follows_from_the_prompt() -> None:
-    def chunk(expected: int | None, prompt: int | None) -> int:
-        return plan(130 * MIB, expected_tokens=expected, expected_prompt=prompt).config.chunk
-
-    # Which ones exactly depends on the scratch memory of this CPU's instruction set.
-    assert chunk(1000, 990) == 512
-    assert {chunk(1000, 488), chunk(700, None)} <= {128, 256}
-    assert chunk(80, 31) in (32, 64)  # one pass, in the least scratch
-    assert chunk(None, None) == chunk(None, 2000) == 64  # of 256 rows, which evict
-    assert plan(250 * MIB, expected_tokens=80, expected_prompt=31).config.chunk == 256  # nothing is streamed
 
 
 @pytest.mark.usefixtures("planning_process")
@@ -388,14 +355,6 @@ def test_weights_above_their_budget_give_the_same_tokens(share: float) -> None:
     assert ample.output["memory"]["streamed"] == 0
 
 
-@pytest.mark.slow
-def test_first_start_stays_within_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
-    budget = 320 * MIB  # compiles, in a process that counts, and packs
-    child = run(budget, 256)
-    assert child.output["memory"]["peak_rss"] <= budget
-
-
 # What it costs
 
 
@@ -408,16 +367,3 @@ def test_what_streaming_costs_is_measured_here(tmp_path: Path) -> None:
     assert measure_paging(tmp_path / "new", 1) is not None
     (tmp_path / "file").touch()
     assert measure_paging(tmp_path / "file", 1) is None
-
-
-def test_cost_is_that_of_the_bytes() -> None:
-    assert streaming_cost(0, 2) is None
-    cost = streaming_cost(100 * MIB, 2)
-    assert cost is not None
-    assert cost.bytes == 100 * MIB
-    assert cost.cached_s is not None
-    assert cost.disk_s is not None
-    assert cost.added_s == cost.cached_s < cost.disk_s
-    short = streaming_cost(100 * MIB, 2, room=99 * MIB)
-    assert short is not None
-    assert short.added_s == short.disk_s

@@ -270,21 +270,8 @@ def test_neighbours_that_come_and_go(expected: str) -> None:
     assert child.result() == expected
 
 
-def test_neighbours_that_start_in_mid_prompt() -> None:
-    model, found = open_model(GOLDEN / "llama-gqa-tied.gguf"), []
-    text = np.arange(3, 515, dtype=np.int32) % model.spec.vocab
-    with closing(cast(Any, CPU.load(model.file, model.spec, EngineConfig(600, 64, "f16", 2)))) as engine:
-        for count in (0, 3):
-            engine.kv.truncate(0)
-            engine.forward(text[:256])
-            with loops(count):
-                found.append([np.array(engine.forward(part)) for part in (text[256:], *text[:80, None])])
-        assert sum(engine.team) >= 2 * (8 + 80)
-    for ours, expected in zip(*found, strict=True):
-        assert (ours == expected).all()
-
-
 @needs_linux
+@pytest.mark.exhaustive
 def test_process_that_is_stopped_and_continued(expected: str) -> None:
     child = Child()
     for pause in (0.01, 0.05, 0.2, 0.003, 0.1):
@@ -305,6 +292,7 @@ def test_two_threads_on_one_core(expected: str) -> None:
 
 
 @needs_linux
+@pytest.mark.exhaustive
 def test_quota_of_three_halves(expected: str) -> None:
     version1 = (CGROUP / "cpu/cpu.cfs_quota_us").parent
     group = (version1 if version1.is_dir() else CGROUP) / f"edge-test-{os.getpid()}"
