@@ -65,6 +65,7 @@ class EngineConfig:
     reads: int = 0  # cpu: most rows that a KV head reads for a single token, in pages that it selects; 0: all
     drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
     mtp: bool = False  # for plans, not engines: a layer for multi-token prediction drafts (`StatesEngine`)
+    taps: tuple[int, ...] = ()  # cpu: layers whose inputs are kept, for drafts (`StatesEngine.layer_states`)
     loras: int = 1  # cpu: adapters held at once, for sequences with different ones
 
     @property
@@ -246,17 +247,20 @@ class TopEngine(Engine, Protocol):
 
 
 class MTPEngine(TopEngine, Protocol):
-    """An engine that runs a layer for multi-token prediction as a model of its own (`ModelSpec.mtp`). Its states
-    approximate those of the main model, so it can draft further tokens from them."""
+    """An engine that runs a layer for multi-token prediction as a model of its own (`ModelSpec.mtp`), or an EAGLE-3
+    head (`edge.model.eagle`). Its states approximate those of the main model, so it can draft further tokens from
+    them."""
 
     def states(self, count: int) -> FloatArray:
-        """The normalised states of the newest pass's last tokens after the last layer, float32 [at most `count`,
-        hidden]."""
+        """The states of the newest pass's last tokens after the last layer, float32 [at most `count`, hidden];
+        normalised, but for a head."""
         ...
 
-    def give(self, states: FloatArray) -> None:
+    def give(self, states: FloatArray, embeddings: FloatArray | None = None) -> None:
         """Supply the main model's states for the next `forward`, float32 [n, hidden], at most a chunk: for each of its
-        tokens, the state of the token before. `NextToken` joins them with the tokens' embeddings."""
+        tokens, the state of the token before. `NextToken` joins them with the tokens' embeddings. A head takes the
+        model's features, [n, `Features.size`], or its own states, and the tokens' `embeddings`, [n, hidden], in place
+        of the tokens."""
         ...
 
 
@@ -265,6 +269,11 @@ class StatesEngine(HiddenEngine, Protocol):
 
     def states(self, count: int) -> FloatArray:
         """As `MTPEngine.states`."""
+        ...
+
+    def layer_states(self, count: int) -> FloatArray:
+        """The inputs of the layers `EngineConfig.taps`, side by side, for the newest pass's last tokens, float32 [at
+        most `count`, layers · hidden]."""
         ...
 
     def open_mtp(self, file: GGUFFile, config: EngineConfig, progress: LoadProgress | None = None) -> MTPEngine:

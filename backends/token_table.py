@@ -11,6 +11,7 @@ from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
 from edge.types import AnyArray, FloatArray, IntArray
 
+DEQUANTIZE_BYTES = 8 << 20  # gguf's module, and what it makes on the way
 _AT_ONCE = 16  # rows that are dequantized together, which takes several times their memory
 
 

@@ -14,6 +14,7 @@ from edge.formats.blocks import FILE_TYPES, FLOATS, UNNAMED_FILE_TYPE, block_siz
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
 from edge.model.assistant import is_assistant, plain_file, read_assistant
+from edge.model.eagle import is_eagle
 from edge.model.mixtures import bits_of, stays_exact
 from edge.model.reader import read_spec
 from edge.types import AnyArray, FloatArray
@@ -28,8 +29,10 @@ def plan_plain(file: GGUFFile, kind: str, *, pure: bool = False) -> list[Planned
     """The tensors that `write_plain` writes. pure: round also the head, and matrices that need more bits than others,
     to `kind` instead of Q8_0. Raises the errors of `read_spec`."""
     head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
-    drafts = is_assistant(file)
-    bits = bits_of(plain_file(file), read_assistant(file)) if drafts else bits_of(file, read_spec(file))
+    if is_assistant(file):
+        bits = bits_of(plain_file(file), read_assistant(file))
+    else:
+        bits = {} if is_eagle(file) else bits_of(file, read_spec(file))
     planned = []
     for info in file.tensors.values():
         wanted = kind

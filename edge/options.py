@@ -174,7 +174,7 @@ class Options:
     )  # fmt: skip
     draft: Any = option(
         None, "--draft", group=ENGINE, typed=str, metavar="MODEL",
-        help="A small model with the same tokens, or Gemma 4's assistant, which drafts where that pays: smollm2-135m.",
+        help="What drafts where that pays: a small model with the same tokens, an EAGLE-3 head, Gemma 4's assistant.",
     )  # fmt: skip
     """A path or a name."""
     sequences: int = option(

@@ -17,6 +17,7 @@ from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.functions import softmax
 from edge.backends.reference.weights import UNWARNED, read_weights
 from edge.backends.ring import LayerKinds
+from edge.backends.token_table import DEQUANTIZE_BYTES
 from edge.formats.arrays import read_array
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
@@ -30,7 +31,6 @@ from edge.types import AnyArray, FloatArray, IntArray
 HEAD = "token_embd"
 _ALONE = 8192  # values of a matrix that BLAS multiplies by one thread
 _HEAD_ROWS = 8192  # of a head without centroids, dequantized at once
-_DEQUANTIZE_BYTES = 8 << 20  # gguf's module, and what it makes on the way
 
 
 class Assistant(ReferenceEngine):
@@ -156,7 +156,7 @@ def assistant_bytes(spec: ModelSpec, model: ModelSpec, config: EngineConfig) -> 
     )
     at_once = spec.vocab * _head_share(spec) if own.assists and own.assists.centroids else _HEAD_ROWS
     scratch = 4 * (2 * rows + 3 * int(at_once) * spec.hidden)
-    return 4 * _in_floats(spec) + spec.embedding_bytes + 4 * spec.vocab + scratch + _DEQUANTIZE_BYTES
+    return 4 * _in_floats(spec) + spec.embedding_bytes + 4 * spec.vocab + scratch + DEQUANTIZE_BYTES
 
 
 def _in_floats(spec: ModelSpec) -> int:

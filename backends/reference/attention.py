@@ -13,6 +13,7 @@ from edge.types import FloatArray
 
 def attention(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatArray:
     """From normalised rows, [n, hidden], to the heads' outputs side by side, [n, width]."""
+    x = engine.joined if core.joined else x
     weights, values = paid(engine, core, at, x)
     mixed = weights @ values[:, None]
     out = mixed.reshape(core.heads, len(x), -1).swapaxes(0, 1).reshape(len(x), -1)

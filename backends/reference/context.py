@@ -17,7 +17,7 @@ class At:
     """A layer of a pass, and the rows and positions of the tokens that run. positions: [n], or [n, components].
 
     begins, sees: the first and the last row that each token sees, [n]. inputs: the tokens' vectors for this layer
-    (`PerLayerInput`), [n, size]. given: states (`NextToken`), [n, hidden].
+    (`PerLayerInput`), [n, size]. given: states (`NextToken`), [n, hidden], or features (`Features`), [n, size].
     """
 
     layer: int
@@ -39,6 +39,7 @@ class Context(Protocol):
     kv: ReferenceKV
     weights: dict[str, FloatArray]
     crossed: dict[int, tuple[FloatArray, FloatArray]]  # of layers with cross attention: see CrossEngine
+    joined: FloatArray  # by `Features`, [n, 2 · hidden]
 
     def project(self, x: FloatArray, at: At, name: str) -> FloatArray:
         """The product with a matrix of a layer, its adapter and its bias."""

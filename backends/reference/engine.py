@@ -13,6 +13,7 @@ from edge.backends.reference.context import At
 from edge.backends.reference.delta_net import delta_net
 from edge.backends.reference.dense import dense
 from edge.backends.reference.experts import experts
+from edge.backends.reference.features import features
 from edge.backends.reference.functions import rms, soft_cap
 from edge.backends.reference.kv import ReferenceKV
 from edge.backends.reference.mamba import mamba
@@ -22,7 +23,17 @@ from edge.backends.reference.short_convolution import short_convolution
 from edge.backends.reference.weights import UNWARNED
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
-from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, NextToken, PerLayerInput, ShortConvolution
+from edge.model.cores import (
+    Attention,
+    DeltaNet,
+    Dense,
+    Experts,
+    Features,
+    Mamba,
+    NextToken,
+    PerLayerInput,
+    ShortConvolution,
+)
 from edge.model.given import GivenRows
 from edge.model.layers import Block
 from edge.model.lora import Lora
@@ -38,6 +49,7 @@ CAPABILITIES = Capabilities(
 CORES: dict[type, Callable[..., FloatArray]] = {
     Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net, Mamba: mamba,
     ShortConvolution: short_convolution, PerLayerInput: per_layer_input, NextToken: next_token,
+    Features: features,
 }  # fmt: skip
 
 
@@ -56,9 +68,11 @@ class ReferenceEngine:
         self._lora: dict[str, tuple[FloatArray, FloatArray]] = {}  # A and B of matrices that are adapted
         self.network = find_network(spec)
         self.kv = ReferenceKV("reference", file, spec, config)
-        self._states = np.zeros((0, spec.hidden), np.float32)
+        self._states = self._embeddings = self.joined = np.zeros((0, spec.hidden), np.float32)
         self._held = self._states  # of a block, for the next one
         self.crossed: dict[int, tuple[FloatArray, FloatArray]] = {}
+        self._last = self._states  # of the newest pass
+        self._taps: list[FloatArray] = []
 
     def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         check_generates(self.spec)
@@ -96,9 +110,19 @@ class ReferenceEngine:
         keys, values = list(kv.keys[layer][:, seen]), list(kv.values[layer][:, seen])
         return SharedRows(keys, values, kv.next_position, np.arange(keys[0].shape[1]))
 
-    def give(self, states: FloatArray) -> None:
+    def give(self, states: FloatArray, embeddings: FloatArray | None = None) -> None:
         """See MTPEngine, of any number of tokens."""
         self._states = states
+        self._embeddings = self._embeddings[:0] if embeddings is None else embeddings
+
+    def states(self, count: int) -> FloatArray:
+        """See MTPEngine."""
+        states = self._last[-count:]
+        return states if self.network.features else self.norm(states, "output_norm")
+
+    def layer_states(self, count: int) -> FloatArray:
+        """See StatesEngine."""
+        return np.concatenate(self._taps, axis=1)[-count:]
 
     def set_lora(self, lora: Lora | None) -> None:
         check_lora(lora, self.config)
@@ -128,16 +152,20 @@ class ReferenceEngine:
         check_positions(self.spec, places.next_position)
         instead = None if given is None else given.rows(tokens)
         rows = self.kv.reserve(places)
-        x = self.embed(tokens, places.numbers, instead, places.types)
+        x, self._embeddings = self._embeddings[: tokens.size], self._embeddings[tokens.size :]
+        x = x if len(x) else self.embed(tokens, places.numbers, instead, places.types)
         inputs = make_inputs(self, self.network, tokens, x)
         states, self._states = self._states[: tokens.size], self._states[tokens.size :]
         begins = 0 if places.begins is None else rows.start + places.begins
+        entering = dict[int, FloatArray]()
         for layer, blocks in enumerate(self.network.layers):
+            entering[layer] = x
             at = At(layer, rows, places.positions, rows.start + places.sees, inputs[:, layer], states, begins)
             for block in blocks:
                 if not block.beside:
                     normed = self.norm(x, at.name(block.norm)) if block.norm else x
                 x = self.add(x, block, at, self.run_core(block, at, normed))
+        self._last, self._taps = x, [entering[layer] for layer in self.config.taps]
         return x
 
     def embed(
@@ -158,13 +186,13 @@ class ReferenceEngine:
         return self.norm(x, "token_embd_norm") if self.network.embedding_norm else np.asarray(x)
 
     def run_core(self, block: Block, at: At, x: FloatArray) -> FloatArray:
-        """From the block's normalised rows, [n, hidden], to the input of its output projection, [n, width]. Experts
-        include the projection."""
+        """From the block's normalised rows, [n, hidden], to the input of its output projection, [n, width]. Experts and
+        features include the projection."""
         return CORES[type(block.core)](self, block.core, at, x)
 
     def add(self, x: FloatArray, block: Block, at: At, inner: FloatArray) -> FloatArray:
         """Project a core's result `inner`, and add it to the hidden states."""
-        added = inner if isinstance(block.core, Experts) else self.project(inner, at, block.core.output)
+        added = inner if isinstance(block.core, Experts | Features) else self.project(inner, at, block.core.output)
         if block.post_norm:
             added = self.norm(added, at.name(block.post_norm))
         if block.held:

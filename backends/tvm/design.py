@@ -37,6 +37,7 @@ class Design:
     timed: bool = False  # each thread records the times of its phases (`cpu/timing.py`)
     lora: bool = False  # matrices may have adapters, of any rank (`cpu/phases/adapt.py`)
     pages: bool = False  # a step may read some pages of rows (`cpu/kernels/pages.py`)
+    taps: bool = False  # inputs of some layers are kept (`EngineConfig.taps`)
     batches: list[int] = field(default_factory=list)  # numbers of tokens, each run as if alone, that it has code for
     exported: bool = False
     shared: dict[str, str] = field(default_factory=dict)  # symbols of units that another pass of the library has
@@ -66,7 +67,10 @@ class Design:
     def here(cls, layout: PackedLayout, config: EngineConfig) -> Design:
         """The design of a run on this machine."""
         design = cls.of(layout, config.kv_dtype, with_tuning(choose_target(), config.tuning))
-        return replace(design, lora=config.lora_rank > 0, pages=config.reads > 0, batches=batch_sizes(config, design))
+        return replace(
+            design, lora=config.lora_rank > 0, pages=config.reads > 0, taps=bool(config.taps),
+            batches=batch_sizes(config, design),
+        )  # fmt: skip
 
     @property
     def estimates(self) -> bool:

@@ -98,8 +98,9 @@ class NativeEngine:
         self.observe, self.choose_rows = first.observe, first.choose_rows
         self.forward, self.forward_all, self.forward_top = first.forward, first.forward_all, first.forward_top
         self.hidden, self.verify, self.verify_top = first.hidden, first.verify, first.verify_top
-        self.states, self.give, self.times = passes.normed_states, passes.give, passes.arrays["times"]
         self.set_crossed = passes.set_crossed
+        self.states, self.layer_states, self.give = passes.normed_states, passes.layer_states, passes.give
+        self.times = passes.arrays["times"]
         if FORMATS[config.kv_dtype].transformed:
             choose_normals(self.kv, self.hidden if shape.encoder else self.forward, spec.vocab)
             for sequence in self._sequences:

@@ -126,6 +126,11 @@ class Passes:
         self.normals = of_floats("normals", shape.padded_head)
         self.states = of_floats("x", shape.padded_hidden)[:, : spec.hidden]
         self._given = of_floats("given", shape.padded_hidden)
+        core = layout.network.features
+        self._features = of_floats("features", core.size if core else 1)
+        self._fuses = self.table[(at := Table.of(shape).slot("fuses")) : at + 1]
+        self._embeddings: FloatArray | None = None  # of the next pass, in place of its tokens
+        self._taps = of_floats("taps", max(1, len(config.taps)), shape.padded_hidden)[:, :, : spec.hidden]
         self.stages: TwoStages | None = None  # of the head; counts are those of all sequences
         if design.estimates and not config.resident:
             self.stages = TwoStages.of(spec.vocab, scratch, self.floats, self.integers)
@@ -166,6 +171,9 @@ class Passes:
             beyond = tokens >= self.spec.vocab
             self.states[: tokens.size][beyond] = given.rows(tokens)
             tokens = np.where(beyond, np.int32(-1), tokens)
+        if self._embeddings is not None:
+            self.states[: tokens.size], tokens = self._embeddings, np.full(tokens.size, -1, np.int32)
+            self._embeddings = None
         self.tokens[: tokens.size] = tokens
         if self._may_adapt:
             self.adapters.run(sequence)
@@ -235,8 +243,10 @@ class Passes:
         self.check_open().run(kind=Job.APPLY, count=count, sequence=sequence, drafts=Job.APPLIED)
 
     def normed_states(self, count: int) -> FloatArray:
-        """See StatesEngine: the last pass's states, normalised as for the head."""
+        """See MTPEngine: the last pass's states, normalised as for the head."""
         states = self.states[max(0, self._ran - count) : self._ran]
+        if self.layout.network.features:
+            return np.array(states)
         shape, floats = self.layout.shape, self.weights.view(np.float32)
 
         def vector(name: str) -> FloatArray:
@@ -270,11 +280,21 @@ class Passes:
         in_tiles[:, :tiles, :size] = whole.reshape(heads, tiles, TILE, size).swapaxes(2, 3)
         self.table[Table.of(self.layout.shape).slot("cross_rows")] = count
 
-    def give(self, states: FloatArray) -> None:
+    def layer_states(self, count: int) -> FloatArray:
+        """See StatesEngine."""
+        found = self._taps[max(0, self._ran - count) : self._ran]
+        return np.asarray(found.reshape(len(found), -1))
+
+    def give(self, states: FloatArray, embeddings: FloatArray | None = None) -> None:
         """See MTPEngine."""
         if len(states) > len(self._given):  # no room if no layer reads states, and once the engine is closed
             raise EngineError(f"{len(states)} states are given, and there is room for {len(self._given)}")
-        self._given[: len(states), : self.spec.hidden] = states
+        self._embeddings = embeddings
+        if fuses := len(self._features) > 0 and states.shape[1] == self._features.shape[1]:
+            self._features[: len(states)] = states
+        else:
+            self._given[: len(states), : self.spec.hidden] = states
+        self._fuses[:] = fuses
 
     def close(self, file: GGUFFile) -> None:
         """End the threads, and free all memory; safe to call twice. file: of the model."""
@@ -292,4 +312,5 @@ class Passes:
         self.arrays.clear()
         self.weights = self.floats = self.integers = self.adapters.memory = np.zeros(0, np.uint8)
         self._temperatures = self._inputs = np.zeros(0, np.float32)
-        self.normals = self.states = self._given = np.zeros((0, 0), np.float32)
+        self.normals = self.states = self._given = self._features = self._fuses = np.zeros((0, 0), np.float32)
+        self._taps = np.zeros((0, 1, 1), np.float32)

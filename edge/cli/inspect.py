@@ -138,9 +138,10 @@ def _adapter(found: AdapterInfo) -> list[list[str]]:
 
 def _drafter(found: DrafterInfo) -> list[list[str]]:
     chosen = f"{found.used} of {found.centroids:,} centroids, " if found.centroids else ""
+    reads = f"the states that enter its layers {', '.join(map(str, found.reads))}" if found.reads else "its KV rows"
     return [
         ["drafts", f"for the model whose states have {found.model_width:,} values"],
-        ["layers", f"{found.layers} of width {found.width}, which read the model's KV rows"],
+        ["layers", f"{found.layers} of width {found.width}, for {reads}"],
         ["for a token", f"{chosen}{found.head_rows:,} of {found.vocab:,} rows of the head"],
         ["use", "edge run MODEL --draft FILE"],
     ]

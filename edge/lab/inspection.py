@@ -21,6 +21,7 @@ from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo, read_gguf
 from edge.formats.onnx_folder import read_folder, read_manifest
 from edge.model.assistant import is_assistant, read_assistant
 from edge.model.catalog import find_model
+from edge.model.eagle import is_eagle, read_eagle
 from edge.model.lora import is_adapter, read_adapter
 from edge.model.mtp import mtp_layers, mtp_tensors
 from edge.model.reader import read_spec
@@ -85,7 +86,8 @@ class AdapterInfo:
 
 @dataclass(frozen=True)
 class DrafterInfo:
-    """An assistant, which drafts for a model. head_rows: of `vocab`, those that it reads for a token."""
+    """An assistant or an EAGLE-3 head, which drafts for a model. head_rows: of `vocab`, those that it reads for a
+    token. reads: the layers of the model whose inputs a head reads."""
 
     layers: int
     width: int
@@ -94,6 +96,7 @@ class DrafterInfo:
     used: int
     head_rows: int
     vocab: int
+    reads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -222,7 +225,13 @@ def _adapter(file: GGUFFile) -> AdapterInfo | None:
 
 
 def _drafter(file: GGUFFile) -> DrafterInfo | None:
-    """Read an assistant. Raises the errors of `read_assistant`."""
+    """Read an assistant or a head. Raises the errors of `read_assistant` and `read_eagle`."""
+    if is_eagle(file):
+        head = read_eagle(file)
+        assert head.features is not None
+        core, vocab = head.features, file.count("tokenizer.ggml.tokens")
+        width = core.size // len(core.layers)
+        return DrafterInfo(head.layers, head.hidden, width, 0, 0, head.vocab, vocab, core.layers)
     if not is_assistant(file):
         return None
     spec = read_assistant(file)

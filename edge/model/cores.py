@@ -174,6 +174,7 @@ class Attention:
     shared_values: bool = False  # a value is the beginning of its key, and there is no `attn_v`
     keys_as_values: bool = False  # files have no `attn_v`, which is `attn_k`: values differ by norm and RoPE only
     clipped: bool = False  # matrices have bounds (see `BOUNDS`)
+    joined: bool = False  # it reads the rows that `Features` has joined, [n, 2 · hidden]
 
     output = "attn_output"
     fixed_values = 0
@@ -210,8 +211,8 @@ class Attention:
         rows = {
             "attn_q": queries, "attn_k": row.heads * row.key, "attn_v": row.heads * row.value, "attn_q_gate": self.width
         }  # fmt: skip
-        same = {"attn_v": "attn_k"} if self.keys_as_values else {}
-        matrices = (Tensor(name, rows[name], hidden, same_as=same.get(name, "")) for name in self.inputs)
+        same, columns = {"attn_v": "attn_k"} if self.keys_as_values else {}, hidden * (1 + self.joined)
+        matrices = (Tensor(name, rows[name], columns, same_as=same.get(name, "")) for name in self.inputs)
         yield from _with_biases(matrices, self.biases)
         for name in ("attn_q", "attn_k") if self.head_norms else ():
             if name in self.inputs:
@@ -539,9 +540,41 @@ class NextToken:
         yield Tensor(self.output, hidden, 2 * hidden)
 
 
-# In JSON, experts have the fields of Dense, too.
-Core = Attention | Experts | Dense | DeltaNet | Mamba | ShortConvolution | PerLayerInput | NextToken
-OneCore = TypeVar("OneCore", Attention, Dense, Experts, DeltaNet, Mamba, ShortConvolution, PerLayerInput, NextToken)
+@dataclass(frozen=True)
+class Features:
+    """The input of an EAGLE-3 head (arXiv:2503.01840): the embedding e of a token, and features of the text before it:
+    the hidden states f of another model, side by side, which enter some of its `layers`, or the head's own state g.
+
+        g = `fc` · f;  joined = [RMSNorm(e), RMSNorm(g)]
+
+    Its block has no norm. The hidden states become g or, if `normed`, its norm; attention reads `joined`. e, and f or
+    g, come from the engine's caller.
+    """
+
+    hidden: int
+    size: int  # of f
+    normed: bool = False
+    layers: tuple[int, ...] = ()  # of the other model
+
+    inputs = ()
+    output, kind = "fc", "EAGLE-3 heads"
+    fixed_values = 0
+
+    @property
+    def width(self) -> int:
+        return self.size
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("attn_norm", hidden)
+        yield Tensor("attn_norm_2", hidden)
+        yield Tensor(self.output, hidden, self.size)
+
+
+# In JSON, experts have the fields of Dense, too, and features those of the last two.
+Core = Attention | Experts | Dense | DeltaNet | Mamba | ShortConvolution | Features | PerLayerInput | NextToken
+OneCore = TypeVar(
+    "OneCore", Attention, Dense, Experts, DeltaNet, Mamba, ShortConvolution, PerLayerInput, NextToken, Features
+)
 
 
 def _bounds(core: Attention | Dense) -> Iterator[Tensor]:

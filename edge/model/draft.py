@@ -8,7 +8,7 @@ from pathlib import Path
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.model.catalog import find_model
-from edge.model.mtp import ASSISTANT
+from edge.model.mtp import ASSISTANT, EAGLE
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.records import dataclass
@@ -18,15 +18,21 @@ _TOKENS = "tokenizer.ggml.tokens"
 
 @dataclass(frozen=True)
 class DraftFile:
-    """A model file, or an assistant's, with its header checked."""
+    """A model file, an assistant's or an EAGLE-3 head's, with its header checked."""
 
-    file: GGUFFile
+    file: GGUFFile  # of a head: what an engine loads
     spec: ModelSpec
+    whole: GGUFFile
 
     @property
     def assists(self) -> bool:
         """Whether it reads the rows of the model that it drafts for."""
         return self.spec.assists
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers of the model whose inputs it reads."""
+        return self.spec.features.layers if self.spec.features else ()
 
 
 @lru_cache(maxsize=2)
@@ -36,13 +42,17 @@ def open_draft(model: str | Path) -> DraftFile:
     if file.metadata.get("general.architecture") == ASSISTANT:
         from edge.model.assistant import read_assistant  # here: few models have one
 
-        return DraftFile(file, read_assistant(file))
-    return DraftFile(file, read_spec(file))
+        return DraftFile(file, read_assistant(file), file)
+    if file.metadata.get("general.architecture") == EAGLE:
+        from edge.model.eagle import plain_file, read_eagle
+
+        return DraftFile(plain_file(file), read_eagle(file), file)
+    return DraftFile(file, read_spec(file), file)
 
 
 def check_draft(draft: DraftFile, file: GGUFFile, spec: ModelSpec) -> None:
-    """Raise InputError unless the file drafts for a model: their vocabularies are the same and, for an assistant, the
-    shapes of the rows that it reads."""
+    """Raise InputError unless the file drafts for a model: their vocabularies are the same and, for an assistant or a
+    head, the shapes of the rows or states that it reads."""
     if not _same_tokens(draft.file, file):
         raise InputError(
             f"--draft {draft.file.path}: its tokens are not those of {file.path.name}: choose another model"
@@ -51,6 +61,10 @@ def check_draft(draft: DraftFile, file: GGUFFile, spec: ModelSpec) -> None:
         from edge.model.assistant import check_assistant
 
         check_assistant(draft.file, draft.spec, spec)
+    if draft.spec.features:
+        from edge.model.eagle import check_eagle
+
+        check_eagle(draft.whole, draft.spec, spec)
 
 
 def _same_tokens(one: GGUFFile, other: GGUFFile) -> bool:

@@ -27,6 +27,7 @@ from edge.model.cores import (
     Core,
     Dense,
     Experts,
+    Features,
     NextToken,
     OneCore,
     PerLayerInput,
@@ -161,6 +162,11 @@ class Network:
         return next((core.size for core in self.cores if isinstance(core, PerLayerInput)), 0)
 
     @cached_property
+    def features(self) -> Features | None:
+        """The input of an EAGLE-3 head, which cannot run alone."""
+        return next((core for core in self.cores if isinstance(core, Features)), None)
+
+    @cached_property
     def cores(self) -> tuple[Core, ...]:
         """All cores, in the order of the pass."""
         return tuple(block.core for layer in self.layers for block in layer)
@@ -213,7 +219,7 @@ class Network:
         """The layer and the block of the last core that mixes tokens. Blocks after it can skip tokens whose logits are
         not wanted."""
         blocks = ((layer, block) for layer, blocks in enumerate(self.layers) for block in blocks)
-        own = Dense | Experts | PerLayerInput | NextToken  # these do not mix tokens
+        own = Dense | Experts | PerLayerInput | NextToken | Features  # these do not mix tokens
         return [(layer, block) for layer, block in blocks if not isinstance(block.core, own)][-1]
 
     @cached_property

@@ -20,6 +20,7 @@ from edge.formats.gguf_fields import Header
 
 NEXTN_LAYERS = "nextn_predict_layers"
 ASSISTANT = "gemma4-assistant"  # the architecture of files that have such layers alone (`assistant.py`)
+EAGLE = "eagle3"  # of those that have an EAGLE-3 head (`eagle.py`)
 # Their MTP layers read the state after the last norm, also in chains of drafts (llama.cpp, pull request 24025; vLLM,
 # `qwen3_next_mtp.py`). Those of other architectures read the state before it.
 MTP_ARCHITECTURES = ("qwen35", "qwen35moe")

@@ -15,7 +15,7 @@ from edge.model.architectures import find_network
 from edge.model.cores import NextToken
 from edge.model.fallback import ENCODERS, check_types, is_dense, make_spec, read_fallback, read_sizes
 from edge.model.layers import Block, is_behind
-from edge.model.mtp import ASSISTANT, SHARED, mtp_file, without_mtp
+from edge.model.mtp import ASSISTANT, EAGLE, SHARED, mtp_file, without_mtp
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_tensors
 
@@ -57,6 +57,8 @@ def read_spec(file: GGUFFile) -> ModelSpec:
 
         found = read_whisper(file)
         return replace(found.spec, ears=found.ears)
+    if architecture == EAGLE:
+        raise UnsupportedError(f"{file.path}: an EAGLE-3 head, which drafts beside its model: --draft {file.path}")
     if not _NAME.fullmatch(architecture):
         raise UnsupportedError(f"{file.path}: the architecture {brief(architecture)} is not supported yet")
     if "token_embd.weight" not in file.tensors and architecture not in ARCHITECTURES:

@@ -6,6 +6,7 @@ import hashlib
 
 from edge.errors import UnsupportedError
 from edge.formats.compiled import Compiled
+from edge.model.cores import Features
 from edge.model.layers import Network
 from edge.records import dataclass
 
@@ -84,6 +85,11 @@ class ModelSpec:
     def assists(self) -> bool:
         """Whether it drafts for another model, whose rows it reads, and cannot run alone."""
         return self.network is not None and self.network.assists is not None
+
+    @property
+    def features(self) -> Features | None:
+        """The input of an EAGLE-3 head, which drafts from another model's hidden states, and cannot run alone."""
+        return self.network.features if self.network else None
 
     @property
     def label(self) -> str:

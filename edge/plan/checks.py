@@ -97,9 +97,9 @@ def _check_draft(run: Resolved, *, elsewhere: bool) -> None:
         raise UnsupportedError(f"--draft is for the {engines_with('verifies')[0]} engine here, not for {where}")
     if not run.drafts:
         raise UnsupportedError(f"--kv-policy={run.kv_policy} goes without drafts: leave --draft out")
+    if (draft.assists or draft.taps) and options.sequences > 1:
+        raise UnsupportedError(f"--draft {draft.file.path.name} drafts for one sequence: leave --sequences out")
     if draft.assists:
-        if options.sequences > 1:
-            raise UnsupportedError(f"--draft {draft.file.path.name} drafts for one sequence: leave --sequences out")
         return
     run.backend.check_supported(draft.file, draft.spec)
     if draft.spec.network and any(draft.spec.network.fixed_values):

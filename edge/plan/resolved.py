@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edge.plan.kv_losses import Losses
 
 
-# A layer for multi-token prediction: its KV rows and chunk, and the tokens whose states may wait for a draft.
+# A layer for multi-token prediction, or an EAGLE-3 head: its KV rows and chunk, and the tokens whose states may wait.
 MTP_ROWS, MTP_CHUNK, MTP_STATES = 2048, 64, 512
 _STATE_COPIES = 2  # the waiting states, and those of a pass, or all of them joined for the layer
 
@@ -69,7 +69,7 @@ class Resolved:
         if spec.assists:
             return EngineConfig(1, 1, "f32", config.threads)
         rows, chunk = min(config.capacity, self.backend.most_rows(spec, None).rows), config.chunk
-        if config.mtp:
+        if config.mtp or spec.features:
             rows, chunk = min(rows, MTP_ROWS), min(chunk, MTP_CHUNK)
         dtype = self.backend.CAPABILITIES.kv_dtypes[0]
         return EngineConfig(rows, min(chunk, rows), dtype, config.threads, pinned=0, frugal=config.frugal)
@@ -98,7 +98,12 @@ class Resolved:
 
             return assistant_bytes(spec, self.spec, config)
         need = self.backend.footprint(spec, own)
-        waiting = 4 * MTP_STATES * _STATE_COPIES * spec.hidden if config.mtp else 0
+        state = spec.features.size if spec.features else spec.hidden if config.mtp else 0
+        waiting = 4 * MTP_STATES * _STATE_COPIES * state
+        if spec.features:
+            from edge.backends.token_table import DEQUANTIZE_BYTES  # here: few models have a head
+
+            waiting += DEQUANTIZE_BYTES  # to look up embeddings
         return need.weights + need.kv + need.scratch + need.runtime + waiting
 
     @property
@@ -117,6 +122,7 @@ class Resolved:
             threads=self.threads or usable_cores(),
             sequences=options.sequences,
             drafts=self.drafts if options.draft is not None else 0,
+            taps=options.draft_file.taps if options.draft_file else (),
             logits_rows=options.logits_rows,
             observes=bool(policy.needs.queries),
             per_head=policy.needs.looks,

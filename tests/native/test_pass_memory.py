@@ -25,7 +25,7 @@ from edge.backends.tvm.gpu.memory import DeviceMemory
 from edge.backends.tvm.gpu.program import Program
 from edge.backends.tvm.packing.cores import KINDS
 from edge.errors import UnsupportedError
-from edge.model.cores import NextToken
+from edge.model.cores import Features, NextToken
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_network
 
@@ -39,7 +39,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "int8, small": {"capacity": 33, "chunk": 3, "kv_dtype": "int8"},
     "observed": {"observes": True, "per_head": True, "uneven": True, "logits_rows": 5},
     "sequences": {"sequences": 3, "reads": 64, "capacity": 256},
-    "drafts": {"drafts": 5},
+    "drafts": {"drafts": 5, "taps": (0,)},
     "adapters": {"lora_rank": 8, "loras": 2},
 }
 
@@ -61,7 +61,7 @@ def counted(backend: Backend, config: EngineConfig) -> Iterator[tuple[Model, Foo
 
 def test_the_models_have_all_cores() -> None:
     found = {type(core) for model in open_each() for core in find_network(model.spec).cores}
-    assert found == KINDS.keys() - {NextToken}  # of a layer that tests/run/test_mtp_drafts.py runs
+    assert found == KINDS.keys() - {NextToken, Features}  # of drafters, which tests/run runs
 
 
 def test_layers_of_encoder_share_rows() -> None:

@@ -132,6 +132,8 @@ _NAMES = (
     "pages", "bounded",  # of a step, adjacent: the most pages that a head reads, and those with bounds (kv/pages.py)
     "page_scores", "page_list", "page_stride",  # of a KV head; of a thread; of both
     "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of tokens by threads' columns
+    "taps", "taps_each",  # inputs of layers that are kept, and their number
+    "fuses",  # 1 if a head's next pass reads features
 )  # fmt: skip
 _PER_LAYER = (
     "form",  # the number of `Shape.forms`
@@ -143,5 +145,6 @@ _PER_LAYER = (
     "observed",  # 1 where policies look at attention: not to the rows of rings
     "expert_moves",  # where the numbers of its experts begin
     "angles",  # where the layer's table of rotary angles begins
+    "tap",  # 1 and more: the place of its input among those that are kept
     "kept_channels", "kept_steps",  # offsets from a pass's scratch rows to the layer's rows that are kept for drafts
 )  # fmt: skip

@@ -40,20 +40,31 @@ from edge.backends.tvm.cpu.phases import (
     delta_net,
     dense,
     experts,
+    features,
     mamba,
     next_token,
     per_layer_input,
     short_convolution,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, PassKind, Unit, pass_kinds
-from edge.backends.tvm.cpu.phases.embed import embed
+from edge.backends.tvm.cpu.phases.embed import embed, keep_input
 from edge.backends.tvm.cpu.phases.estimate import estimate
 from edge.backends.tvm.cpu.phases.head import head, rescore
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.cores import LANES
 from edge.backends.tvm.packing.shape import Shape
-from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, NextToken, PerLayerInput, ShortConvolution
+from edge.model.cores import (
+    Attention,
+    DeltaNet,
+    Dense,
+    Experts,
+    Features,
+    Mamba,
+    NextToken,
+    PerLayerInput,
+    ShortConvolution,
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,8 @@ def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
     found: dict[str, tuple[Unit, int | None]] = {"embed": (_embed, None)}
     if design.shape.layer_inputs:
         found["layer_inputs"] = (per_layer_input.make_inputs, None)
+    if design.taps:
+        found["tap"] = keep_input, None
     for number, block in enumerate(design.shape.blocks):
         units = CORES[type(block.core)]
         last = list(units)[-1]
@@ -285,6 +298,8 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
             if shape.layer_inputs:
                 emit(kind, "layer_inputs", i64(0), i64(0))
             with loop(i64(0), i64(shape.layers)) as layer:
+                if design.taps:
+                    emit(kind, "tap", layer, i64(0))
                 for index, form in enumerate(shape.forms):
                     if len(shape.forms) == 1:
                         _layer(shape, form, kind, layer, emit, waves)
@@ -346,7 +361,7 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
 CORES: dict[type, dict[str, Unit]] = {
     Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
     Mamba: mamba.UNITS, ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
-    NextToken: next_token.UNITS,
+    NextToken: next_token.UNITS, Features: features.UNITS,
 }  # fmt: skip
 # Units of heads in two stages, and the passes that have them. (A step rescores by the code of its whole head.)
 _OF_HEADS: dict[str, Callable[[PassKind], bool]] = {
@@ -354,5 +369,5 @@ _OF_HEADS: dict[str, Callable[[PassKind], bool]] = {
 }  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
 _RECURRENT: dict[type, str] = {DeltaNet: "delta_net", Mamba: "mamba_scan", ShortConvolution: "convolve"}
-_ALIKE = ("embed", "attend", *_RECURRENT.values())  # units without products
+_ALIKE = ("embed", "tap", "attend", *_RECURRENT.values())  # units without products
 _OF_ROWS = ("qkv", "output", "delta_out", "mamba_out")  # units whose tokens have rows or states of their own in a batch

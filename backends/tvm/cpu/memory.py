@@ -93,7 +93,7 @@ class PassMemory:
             target = replace(target, pair_rows=0)
         scratch = make_scratch(
             shape, target, config.chunk, config.threads, observed, rank, config.together, kept.floats,
-            pages_held(config), estimates=estimates,
+            pages_held(config), estimates=estimates, taps=len(config.taps),
         )  # fmt: skip
         tokens, copies = round_up(config.chunk, target.gemm_tokens), config.threads * kept.copied
         rope = RopeRows.of(tokens, target.gemm_tokens, config.sequences)

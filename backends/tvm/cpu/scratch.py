@@ -83,13 +83,13 @@ def _offsets(sizes: dict[str, int]) -> dict[str, int]:
 
 def make_scratch(
     shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0, lora_rank: int = 0,
-    sequences: int = 1, kept: int = 0, pages: int = 0, *, estimates: int = 0,
+    sequences: int = 1, kept: int = 0, pages: int = 0, *, estimates: int = 0, taps: int = 0,
 ) -> Scratch:  # fmt: skip
     """Lay out the scratch memory. Rows are the tokens of a chunk or, in a step, a copy for each thread.
 
     observed_rows: rows that one head may hold, in whole tiles, if attention is observed; else 0. lora_rank: padded.
     kept: `Kept.floats`. pages: the most that one head may hold, if steps select pages; else 0. estimates: tokens
-    whose logits are bounded at once; 0 without a head in two stages.
+    whose logits are bounded at once; 0 without a head in two stages. taps: layers whose inputs are kept.
     """
     tokens = round_up(max(chunk, sequences), target.gemm_tokens)
     rows = max(tokens, threads)
@@ -126,6 +126,7 @@ def make_scratch(
         "lora_parts": parts * threads * shape.most_matrices * lora_rank,
         "kept": kept,
         "page_scores": shape.kv_heads * page_stride,
+        "taps": tokens * taps * shape.padded_hidden,
     }
     choosing = threads if estimates else 0  # each thread finds the blocks whose low bits it reads
     floats |= {
@@ -147,6 +148,7 @@ def make_scratch(
         "pair_stride": pairs,
         "raw_stride": observed_rows,
         "page_stride": page_stride,
+        "taps_each": taps,
     }
     totals = []
     for arena in (floats, integers):

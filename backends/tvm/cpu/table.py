@@ -74,6 +74,7 @@ def fill_table(layout: PackedLayout, memory: PassMemory, streams: Streams | None
             "cross": memory.cross_row(network, layer),
             "angles": network.rope_of(layer) * memory.table_of_angles,
             "expert_moves": moves_at + len(moves),
+            "tap": memory.kv.config.taps.index(layer) + 1 if layer in memory.kv.config.taps else 0,
         }
         for name, place in kept.places[layer].items():
             values[f"kept_{name}"] = scratch.offsets["kept"] + place - scratch.offsets[name]

@@ -11,6 +11,7 @@ from edge.model.cores import (
     DeltaNet,
     Dense,
     Experts,
+    Features,
     Mamba,
     NextToken,
     PerLayerInput,
@@ -186,6 +187,10 @@ def _next_token_lacks(core: NextToken) -> str | None:
     return f"{core.kind} of {core.hidden} values" if core.hidden % 32 else None
 
 
+def _features_lacks(core: Features) -> str | None:
+    return f"{core.kind} of {core.hidden} and {core.size} values" if core.hidden % 32 or core.size % 32 else None
+
+
 KINDS: dict[type, Kind] = {
     Attention: Kind(
         lambda core: {"qkv": core.inputs, "output": (core.output,)},
@@ -236,5 +241,14 @@ KINDS: dict[type, Kind] = {
         {"join": "embed", "quantize_joined": "embed", "next_token": "embed"},
         lambda core, sizes: {"given": sizes.tokens * core.hidden, "joined": sizes.rows * core.width},
         lacks=_next_token_lacks,
+    ),
+    Features: Kind(
+        lambda core: {"fuse": (core.output,)},
+        {"quantize_features": "embed", "fuse": "embed", "join": "embed", "quantize_joined": "embed"},
+        lambda core, sizes: {
+            "given": sizes.tokens * core.hidden, "features": sizes.tokens * core.size,
+            "joined": sizes.rows * 2 * core.hidden,
+        },
+        lacks=_features_lacks,
     ),
 }  # fmt: skip

@@ -20,6 +20,7 @@ from edge.model.cores import (
     Core,
     DeltaNet,
     Experts,
+    Features,
     Mamba,
     OneCore,
     PerLayerInput,
@@ -206,7 +207,8 @@ class Shape:
     @property
     def widest(self) -> int:
         """The length of the longest row of activations."""
-        return max(self.padded_hidden, *(round_up(block.core.width, 32) for block in self.blocks))
+        joined = 2 * self.hidden * bool(self.cores(Features))
+        return max(self.padded_hidden, joined, *(round_up(block.core.width, 32) for block in self.blocks))
 
     @property
     def channels(self) -> int:
@@ -235,6 +237,8 @@ def _shape_of(block: Block, network: Network) -> Block:
         window = core.window if apart else any(network.windows)
         rows_of = None if core.rows_of is None else 0
         core = replace(core, rope=UNROTATED, window=int(window > 0), temperature=temperature, rows_of=rows_of)
+    if isinstance(core, Features):
+        core = replace(core, layers=())
     return replace(block, core=core)
 
 

@@ -73,6 +73,8 @@ _ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 
 def of_config(config: Config) -> tuple[Architecture, Config]:
     """The architecture of a `config.json`, and its part for the text model. Raises UnsupportedError."""
+    if is_head(config):
+        raise UnsupportedError(f"{config.path}: an EAGLE-3 head: convert it with --base and the GGUF file of its model")
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in _WITH_TOWERS:
         text = config.part("text_config")
@@ -93,6 +95,13 @@ def of_config(config: Config) -> tuple[Architecture, Config]:
         known = ", ".join([*_BY_MODEL_TYPE, *_WITH_TOWERS, *_ASSISTANTS])
         raise UnsupportedError(f"{config.path}: model_type {brief(kind)} is not supported (these are: {known})")
     return _BY_MODEL_TYPE[kind], config
+
+
+def is_head(config: Config) -> bool:
+    """Whether a `config.json` describes an EAGLE-3 head (`huggingface/eagle.py`)."""
+    names = [config.get("speculators_model_type"), *(config.get("architectures") or [])]
+    one_layer = config.get("draft_vocab_size") is not None and config.get("num_hidden_layers") == 1
+    return one_layer or any("eagle3" in str(name).lower() for name in names)
 
 
 def _of_assistant(config: Config) -> tuple[Architecture, Config]:

@@ -84,7 +84,11 @@ def convert(
     ] = None,
     base: Annotated[
         str | None,
-        o.flag("--base", metavar="MODEL", help="SRC is a folder of a PEFT adapter of this model in GGUF."),
+        o.flag(
+            "--base",
+            metavar="MODEL",
+            help="SRC is a folder of a PEFT adapter, or of an EAGLE-3 head, of this model in GGUF.",
+        ),
     ] = None,
     npu: Annotated[
         bool, o.flag("--npu", help="Compile for the NPU of --device, too, by the vendor's compiler (--to onnx).")
@@ -129,7 +133,7 @@ def convert(
     from edge.model.lora_file import parse_lora
 
     if base is not None:
-        _convert_adapter(Path(source), base, target, force=force, json=json)
+        _convert_addition(Path(source), base, target, type, force=force, json=json)
         return
     onnx_method = method if method in ONNX_METHODS else None
     mixes = target_size is not None or target_kl is not None
@@ -202,15 +206,21 @@ def run_conversion(
         _show(report, device, quiet=quiet)
 
 
-def _convert_adapter(folder: Path, base: str, target: Path, *, force: bool, json: bool) -> None:
+def _convert_addition(folder: Path, base: str, target: Path, type: str | None, *, force: bool, json: bool) -> None:
+    """Convert what a model needs beside it: an adapter or a head."""
     from edge.converters.huggingface.adapter import convert_adapter, is_adapter_folder
+    from edge.converters.huggingface.eagle import convert_eagle, is_eagle_folder
     from edge.devices.output import check_file
     from edge.model.model import open_model
 
-    if not is_adapter_folder(folder):
-        raise InputError(f"{folder} has no adapter_config.json: --base is for folders of PEFT adapters")
+    head = is_eagle_folder(folder)
+    if not head and not is_adapter_folder(folder):
+        raise InputError(f"{folder}: --base is for folders of PEFT adapters and EAGLE-3 heads: leave it out")
+    if type is not None and not head:
+        raise InputError("--type: an adapter keeps its floats: leave it out")
     check_file(target, force=force)
-    convert_adapter(folder, open_model(base), target)
+    model = open_model(base)
+    convert_eagle(folder, model, target, type and type.upper()) if head else convert_adapter(folder, model, target)
     size = target.stat().st_size
     if json:
         print_json({"target": str(target), "files": {target.name: size}, "written": True})

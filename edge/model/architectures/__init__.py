@@ -25,6 +25,7 @@ _NETWORKS = {
     "gemma3": "gemma3:network",
     "gemma4": "gemma4:network",
     "gemma4-assistant": "gemma4:assistant",
+    "eagle3": "eagle3:network",
     "phi3": "phi3:network",
     "gpt2": "gpt2:network",
     "gpt-oss": "gpt_oss:network",

@@ -46,7 +46,7 @@ class AssistantDrafter(Drafter):
 
     def ran(self, tokens: IntArray) -> None:
         assert self._engine is not None
-        self._states.add(self._engine, tokens)
+        self._states.add(self._engine.states, tokens)
 
     def drop(self, count: int) -> None:
         self._states.drop(count)

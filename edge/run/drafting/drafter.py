@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
-from edge.backends.base import Engine, SharingEngine, StatesEngine
+from edge.backends.base import Engine
 from edge.types import FloatArray, IntArray
 
 
@@ -58,11 +59,11 @@ class States:
     def __init__(self, most: int) -> None:
         self.waiting = deque[tuple[int, FloatArray]](maxlen=max(1, most))
 
-    def add(self, engine: SharingEngine | StatesEngine, tokens: IntArray) -> bool:
-        """Add the tokens that the engine has just run, as far as their states are there. Returns whether none is
-        missing between these and those before."""
+    def add(self, read: Callable[[int], FloatArray], tokens: IntArray) -> bool:
+        """Add the tokens that the engine has just run, as far as their states are there. read: returns those of the
+        last tokens, at most as many as it is given. Returns whether none is missing between these and those before."""
         most = self.waiting.maxlen or 1
-        states = engine.states(min(tokens.size, most))
+        states = read(min(tokens.size, most))
         whole = len(states) == tokens.size
         if not whole:
             self.waiting.clear()

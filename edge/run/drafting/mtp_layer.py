@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -32,11 +33,15 @@ class MTPLayer(Drafter):
 
     def bind(self, engine: Engine) -> None:
         """Load the layer, which shares weights of the engine. Reports no progress: it is a small part of the model."""
-        self._model = cast(StatesEngine, engine)
-        self.engine = self._model.open_mtp(self._file, self._config)
+        model = cast(StatesEngine, engine)
+        self.engine = model.open_mtp(self._file, self._config)
+        self.follow(engine, model.states)
+
+    def follow(self, engine: Engine, read: Callable[[int], FloatArray]) -> None:
+        """Draft for an engine, whose states `read` returns (`States.add`)."""
         self.share = self.engine.spec.weight_bytes / engine.spec.weight_bytes
         # Each state waits for the next token.
-        self._states = States(min(MTP_STATES, self.engine.kv.capacity // 2))
+        self._read, self._states = read, States(min(MTP_STATES, self.engine.kv.capacity // 2))
         self._rows = 0  # excluding those of a draft
 
     def release(self) -> None:
@@ -47,7 +52,7 @@ class MTPLayer(Drafter):
         self._rows = 0
 
     def ran(self, tokens: IntArray) -> None:
-        if not self._states.add(self._model, tokens):
+        if not self._states.add(self._read, tokens):
             self._rows = 0  # there is a gap after them
 
     def drop(self, count: int) -> None:
@@ -84,7 +89,11 @@ class MTPLayer(Drafter):
         kv, chunk = self.engine.kv, self.engine.config.chunk
         for first in range(0, tokens.size, chunk):
             part = tokens[first : first + chunk]
-            self.engine.give(states[first : first + chunk])
-            found, _ = self.engine.forward_top(part, 1)
+            found = self.run_chunk(part, states[first : first + chunk])
             self._meter.add_bytes(self.engine.spec.weight_bytes + kv.nbytes * kv.length / kv.capacity)
-        return int(found[0])
+        return found
+
+    def run_chunk(self, tokens: IntArray, states: FloatArray) -> int:
+        """As `_run`, for at most a chunk."""
+        self.engine.give(states)
+        return int(self.engine.forward_top(tokens, 1)[0][0])

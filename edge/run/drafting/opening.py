@@ -1,4 +1,4 @@
-"""The drafter of a plan: a model of its own, the model's own layer, or its assistant."""
+"""The drafter of a plan: a model of its own, the model's own layer, or its assistant or EAGLE-3 head."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def open_drafter(model: Model, plan: Plan, options: Options, meter: EnergyMeter,
         from edge.run.drafting.assistant import AssistantDrafter
 
         return AssistantDrafter(draft, model, meter, 1 + plan.config.drafts)
+    engine = load(draft.file, draft.spec, plan.draft)
+    if draft.spec.features:
+        from edge.run.drafting.eagle_head import EagleHead
+
+        return EagleHead(draft, model, engine, meter)
     from edge.run.drafting.draft_model import DraftModel
 
-    return DraftModel(load(draft.file, draft.spec, plan.draft), meter)
+    return DraftModel(engine, meter)

@@ -16,10 +16,16 @@ from edge.backends.tvm.packing.cores import round_up
 
 
 def qkv_unit(b: PassBuilder, layer: Value) -> None:
-    norm = b.block.norm
-    b.normalise_chunk(norm, layer, "qkv")
+    norm, joined = b.block.norm, 2 * b.shape.hidden if b.attention.joined else 0
+    if joined:
+        b.quantize_chunk("joined", joined, layer, "qkv")
+    else:
+        b.normalise_chunk(norm, layer, "qkv")
     with b.phase("qkv", layer):
-        inputs = b.normalised_inputs(norm, layer, "qkv")
+        if joined:
+            inputs = b.quantized_inputs("joined", joined, layer, "qkv", private=False)
+        else:
+            inputs = b.normalised_inputs(norm, layer, "qkv")
         adapt(b, "qkv", layer, inputs)
         qkv(b, layer, inputs)
 

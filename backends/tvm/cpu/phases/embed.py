@@ -38,6 +38,16 @@ def _look_up(b: PassBuilder, token: Value, at: Value) -> None:
                 store(b.floats, place, load(b.floats, place) * floats(shape.embedding_scale))
 
 
+def keep_input(b: PassBuilder, layer: Value) -> None:
+    """Copy the hidden states that enter a layer, if they are wanted for drafts; no barrier is needed, since the layer
+    changes them behind one."""
+    place, taps, hidden = let(b.layer_at(layer, "tap")), let(b.at("taps_each")), b.shape.padded_hidden
+    with when(place > 0), b.shared_out(b.count) as token:
+        source, target = let(b.at("x") + token * hidden), let(b.at("taps") + (token * taps + place - 1) * hidden)
+        with loop(i64(0), i64(hidden // 16)) as part:
+            store(b.floats, target + part * 16, load(b.floats, source + part * 16))
+
+
 def _add_row(b: PassBuilder, table: str, block: str, row: Value, token: Value, at: Value) -> None:
     """x += a row of a table."""
     shape = b.shape
