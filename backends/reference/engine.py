@@ -150,10 +150,10 @@ class ReferenceEngine:
 
     def _run_chunk(self, tokens: IntArray, given: GivenRows | None, places: Places) -> FloatArray:
         check_positions(self.spec, places.next_position)
-        instead = None if given is None else given.rows(tokens)
+        parts = None if given is None else given.parts(tokens)
         rows = self.kv.reserve(places)
         x, self._embeddings = self._embeddings[: tokens.size], self._embeddings[tokens.size :]
-        x = x if len(x) else self.embed(tokens, places.numbers, instead, places.types)
+        x = x if len(x) else self.embed(tokens, places.numbers, None if parts is None else parts[0], places.types)
         inputs = make_inputs(self, self.network, tokens, x)
         states, self._states = self._states[: tokens.size], self._states[tokens.size :]
         begins = 0 if places.begins is None else rows.start + places.begins
@@ -165,6 +165,8 @@ class ReferenceEngine:
                 if not block.beside:
                     normed = self.norm(x, at.name(block.norm)) if block.norm else x
                 x = self.add(x, block, at, self.run_core(block, at, normed))
+            if parts is not None and layer < self.network.deepstack:
+                x[tokens >= self.spec.vocab] += parts[1 + layer]
         self._last, self._taps = x, [entering[layer] for layer in self.config.taps]
         return x
 

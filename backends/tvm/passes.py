@@ -131,6 +131,7 @@ class Passes:
         self._fuses = self.table[(at := Table.of(shape).slot("fuses")) : at + 1]
         self._embeddings: FloatArray | None = None  # of the next pass, in place of its tokens
         self._taps = of_floats("taps", max(1, len(config.taps)), shape.padded_hidden)[:, :, : spec.hidden]
+        self._deepstack = of_floats("deepstack", max(1, shape.deepstack), shape.padded_hidden)[..., : spec.hidden]
         self.stages: TwoStages | None = None  # of the head; counts are those of all sequences
         if design.estimates and not config.resident:
             self.stages = TwoStages.of(spec.vocab, scratch, self.floats, self.integers)
@@ -169,7 +170,10 @@ class Passes:
             check_whole("a file of packed weights in the cache folder", mapped.size(), self.layout.nbytes)
         if given is not None:  # they go where the pass puts embeddings
             beyond = tokens >= self.spec.vocab
-            self.states[: tokens.size][beyond] = given.rows(tokens)
+            first, *others = given.parts(tokens)
+            self.states[: tokens.size][beyond] = first
+            for layer, part in enumerate(others):
+                self._deepstack[: tokens.size][beyond, layer] = part
             tokens = np.where(beyond, np.int32(-1), tokens)
         if self._embeddings is not None:
             self.states[: tokens.size], tokens = self._embeddings, np.full(tokens.size, -1, np.int32)
@@ -314,3 +318,4 @@ class Passes:
         self._temperatures = self._inputs = np.zeros(0, np.float32)
         self.normals = self.states = self._given = self._features = self._fuses = np.zeros((0, 0), np.float32)
         self._taps = np.zeros((0, 1, 1), np.float32)
+        self._deepstack = np.zeros((0, 1, 1), np.float32)

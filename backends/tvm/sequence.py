@@ -188,7 +188,8 @@ class NativeSequence:
         position = kv.next_position
         check_positions(self.spec, position + count)
         self.prepare(count)
-        alone = count == 1 and not encoder
+        added = given is not None and self._network.deepstack > 0  # chunks add parts of rows
+        alone = count == 1 and not encoder and not added
         if encoder and places:
             columns = (places.sees, places.begins, places.numbers, places.types)
             for at, column in enumerate(columns, start=1):

@@ -28,6 +28,7 @@ from edge.converters.huggingface.pooling import dense_layers, pooling_fields, pr
 from edge.converters.huggingface.quantized.find import find_quantized
 from edge.converters.huggingface.quantized.floats import Factor, Fp4, Mxfp4
 from edge.converters.huggingface.quantized.matrix import Quantized
+from edge.converters.huggingface.sees import TOWERS
 from edge.converters.huggingface.tokenizer import read_vocabulary
 from edge.converters.huggingface.views import Tensors
 from edge.devices.output import new_file, work_folder
@@ -50,6 +51,8 @@ _ROOTS = (
     "transformer.",
     "language_model.model.",
     "model.language_model.",
+    "model.text_model.",
+    "text_model.",
     "backbone.",
     "bert.",
     "roberta.",
@@ -57,8 +60,8 @@ _ROOTS = (
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 # Tensors of checkpoints beside the text model's weights.
 _OTHERS = (
-    *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
-    *("model.visual.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.", "mtp."),
+    *TOWERS,
+    "mtp.",
     *("pooler.", "bert.pooler.", "roberta.pooler.", "cls.", "lm_head."),
 )
 _BUFFERS = ("embeddings.position_ids", ".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")

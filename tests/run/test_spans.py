@@ -1,7 +1,7 @@
 """Pictures' rows in a run: positions of several components, spans that see all of themselves, and where passes end.
 
-Answers are compared with those of the reference engine that runs the prompt in one pass; `tests/model/test_pictures.py`
-compares such passes with transformers.
+Answers are compared with those of the reference engine that runs the prompt in one pass;
+`tests/model/test_picture_rows.py` compares such passes with transformers.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Table:
 
 _NAMES = (
     "x", "normed", "held", "terms", "queries", "query_rows", "work", "part_stride", "pairs", "pair_stride", "raw",
-    "raw_stride", "normals", "temperatures", "layer_inputs",
+    "raw_stride", "normals", "temperatures", "layer_inputs", "deepstack",
     "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
     "token_embd", "token_embd.scales", "position_embd", "position_embd.scales", "token_types", "token_types.scales",
     "token_embd_norm", "token_embd_norm.bias",

@@ -47,7 +47,7 @@ from edge.backends.tvm.cpu.phases import (
     short_convolution,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, PassKind, Unit, pass_kinds
-from edge.backends.tvm.cpu.phases.embed import embed, keep_input
+from edge.backends.tvm.cpu.phases.embed import add_given, embed, keep_input
 from edge.backends.tvm.cpu.phases.estimate import estimate
 from edge.backends.tvm.cpu.phases.head import head, rescore
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
@@ -93,7 +93,7 @@ def build(design: Design) -> Program:
     """Build a design's functions. Units are separate: LLVM takes more than twice the time for twice the size."""
     units: dict[str, dict[str, Any]] = {}
     for name, (unit, number) in _units(design).items():
-        passes = [kind for kind in pass_kinds(design) if name not in _OF_HEADS or _OF_HEADS[name](kind)]
+        passes = [kind for kind in pass_kinds(design) if name not in _OF_SOME or _OF_SOME[name](kind)]
         kinds = {_unit_name(kind, name): kind for kind in reversed(passes)}  # the first of equal names
         units[name] = {
             design.symbol(function): _unit(design, kind, name, unit, number)
@@ -124,6 +124,8 @@ def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
         found["layer_inputs"] = (per_layer_input.make_inputs, None)
     if design.taps:
         found["tap"] = keep_input, None
+    if _adds_given(design):
+        found["deepstack"] = (add_given, None)
     for number, block in enumerate(design.shape.blocks):
         units = CORES[type(block.core)]
         last = list(units)[-1]
@@ -306,9 +308,12 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
                         continue
                     with when(table[slots.place(layer, "form")] == index):
                         _layer(shape, form, kind, layer, emit, waves)
+                if _adds_given(design) and _OF_SOME["deepstack"](kind):
+                    with when(layer < shape.deepstack):
+                        emit(kind, "deepstack", layer, i64(0))
             if shape.encoder:
                 continue
-            if not (_OF_HEADS["estimate"](kind) and design.estimates):
+            if not (_OF_SOME["estimate"](kind) and design.estimates):
                 emit(kind, "head", i64(0), i64(0))
                 continue
             with when(wanted == Job.ESTIMATED):
@@ -316,7 +321,7 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
             with when(wanted > Job.ESTIMATED):
                 emit(kind, "head", i64(0), i64(0))
     if design.estimates:
-        step, *batches = filter(_OF_HEADS["estimate"], pass_kinds(design))
+        step, *batches = filter(_OF_SOME["estimate"], pass_kinds(design))
         with when(T.And(number == Job.RESCORE, wanted == 1)):
             emit(step, "head", i64(0), i64(0))
         for kind in batches[-1:]:
@@ -352,6 +357,10 @@ def _layer(
                 emit(kind, name, layer, i64(0))
 
 
+def _adds_given(design: Design) -> bool:
+    return design.shape.deepstack > 0 and not design.exported
+
+
 def _embed(b: PassBuilder, _layer: Value) -> None:
     b.mark("idle")
     with b.phase("embed"):
@@ -363,9 +372,10 @@ CORES: dict[type, dict[str, Unit]] = {
     Mamba: mamba.UNITS, ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
     NextToken: next_token.UNITS, Features: features.UNITS,
 }  # fmt: skip
-# Units of heads in two stages, and the passes that have them. (A step rescores by the code of its whole head.)
-_OF_HEADS: dict[str, Callable[[PassKind], bool]] = {
+# Units that some passes lack: heads in two stages (a step rescores by the code of its whole head), parts of given rows.
+_OF_SOME: dict[str, Callable[[PassKind], bool]] = {
     "estimate": lambda kind: kind.single or kind.apart, "rescore": lambda kind: kind.apart,
+    "deepstack": lambda kind: kind.job == Job.CHUNK,
 }  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
 _RECURRENT: dict[type, str] = {DeltaNet: "delta_net", Mamba: "mamba_scan", ShortConvolution: "convolve"}

@@ -122,6 +122,7 @@ def make_scratch(
         "half_sums": 2 * blocks,
         "normals": shape.layers * shape.kv_heads * shape.padded_head,  # of reflections; zeros without any
         "layer_inputs": tokens * shape.layers * shape.padded_inputs,
+        "deepstack": tokens * shape.deepstack * shape.padded_hidden,
         "lora": rows * shape.most_matrices * lora_rank,
         "lora_parts": parts * threads * shape.most_matrices * lora_rank,
         "kept": kept,

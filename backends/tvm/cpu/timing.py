@@ -31,6 +31,7 @@ MARKS = {  # the parts of a pass, and the phase of `backends.base.PHASES` that e
     "idle": "",  # before the pass begins; not reported
     "embed": "embed",
     "layer_inputs": "embed",
+    "deepstack": "other",
     "adapt": "other",
     **dict.fromkeys(_NORMS, "norm"),
     **{name: phase for kind in KINDS.values() for name, phase in kind.marks.items()},

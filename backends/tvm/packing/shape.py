@@ -61,6 +61,7 @@ class Shape:
     embedding_norm: bool = False
     embedding_norm_bias: bool = False
     encoder: bool = False  # runs whole texts, as chunks, and has no head
+    deepstack: int = 0  # first layers behind which chunks add parts of given rows
 
     @classmethod
     def of(cls, spec: ModelSpec, engine: str = "cpu", reason: Callable[[Core], str | None] = supports) -> Shape:
@@ -78,6 +79,7 @@ class Shape:
             len(layers), spec.hidden, spec.vocab, network.norm, network.norm_eps, network.embedding_scale,
             network.logit_cap, network.logit_scale, network.output_norm_bias, blocks, forms,
             network.embedding_norm, network.embedding_norm and network.embedding_norm_bias, network.encoder,
+            network.deepstack,
         )  # fmt: skip
 
     def forms_of(self, network: Network) -> list[int]:

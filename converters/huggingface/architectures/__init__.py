@@ -65,9 +65,12 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
 }
 _WITH_TOWERS = {  # models with vision or sound beside the text model
     "gemma3": gemma.GEMMA3, "gemma4": gemma4.GEMMA4, "gemma4_unified": gemma4.GEMMA4, "qwen3_5": qwen35.QWEN35,
-    "qwen3_5_moe": qwen35.QWEN35_MOE,
+    "qwen3_5_moe": qwen35.QWEN35_MOE, "qwen2_vl": qwen.QWEN2_VL, "qwen2_5_vl": qwen.QWEN2_VL,
+    "qwen3_vl": qwen.QWEN3_VL, "smolvlm": llama.LLAMA, "idefics3": llama.LLAMA, "lfm2_vl": lfm2.LFM2,
 }  # fmt: skip
 
+_FLAT = ("qwen2_vl", "qwen2_5_vl")  # whose first files have the text model's settings beside the tower's
+_OF_LLAMA = ("smolvlm", "idefics3")
 _ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
@@ -78,12 +81,19 @@ def of_config(config: Config) -> tuple[Architecture, Config]:
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in _WITH_TOWERS:
         text = config.part("text_config")
+        if text is None and kind in _FLAT:
+            text = config
         if text is None:
             raise ModelFormatError(f"{config.path}: text_config is missing")
+        if kind in _OF_LLAMA and text.get("model_type", "llama") != "llama":
+            raise UnsupportedError(f"{config.path}: the text model of {kind} must be llama")
         if kind == "gemma3":
             text.must_be("final_logit_softcapping")  # which transformers leaves out beside a vision tower
         tied = config.get("tie_word_embeddings")
         usual = {} if tied is None or text.get("tie_word_embeddings") is not None else {"tie_word_embeddings": tied}
+        vision = config.part("vision_config")
+        deep = (vision.get("deepstack_visual_indexes") if vision else None) if kind == "qwen3_vl" else None
+        usual |= {} if deep is None else {"deepstack_visual_indexes": deep}
         return _WITH_TOWERS[kind], Config(config.path, {**text.values, **usual})
     if kind in _ASSISTANTS:
         return _of_assistant(config)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from edge.converters.huggingface.architectures.common import (
     ATTENTION_BIASES,
     HEAD_NORMS,
@@ -16,11 +18,11 @@ from edge.converters.huggingface.architectures.common import (
     in_layers,
     one_window,
 )
-from edge.converters.huggingface.architectures.rope import read_rope
+from edge.converters.huggingface.architectures.rope import read_rope, section_fields
 from edge.converters.huggingface.architectures.settings import Count, Fixed, Setting
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.views import Tensors, stack_experts
-from edge.errors import UnsupportedError
+from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_writer import Field
 
 _rope = partial(read_rope, scalings=("default", "linear", "yarn"))
@@ -52,6 +54,24 @@ QWEN3 = replace(
     biases=frozenset(),
     maybe_biases={"attention_bias": ATTENTION_BIASES},
 )
+
+_VL_ROPE = partial(_rope, default_theta=1e6)
+
+
+def _others_vl2(config: Config, sizes: Sizes) -> dict[str, Field]:
+    return _others(config, sizes) | section_fields(_VL_ROPE(config), (16, 24, 24))
+
+
+def _others_vl3(config: Config, sizes: Sizes) -> dict[str, Field]:
+    deep = config.get("deepstack_visual_indexes", [])  # of the vision tower
+    if not isinstance(deep, list) or len(deep) > sizes.layers:
+        raise ModelFormatError(f"{config.path}: deepstack_visual_indexes must be a list of layers")
+    parts = {"n_deepstack_layers": np.uint32(len(deep))}
+    return _others(config, sizes) | section_fields(_VL_ROPE(config), (24, 20, 20)) | parts
+
+
+QWEN2_VL = replace(QWEN2, name="qwen2vl", model=("", ""), others=_others_vl2, rope=_VL_ROPE)
+QWEN3_VL = replace(QWEN3, name="qwen3vl", model=("", ""), others=_others_vl3, rope=_VL_ROPE)
 
 EXPERTS: tuple[Setting, ...] = (
     # transformers writes the second name, publishers the first

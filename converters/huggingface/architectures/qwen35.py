@@ -22,7 +22,7 @@ from edge.converters.huggingface.architectures.common import (
     in_layers,
 )
 from edge.converters.huggingface.architectures.qwen import EXPERT_NAMES, EXPERTS
-from edge.converters.huggingface.architectures.rope import read_rope
+from edge.converters.huggingface.architectures.rope import read_rope, section_fields
 from edge.converters.huggingface.architectures.settings import Count, Fixed, Setting, changed
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.views import Tensors, floats, reordered, stack_experts, without_middle
@@ -32,7 +32,6 @@ from edge.types import AnyArray
 
 _NET = "linear_attn."
 _LINEAR, _FULL = "linear_attention", "full_attention"
-_SECTIONS = 4  # of MRoPE in GGUF
 _KEY_HEADS, _VALUE_HEADS = "linear_num_key_heads", "linear_num_value_heads"
 _KEY_SIZE, _VALUE_SIZE = "linear_key_head_dim", "linear_value_head_dim"
 _rope = partial(read_rope, scalings=("default",), default_share=0.25)
@@ -63,11 +62,7 @@ def _others(config: Config, sizes: Sizes) -> dict[str, Field]:
         "full_attention_interval": np.uint32(interval),
         "attention.recurrent_layers": np.array([kind == _LINEAR for kind in types]),
     }
-    sections = _rope(config).get("mrope_section", [])
-    if not isinstance(sections, list) or not all(isinstance(each, int) and 0 <= each < 1024 for each in sections):
-        raise ModelFormatError(f"{config.path}: mrope_section must be a list of numbers of pairs")
-    padded = [*sections, *[0] * _SECTIONS][:_SECTIONS] if sections else [0] * _SECTIONS
-    return fields | {"rope.dimension_sections": np.array(padded, np.int32)}
+    return fields | section_fields(_rope(config))
 
 
 def value_order(config: Config) -> AnyArray:

@@ -22,6 +22,7 @@ from edge.types import FloatArray
 KEPT = "edge.rope_scaling"  # llama3's parameters as JSON: GGUF has only the factors computed from them
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _LLAMA3_USUAL = (1.0, 4.0, 8192)
+_SECTIONS = 4  # of M-RoPE, in GGUF
 _PROPORTIONAL, _STOPPED = "proportional", 1e30  # Gemma 4's scaling; the divisor of frequencies that are to be 0
 _BOUNDS = {"beta_fast": 32.0, "beta_slow": 1.0}  # of YaRN, by default
 
@@ -42,6 +43,8 @@ def read_rope(
     kind = said.get("rope_type", said.get("type", "default"))
     if kind == "su" or (kind == "yarn" and "longrope" in scalings):  # earlier names of longrope
         kind = "longrope"
+    if kind == "mrope":  # an earlier name, beside mrope_section
+        kind = "default"
     if kind == "dynamic" and "linear" in scalings:  # no change within the stated context
         kind = "default"
     if kind not in scalings:
@@ -69,6 +72,16 @@ def rope_fields(rope: Config, sizes: Sizes, *, bounds: bool = False) -> dict[str
         fields["rope.scaling.original_context_length"] = np.uint32(_original(rope))
         fields["rope.scaling.attn_factor"] = np.float32(_longrope_magnitude(rope, sizes))
     return fields
+
+
+def section_fields(rope: Config, usual: tuple[int, ...] = ()) -> dict[str, Field]:
+    """The pairs that go by each component of positions (M-RoPE). usual: where the file does not say. Raises
+    ModelFormatError."""
+    sections = rope.get("mrope_section", [*usual])
+    if not isinstance(sections, list) or not all(isinstance(each, int) and 0 <= each < 1024 for each in sections):
+        raise ModelFormatError(f"{rope.path}: mrope_section must be a list of numbers of pairs")
+    padded = [*sections, *[0] * _SECTIONS][:_SECTIONS]
+    return {"rope.dimension_sections": np.array(padded, np.int32)}
 
 
 def rope_dimensions(rope: Config, sizes: Sizes) -> int:

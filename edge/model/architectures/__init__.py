@@ -16,8 +16,10 @@ _NETWORKS = {
     "llama": "llama:network",
     "ernie4_5": "llama:network",  # Baidu's ERNIE 4.5 has no formula of its own
     "qwen2": "qwen2:network",
+    "qwen2vl": "qwen2vl:network",
     "qwen3": "qwen3:network",
     "qwen3moe": "qwen3moe:network",
+    "qwen3vl": "qwen3vl:network",
     "qwen35": "qwen35:network",
     "qwen35moe": "qwen35moe:network",
     "gemma": "gemma:network",
@@ -90,8 +92,10 @@ USUAL: dict[str, tuple[str, ...]] = {
     ),
     "phi3": ("attn_qkv.weight", "ffn_up.weight"),
     "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
+    "qwen2vl": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
     "qwen3": ("attn_q_norm.weight",),
     "qwen3moe": ("attn_q_norm.weight",),
+    "qwen3vl": ("attn_q_norm.weight",),
     "seed_oss": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
 }  # fmt: skip
 """Tensors of the first layer that tell `find_network` what a header does not state. All files of these architectures

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.gguf import ArrayRef
 from edge.formats.gguf_fields import Header
 from edge.model.cores import Activation, Attention, Dense, Experts, Mamba, Rope, Router, Temperature
 from edge.model.layers import Block, Network, Norm, Pooling
@@ -69,6 +70,15 @@ def read_rope(header: Header, spec: ModelSpec) -> Rope:
         magnitude=header.positive("rope.scaling.attn_factor", 1.0, below=1e3),
         has_long="rope_factors_long.weight" in header.file.tensors,
     )
+
+
+def read_sections(header: Header, spec: ModelSpec) -> tuple[int, ...]:
+    """Pairs that each component of a position rotates. Files without them are of models for text alone."""
+    name = f"{header.architecture}.rope.dimension_sections"
+    if not isinstance(header.file.metadata.get(name), ArrayRef):
+        return ()
+    found = tuple(int(count) for count in header.file.numbers(name) if count)
+    return found if sum(found) == spec.rope_dim // 2 else ()
 
 
 def read_yarn(header: Header, spec: ModelSpec) -> Rope:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edge.formats.gguf import ArrayRef
 from edge.formats.gguf_fields import Header
-from edge.model.architectures.common import read_rope, read_state
+from edge.model.architectures.common import read_rope, read_sections, read_state
 from edge.model.cores import Attention, DeltaNet, Dense, Experts
 from edge.model.fallback import per_layer
 from edge.model.layers import Block, Network
@@ -23,7 +22,7 @@ def network(header: Header, spec: ModelSpec) -> Network:
 
 def hybrid(header: Header, spec: ModelSpec, feeding: Dense | Experts) -> Network:
     """Layers of delta nets or attention, each followed by `feeding`."""
-    rope = replace(read_rope(header, spec), halves=True, sections=_sections(header, spec), interleaved=True)
+    rope = replace(read_rope(header, spec), halves=True, sections=read_sections(header, spec), interleaved=True)
     attention = Attention(
         spec.heads, spec.kv_heads, spec.head_dim, spec.head_dim**-0.5, rope, head_norms=True, gated=True
     )
@@ -33,15 +32,6 @@ def hybrid(header: Header, spec: ModelSpec, feeding: Dense | Experts) -> Network
         for is_delta in recurrent
     )
     return Network(spec.hidden, spec.vocab, layers, norm_eps=spec.norm_eps, tied_head=spec.tied_head)
-
-
-def _sections(header: Header, spec: ModelSpec) -> tuple[int, ...]:
-    """Pairs that each component of a position rotates. Files without them are of models for text alone."""
-    name = f"{header.architecture}.rope.dimension_sections"
-    if not isinstance(header.file.metadata.get(name), ArrayRef):
-        return ()
-    found = tuple(int(count) for count in header.file.numbers(name) if count)
-    return found if sum(found) == spec.rope_dim // 2 else ()
 
 
 def _recurrent(header: Header, layers: int) -> list[bool]:

@@ -48,6 +48,16 @@ def keep_input(b: PassBuilder, layer: Value) -> None:
             store(b.floats, target + part * 16, load(b.floats, source + part * 16))
 
 
+def add_given(b: PassBuilder, layer: Value) -> None:
+    """x += the layer's part of given rows (`Network.deepstack`)."""
+    shape = b.shape
+    with b.phase("deepstack"), b.shared_out(b.count) as token, when(T.cast(b.tokens[token], "int64") < 0):
+        at = let(b.at("x") + token * shape.padded_hidden)
+        part = let(b.at("deepstack") + (token * shape.deepstack + layer) * shape.padded_hidden)
+        with loop(i64(0), i64(shape.padded_hidden // 16)) as vector:
+            store(b.floats, at + vector * 16, load(b.floats, at + vector * 16) + load(b.floats, part + vector * 16))
+
+
 def _add_row(b: PassBuilder, table: str, block: str, row: Value, token: Value, at: Value) -> None:
     """x += a row of a table."""
     shape = b.shape

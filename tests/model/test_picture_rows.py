@@ -1,0 +1,87 @@
+"""Text models with a picture's rows in a prompt answer what transformers' models with eyes do (golden/pictures.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine
+from test_architectures import require_native
+
+from edge.converters.huggingface.reader import convert_folder
+from edge.errors import InputError, UnsupportedError
+from edge.model.given import GivenRows
+from edge.model.model import Model, open_model
+from edge.model.places import Places
+from edge.model.tensors import find_network
+from edge.types import AnyArray, IntArray
+
+PICTURES = GOLDEN / "pictures"
+ARCHITECTURES = {
+    "gemma3": "gemma3", "gemma4": "gemma4", "lfm2": "lfm2", "qwen2vl": "qwen2vl", "qwen35": "qwen35",
+    "qwen3vl": "qwen3vl", "smolvlm": "llama",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    folder, found = tmp_path_factory.mktemp("pictures"), {}
+    for name in ARCHITECTURES:
+        convert_folder(PICTURES / name, folder / f"{name}.gguf", type="F32")
+        found[name] = open_model(folder / f"{name}.gguf")
+    return found
+
+
+def prompt_of(name: str, model: Model) -> tuple[GivenRows, IntArray, dict[str, AnyArray]]:
+    """The rows, and the tokens with their ids. Gemma 3's see all of the picture."""
+    with np.load(PICTURES / f"{name}.npz") as arrays:
+        golden = dict(arrays)
+    given, tokens = GivenRows.of(model.spec), golden["tokens"].copy()
+    rows, columns = golden["grid"].tolist()
+    tokens[tokens < 0] = given.add(golden["rows"], (rows, columns), whole=name == "gemma3")
+    return given, tokens, golden
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_pictures_equal_transformers(models: dict[str, Model], name: str, backend: str) -> None:
+    if backend == "cpu":
+        require_native()
+    model = models[name]
+    assert model.spec.architecture == ARCHITECTURES[name]
+    given, tokens, golden = prompt_of(name, model)
+    engine: Any = load_engine(model, backend, "f32", capacity=64, chunk=12, logits_rows=12)
+    text = tokens[tokens < model.spec.vocab]
+    np.testing.assert_allclose(engine.forward_all(text)[-8:], golden["plain"], atol=1e-3)
+    engine.kv.truncate(0)
+    found = engine.forward_all(tokens, given, given.places(tokens, 0))
+    np.testing.assert_allclose(found[-8:], golden["logits"], atol=1e-3)
+    engine.kv.truncate(0)
+    for at, token in enumerate(tokens if name == "qwen3vl" else ()):  # rows one by one
+        found = engine.forward(token[None], given, given.places(tokens[at : at + 1], engine.kv.next_position))
+    if name == "qwen3vl":
+        np.testing.assert_allclose(found, golden["logits"][-1], atol=1e-3)
+    engine.close()
+
+
+def test_spans_beyond_a_window_are_refused(models: dict[str, Model]) -> None:
+    model = models["gemma3"]
+    window = max(find_network(model.spec).windows)
+    count = window + 1
+    places = Places(np.arange(count, dtype=np.int32), np.full(count, count - 1, np.int32))
+    for backend in ("reference", "cpu"):
+        engine: Any = load_engine(model, backend, "f32", capacity=64, chunk=32)
+        with pytest.raises(UnsupportedError, match=f"a span of {count} tokens is longer than .* windows, of {window}"):
+            engine.forward(np.full(count, 5, np.int32), None, places)
+        engine.close()
+
+
+def test_rows_of_deepstack_are_wide_or_plain(models: dict[str, Model]) -> None:
+    spec = models["qwen3vl"].spec
+    given = GivenRows.of(spec)
+    assert find_network(spec).deepstack == given.deepstack == 1
+    ids = given.add(np.ones((2, spec.hidden), np.float32))
+    assert not given.parts(ids)[1].any()
+    with pytest.raises(InputError, match=rf"must be float32 \[n, {spec.hidden} or {2 * spec.hidden}\]"):
+        given.add(np.ones((2, 3 * spec.hidden), np.float32))
