@@ -1,0 +1,209 @@
+"""`edge transcribe`: what is said in a sound, as text or captions."""
+
+from __future__ import annotations
+
+import time as clock
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge.cli import options as o
+from edge.cli.terminal.show import note, print_json, printable, progress
+from edge.flags import ENGINE, OUTPUT, PROMPT
+from edge.options import Options
+
+if TYPE_CHECKING:
+    from edge.run.speech.resume import Unfinished
+    from edge.run.speech.segments import Format, Segment
+    from edge.run.speech.transcription import Transcription
+
+MODEL = "whisper-base"
+
+
+@o.command
+def transcribe(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE", help="WAV, FLAC, OGG or MP3; - is a WAV or raw samples on stdin.")
+    ],
+    model: Annotated[
+        str, o.flag("-m", "--model", group=ENGINE, metavar="MODEL", help="A Whisper model: a file or a name.")
+    ] = MODEL,
+    language: Annotated[
+        str | None, o.flag("-l", "--language", group=PROMPT, help="Its code, such as en (default: detected).")
+    ] = None,
+    translate: Annotated[bool, o.flag("--translate", group=PROMPT, help="Write English, whatever is spoken.")] = False,
+    prompt: Annotated[
+        str | None, o.flag("-p", "--prompt", group=PROMPT, help="Text that might have come before: names, style.")
+    ] = None,
+    timestamps: Annotated[
+        str | None, o.flag("--timestamps", group=OUTPUT, help="Of segments or of words: before text, and in captions.")
+    ] = None,
+    form: Annotated[
+        str, o.flag("--format", group=OUTPUT, help="text, srt, vtt, or json: an object for each segment.")
+    ] = "text",
+    output: Annotated[
+        Path | None,
+        o.flag(
+            "-o", "--output", group=OUTPUT, metavar="DIR", help="Write NAME.txt, .srt … there; go on if interrupted."
+        ),
+    ] = None,
+    rate: Annotated[
+        int | None, o.flag("--rate", group=PROMPT, help="Stdin is raw: mono, 16 bits, this many samples per second.")
+    ] = None,
+    silence: Annotated[
+        bool, o.flag("--silence", group=PROMPT, help="Ask the model for words in silence and steady noise, too.")
+    ] = False,
+    *,
+    options: Annotated[
+        Options, o.only("memory", "time", "energy", "power", "max_temp", "backend", "threads", "kv_dtype")
+    ],
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Write what is said in sounds. Segments go to stdout as they are found, progress and the report to stderr.
+
+    \b
+      edge transcribe talk.wav
+      edge transcribe interview.mp3 --language de --translate --format srt > interview.srt
+      edge transcribe lectures/*.flac -o transcripts --format vtt --timestamps words
+      arecord -q -f S16_LE -r 16000 -t raw | edge transcribe - --rate 16000
+
+    With -o, the same command goes on where an earlier one was interrupted.
+    """
+    from edge.cli.terminal.fetching import fetch_missing
+    from edge.cli.terminal.signals import Terminated, ended_by_signals
+    from edge.devices.power import find_meter
+    from edge.errors import InputError
+    from edge.run.speech.segments import check_format
+    from edge.run.starting.loading import load
+    from edge.run.starting.opening import open_model
+
+    started, wanted = clock.perf_counter(), check_format(form)
+    check_files(files, rate)
+    if timestamps not in (None, "words", "segments"):
+        raise InputError(f"--timestamps must be words or segments, not {timestamps!r:.40}")
+    targets = [None if output is None else _target(output, each, wanted) for each in files]
+    if len({*targets}) < len(targets) and output is not None:
+        raise InputError("two of the files have the same name, and would get the same transcript: give them one by one")
+    meter = find_meter()
+    first = meter.read().joules
+    asked: dict[str, Any] = {
+        "language": language, "translate": translate, "prompt": prompt, "vad": not silence,
+        "timestamps": timestamps or "segments",
+    }  # fmt: skip
+    with progress(enabled=not quiet) as shown:
+        fetch_missing(model, options, shown, quiet=quiet)
+        opened = open_model(model)
+        if opened.spec.ears is None:
+            raise InputError(f"{opened.name} does not hear: choose a Whisper model, such as -m whisper-base")
+        with load(
+            opened, options, meter=meter, on_load=lambda part, doing="": shown.step("loading")(part, 1.0)
+        ) as session:
+            for file, target in zip(files, targets, strict=True):
+                spent = clock.perf_counter() - started, max(0.0, meter.read().joules - first)
+                kept = None if target is None else _unfinished(target, file, opened.path, wanted, asked)
+                with ended_by_signals(session):
+                    heard = session.transcribe(
+                        file, rate=rate if file == "-" else None, time_spent=spent[0], energy_spent=spent[1],
+                        place=kept.place if kept else None, keep_text=json,
+                        on_progress=lambda done, whole: shown.step("hearing")(done, whole) if whole else None, **asked,
+                    )  # fmt: skip
+                    found = _write(heard, shown, wanted, timestamps, kept, print_it=not json and target is None)
+                shown.clear()
+                _finish(heard, file, target, kept, found, wanted, timestamps, json=json, quiet=quiet, verbose=verbose)
+                if session.terminated:
+                    raise Terminated
+                if heard.stop_reason == "interrupted":
+                    raise KeyboardInterrupt
+
+
+def check_files(files: list[str], rate: int | None) -> None:
+    """Raise InputError for files that are not there, before a model is loaded."""
+    from edge.errors import InputError
+
+    if files.count("-") > 1:
+        raise InputError("stdin (-) is read once")
+    if rate is not None and "-" not in files:
+        raise InputError("--rate is of raw samples on stdin: give - as the file")
+    for each in files:
+        if each != "-" and not Path(each).is_file():
+            raise InputError(f"{each}: {'not a file' if Path(each).exists() else 'no such file'}")
+
+
+def _target(folder: Path, file: str, form: Format) -> Path:
+    from edge.devices.output import check_file, check_parent
+    from edge.errors import InputError
+
+    if not folder.is_dir():
+        check_parent(folder)
+        if folder.exists():
+            raise InputError(f"{folder} is no folder: -o names the folder of transcripts")
+        folder.mkdir()
+    target = folder / f"{'stdin' if file == '-' else Path(file).stem}.{'txt' if form == 'text' else form}"
+    check_file(target, force=True)
+    return target
+
+
+def _unfinished(target: Path, file: str, model: Path, form: Format, asked: dict[str, Any]) -> Unfinished | None:
+    """What an earlier run of the same command left; None for stdin, which does not come again."""
+    from edge.run.speech.resume import Unfinished
+
+    if file == "-":
+        return None
+    status, own = Path(file).stat(), model.stat()
+    key = {"sound": [file, status.st_size, status.st_mtime_ns], "model": [str(model), own.st_size, own.st_mtime_ns]}
+    return Unfinished(target, {**key, **asked})
+
+
+def _write(
+    heard: Transcription, shown: Any, form: Format, timestamps: str | None, kept: Unfinished | None, *, print_it: bool
+) -> list[Segment]:  # fmt: skip
+    """Go through a sound. Returns the segments, those of an earlier run before them."""
+    from edge.run.speech.segments import Writer
+
+    writer = Writer(form, by_words=timestamps == "words", timed=timestamps is not None)
+    found = list(kept.segments) if kept else []
+    if print_it:
+        print(writer.heading, end="", flush=True)
+    for segments in heard.windows():
+        if kept:
+            kept.add(heard.place, segments)
+        found += segments
+        for each in segments:
+            shown.clear()
+            if print_it:
+                print(printable(writer.write(each)), end="", flush=True)
+    return found
+
+
+def _finish(
+    heard: Transcription, file: str, target: Path | None, kept: Unfinished | None, found: list[Segment], form: Format,
+    timestamps: str | None, *, json: bool, quiet: bool, verbose: bool,
+) -> None:  # fmt: skip
+    """Write the file and the report. Raises IncompleteError, ShortMemoryError for a transcript that a budget cut."""
+    from edge.devices.output import write_whole
+    from edge.lab.report.speech import speech_line, speech_lines
+    from edge.run.speech.report import check_whole
+    from edge.run.speech.segments import Writer
+
+    report = heard.report
+    assert report is not None
+    whole = report.stop_reason == "eos"
+    if target is not None and whole:
+        writer = Writer(form, by_words=timestamps == "words", timed=timestamps is not None)
+        write_whole(target, writer.heading + "".join(map(writer.write, found)))
+    if kept:
+        kept.finish() if whole else kept.close()
+    if json:
+        text = "".join(each.text for each in found).strip()
+        told = {**report.to_dict(), "text": text, "segments": [each.to_dict() for each in found]}
+        print_json({"file": file, **told})
+    elif not quiet:
+        if target is not None and whole:
+            note(f"{target} ({len(found)} segments)")
+        note("\n".join((speech_lines if verbose else speech_line)(report)))
+        if heard.cut:
+            note(f"({file} ends before the length that its header states)")
+    check_whole(report, kept=kept is not None)

@@ -1,0 +1,1 @@
+"""Speech to text by Whisper: windows of a sound, the rules by which its tokens are chosen, and what comes of them."""

@@ -1,0 +1,73 @@
+"""What a caller asks of a transcript: the keywords of `Session.transcribe`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypedDict
+
+from edge.errors import InputError
+from edge.records import dataclass
+from edge.run.arguments import check_function, check_number, check_text
+from edge.run.speech.decoding import TEMPERATURES
+from edge.run.speech.transcript import Place, Settings
+
+OnProgress = Callable[[float, "float | None"], None]
+"""Is called with the seconds that were heard, and those of the whole sound, None if they are not known."""
+
+
+class HearKeywords(TypedDict, total=False):
+    """See `Session.transcribe`."""
+
+    rate: int | None
+    language: str | None
+    translate: bool
+    timestamps: str
+    prompt: str | None
+    temperature: float | None
+    vad: bool
+    condition_on_previous_text: bool
+    time_limit: float | None
+    energy_limit: float | None
+    time_spent: float
+    energy_spent: float
+    keep_text: bool
+    place: Place | None
+    on_progress: OnProgress | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Checked when it is made. Raises InputError."""
+
+    rate: int | None = None
+    language: str | None = None
+    translate: bool = False
+    timestamps: str = "segments"
+    prompt: str | None = None
+    temperature: float | None = None
+    vad: bool = True
+    condition_on_previous_text: bool = True
+    time_limit: float | None = None
+    energy_limit: float | None = None
+    time_spent: float = 0.0
+    energy_spent: float = 0.0
+    keep_text: bool = True
+    place: Place | None = None
+    on_progress: OnProgress | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("language", "prompt"):
+            check_text(name, getattr(self, name))
+        for name in ("temperature", "time_limit", "energy_limit", "time_spent", "energy_spent"):
+            check_number(name, getattr(self, name))
+        check_function("on_progress", self.on_progress)
+        if self.timestamps not in ("words", "segments"):
+            raise InputError(f"--timestamps must be words or segments, not {self.timestamps!r:.40}")
+
+    def settings(self) -> Settings:
+        temperatures = TEMPERATURES if self.temperature is None else (float(self.temperature),)
+        return Settings(
+            self.language.lower() if self.language else None, self.translate,
+            "words" if self.timestamps == "words" else "segments", self.prompt or "", self.vad,
+            self.condition_on_previous_text, temperatures,
+        )  # fmt: skip

@@ -1,0 +1,120 @@
+"""From a window that was heard to its tokens, as `decoding.py` and `transcribe.py` of openai-whisper do it: greedily,
+and at higher temperatures while the text repeats itself or is improbable."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edge.records import dataclass
+from edge.run.hearing import Listener
+from edge.run.speech.rules import TokenRules
+from edge.types import FloatArray, IntArray
+
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_MOST_RATIO = 2.4  # of a text's bytes to those of zlib: more means repetition
+_LEAST_LOGPROB = -1.0  # per token
+NO_SPEECH = 0.6  # probability from which an improbable text counts as none
+
+Pay = Callable[[int], None]
+"""Is called before a pass, with the number of tokens that it runs; raises an exception to end the transcript."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The text of a window. tokens: without the one that ended it; logprobs: natural logarithms of their
+    probabilities. logprob: the mean, with the end. no_speech: probability. ratio: of compression."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    logprob: float
+    no_speech: float
+    temperature: float
+    ratio: float
+
+    @property
+    def silent(self) -> bool:
+        """Whether the window holds no speech."""
+        return self.no_speech > NO_SPEECH and self.logprob <= _LEAST_LOGPROB
+
+    @property
+    def failed(self) -> bool:
+        """Whether a higher temperature may do better."""
+        return (self.ratio > _MOST_RATIO or self.logprob < _LEAST_LOGPROB) and not self.silent
+
+
+class Decoder:
+    """Decodes the window that the listener heard last."""
+
+    def __init__(self, listener: Listener, rules: TokenRules, temperatures: Sequence[float] = TEMPERATURES) -> None:
+        self._listener, self._rules, self._temperatures = listener, rules, temperatures
+        self._random = np.random.default_rng(0)
+
+    def detect_language(self, pay: Pay) -> dict[str, float]:
+        """The probability of each language, by code."""
+        whisper = self._listener.whisper
+        self._listener.kv.truncate(0)
+        pay(1)
+        logits = self._listener.forward(np.array([whisper.sot], np.int32))
+        codes, ids = list(whisper.languages), list(whisper.languages.values())
+        return dict(zip(codes, np.exp(_log_softmax(logits[ids])).tolist(), strict=True))
+
+    def decode(self, before: Sequence[int], opening: Sequence[int], seed: int, pay: Pay) -> Decoded:
+        """before: tokens of the text before, at most half the context. opening: of the transcript, from
+        `<|startoftranscript|>` on. seed: of what is drawn."""
+        self._random = np.random.default_rng(seed)
+        listener, whisper = self._listener, self._listener.whisper
+        if before:
+            before = [whisper.prev, *before[-(whisper.context // 2 - 1) :]]
+        listener.kv.truncate(0)
+        heard = self._run([*before, opening[0]], pay).copy()
+        no_speech = float(np.exp(_log_softmax(heard)[whisper.no_speech]))
+        if opening[1:]:
+            heard = self._run(opening[1:], pay).copy()
+        begun = listener.kv.length
+        for temperature in self._temperatures:
+            listener.kv.truncate(begun)
+            found = self._sample(heard.copy(), temperature, no_speech, pay)
+            if not found.failed:
+                break
+        return found
+
+    def _sample(self, logits: FloatArray, temperature: float, no_speech: float, pay: Pay) -> Decoded:
+        whisper, tokens, logprobs, ended = self._listener.whisper, list[int](), list[float](), 0.0
+        for _ in range(min(whisper.context // 2, whisper.context - self._listener.kv.length)):
+            self._rules.apply(logits, tokens)
+            found = _log_softmax(logits)
+            token = int(found.argmax()) if temperature == 0 else self._draw(logits, temperature)
+            if token == whisper.eot:
+                ended = float(found[token])
+                break
+            tokens.append(token)
+            logprobs.append(float(found[token]))
+            if self._listener.kv.length == whisper.context:
+                break
+            logits = self._run([token], pay)
+        text = self._listener.tokenizer.decode(token for token in tokens if token < whisper.eot).strip()
+        mean = (sum(logprobs) + ended) / (len(tokens) + 1)
+        return Decoded(tuple(tokens), tuple(logprobs), mean, no_speech, temperature, compression(text))
+
+    def _draw(self, logits: FloatArray, temperature: float) -> int:
+        probabilities = np.exp(_log_softmax(logits / np.float32(temperature)).astype(np.float64))
+        return int(np.searchsorted(np.cumsum(probabilities), self._random.random() * probabilities.sum()))
+
+    def _run(self, tokens: Sequence[int], pay: Pay) -> FloatArray:
+        pay(len(tokens))
+        ids: IntArray = np.array(tokens, np.int32)
+        return self._listener.forward(ids)
+
+
+def compression(text: str) -> float:
+    """Bytes of a text per byte that zlib needs; 0 for none."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data))
+
+
+def _log_softmax(logits: FloatArray) -> FloatArray:
+    shifted = logits - logits.max()
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))

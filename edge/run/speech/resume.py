@@ -1,0 +1,70 @@
+"""What is kept of a transcript that goes into a file, until it is whole: a line of JSON for each window, from which the
+same command goes on after an interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edge.errors import InputError
+from edge.records import dataclass
+from edge.run.speech.segments import Segment
+from edge.run.speech.transcript import Place
+from edge.values import parse
+
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class _Line:
+    place: Place
+    segments: tuple[Segment, ...]
+
+
+class Unfinished:
+    """The file NAME.part beside a transcript. key: what the transcript depends on; a file of another is replaced."""
+
+    def __init__(self, target: Path, key: Mapping[str, Any]) -> None:
+        """Raises InputError if it cannot be written."""
+        self.path = target.with_name(f"{target.name}.part")
+        self.place: Place | None = None
+        self.segments: list[Segment] = []
+        head, whole = json.dumps(dict(key)), 0
+        with suppress(OSError, ValueError), open(self.path, "rb") as file:
+            if file.readline(_MOST_BYTES) == head.encode() + b"\n":
+                whole = file.tell()
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # it was being written
+                    found = parse(_Line, json.loads(line))
+                    self.place, whole = found.place, whole + len(line)
+                    self.segments += found.segments
+        try:
+            self._file = open(self.path, "r+b" if whole else "wb")  # noqa: SIM115 - `close` and `finish` close it
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be written ({error.strerror})") from None
+        if whole:
+            self._file.truncate(whole)
+            self._file.seek(whole)
+        else:
+            self._file.write(head.encode() + b"\n")
+
+    def add(self, place: Place, segments: Sequence[Segment]) -> None:
+        """Keep a window. It is on the disk when this returns."""
+        self.segments += segments
+        self._file.write(json.dumps(asdict(_Line(place, tuple(segments)))).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def finish(self) -> None:
+        """The transcript is whole and written: remove the file."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)

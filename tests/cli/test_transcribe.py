@@ -1,0 +1,90 @@
+"""`edge transcribe`: forms, files, stdin, interruptions, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from fork_server import COMMAND, forking
+from speech_models import tone, wav, write_model
+from test_cli import edge
+
+from edge import load as edge_loaded
+
+SOME = ("-l", "de", "--backend", "reference", "-q")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    (path := tmp_path / "talk.wav").write_bytes(wav(tone()))
+    return path
+
+
+def test_forms_and_files(model: Path, sound: Path, tmp_path: Path) -> None:
+    printed = edge("transcribe", str(sound), "-m", str(model), *SOME, "--format", "srt")
+    assert printed.returncode == 0, printed.stderr
+    assert re.match(r"1\n00:00:00,0\d0 --> 00:00:00,\d{3}\n", printed.stdout)
+    command = forking(COMMAND, "edge", "transcribe", "-", "-m", str(model), *SOME, "--format", "srt")
+    piped = subprocess.run(command, input=sound.read_bytes(), capture_output=True, check=True)
+    assert piped.stdout.decode() == printed.stdout
+    whole = json.loads(edge("transcribe", str(sound), "-m", str(model), *SOME, "--json").stdout)
+    assert (whole["language"], whole["stop_reason"], whole["sound"]["whole_s"]) == ("de", "eos", 3.1)
+    assert len(whole["segments"]) == whole["segments"][-1]["id"] + 1
+    out = tmp_path / "out"
+    kept = ("transcribe", str(sound), "-m", str(model), *SOME, "--format", "srt", "-o", str(out))
+    cut = edge(*kept, "--time", "1ms")
+    assert (cut.returncode, cut.stdout) == (4, "")
+    assert "the same command goes on from there" in cut.stderr
+    assert [each.name for each in out.iterdir()] == ["talk.srt.part"]
+    assert edge(*kept).returncode == 0
+    assert [each.name for each in out.iterdir()] == ["talk.srt"]
+    captions = [each for each in (out / "talk.srt").read_text().splitlines() if "-->" in each]
+    assert captions == [each for each in printed.stdout.splitlines() if "-->" in each]
+
+
+def test_resumed_transcript_is_whole(model: Path, sound: Path, tmp_path: Path) -> None:
+    kept = ("transcribe", str(sound), "-m", str(model), *SOME, "--format", "json", "-o", str(tmp_path))
+    assert edge(*kept).returncode == 0
+    whole = (tmp_path / "talk.json").read_text()
+    (tmp_path / "talk.json").unlink()
+    edge(*kept, "--time", "1ms")
+    part = tmp_path / "talk.json.part"
+    [head] = part.read_text().splitlines()
+    with edge_loaded(model, backend="reference") as session:
+        heard = session.transcribe(sound, language="de", keep_text=False)
+        lines = [
+            json.dumps({"place": asdict(heard.place), "segments": list(map(asdict, each))}) for each in heard.windows()
+        ]
+    part.write_text("\n".join([head, *lines[:2], lines[2][:30]]))  # it was killed while it wrote the third
+    assert edge(*kept).returncode == 0
+    assert (tmp_path / "talk.json").read_text() == whole
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing.wav"], "nothing.wav: no such file"),
+        (["{sound}", "--format", "doc"], "--format must be text, srt, vtt or json"),
+        (["{sound}", "--timestamps", "letters"], "--timestamps must be words or segments"),
+        (["{sound}", "--rate", "8000"], "--rate is of raw samples on stdin"),
+        (["{sound}", "-l", "xx"], "--language 'xx' is not among en, de"),
+        (["{sound}", "{sound}", "-o", "{folder}"], "same name"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: list[str], words: str, model: Path, sound: Path, tmp_path: Path
+) -> None:
+    given = [each.format(sound=sound, folder=tmp_path) for each in arguments]
+    done = edge("transcribe", *given, "-m", str(model), "--backend", "reference", "-q")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,36 @@
+"""A model that hears, sounds, and the real model where its package is installed."""
+
+from __future__ import annotations
+
+import io
+import wave
+from pathlib import Path
+
+import numpy as np
+from golden_models import GOLDEN
+
+from edge.media.mel import RATE
+from edge.model.whisper.checkpoint import read_checkpoint
+from edge.model.whisper.writing import write_whisper
+from edge.types import FloatArray
+
+
+def write_model(folder: Path) -> Path:
+    """The golden Whisper: random, with windows of 0.64 s, and two languages."""
+    write_whisper(read_checkpoint(GOLDEN / "folders" / "whisper"), path := folder / "ears.gguf")
+    return path
+
+
+def tone() -> FloatArray:
+    """As in `golden/speech.py`."""
+    time = np.arange(49600) / RATE
+    noise = np.random.default_rng(5).normal(0, 1, time.size) * np.sin(2 * np.pi * 0.7 * time)
+    return (0.5 * np.sin(2 * np.pi * 1000 * time) + 0.08 * noise).astype(np.float32)
+
+
+def wav(samples: FloatArray) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, RATE, 0, "NONE", ""))
+        out.writeframes((samples * 32767).astype("<i2").tobytes())
+    return file.getvalue()

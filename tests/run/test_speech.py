@@ -1,0 +1,145 @@
+"""Transcripts: tokens and times of transformers on a random Whisper, texts of faster-whisper on tiny.en, budgets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden_models import GOLDEN
+from hypothesis import given
+from hypothesis import strategies as st
+from speech_models import tone, wav, write_model
+
+import edge
+from edge.backends import engine_named
+from edge.errors import BudgetError, BusyError, InputError, UnsupportedError
+from edge.formats.gguf import read_gguf
+from edge.media.mel import RATE
+from edge.media.sound import open_sound
+from edge.run.hearing import Listener
+from edge.run.speech.segments import Segment, Writer
+from edge.run.speech.transcript import Heard, Settings, transcribe
+from edge.run.speech.voice import voices
+from edge.run.speech.words import Word, warp
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("whisper"))
+
+
+def test_segments_of_several_windows_are_those_of_transformers(model: Path) -> None:
+    golden = np.load(GOLDEN / "folders" / "speech.npz")
+    expected = np.split(golden["tokens"], np.cumsum(golden["sizes"])[:-1])
+    settings = Settings(voice=False, continued=False, temperatures=(0.0,))
+    with Listener(read_gguf(model), engine_named("reference"), threads=1, kv_dtype="f32") as listener:
+        windows = list(transcribe(listener, open_sound(tone()), settings, lambda tokens: None, Heard()))
+        assert listener.whisper.languages[windows[-1][0].language or ""] == golden["language"]
+        found = [each for _, segments in windows for each in segments]
+        assert [[round(100 * each.start), round(100 * each.end)] for each in found] == golden["times"].tolist()
+        for segment, tokens in zip(found, expected, strict=True):
+            assert segment.tokens == tuple(tokens)[: len(segment.tokens)]
+            assert len(tokens) - len(segment.tokens) <= 1  # transformers' has the timestamp of the next
+        place = windows[2][0]  # from here on the rest is the same
+        again = transcribe(listener, open_sound(tone()), settings, lambda tokens: None, Heard(), place)
+        assert [each for _, segments in again for each in segments] == found[place.count :]
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_warp_finds_the_path_that_a_plain_table_has(rows: int, columns: int, seed: int) -> None:
+    cost = np.random.default_rng(seed).integers(-2, 3, (rows, columns)).astype(np.float32)
+    total = np.full((rows + 1, columns + 1), np.inf)
+    came = np.zeros((rows + 1, columns + 1), int)
+    total[0, 0], came[0, :], came[:, 0] = 0, 2, 1
+    for column in range(1, columns + 1):
+        for row in range(1, rows + 1):
+            both, down, right = total[row - 1, column - 1], total[row - 1, column], total[row, column - 1]
+            move = 0 if both < min(down, right) else 1 if down < both and down < right else 2
+            came[row, column] = move
+            total[row, column] = cost[row - 1, column - 1] + (both, down, right)[move]
+    row, column, path = rows, columns, []
+    while row or column:
+        path.append((row - 1, column - 1))
+        move = came[row, column]
+        row, column = row - (move != 2), column - (move != 1)
+    found = [(int(a), int(b)) for a, b in zip(*warp(cost), strict=True)]
+    assert found == [each for each in path[::-1] if min(each) >= 0]
+
+
+def test_silence_and_steady_noise_have_no_voice() -> None:
+    random = np.random.default_rng(0)
+    noise = random.normal(0, 0.01, 10 * RATE).astype(np.float32)
+    assert voices(np.zeros(10 * RATE, np.float32)) == []
+    assert voices(noise) == []
+    click = noise.copy()
+    click[RATE : RATE + 300] = 0.9
+    assert voices(click) == []
+    spoken = noise.copy()
+    spoken[4 * RATE : 5 * RATE] += 0.1 * np.sin(np.arange(RATE))
+    assert voices(spoken) == [(400, 500)]
+
+
+def test_silence_costs_no_window_and_gives_no_text(model: Path) -> None:
+    with edge.load(model, backend="reference") as session:
+        heard = session.transcribe(np.zeros(5 * RATE, np.float32))
+        assert list(heard) == []
+        assert heard.report is not None
+        assert (heard.report.windows, heard.report.sound.silent_s, heard.report.stop_reason) == (0, 5.0, "eos")
+        assert len(list(session.transcribe(tone(), temperature=0))) > 1
+
+
+def test_session_of_a_model_that_hears(model: Path) -> None:
+    with edge.load(model, backend="reference") as session:
+        for refused in (lambda: session.generate("Hi"), session.batch, lambda: session.embed("Hi")):
+            with pytest.raises(UnsupportedError, match=r"ears\.gguf hears, and answers no prompts"):
+                refused()
+        heard = session.transcribe(wav(tone()), temperature=0, language="de", timestamps="words")
+        first = next(heard)
+        assert first.words is not None
+        with pytest.raises(BusyError):
+            session.transcribe(tone())
+        heard.close()
+        assert heard.report is not None
+        assert heard.report.stop_reason == "interrupted"
+        assert heard.report.language == "de"
+        assert heard.report.sound.whole_s == 3.1
+        for wrong in ({"language": "fr"}, {"timestamps": "letters"}, {"temperature": 2.0}, {"rate": 3}):
+            with pytest.raises(InputError):
+                next(session.transcribe(tone(), **wrong))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="leave --kv-policy out"):
+        edge.load(model, kv_policy="h2o")
+    with pytest.raises(BudgetError, match=r"needs .* MiB"):
+        edge.load(model, backend="reference", memory="20MiB")
+
+
+def test_budget_ends_a_transcript_at_a_place_to_go_on_from(model: Path) -> None:
+    with edge.load(model, backend="reference") as session:
+        whole = list(session.transcribe(tone(), temperature=0))
+        heard = session.transcribe(tone(), temperature=0)
+        some = [next(heard), next(heard)]
+        session.interrupt()
+        some += list(heard)
+        assert heard.report is not None
+        assert heard.report.stop_reason == "interrupted"
+        assert 0 < len(some) < len(whole)
+        rest = session.transcribe(tone(), temperature=0, place=heard.place)
+        assert some + list(rest) == whole
+        late = session.transcribe(tone(), temperature=0, time_limit=1.0, time_spent=2.0)
+        assert list(late) == []
+        assert late.report is not None
+        assert late.report.stop_reason == "time"
+
+
+def test_captions() -> None:
+    words = (Word(" Hello", 0.5, 1.0, 0.9), Word(" there.", 1.0, 3661.25, 0.8))
+    segment = Segment(0, 0.5, 3661.25, " Hello --> there.", (1, 2), 0.0, -0.1, 1.0, 0.0, words)
+    assert Writer("srt").write(segment) == "1\n00:00:00,500 --> 01:01:01,250\nHello -> there.\n\n"
+    assert Writer("vtt", by_words=True).write(segment) == (
+        "00:00:00.500 --> 00:00:01.000\nHello\n\n00:00:01.000 --> 01:01:01.250\nthere.\n\n"
+    )
+    assert Writer("text", timed=True).write(segment) == "[00:00:00.500 - 01:01:01.250] Hello --> there.\n"
+    assert json.loads(Writer("json").write(segment))["words"][0] == {
+        "word": " Hello", "start": 0.5, "end": 1.0, "probability": 0.9,
+    }  # fmt: skip
