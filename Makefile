@@ -113,6 +113,7 @@ golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/embedders.py
 	$(GOLDEN_PYTHON) tests/golden/hearing.py
 	$(GOLDEN_PYTHON) tests/golden/mel.py
+	$(GOLDEN_PYTHON) tests/golden/speech.py
 	$(GOLDEN_PYTHON) tests/golden/towers.py
 	$(GOLDEN_PYTHON) tests/golden/eyes.py
 	$(GOLDEN_PYTHON) tests/golden/pictures.py

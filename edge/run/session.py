@@ -47,8 +47,11 @@ from edge.types import FloatArray, IntArray
 if TYPE_CHECKING:  # modules that few runs need are imported where they are used
     from typing_extensions import Unpack
 
+    from edge.media.sound import Source
     from edge.run.batching.batch import Batch
     from edge.run.keywords import AnswerKeywords
+    from edge.run.speech.asked import HearKeywords
+    from edge.run.speech.transcription import Transcription
 
 Observer = Callable[[Generation, Plan, RunReport], None]  # is called at the end of each generation
 
@@ -286,6 +289,25 @@ class Session:
             run.free()
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, options))
+
+    def transcribe(self, sound: Source, **options: Unpack[HearKeywords]) -> Transcription:
+        """Yield the segments of a sound, with times, as they are found: by a model that hears, such as whisper-base.
+
+        sound: a path, "-" for stdin, bytes of a file, or samples: float from -1 to 1 or integers, [n] or [n, channels].
+        rate: samples per second of an array, or of raw 16-bit samples in bytes or on stdin.
+        language: a code such as "en" (default: detected). translate: into English.
+        timestamps: "segments" or "words", which are then in `Segment.words`.
+        prompt: text that might have come before, for names and style.
+        temperature: draw at this one (default: greedily, and again at higher ones while a text fails).
+        vad: pass over silence and steady noise. condition_on_previous_text: prompt each window with the text before.
+        time_limit, energy_limit, time_spent, energy_spent, keep_text: as in `stream`.
+        place: go on from here, the `place` of an earlier transcription of the same sound.
+        on_progress: called with the seconds heard, and those of the whole, None if unknown.
+
+        After the last segment, or when it is closed, its `report` holds what it cost. Raises InputError,
+        MissingExtraError; UnsupportedError by a model that does not hear; BusyError while the session works.
+        """
+        raise UnsupportedError(f"{self.model.name} does not hear: load a Whisper model, such as whisper-base")
 
     def batch(self) -> Batch:
         """Run several generations at once, as many as the `sequences` that the session was loaded with; more wait.

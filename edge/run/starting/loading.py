@@ -89,6 +89,11 @@ def open_session(
             from edge.grammar.matcher import check_grammar, tables_bytes  # here: few runs need them
 
             still_to_come += tables_bytes(opened.tokenizer)
+        if opened.spec.ears is not None:
+            from edge.run.speech.plan import plan_hearing  # here: few models hear
+            from edge.run.starting.hearing import HearingSession
+
+            return HearingSession(opened, *plan_hearing(opened.file, options, still_to_come), options, on_load, meter)
         backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=still_to_come)
         if grammar is not None:
             check_grammar(grammar, opened)
