@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edge.converters.huggingface.architectures import of_config
 from edge.converters.huggingface.config import read_config
+from edge.converters.huggingface.eagle import convert_eagle, is_eagle_folder
 from edge.converters.huggingface.reader import convert_folder
 from edge.converters.plain import write_plain
 from edge.devices.output import work_folder
@@ -17,6 +18,7 @@ from edge.hub.cache import pointer_of
 from edge.hub.download import Notice, OnBytes, download_each
 from edge.hub.repository import RemoteFile, Repository, look_up
 from edge.model.catalog import hub_reference
+from edge.model.model import open_model
 from edge.storage import cache
 
 _CONFIG = "config.json"
@@ -29,12 +31,14 @@ _TEXTS = (
 
 
 def pull_checkpoint(
-    name: str, kind: str, *, progress: OnBytes = lambda done, total: None, notice: Notice = lambda line: None
-) -> Path:
+    name: str, kind: str, *, base: Path | None = None, progress: OnBytes = lambda done, total: None,
+    notice: Notice = lambda line: None,
+) -> Path:  # fmt: skip
     """Download a repository's checkpoint, convert it to a GGUF file in edge's cache folder, and return its path.
 
-    kind: the type of its matrices, one of PLAIN. Memory holds one tensor at a time. progress, notice: as in
-    `edge.pulling.pull`. Raises DownloadError, CacheError, InputError, ModelFormatError, UnsupportedError.
+    kind: the type of its matrices, one of PLAIN. base: the GGUF file of the model that an EAGLE-3 head drafts for.
+    Memory holds one tensor at a time. progress, notice: as in `edge.pulling.pull`. Raises DownloadError,
+    CacheError, InputError, ModelFormatError, UnsupportedError.
     """
     if kind.upper() not in PLAIN:
         raise InputError(f"--convert={kind}: choose {', '.join(PLAIN)}")
@@ -43,17 +47,21 @@ def pull_checkpoint(
         raise InputError(f"--convert takes a repository of the Hub, USER/REPO, and not {name[:200]!r}")
     repository = look_up(reference)
     files = _files(repository)
-    digest = "\n".join([kind.upper(), repository.name, *(each.hash for each in files)])
+    beside = [] if base is None else [base.name]
+    digest = "\n".join([kind.upper(), repository.name, *beside, *(each.hash for each in files)])
     key = hashlib.sha256(digest.encode()).hexdigest()
     if found := cache.find("models", key, ".gguf"):
         return found
     folder = pointer_of(repository, files[0]).parent
     for path in download_each(repository, files, progress=progress, notice=notice):
-        if path == folder / _CONFIG:
+        if path == folder / _CONFIG and not (base and is_eagle_folder(folder)):
             of_config(read_config(path.parent))  # refuses what cannot be converted before weights are downloaded
     notice(f"converting {repository.name} to {kind.upper()}")
 
     def write(target: Path) -> None:
+        if base and is_eagle_folder(folder):
+            convert_eagle(folder, open_model(base), target, kind.upper(), repository.name.partition("/")[2])
+            return
         with work_folder(target) as work:
             convert_folder(folder, work / "read.gguf", name=repository.name.partition("/")[2])
             write_plain(read_gguf(work / "read.gguf"), target, kind.upper())

@@ -48,9 +48,9 @@ def is_eagle_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file() and is_head(read_config(folder))
 
 
-def convert_eagle(folder: Path, base: Model, target: Path, type: str | None = None) -> None:
+def convert_eagle(folder: Path, base: Model, target: Path, type: str | None = None, name: str | None = None) -> None:
     """Write the head as GGUF, atomically, and check it against its model in GGUF. type: of its matrices; None: their
-    own.
+    own. name: the head's; None: the folder's.
 
     Raises InputError if it belongs to another model, ModelFormatError for damaged files, UnsupportedError for heads
     that GGUF cannot express.
@@ -65,7 +65,7 @@ def convert_eagle(folder: Path, base: Model, target: Path, type: str | None = No
         "norm_before_fc": config.get("norm_before_fc", False) is True,
     }
     header: dict[str, Field] = {
-        "general.architecture": EAGLE, "general.type": "model", "general.name": folder.resolve().name,
+        "general.architecture": EAGLE, "general.type": "model", "general.name": name or folder.resolve().name,
         "general.quantization_version": np.uint32(2),
         **{f"{EAGLE}.{key}": value for key, value in (fields | own).items()},
         **{key: base.file.field_bytes(key) for key in base.file.metadata if key.startswith("tokenizer.")},

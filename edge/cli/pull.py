@@ -48,8 +48,8 @@ def pull(
       edge pull Qwen/Qwen3-4B-GGUF --quant Q4_K_M --device raspberry-pi-5
       edge pull LiquidAI/LFM2-350M --convert q4_0
 
-    Interrupted, it goes on from where it was. Gemma 4 comes with its drafter, and a line names that for --draft. With
-    --json, one object a line says what happens.
+    Interrupted, it goes on from where it was. Gemma 4, and Qwen3 of 1.7B and 4B, come with a drafter, and a line names
+    that for --draft. With --json, one object a line says what happens.
     """
     from edge.pulling import offer, take
 
@@ -67,7 +67,7 @@ def pull(
     with progress(enabled=not (quiet or json)) as shown:
         tell = _events() if json else transfer(shown, chosen.file.path)
         path = take(chosen, progress=tell, notice=note if not (quiet or json) else lambda line: None)
-    drafter = _pull_drafter(chosen.repository.name, json=json, quiet=quiet)
+    drafter = _pull_drafter(chosen.repository.name, path, json=json, quiet=quiet)
     if json:
         draft = {} if drafter is None else {"drafter": str(drafter)}
         print_json({"event": "done", "path": str(path), "downloaded": not was_here, **draft})
@@ -75,8 +75,9 @@ def pull(
         print(path)
 
 
-def _pull_drafter(repository: str, *, json: bool, quiet: bool) -> Path | None:
-    """Download and convert the drafter of a repository's models, if there is one. A failure leaves it out."""
+def _pull_drafter(repository: str, model: Path, *, json: bool, quiet: bool) -> Path | None:
+    """Download and convert the drafter of a repository's models, if there is one. model: the file of one of them. A
+    failure leaves it out."""
     from edge.converters.hub_checkpoint import pull_checkpoint
     from edge.model.known import drafter_of
 
@@ -85,7 +86,7 @@ def _pull_drafter(repository: str, *, json: bool, quiet: bool) -> Path | None:
         return None
     try:
         with progress(enabled=not (quiet or json)) as shown:
-            path = pull_checkpoint(name, _OF_DRAFTERS, progress=transfer(shown, name), notice=tell)
+            path = pull_checkpoint(name, _OF_DRAFTERS, base=model, progress=transfer(shown, name), notice=tell)
     except EdgeError as error:
         tell(f"without its drafter: {error}")
         return None

@@ -42,7 +42,7 @@ class KnownModel:
     untied: bool = False  # whether the output head is a matrix of its own
     factors: tuple[str, ...] = ()  # names of RoPE factor tensors
     types: tuple[str, ...] = field(default=MIXTURES)  # mixtures of its files
-    drafter: str = ""  # USER/REPO on the Hub, a checkpoint that drafts for it (`edge/model/assistant.py`)
+    drafter: str = ""  # USER/REPO on the Hub, a checkpoint that drafts for it (`assistant.py`, `eagle.py`)
 
     @property
     def header(self) -> dict[str, Any]:

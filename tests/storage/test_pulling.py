@@ -321,6 +321,18 @@ def test_pull_brings_drafter(hub: Hub) -> None:
     assert {"masked_embd_centroids.weight", "masked_embd_ordering"} < read_gguf(path).tensors.keys()
 
 
+def test_pull_brings_head(hub: Hub) -> None:
+    """Of Qwen3: an EAGLE-3 head in GGUF, with the tokens of the model."""
+    repository, checkpoint = "Qwen/Qwen3-1.7B-GGUF", "AngelSlim/Qwen3-1.7B_eagle3"
+    hub.repositories[repository] = {"tiny-F16.gguf": golden("mtp")}
+    hub.repositories[checkpoint] = {path.name: path.read_bytes() for path in (GOLDEN / "folders/eagle3").iterdir()}
+    done = run("pull", f"hf.co/{repository}", "--json")
+    path = Path(json.loads(done.stdout.splitlines()[-1])["drafter"])
+    head, model = read_gguf(path), read_gguf(GOLDEN / "mtp.gguf")
+    assert head.strings("tokenizer.ggml.tokens") == model.strings("tokenizer.ggml.tokens")
+    assert head.metadata["general.name"] == "Qwen3-1.7B_eagle3"
+
+
 def test_checkpoints_that_cannot_be_converted_are_not_downloaded(hub: Hub) -> None:
     hub.repositories["tiny/checkpoint"] = {"config.json": b'{"model_type": "magic"}', "model.safetensors": b"x"}
     for arguments, says in (
