@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from edge.model.towers import Layout
 
 
+SENT = "sent"
+"""The name of a part that a client has sent, in a part of ours: it may not name a file of this machine."""
+
+
 class Eyes(Protocol):
     """What makes rows of pictures for a text model. eager: rows are made with the prompt, not when a pass needs them.
     reserve: bytes that looking at a picture takes beside the text model."""
@@ -40,7 +44,7 @@ def picture_of(part: Mapping[str, Any], where: str, *, files: bool = True) -> Im
     """The picture of a part: {"type": "image", "image": what `Image` takes}, OpenAI's image_url and input_image with a
     data URL, or Anthropic's source. files: whether it may name a file of this machine. Raises InputError."""
     try:
-        return _picture_of(part, files)
+        return _picture_of(part[SENT], files=False) if SENT in part else _picture_of(part, files)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
@@ -54,9 +58,19 @@ def _picture_of(part: Mapping[str, Any], files: bool) -> Image:
     found = part.get("image", part.get("image_url"))
     if isinstance(found, Mapping):
         found = found.get("url")
-    if isinstance(found, str):
+    if isinstance(found, str) or not files:
         return _from_text(found, files=files and "image" in part)
     return Image.of(found)
+
+
+def sent_text(part: Mapping[str, Any]) -> str:
+    """The text of a part in which a client sends a picture; empty without one."""
+    source, found = part.get("source"), part.get("image_url", part.get("image"))
+    if isinstance(source, Mapping):
+        found = source.get("data")
+    elif isinstance(found, Mapping):
+        found = found.get("url")
+    return found if isinstance(found, str) else ""
 
 
 def _from_text(text: object, *, files: bool) -> Image:

@@ -35,7 +35,7 @@ from edge.server.http import (
 )
 from edge.server.hub import Hub
 from edge.server.ledger import Claim
-from edge.server.models.costs import of_body
+from edge.server.models.costs import of_body, of_bytes, picture_bytes
 from edge.server.prompts import count_tokens
 from edge.server.protocols import anthropic, native, ollama, ollama_models, openapi
 from edge.server.protocols.anthropic import MessagesBody
@@ -197,11 +197,13 @@ class Endpoints:
         claim = request.state.claim = Claim(self._hub.pool.ledger)
         try:
             body = await read_body(
-                request, self._hub.settings.most_body, lambda size: claim.add("bodies", of_body(size, 0), waits=True)
+                request, self._hub.settings.most_body, lambda size: claim.add("bodies", of_bytes(size), waits=True)
             )
-            claim.add("bodies", of_body(0, await asyncio.to_thread(count_values, body)), waits=True)
+            values, size = await asyncio.to_thread(count_values, body), len(body)
+            claim.add("bodies", of_body(0, values, 0), waits=True)
             data = decode(body)
             del body
+            claim.add("bodies", of_body(size, 0, picture_bytes(data)), waits=True)
             yield data
         finally:
             claim.release()

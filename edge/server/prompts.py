@@ -7,16 +7,18 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from edge.errors import InputError
 from edge.model.model import Model
-from edge.model.parts import text_of_parts
+from edge.model.parts import has_pictures, is_picture, newest, text_of_parts
+from edge.model.pictures import SENT
 from edge.model.prompt import Prompt
 from edge.model.spec import check_generates
 from edge.model.thinking import Think
 from edge.run.logprobs import Reader
-from edge.run.request import Chat, Request
+from edge.run.request import Chat, Messages, Request
 from edge.run.session import Session
 from edge.server.events import Scored
 from edge.server.models.costs import of_grammar, of_tokens
@@ -51,6 +53,20 @@ def text_of(content: Any, where: str, *, strict: bool = False) -> str:
         raise RefusedError(400, str(error), code="unsupported", param=where) from None
 
 
+def content_of(content: Any, where: str, *, strict: bool = False) -> str | list[dict[str, Any]]:
+    """A message's content: its text; with pictures a list of parts, in which these wait for a model that sees. Raises
+    RefusedError."""
+    if not has_pictures(content):
+        return text_of(content, where, strict=strict)
+    found = list[dict[str, Any]]()
+    for pictures, run in groupby(content, is_picture):
+        if pictures:
+            found += ({"type": "image", SENT: part, "where": where} for part in run)
+        elif text := text_of([*run], where, strict=strict):
+            found.append({"type": "text", "text": text})
+    return found
+
+
 def chat_of(messages: Iterable[dict[str, Any]], *options: Any, **more: Any) -> Chat:
     """The prompt of these messages, in the form of OpenAI's API. options: further fields of Chat."""
     settled = [
@@ -81,7 +97,7 @@ def prepare(request: Request, job: Job, session: Session) -> Request:
         job.claim.add("grammars", of_grammar(json.dumps(prompt.tools.tools)))
     job.tokens = prompt.first(None)
     prompt.read()  # sets `ended`: all blocks have been read
-    _check_ids(job.tokens, model)
+    _check_ids(job.tokens, model, prompt)
     job.flow.prompt_tokens = job.tokens.size
     room = session.engine.kv.capacity - model.prefix_rows
     if job.tokens.size >= room and not (session.may_evict and request.evict):
@@ -98,7 +114,18 @@ def encode(request: Request, model: Model) -> Prompt:
     if isinstance(request.prompt, Chat) and model.template is None:
         why = f"{model.name} has no chat template: use /v1/completions"
         raise RefusedError(400, why, code="unsupported", param="model")
+    if isinstance(request.prompt, Chat) and model.eyes is None:
+        _check_blind(request.prompt.messages)
     return request.encode(model)
+
+
+def _check_blind(messages: Messages) -> None:
+    """Refuse pictures in the message that the user waits to see answered; in others, a line stands for them."""
+    question = newest([str(each.get("role")) for each in messages])
+    content = messages[question].get("content") if question >= 0 else None
+    sent = next((part for part in content if SENT in part), None) if isinstance(content, list) else None
+    if sent is not None:
+        text_of([sent[SENT]], sent["where"], strict=True)
 
 
 def count_tokens(model: Model, request: Request) -> int:
@@ -106,8 +133,10 @@ def count_tokens(model: Model, request: Request) -> int:
     return sum(block.size for block in encode(replace(request, think=Think()), model).rest())
 
 
-def _check_ids(tokens: IntArray, model: Model) -> None:
-    if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.tokenizer.size:
+def _check_ids(tokens: IntArray, model: Model, prompt: Prompt | None = None) -> None:
+    if prompt is not None and prompt.given is not None:
+        prompt.given.check(tokens)
+    elif tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.tokenizer.size:
         raise InputError(f"token ids must be from 0 to {model.tokenizer.size - 1}")
 
 

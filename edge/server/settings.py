@@ -35,8 +35,8 @@ class Settings:
     queue: int = option(32, "--queue", group=SERVER, help="Most requests that wait; others get status 429.")
     connections: int = option(64, "--connections", group=SERVER, help="Most connections at a time.")
     most_body: int = option(
-        "4MiB", "--max-body", group=SERVER, typed=str, parse=partial(parse_bytes, what="--max-body"),
-        help="Most bytes of a request.",
+        "16MiB", "--max-body", group=SERVER, typed=str, parse=partial(parse_bytes, what="--max-body"),
+        help="Most bytes of a request, with its pictures.",
     )  # fmt: skip
     most_wait: float = option(
         "5m", "--max-wait", group=SERVER, typed=str, parse=partial(parse_seconds, what="--max-wait"),

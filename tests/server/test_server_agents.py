@@ -95,7 +95,7 @@ SAID = {
         "<|system|>You are a voice.\nCurrent time is 10:00:00. Today's date is 2026-11-24.", "<|user|>Light, please.",
         '<|assistant|><call call_1 GetLiveContext {}><call call_2 HassTurnOn {"place": "kitchen"}>',
         "<|user|><result>kitchen: off</result>", '<|user|><result>{"success": true}</result>', "<|assistant|>Done.",
-        f"<|user|>What is this?\n{LEFT_OUT}", "<|assistant|>I cannot say.", "<|user|>And the other one?",
+        f"<|user|>{LEFT_OUT}\nWhat is this?", "<|assistant|>I cannot say.", "<|user|>And the other one?",
         "<|assistant|>",
     ],
     "continue": [

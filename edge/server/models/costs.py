@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from edge.model.parts import is_picture
+from edge.model.pictures import sent_text
 from edge.run.request import Request
 
-_TEXT = 16  # for each byte of a body: its text, the prompt that a template makes of it, and token ids
+_READ = 3  # for each byte of a body: its text, and the bytes of a picture in it
+_TEXT = 13  # for each byte that is no picture: the prompt that a template makes of it, and token ids
 _VALUE = 300  # for each value of a body: an object, and its place in a list or a table
 EMBEDDED = 48  # for each value of an embedding: a number, and its digits
 RANKED = 512  # for each text that is ranked: its event, and its line of the response
@@ -14,9 +19,35 @@ _MATCHER = 768 << 10
 _SYMBOL, _STRUCTURE, _ENTRY = 24, 12 << 10, 800  # for each character of a grammar, each brace, and each comma
 
 
-def of_body(size: int, values: int) -> int:
-    """A body of `size` bytes with so many values."""
-    return _TEXT * size + _VALUE * values
+def of_bytes(size: int) -> int:
+    """A body of `size` bytes, as it is read."""
+    return _READ * size
+
+
+def of_body(size: int, values: int, pictures: int) -> int:
+    """A body with so many values, of which so many bytes are `pictures`, in addition to what it took as it was read."""
+    return _TEXT * (size - pictures) + _VALUE * values
+
+
+def picture_bytes(data: Any) -> int:
+    """Characters of the pictures in a body's messages, which no template writes and no tokenizer reads."""
+    if not isinstance(data, dict):
+        return 0
+    listed = [each for name in ("messages", "input") if isinstance(data.get(name), list) for each in data[name]]
+    return sum(_in_message(each) for each in [data, *listed] if isinstance(each, dict))
+
+
+def _in_message(message: dict[str, Any]) -> int:
+    images = message.get("images")
+    count = sum(len(each) for each in images if isinstance(each, str)) if isinstance(images, list) else 0
+    for name in ("content", "output"):
+        parts = message.get(name)
+        for part in parts if isinstance(parts, list) else ():
+            if is_picture(part):
+                count += len(sent_text(part))
+            elif isinstance(part, dict) and part.get("type") == "tool_result":
+                count += _in_message({"content": part.get("content")})
+    return count
 
 
 def of_tokens(count: int, alternatives: int | None) -> int:

@@ -14,12 +14,13 @@ from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.lora import size_of
 from edge.model.lora_file import Loras, parse_lora
 from edge.model.spec import ModelSpec
-from edge.options import Options
+from edge.options import NO_EYES, Options
 from edge.prompt_cache.cache import PromptCache
 from edge.records import dataclass
 from edge.run.budgets.shares import EnergyLedger
 from edge.run.report import RunReport
 from edge.run.session import Session
+from edge.run.starting.eyes import find_mmproj
 from edge.run.starting.loading import open_session
 from edge.run.starting.opening import open_model
 from edge.server.deadline import Deadline
@@ -48,6 +49,7 @@ class Entry:
     created: int  # seconds since 1970, of the file
     identity: str  # differs for other files, and for a file that has changed
     adapters: dict[str, Loras]
+    sees: bool = False  # whether there is an encoder of pictures for it
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Pool:
         self._lora = options.lora or ()  # adapters of all models, unless a request names others
         if options.chat_template is not None and len(models) > 1:
             raise InputError("--chat-template goes with one model: serve the others by another edge serve")
+        if options.mmproj not in (None, NO_EYES) and len(models) > 1:
+            raise InputError("--mmproj goes with one model: put the encoders of several beside their models")
         self.entries = {entry.name: entry for entry in (_entry(each, options) for each in models)}
         if len(self.entries) < len(models):
             raise InputError("two of the models have the same name")
@@ -279,4 +283,5 @@ def _entry(model: str, options: Options) -> Entry:
     return Entry(
         name, model, opened.spec, aliases, template if isinstance(template, str) else None,
         opened.spec.weight_bytes, int(status.st_mtime), f"{path.resolve()} {status.st_size} {status.st_mtime_ns}", {},
+        opened.template is not None and find_mmproj(opened, options) is not None,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from edge.run.arguments import MOST_TOKENS
 from edge.run.request import Request
 from edge.server.events import Call, Ended, Event, Flow, Piece
 from edge.server.http import event
-from edge.server.prompts import chat_of, text_of
+from edge.server.prompts import chat_of, content_of, text_of
 from edge.server.protocols.answers import Answer, follow, gather, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, Hints, grammar_of, limits_of, think_of
 from edge.server.protocols.fields import said, whole, within
@@ -100,19 +100,20 @@ def _messages(message: AnthropicMessage, where: str, *, last: bool) -> list[dict
             function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
-            text = text_of(block.get("content"), where)
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+            content = content_of(block.get("content"), where)
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking", "")))
         elif kind != "redacted_thinking":
             texts.append(block)
-    text = text_of(texts, where, strict=last and message.role == "user" and not results)
-    said: dict[str, Any] = {"role": message.role, "content": text}
+    read = content_of if message.role == "user" else text_of
+    said_now = read(texts, where, strict=last and message.role == "user" and not results)
+    said: dict[str, Any] = {"role": message.role, "content": said_now}
     if calls:
         said["tool_calls"] = calls
     if thoughts:
         said["reasoning_content"] = "".join(thoughts)
-    return [*results, *([said] if text or calls or not results else [])]
+    return [*results, *([said] if said_now or calls or not results else [])]
 
 
 def _choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:

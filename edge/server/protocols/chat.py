@@ -13,7 +13,7 @@ from edge.run.report import TokenLogprob
 from edge.run.request import INTERACTIVE, TITLES, TOOLS, Request
 from edge.server.events import Call, Ended, Event, Likely, Piece
 from edge.server.http import event
-from edge.server.prompts import chat_of, choices_of, is_background, text_of
+from edge.server.prompts import chat_of, choices_of, content_of, is_background, text_of
 from edge.server.protocols.answers import Answer, follow, gather, timings_of, usage_of
 from edge.server.protocols.bodies import ChatBody, limits_of
 from edge.server.protocols.offered import of_chat
@@ -57,19 +57,20 @@ def limit_of(count: int | None) -> int | None:
 
 
 def _messages(body: ChatBody) -> tuple[dict[str, Any], ...]:
-    """The messages with their contents as text. Raises RefusedError for an input of the user that is none."""
+    """The messages, their contents as text and pictures. Raises RefusedError for another input of the user."""
     roles = ["tool" if each.role == "function" else each.role for each in body.messages]
     question, found = newest(roles), list[dict[str, Any]]()
     for number, each in enumerate(body.messages):
-        text = text_of(each.content, f"messages[{number}].content", strict=number == question)
-        found.append({name: value for name, value in vars(each).items() if value is not None} | {"content": text})
+        read = content_of if each.role in ("user", "tool") else text_of
+        content = read(each.content, f"messages[{number}].content", strict=number == question)
+        found.append({name: value for name, value in vars(each).items() if value is not None} | {"content": content})
     return tuple(found)
 
 
 def priority_of(messages: Sequence[dict[str, Any]]) -> int:
     """The priority: background for prompts that programs send unseen, tools after a tool's result, else interactive."""
     last = messages[-1]
-    if last["role"] == "user" and is_background(last["content"]):
+    if last["role"] == "user" and isinstance(last["content"], str) and is_background(last["content"]):
         return TITLES
     return TOOLS if last["role"] == "tool" else INTERACTIVE
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge.model.parts import newest
-from edge.server.prompts import text_of
+from edge.server.prompts import content_of, text_of
 from edge.server.protocols.offered import Offered
 from edge.server.refusal import RefusedError
 
@@ -38,13 +38,14 @@ def messages_of(items: Sequence[dict[str, Any]], offered: Offered) -> Messages:
         if kind == "message":
             if role not in _ROLES:
                 raise RefusedError(400, f"{where}.role is {role[:40]!r}", param=where, code="invalid_value")
-            text = text_of(item.get("content"), f"{where}.content", strict=number == question)
-            said = {"role": "system" if role == "developer" else role, "content": text}
+            read = content_of if role == "user" else text_of
+            content = read(item.get("content"), f"{where}.content", strict=number == question)
+            said = {"role": "system" if role == "developer" else role, "content": content}
         elif kind in _CALLS:
             said = {"role": role, "content": "", "tool_calls": [_call(item, kind, offered)]}
         elif kind in _RESULTS:
-            text = text_of(_listed(item.get("output")), f"{where}.output")
-            said = {"role": role, "tool_call_id": item.get("call_id"), "content": text}
+            content = content_of(_listed(item.get("output")), f"{where}.output")
+            said = {"role": role, "tool_call_id": item.get("call_id"), "content": content}
         else:
             said = {"role": role, "content": _line(item)}
         last = found[-1] if found else {}

@@ -8,13 +8,12 @@ import re
 from dataclasses import field
 from typing import Any
 
-from edge.model.parts import PICTURE, newest
 from edge.records import dataclass
 from edge.run.request import Chat, Request
 from edge.server.events import Ended, Event, Piece
 from edge.server.http import dumps, parse_body
 from edge.server.hub import Hub
-from edge.server.prompts import chat_of, text_of
+from edge.server.prompts import chat_of, content_of, text_of
 from edge.server.protocols.answers import Answer, follow, gather, timings_of, usage_of
 from edge.server.protocols.bodies import Budget, Drawn, Hints, grammar_of, limits_of
 from edge.server.protocols.fields import said
@@ -74,6 +73,7 @@ class ApiGenerateBody(Shared):
     prompt: str | None = said("The user's text.")
     system: str | None = said("The system prompt.")
     raw: bool | None = said("Continue the prompt as it is, without a chat template.")
+    images: list[str] | None = said("Pictures before the prompt, in base64.")
 
     @property
     def text(self) -> str | None:
@@ -109,25 +109,33 @@ def _prompt(body: ApiChatBody | ApiGenerateBody) -> Chat | str:
     if isinstance(body, ApiGenerateBody):
         assert body.prompt
         if body.raw:
+            if body.images:
+                raise RefusedError(400, "images go through the chat template", param="images", code="invalid_value")
             return body.prompt
         system = [{"role": "system", "content": body.system}] if body.system else []
-        return chat_of([*system, {"role": "user", "content": body.prompt}])
+        return chat_of([*system, {"role": "user", "content": _shown(body.prompt, body.images, "images")}])
     roles = [message.get("role") for message in body.messages]
     if (number := next((n for n, role in enumerate(roles) if not isinstance(role, str)), None)) is not None:
         raise RefusedError(400, f"messages[{number}].role must be text", param="messages", code="invalid_value")
-    question = newest([str(role) for role in roles])
-    messages = [_message(each, f"messages[{n}]", asks=n == question) for n, each in enumerate(body.messages)]
+    messages = [_message(each, f"messages[{n}]") for n, each in enumerate(body.messages)]
     return chat_of(messages, of_chat(body.tools).tools)
 
 
-def _message(message: dict[str, Any], where: str, *, asks: bool) -> dict[str, Any]:
-    """A message in OpenAI's form. asks: the user expects an answer to all of it. Calls have no identifiers here:
-    results name their function at most."""
-    text, images = text_of(message.get("content"), f"{where}.content"), message.get("images") or []
-    if images and asks:
-        raise RefusedError(400, f"{where}.images: these models read text only", code="unsupported", param="images")
-    lines = [PICTURE for _ in images] if isinstance(images, list) else [PICTURE]
-    said = {"role": message["role"], "content": "\n".join([text, *lines] if text else lines)}
+def _shown(text: str, images: Any, where: str) -> str | list[dict[str, Any]]:
+    """A content with pictures, in base64, before its text. Raises RefusedError."""
+    if not images:
+        return text
+    if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
+        raise RefusedError(400, f"{where} must be a list of pictures in base64", param="images", code="invalid_value")
+    sources = ({"type": "base64", "data": each.rpartition(",")[2]} for each in images)
+    shown: list[dict[str, Any]] = [{"type": "image", "source": source} for source in sources]
+    return content_of([*shown, *([{"type": "text", "text": text}] if text else [])], where)
+
+
+def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """A message in OpenAI's form. Calls have no identifiers here: results name their function at most."""
+    content = _shown(text_of(message.get("content"), f"{where}.content"), message.get("images"), f"{where}.images")
+    said: dict[str, Any] = {"role": message["role"], "content": content}
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list):
             raise RefusedError(400, f"{where}.tool_calls must be a list", param="messages", code="invalid_value")

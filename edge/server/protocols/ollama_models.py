@@ -171,7 +171,8 @@ def _capabilities(entry: Entry) -> list[str]:
     if entry.spec.encoder:
         return ["embedding"]
     thinks = entry.template and find_family(entry.template)
-    return ["completion", *(["tools"] if entry.template else []), *(["thinking"] if thinks else [])]
+    others = {"tools": entry.template, "thinking": thinks, "vision": entry.sees}
+    return ["completion", *(name for name, has in others.items() if has)]
 
 
 def _written(moment: datetime.datetime) -> str:

@@ -44,7 +44,7 @@ REFUSED: dict[type, frozenset[str]] = {
     ResponsesBody: _names("background conversation prompt top_logprobs response_format max_tokens stop"),
     MessagesBody: _names("mcp_servers container response_format"),
     ApiChatBody: _names("template logprobs top_logprobs"),
-    ApiGenerateBody: _names("template suffix context images logprobs top_logprobs width height steps"),
+    ApiGenerateBody: _names("template suffix context logprobs top_logprobs width height steps"),
     EmbeddingsBody: _names("truncate_prompt_tokens task input_type"),
     RerankBody: _names("rank_fields max_chunks_per_doc raw_scores truncation_direction"),
 }  # fmt: skip
@@ -57,7 +57,6 @@ _INSTEAD = {
     "documents": "put them into a message", "json_mode": "use response_format", "tools": "use /v1/chat/completions",
     "conversation": "send the whole conversation as input", "prompt": "send its text as input",
     "max_tokens": "use max_output_tokens", "context": "send the conversation to /api/chat",
-    "images": "these models read text only",
 }  # fmt: skip
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tfs_z": (1,), "tfs": (1,), "typical_p": (1,), "typical": (1,), "top_n_sigma": (-1,), "repeat_last_n": (64,),
