@@ -272,16 +272,17 @@ class Passes:
         memory, (heads, count, size) = self.memory, keys.shape
         if count > memory.cross_stride:
             raise EngineError(f"{count} rows to read across, and there is room for {memory.cross_stride}")
-        first, tiles = memory.cross_row(self.layout.network, layer), -(-count // TILE)
+        first = memory.cross_row(self.layout.network, layer)
         stored = [
             self.arrays[name].reshape(-1, memory.arrays[name].shape[1])[first : first + heads * memory.cross_stride]
             .reshape(heads, memory.cross_stride, -1) for name in CROSS
         ]  # fmt: skip
         stored[1][:, :count, : values.shape[2]] = values
-        whole = np.zeros((heads, tiles * TILE, size), np.float32)
-        whole[:, :count] = keys
-        in_tiles = stored[0].reshape(heads, memory.cross_stride // TILE, -1, TILE)
-        in_tiles[:, :tiles, :size] = whole.reshape(heads, tiles, TILE, size).swapaxes(2, 3)
+        in_tiles, whole = stored[0].reshape(heads, memory.cross_stride // TILE, -1, TILE), count // TILE
+        columns = keys.swapaxes(1, 2)
+        in_tiles[:, :whole, :size] = columns[..., : whole * TILE].reshape(heads, size, whole, TILE).swapaxes(1, 2)
+        if rest := count % TILE:
+            in_tiles[:, whole, :size, :rest] = columns[..., count - rest :]
         self.table[Table.of(self.layout.shape).slot("cross_rows")] = count
 
     def layer_states(self, count: int) -> FloatArray:

@@ -87,8 +87,9 @@ class Listener:
         if frames % 2:
             mel = np.concatenate([mel, mel[:, -1:]], axis=1)
         rows = self._stem.rows(np.asarray(mel, np.float32))
-        ids = np.arange(whisper.ears.vocab, whisper.ears.vocab + len(rows), dtype=np.int32)
-        self._states = self._ears.hidden(ids, None, _Window(rows))
+        given = GivenRows(whisper.ears.vocab, whisper.ears.hidden)
+        ids = given.promise(b"window", len(rows), lambda: rows)
+        self._states = self._ears.hidden(ids, None, given)
         for layer, keys, values in _rows_of(self.file, whisper, self._states):
             cast(CrossEngine, self._words).set_crossed(2 * layer + 1, keys, values)
         self.kv.truncate(0)
@@ -129,19 +130,6 @@ class Listener:
     def _check_window(self) -> None:
         if not len(self._states):
             raise InputError("nothing was heard yet: encode a window first")
-
-
-class _Window(GivenRows):
-    """The rows of a window, whose ids follow the table of positions."""
-
-    def __init__(self, rows: FloatArray) -> None:
-        self._given = rows
-
-    def check(self, tokens: IntArray) -> None:
-        pass
-
-    def parts(self, tokens: IntArray) -> FloatArray:
-        return self._given[None]
 
 
 class _Stem:
@@ -190,14 +178,15 @@ def _rows_of(file: GGUFFile, whisper: Whisper, states: FloatArray) -> Iterator[t
     """The keys and values of a window in each layer of the file, float32 [heads, n, head]."""
     heads = whisper.spec.heads
 
-    def divided(rows: FloatArray) -> FloatArray:
-        return np.asarray(rows.reshape(len(rows), heads, -1).swapaxes(0, 1))
+    def divided(columns: FloatArray) -> FloatArray:
+        """A view of [hidden, n], since keys are stored with the same value of many rows side by side."""
+        return np.asarray(columns.reshape(heads, -1, columns.shape[1]).swapaxes(1, 2))
 
     for layer in range(whisper.spec.layers // 2):
         name = f"blk.{layer}.cross_attn"
-        keys = states @ read_weight(file, f"{name}_k.weight").T
+        keys = read_weight(file, f"{name}_k.weight") @ states.T
         values = states @ read_weight(file, f"{name}_v.weight").T + read_weight(file, f"{name}_v.bias")
-        yield layer, divided(keys), divided(values)
+        yield layer, divided(keys), np.asarray(values.reshape(len(states), heads, -1).swapaxes(0, 1))
 
 
 def _configs(
