@@ -25,6 +25,7 @@ from edge.converters.factors import write_folded
 from edge.converters.hearing import plan_hearing, write_hearing
 from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.adapter import is_adapter_folder
+from edge.converters.huggingface.mmproj import mmproj_path, sees, write_mmproj
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
 from edge.converters.merge import merge_gguf, plan_merge
 from edge.converters.npu import NpuTarget, check_target, plan_form
@@ -204,6 +205,11 @@ def convert(
         if wanted.onnx_method and wanted.evaluates:
             _evaluate(file, read_folder(target), report, steps)
     report.files = {target.name: target.stat().st_size} if target.is_file() else coreml.file_sizes(target)
+    if _has_eyes(path, wanted):
+        eyes = mmproj_path(target)
+        with _timed(report, "writing eyes", steps) as progress:
+            write_mmproj(path, eyes, _type_of_eyes(wanted), progress)
+        report.files[eyes.name] = eyes.stat().st_size
     if report.quantized:
         report.bits_per_weight = report.quantized.bits_per_weight
     elif wanted.onnx_method:
@@ -261,7 +267,20 @@ def preview(
         if wanted.to == "coreml":
             wanted.sizes.fitted(read_spec(file))
             return coreml.planned_files(file, read_spec(file)), planned, notes
-        return {target.name: file.size if wanted.to == "gguf" else None}, planned, notes
+        files: dict[str, int | None] = {target.name: file.size if wanted.to == "gguf" else None}
+        if _has_eyes(path, wanted):
+            files[mmproj_path(target).name] = None
+        return files, planned, notes
+
+
+def _has_eyes(path: Path, wanted: Conversion) -> bool:
+    """Whether an encoder of pictures is written beside the model."""
+    return wanted.to == "gguf" and path.is_dir() and sees(path)
+
+
+def _type_of_eyes(wanted: Conversion) -> str:
+    """Of the encoder's matrices: they lose much below 8 bits, and are few."""
+    return "Q8_0" if wanted.settings else "F16"
 
 
 def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, force: bool) -> None:
@@ -270,6 +289,8 @@ def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, 
         raise InputError(f"{target} is the model to convert: choose another name")
     if wanted.to == "gguf":
         check_file(target, force=force)
+        if _has_eyes(path, wanted):
+            check_file(mmproj_path(target), force=force)
     else:
         check_folder(target, _OURS[wanted.to], force=force)
     if wanted.to == "coreml":

@@ -28,11 +28,13 @@ from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.model.thinking import find_family
 from edge.model.tokenizer import check_known
+from edge.model.towers import is_mmproj, read_tower
 from edge.model.whisper import words_file
 from edge.model.whisper.checkpoint import is_checkpoint
 from edge.plan.npu import NpuUse, npu_use
 from edge.storage.fingerprint import hash_file
 
+EXAMPLE = 1280, 720  # pixels of a picture, width and height
 _ENDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 _VOCABULARY = ("token_embd.weight", "output.weight")
 _STEP = 1 << 20  # bytes from one sample of a file to the next
@@ -100,6 +102,24 @@ class DrafterInfo:
 
 
 @dataclass(frozen=True)
+class EyesInfo:
+    """An encoder of pictures, which sees for a model. rows: that a picture may have, from the fewest to the most."""
+
+    name: str
+    kind: str  # of the projector
+    models: tuple[str, ...]  # their architectures
+    model_width: int  # values of the model's states
+    layers: int
+    width: int
+    ffn: int
+    heads: int
+    patch: int  # pixels of its side
+    rows: tuple[int, ...]
+    default_rows: int
+    example: tuple[int, int]  # rows and patches of a picture of `EXAMPLE` pixels
+
+
+@dataclass(frozen=True)
 class Inspection:
     """Facts about a model file."""
 
@@ -121,6 +141,7 @@ class Inspection:
     engines: list[EngineUse]
     adapter: AdapterInfo | None = None  # for a LoRA adapter, which is no model
     drafter: DrafterInfo | None = None  # for an assistant, which is no model either
+    eyes: EyesInfo | None = None  # for an encoder of pictures, likewise
     thinks: bool = False  # has marks of thoughts (`--think`)
     npu: NpuUse | None = None  # of the device asked about
     mtp_layers: int = 0  # for multi-token prediction, after those of `spec`
@@ -197,6 +218,7 @@ def _inspect(
         sha256=_hashes(files, progress) if sha256 else {},
         spec=spec and replace(spec, mtp=None),
         reason=reason,
+        eyes=_eyes(file),
         adapter=_adapter(file),
         drafter=_drafter(file),
         engines=[] if spec is None else [engine_use(name, run, spec) for name in backend_names()],
@@ -240,6 +262,18 @@ def _drafter(file: GGUFFile) -> DrafterInfo | None:
     own = spec.network.assists
     rows = spec.vocab * own.used // own.centroids if own.centroids else spec.vocab
     return DrafterInfo(spec.layers, spec.hidden, own.hidden, own.centroids, own.used, rows, spec.vocab)
+
+
+def _eyes(file: GGUFFile) -> EyesInfo | None:
+    """Read an encoder of pictures. Raises the errors of `read_tower`."""
+    if not is_mmproj(file):
+        return None
+    tower = read_tower(file)
+    clip, layout = tower.mmproj, tower.layout(*EXAMPLE)
+    return EyesInfo(
+        clip.name, clip.kind, tower.architectures, clip.projected, clip.layers, clip.hidden, clip.ffn, clip.heads,
+        clip.patch, tower.sizes, tower.default, (layout.tokens, layout.patches),
+    )  # fmt: skip
 
 
 def _bits(tensors: Iterable[TensorInfo]) -> float | None:

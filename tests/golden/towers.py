@@ -3,6 +3,7 @@
 Run it as `make golden` does; it needs torch, transformers, gguf and pillow. It writes, into the folder it is given or
 beside itself, in `towers/`:
 
+    NAME/       the encoder in float16, with the folder's JSON files
     NAME.gguf   an encoder in float16, as llama.cpp's converter writes its mmproj
     NAME.npz    picture, uint8 [height, width, 3]; pixels, uint8 [values of all tiles, one tile after the other], from
                 which transformers' processor makes its values; states [patches, hidden] behind the last layer or norm;
@@ -12,6 +13,7 @@ beside itself, in `towers/`:
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +25,8 @@ import numpy as np
 import torch
 from gguf.constants import MODEL_ARCH
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 Array = NDArray[Any]
 
@@ -49,6 +52,7 @@ class Golden:
     inputs: dict[str, Any]  # of `get_image_features`
     pixels: Array
     prompt: str
+    processor: Any
     eps: float = 1e-6
 
 
@@ -63,6 +67,7 @@ def main(out: Path, *names: str) -> None:
             golden = make(shown, seed)
             write_mmproj(out / f"{name}.gguf", golden)
             np.savez_compressed(out / f"{name}.npz", picture=shown, **answers(golden))
+            write_folder(out / name, golden)
 
 
 def picture(seed: int, height: int = 30, width: int = 44) -> Array:
@@ -102,6 +107,20 @@ def answers(golden: Golden) -> dict[str, Array]:
         "pixels": golden.pixels.astype(np.uint8).reshape(-1), "states": states.reshape(-1, states.shape[-1]).numpy(),
         "rows": rows.numpy(), "prompt": np.array(golden.prompt),
     }  # fmt: skip
+
+
+def write_folder(folder: Path, golden: Golden) -> None:
+    """The encoder's part of the folder that transformers saves."""
+    whole = AutoModelForImageTextToText.from_config(golden.model.config)
+    whole.model.load_state_dict(golden.model.state_dict())
+    for name, values in whole.model.named_buffers():  # which some classes make anew
+        values.copy_(golden.model.get_buffer(name))
+    whole.half().save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: each for name, each in tensors.items() if not re.search(r"language_model|text_model|lm_head", name)}
+    save_file(kept, folder / "model.safetensors")
+    golden.processor.save_pretrained(folder)
 
 
 def write_mmproj(path: Path, golden: Golden) -> None:
@@ -173,7 +192,14 @@ def smolvlm(shown: Array, seed: int) -> Golden:
     names = mapped("vision_model", "connector", rename=lambda name: f"model.{name}")
     inputs = {"pixel_values": found.pixel_values, "pixel_attention_mask": found.pixel_attention_mask}
     return Golden(
-        fill(SmolVLMModel(config), seed), "idefics3", fields, names, inputs, levels(found.pixel_values), prompt
+        fill(SmolVLMModel(config), seed),
+        "idefics3",
+        fields,
+        names,
+        inputs,
+        levels(found.pixel_values),
+        prompt,
+        processor,
     )
 
 
@@ -187,7 +213,8 @@ def gemma3(shown: Array, seed: int) -> Golden:
             "vision_use_head": False},
         text_config=TEXT | {"model_type": "gemma3_text"}, mm_tokens_per_image=4, image_token_id=290,
     )  # fmt: skip
-    found = Gemma3ImageProcessorPil(size={"height": side, "width": side})(shown, return_tensors="pt")
+    processor = Gemma3ImageProcessorPil(size={"height": side, "width": side})
+    found = processor(shown, return_tensors="pt")
     fields = {
         "vision_image_size": side, "vision_patch_size": patch, "vision_image_mean": HALF, "vision_image_std": HALF,
         "vision_use_gelu": True,
@@ -204,7 +231,7 @@ def gemma3(shown: Array, seed: int) -> Golden:
     prompt = f"\n\n<start_of_image>{IMAGE * 4}<end_of_image>\n\n"
     inputs = {"pixel_values": found.pixel_values}
     model = fill(Gemma3Model(config), seed)
-    return Golden(model, "gemma3", fields, tensors, inputs, levels(found.pixel_values), prompt)
+    return Golden(model, "gemma3", fields, tensors, inputs, levels(found.pixel_values), prompt, processor)
 
 
 def qwen_pixels(values: Any, grid: Array, patch: int, merge: int, mean: float = 0.5, std: float = 0.5) -> Array:
@@ -257,7 +284,7 @@ def qwen3vl(shown: Array, seed: int) -> Golden:
     inputs = {"pixel_values": found.pixel_values, "image_grid_thw": found.image_grid_thw}
     prompt = f"<|vision_start|>{IMAGE * (grid[1] * grid[2] // merge**2)}<|vision_end|>"
     pixels = qwen_pixels(found.pixel_values, grid, patch, merge)
-    return Golden(model, "qwen3vl_merger", fields, tensors, inputs, pixels, prompt)
+    return Golden(model, "qwen3vl_merger", fields, tensors, inputs, pixels, prompt, processor)
 
 
 def gemma4(shown: Array, seed: int) -> Golden:
@@ -273,7 +300,8 @@ def gemma4(shown: Array, seed: int) -> Golden:
         text_config=TEXT | {"vocab_size_per_layer_input": 300, "hidden_size_per_layer_input": 8},
         audio_config=None, image_token_id=290,
     )  # fmt: skip
-    found = Gemma4ImageProcessorPil(patch_size=patch, max_soft_tokens=70)(shown, return_tensors="pt")
+    processor = Gemma4ImageProcessorPil(patch_size=patch, max_soft_tokens=70)
+    found = processor(shown, return_tensors="pt")
     model, random = fill(Gemma4Model(config), seed), np.random.default_rng(seed)
     for name, values in model.named_buffers():
         if "std_" in name:
@@ -309,7 +337,7 @@ def gemma4(shown: Array, seed: int) -> Golden:
     columns = int(found.image_position_ids[0, :, 0].max()) + 1
     parts = real.reshape(-1, columns, patch, patch, 3).permute(4, 0, 2, 1, 3)
     pixels = levels(parts.reshape(3, -1, columns * patch), 0.0, 1.0)
-    return Golden(model, "gemma4v", fields, tensors, inputs, pixels, f"<|image>{IMAGE * count}<image|>")
+    return Golden(model, "gemma4v", fields, tensors, inputs, pixels, f"<|image>{IMAGE * count}<image|>", processor)
 
 
 BOUNDS = {"input_min": -1.5, "input_max": 1.7, "output_min": -1.2, "output_max": 1.4}

@@ -132,3 +132,10 @@ def test_wrong_input_gets_one_line(name: str, says: str, tmp_path: Path) -> None
     assert says in done.stderr
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(40))
     assert edge("inspect", str(tmp_path / "bad.gguf")).returncode == 2
+
+
+def test_encoder_of_pictures() -> None:
+    found = inspect_model(GOLDEN / "towers" / "smolvlm.gguf")
+    assert found.eyes
+    assert (found.eyes.models, found.eyes.rows, found.eyes.example) == (("llama",), (4, 20), (20, 80))
+    assert ["a picture", "4 to 20 tokens (by default at most 20), from patches of 8 × 8 pixels"] in _about(found)

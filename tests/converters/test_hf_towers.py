@@ -1,0 +1,60 @@
+"""Encoders of pictures of Hugging Face folders as mmproj files, against those of the gguf package."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_sight import NAMES, TOWERS
+
+from edge.converters.convert import Conversion, convert, preview
+from edge.converters.huggingface.mmproj import plan_mmproj, sees, write_mmproj
+from edge.converters.quantize import Settings
+from edge.errors import UnsupportedError
+from edge.formats.gguf import ArrayRef, GGUFFile, read_gguf
+from edge.formats.safetensors import read_header
+from edge.model.model import open_model
+from edge.model.towers import open_tower, read_tower
+
+OWN = ("general.", "clip.use_gelu")  # fields that name the file
+
+
+def fields(file: GGUFFile) -> dict[str, object]:
+    def value(key: str, stored: object) -> object:
+        return file.numbers(key).tolist() if isinstance(stored, ArrayRef) else stored
+
+    return {key: value(key, each) for key, each in file.metadata.items() if not key.startswith(OWN)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_written_encoder_is_that_of_gguf(name: str, tmp_path: Path) -> None:
+    folder, wanted = TOWERS / name, read_tower(read_gguf(TOWERS / f"{name}.gguf")).mmproj
+    assert sees(folder)
+    planned = write_mmproj(folder, tmp_path / "m.gguf")
+    found = read_tower(read_gguf(tmp_path / "m.gguf")).mmproj
+    assert [each.name for each in plan_mmproj(folder)] == [each.name for each in planned]
+    assert found.file.tensors.keys() == wanted.file.tensors.keys()
+    for each in wanted.file.tensors:
+        np.testing.assert_allclose(found.weights(each), wanted.weights(each), rtol=1e-3, atol=1e-6)
+    assert fields(wanted.file).items() <= fields(found.file).items()
+
+
+def test_encoder_beside_the_converted_model(tmp_path: Path) -> None:
+    folder, target = TOWERS.parent / "folders" / "gemma3", tmp_path / "gemma.gguf"
+    report = convert(folder, target, Conversion("gguf", settings=Settings("Q8_0")))
+    assert set(report.files) == {"gemma.gguf", "mmproj-gemma.gguf"}
+    assert set(preview(folder, tmp_path / "other.gguf", Conversion("gguf"))[0]) == {"other.gguf", "mmproj-other.gguf"}
+    tower = open_tower(read_gguf(tmp_path / "mmproj-gemma.gguf"), open_model(target).spec)
+    assert tower.layout(64, 48).tokens == tower.sizes[0]
+
+
+def test_unknown_tensor_of_a_tower(tmp_path: Path) -> None:
+    folder = tmp_path / "smolvlm"
+    shutil.copytree(TOWERS / "smolvlm", folder)
+    data = (folder / "model.safetensors").read_bytes()
+    name = next(each for each in read_header(folder / "model.safetensors") if "layer_norm1.weight" in each)
+    (folder / "model.safetensors").write_bytes(data.replace(name.encode(), name.replace("norm1", "sorm1").encode()))
+    with pytest.raises(UnsupportedError, match="the model has no tensor blk"):
+        write_mmproj(folder, tmp_path / "m.gguf")
