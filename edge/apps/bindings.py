@@ -16,13 +16,15 @@ from enum import IntEnum
 from pathlib import Path
 
 from edge.apps import gpu_programs
-from edge.apps.enums import ABOUT, ROLES_OF_TEXT, Engine, Finish, Role, Speculate, Status, Trim
+from edge.apps.enums import ABOUT, ROLES_OF_TEXT, Engine, Finish, Pooling, Role, Speculate, Status, Trim
 from edge.apps.structs import STRUCTS, Field, layout, members
 from edge.backends.tvm.gpu.design import State
 from edge.backends.tvm.gpu.picking import TOP
 
 _HERE = Path(__file__).parent
-_KINDS: dict[str, type[IntEnum]] = {kind.__name__: kind for kind in (Status, Role, Finish, Trim, Engine, Speculate)}
+_KINDS: dict[str, type[IntEnum]] = {
+    kind.__name__: kind for kind in (Status, Role, Finish, Trim, Engine, Speculate, Pooling)
+}
 _PART = re.compile(r"(^ *(?://|/\*) generated: (\w+)[^\n]*\n).*?(^ *(?://|/\*) end\b)", re.MULTILINE | re.DOTALL)
 _PLACE = re.compile(r"^ *// generated: (\w+)$", re.MULTILINE)
 _WIDTH = 120
@@ -81,7 +83,7 @@ def _c_member(field: Field) -> Iterator[str]:
 
 
 def _c_enum(kind: type[IntEnum]) -> str:
-    prefix = "EDGE_" + {Trim: "TRIM_", Engine: "ENGINE_", Speculate: "SPECULATE_"}.get(kind, "")
+    prefix = "EDGE_" + {Trim: "TRIM_", Engine: "ENGINE_", Speculate: "SPECULATE_", Pooling: "POOLING_"}.get(kind, "")
     if kind is Finish:
         return _list((f"{prefix}{each.name}" for each in kind), 4)
     lines = []

@@ -23,6 +23,7 @@ import numpy as np
 from edge.apps import model_file
 from edge.apps.adapter_file import adapters_section, check_rank
 from edge.apps.chat import chat_section
+from edge.apps.embedding import embed_section
 from edge.apps.gpu_programs import GPUPrograms, check_gpu, describe_gpu, make_programs
 from edge.apps.model_file import MODEL, Section, trusted_source, write_model
 from edge.apps.npu_graphs import NpuGraphs, describe_npu, plan_graphs
@@ -47,7 +48,6 @@ from edge.devices.profiles.profile import DeviceProfile, Power
 from edge.errors import InputError, UnsupportedError
 from edge.model.catalog import packaged_name
 from edge.model.model import Model, open_model
-from edge.model.tokenizer import Tokenizer
 from edge.options import Options, takes_options
 from edge.plan.kv_losses import find_losses
 from edge.plan.plan import Plan
@@ -164,10 +164,14 @@ def prepare(
     except UnsupportedError as error:
         why = str(error).partition(": use ")[0]
         raise UnsupportedError(f"{model.name} cannot be exported: {why}") from None
-    if not isinstance(model.tokenizer, Tokenizer):
-        raise UnsupportedError(f"the tokenizer of {model.name} is known to llama.cpp alone, and cannot be exported")
-    ids, words = tokenizer_sections(model.tokenizer)
-    tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
+    if model.spec.encoder and lora_rank:
+        raise UnsupportedError("bundles of encoders have no room for adapters: leave --lora-rank out")
+    ids, words, letters = tokenizer_sections(model.tokenizer)
+    tables = {
+        Section.TOKENIZER: ids, Section.WORDS: words, Section.NORMALIZER: letters, Section.CHAT: chat_section(model),
+        Section.EMBED: embed_section(model, layout),
+    }  # fmt: skip
+    tables = {section: data for section, data in tables.items() if data}
     plan = plan_bundle(
         profile, model.spec, options, sum(map(len, tables.values())), lora_rank, gpu=gpu,
         losses=find_losses(model.file, CPU, options),
@@ -194,7 +198,7 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
     config = plan.config
     sections = bundle.tables | {
         Section.CONFIG: model_file.config_section(
-            model, layout, config, plan.policy, plan.evict_step, chat=bool(bundle.tables[Section.CHAT]),
+            model, layout, config, plan.policy, plan.evict_step, chat=Section.CHAT in bundle.tables,
             sampling=model.sampling(), power=_power(bundle.profile), kv_bytes=plan.bytes.kv,
             scratch_bytes=plan.bytes.scratch, peak=plan.predicted_peak, pinned=bundle.prompt_rows,
         ),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.apps import adapter_file, chat, gpu_programs, model_file, npu_graphs, vocabulary, words
+from edge.apps import adapter_file, chat, embedding, gpu_programs, letters, model_file, npu_graphs, vocabulary, words
 from edge.apps.model_file import Section
 from edge.apps.planning import SNAPSHOTS
 from edge.apps.structs import LONGEST_STOP, MOST_STOPS, range_tables
@@ -28,7 +28,7 @@ from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.targets import TARGETS
 from edge.formats.blocks import BLOCK_TYPES
-from edge.model import tokenizer
+from edge.model import tokenizer, word_piece
 from edge.model.lora import MAX_RANK
 from edge.model.lora_file import MAX_SCALE
 from edge.plan import engines
@@ -40,6 +40,7 @@ from edge.run import reclaim
 from edge.run.budgets import governor, meters
 from edge.run.drafting import ahead, drafts
 from edge.run.sampling import sampler
+from edge.run.sequences.embedding import TOGETHER
 from edge.run.starting import race
 
 CONSTANTS = "constants.h"
@@ -88,6 +89,13 @@ _INTEGERS = {
     "WORDS_BLOCK": words.BLOCK,
     "WORDS_ENDS": words.ENDS,
     "MOST_SPLITS": words.MOST_SPLITS,
+    "LETTER_DROPPED": letters.DROPPED,
+    "LETTER_MAPPED": letters.MAPPED,
+    "LETTER_SYLLABLE": letters.SYLLABLE,
+    "LETTER_ALONE": letters.ALONE,
+    "LETTER_BLANK": letters.BLANK,
+    "LONGEST_WORD": word_piece.LONGEST_WORD,
+    "TEXTS_TOGETHER": TOGETHER,
     "CHAT_ABSENT": chat.ABSENT,
     "JOB_QUIT": Job.QUIT,
     "JOB_STEP": Job.STEP,
@@ -153,6 +161,7 @@ _DOUBLES = {
 }
 _STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | gpu_programs.STRUCTS
 _STRUCTS |= npu_graphs.STRUCTS
+_STRUCTS |= letters.STRUCTS | embedding.STRUCTS
 _STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
 _TYPES = {"i4": "int32_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 
@@ -179,6 +188,9 @@ def constants_header() -> str:
         f'#define ADAPTER_MAGIC "{adapter_file.MAGIC.decode()}"',
         _enum("", (f"LORA_{name}" for name in adapter_file.KINDS)),
         _enum("", (f"KIND_{name.upper()}" for name in vocabulary.KINDS)),
+        _enum("", (f"LETTER_{name}" for name in letters.GRAPHEMES)),
+        _enum("", (f"POOL_{name.upper()}" for name in embedding.POOLINGS)),
+        _enum("", (f"NORM_{name.upper() or 'NONE'}" for name in embedding.NORMS)),
         _enum("", [*(f"ISA_{each.name.upper()}" for each in TARGETS), "ISAS"]),
         "#define ISA_NAMES " + ", ".join(f'"{each.name}"' for each in TARGETS),
         f"typedef struct {{ int64_t {', '.join(Job.NAMES)}; }} pass_job;",

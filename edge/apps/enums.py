@@ -41,6 +41,12 @@ class Speculate(IntEnum):
     AUTO, OFF = range(2)
 
 
+class Pooling(IntEnum):
+    """Of hidden states: as the model's file says, or as `edge.model.layers.Pooling`."""
+
+    MODEL, MEAN, CLS, LAST = range(4)
+
+
 ROLES_OF_TEXT = [each for each in Role if each != Role.IDS]  # ids have functions of their own
 ABOUT: dict[type[IntEnum], dict[int, str]] = {
     Status: {
@@ -67,6 +73,12 @@ ABOUT: dict[type[IntEnum], dict[int, str]] = {
     Speculate: {
         Speculate.AUTO: "Where drafts pay, on the CPU. Not with h2o.",
         Speculate.OFF: "Every token runs on its own.",
+    },
+    Pooling: {
+        Pooling.MODEL: "As the model's file says.",
+        Pooling.MEAN: "The mean of all hidden states.",
+        Pooling.CLS: "The state of the first token.",
+        Pooling.LAST: "The state of the last token.",
     },
     Trim: {
         Trim.SOFT: "Unused pages. The next tokens take them again.",

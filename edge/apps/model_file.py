@@ -18,6 +18,7 @@ import numpy as np
 
 from edge.apps.c_struct import c_struct, filled
 from edge.apps.gpu_programs import GPUPrograms
+from edge.apps.vocabulary import KINDS
 from edge.backends.base import EngineConfig
 from edge.backends.checks import check_whole
 from edge.backends.ring import LayerKinds
@@ -40,7 +41,7 @@ from edge.model.model import Model
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, Progress
 
-MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 4
+MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 5
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
 
 _PIECE = 4 << 20  # bytes copied at once
@@ -50,7 +51,7 @@ class Section(IntEnum):
     """The content of a section; in C, SECTION_CONFIG and so on."""
 
     CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS, TABLE, ADAPTERS = range(1, 13)
-    GPU, GPU_WEIGHTS, NPU = 13, 14, 15
+    GPU, GPU_WEIGHTS, NPU, EMBED, NORMALIZER = range(13, 18)
 
 
 _TRUSTED = (
@@ -72,6 +73,7 @@ CONFIG = c_struct(
     # The most of any layer, heads padded to 16 values; then those of the layers without and with a ring.
     **dict.fromkeys(("layers", "kv_heads", "heads", "hidden", "head", "vocab", "padded_vocab", "context"), "<u4"),
     **dict.fromkeys(("whole_kv_heads", "whole_head", "ring_kv_heads", "ring_head"), "<u4"),
+    encoder="<u4",  # 1: texts run as a whole, and there are no logits
     layer_inputs="<u4",  # values per layer of a token's vector in section TABLE; 0: none
     table_type="<u4",  # index in TABLE_TYPES, plus 1; 0: none
     # From the plan. threads: the most. sinks: first rows that are never evicted; pinned: the most with a system prompt.
@@ -99,14 +101,14 @@ CONFIG = c_struct(
     peak="<u8",  # bytes that a process with one session is planned to hold
 )
 LAYER = c_struct(window="<u4", rope="<u4", ringed="<u4", rowless="<u4")  # section LAYERS: one for each layer
-# Offsets in scratch memory. head_*: bounds and list of tiles of an output head in two stages.
-_OFFSETS = ("normals", "temperatures", "layer_inputs", "head_upper", "head_lower", "head_tiles")
+# Offsets in scratch memory. head_*: bounds and list of tiles of an output head in two stages. x: hidden states.
+_OFFSETS = ("normals", "temperatures", "layer_inputs", "head_upper", "head_lower", "head_tiles", "x")
 DESIGN = c_struct(
     isa="S16",
     # tokens: rows of a chunk. rope_size: values of a table of angles. observed: rows with attention sums, or 0.
     **dict.fromkeys(("gemm_tokens", "tokens", "rope_size", "observed"), "<u4"),
     **dict.fromkeys(("floats", "integers"), "<u8"),  # elements of the scratch arrays
-    **dict.fromkeys(_OFFSETS, "<u8"),  # where these begin in `floats`, the last one in `integers`
+    **dict.fromkeys(_OFFSETS, "<u8"),  # where these begin in `floats`, head_tiles in `integers`
     tiles="<u8",  # of an output head in two stages; 0: the head is read as a whole
     **dict.fromkeys(("table", "numbers"), "<u8"),  # the table's offset in the section, and its int64 numbers
 )
@@ -137,7 +139,8 @@ def config_section(
         "head": shape.padded_head, "vocab": shape.vocab, "padded_vocab": shape.padded_vocab, "context": spec.context,
         "whole_kv_heads": shape.attention.kv_heads, "whole_head": padded_head(shape.attention.head_dim),
         "ring_kv_heads": shape.ringed.kv_heads, "ring_head": padded_head(shape.ringed.head_dim),
-        "layer_inputs": shape.layer_inputs, "table_type": TABLE_TYPES.index(table.type) + 1 if table else 0,
+        "encoder": shape.encoder, "layer_inputs": shape.layer_inputs,
+        "table_type": TABLE_TYPES.index(table.type) + 1 if table else 0,
         "capacity": config.capacity, "chunk": config.chunk, "threads": config.threads, "evict_step": evict_step,
         "sinks": sinks, "pinned": max(sinks, pinned), "drafts": config.drafts, "policy": POLICIES.index(policy.name),
         "kv_dtype": KV_DTYPES.index(config.kv_dtype),
@@ -223,10 +226,14 @@ def find_table(file: GGUFFile, layout: PackedLayout) -> TensorInfo | None:
 
 def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = False) -> str:
     """The text of trusted.c: the SHA-256 of the sections that compiled code uses unchecked, so that the library accepts
-    no others; and the functions that read the model's table and adapters, and run passes on a GPU or NPU."""
+    no others; and the functions that read the model's table and adapters, split the words of encoders, embed texts, and
+    run passes on a GPU or NPU."""
     (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
     adapters = "read_adapter" if Section.ADAPTERS in sections else "NULL"
+    splitters = {KINDS.index("bert"): "split_word_pieces", KINDS.index("t5"): "split_unigrams"}
+    pieces = splitters.get(int(np.frombuffer(sections.get(Section.TOKENIZER) or bytes(4), "<u4", 1)[0]), "NULL")
+    embeds = "embed_texts" if Section.EMBED in sections else "NULL"
     gpu = "&edge_gpu" if Section.GPU in sections else "NULL"
     page = "&edge_page" if gpu_of_page else "NULL"
     npu = "&edge_onnxruntime" if Section.NPU in sections else "NULL"
@@ -236,6 +243,7 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
         "/* The model.edge that this library is for. Written by edge export. */\n"
         f'#include "bundle.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
         f"table_reader *const EDGE_TABLE = {reader};\nadapter_reader *const EDGE_ADAPTERS = {adapters};\n"
+        f"piece_splitter *const EDGE_PIECES = {pieces};\nembedder *const EDGE_EMBED = {embeds};\n"
         f"const accelerator_kind *const EDGE_GPU = {gpu}, *const EDGE_NPU = {npu}, *const EDGE_PAGE = {page};\n"
         f"session_racer *const EDGE_RACE = {'begin_faster' if Section.GPU in sections else 'NULL'};\n"
     )

@@ -160,7 +160,7 @@ class _Bundled(CPU):
         self._options, self._lora_rank, self._drafts, self._gpu = options, lora_rank, drafts, gpu
 
     def most_drafts(self, spec: ModelSpec, tuning: Mapping[str, int]) -> int:
-        return self._drafts
+        return 0 if spec.encoder else self._drafts
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         need = self._on_cpu(spec, config)

@@ -116,6 +116,13 @@ OPTIONS = [
         without=("web",),
     ),
 ]  # fmt: skip
+EMBEDDING = [
+    Field("prompt", "text", "Name of the model's prompt before texts, such as query or document.", "its own, if any"),
+    Field("dimensions", "uint32", "The first values only, for models that were trained for that.", "all"),
+    Field("pooling", "uint32", "An edge_pooling."),
+    Field("unscaled", "flag", "Vectors are not scaled to length 1."),
+    Field("truncate", "flag", "Leave out the end of a text that is longer than the cache."),
+]
 READINGS = [
     Field(
         "joules", "double", "Energy since a fixed moment. Read it before a prompt, too: later consumption is estimated "
@@ -141,6 +148,7 @@ MODEL_INFO = [
     Field("kv", "uint64", "Bytes of KV rows.", without=("types",)),
     Field("scratch", "uint64", "Bytes of scratch memory.", without=("types",)),
     Field("lora_rank", "uint32", "Rank of the largest adapter for which sessions have room; 0: none."),
+    Field("dimensions", "uint32", "Values of an embedding; 0: the bundle makes none."),
 ]
 USAGE = [
     Field("rows", "uint32", "Rows of the KV cache in use."),
@@ -182,7 +190,7 @@ USAGE = [
     ),
     Field("gain", "double", "Speed-up of the last answer by drafts, from the times of its passes; 0: not known."),
 ]
-STRUCTS = {"Options": OPTIONS, "Readings": READINGS, "ModelInfo": MODEL_INFO, "Usage": USAGE}
+STRUCTS = {"Options": OPTIONS, "Embedding": EMBEDDING, "Readings": READINGS, "ModelInfo": MODEL_INFO, "Usage": USAGE}
 
 _POINTER = "pointer"
 _SIZES = {"uint32": 4, "int32": 4, "uint64": 8, "int64": 8, "double": 8}

@@ -9,65 +9,119 @@ import numpy as np
 from edge.apps.c_struct import c_struct, filled
 from edge.apps.words import words_section
 from edge.errors import UnsupportedError
-from edge.model.tokenizer import BYTE_OF_CHAR, NORMALIZER, Tokenizer
+from edge.model.tokenizer import BYTE_OF_CHAR, NORMALIZER, Tokenizer, TokenizerLike
+from edge.model.unigram import Unigram
 from edge.model.vocabulary import CONTROL
+from edge.model.word_piece import REST, WordPiece
 from edge.types import AnyArray
 
-KINDS = ("gpt2", "llama", "gemma4")
+KINDS = ("gpt2", "llama", "gemma4", "bert", "t5")
 ADDS_SPACE, SPACE_FIRST, SPACE_ALWAYS, WHOLE_WORDS = 1, 2, 4, 8
 IS_CONTROL, ONLY_SPECIAL, SWALLOWS = 1, 2, 4
 LONGEST_PIECE, MOST_PROBES = 1024, 256
 TOKEN_BITS, RANK_BITS = 20, 24
 _COUNTS = (
     "kind", "flags", "tokens", "merges", "characters", "slots", "probes", "specials", "ends", "banned", "piece_bytes",
-    "special_bytes",
+    "special_bytes", "scores", "longest",
 )  # fmt: skip
 CONFIG = c_struct(
     **dict.fromkeys(_COUNTS, "<u4"),
     **dict.fromkeys(("bos", "unknown"), "<i4"),  # or -1
     bytes=("<i4", (256,)),  # the tokens of single bytes, or -1
     special_starts=("<u4", (257,)),  # the special tokens that begin with byte i
-    reserved="<u4",
+    least="<f8",  # the score of an unknown character
 )
 CHARACTER = c_struct(point="<u4", token="<i4")
 SPECIAL = c_struct(start="<u4", length="<u4", flags="<u4", token="<i4")
 STRUCTS = {"tokenizer_config": CONFIG, "character": CHARACTER, "special_token": SPECIAL}  # by their names in C
 
 
-def tokenizer_sections(tokenizer: Tokenizer) -> tuple[bytes, bytes]:
-    """Sections TOKENIZER and WORDS; the latter is empty except for byte-level vocabularies.
+def tokenizer_sections(tokenizer: TokenizerLike) -> tuple[bytes, bytes, bytes]:
+    """Sections TOKENIZER, WORDS and NORMALIZER; the second is for byte-level vocabularies, the last for WordPiece and
+    unigrams.
 
-    Raises UnsupportedError for tokenizers that the C runtime cannot run.
+    Raises UnsupportedError for tokenizers that the C runtime cannot run, ModelFormatError for damaged tables.
     """
+    if isinstance(tokenizer, WordPiece | Unigram):
+        from edge.apps.letters import unigram_letters, word_piece_letters
+
+        if isinstance(tokenizer, WordPiece):
+            return _pieces(tokenizer), b"", word_piece_letters(tokenizer)
+        return _pieces(tokenizer), b"", unigram_letters(tokenizer)
+    if not isinstance(tokenizer, Tokenizer):
+        raise UnsupportedError("its tokenizer is known to llama.cpp alone")
     if tokenizer.composes:
         raise UnsupportedError(f"a tokenizer that composes characters ({NORMALIZER} is NFC) cannot be exported")
-    return _tokens(tokenizer), words_section(tokenizer.rule) if tokenizer.rule else b""
+    return _tokens(tokenizer), words_section(tokenizer.rule) if tokenizer.rule else b"", b""
+
+
+def _pieces(tokenizer: WordPiece | Unigram) -> bytes:
+    """Tables of tokens into which words are split. Pieces that begin a word of WordPiece begin with a space."""
+    pieces = [b""] * tokenizer.size
+    for text, token in tokenizer.pieces.items():
+        if isinstance(tokenizer, WordPiece):
+            text = text.removeprefix(REST) if text.startswith(REST) else f" {text}"
+        pieces[token] = text.encode()
+    _check_longest(pieces)
+    chosen = sorted(tokenizer.pieces.values())
+    slots, probes = _hashed(chosen, pieces)
+    unigrams = isinstance(tokenizer, Unigram)
+    scores = np.array(tokenizer.scores if isinstance(tokenizer, Unigram) else [], "<f4")
+    special = {} if unigrams else tokenizer.special_tokens()  # to unigrams, control tokens are text
+    found = sorted((text.encode(), token) for text, (token, _) in special.items())
+    specials, special_starts, special_texts = _special_table(
+        [(text, IS_CONTROL | ONLY_SPECIAL, token) for text, token in found]
+    )
+    config = {
+        "kind": KINDS.index(tokenizer.kind), "tokens": tokenizer.size, "slots": len(slots), "probes": probes,
+        "specials": len(specials), "piece_bytes": sum(map(len, pieces)), "special_bytes": len(special_texts),
+        "scores": scores.size, "longest": max(map(len, pieces)), "bos": tokenizer.bos_id,
+        "unknown": tokenizer.unknown_id, "bytes": [-1] * 256, "special_starts": special_starts,
+        "least": tokenizer.least if isinstance(tokenizer, Unigram) else 0.0,
+    }  # fmt: skip
+    return _joined(
+        config, pieces, slots=slots, scores=scores, specials=specials, special_texts=special_texts,
+    )  # fmt: skip
 
 
 def _tokens(tokenizer: Tokenizer) -> bytes:
     size = tokenizer.size
     pieces = [tokenizer.piece(token) for token in range(size)]
-    if (longest := max(map(len, pieces))) > LONGEST_PIECE:
-        raise UnsupportedError(f"a token of {longest} bytes cannot be exported (at most {LONGEST_PIECE})")
+    _check_longest(pieces)
     slots, probes = _slots(tokenizer, pieces)
     specials, special_starts, special_texts = _specials(tokenizer)
     characters = _characters(tokenizer)
     firsts, merges = _merges(tokenizer)
     ends, banned = sorted(tokenizer.end_ids), sorted(tokenizer.suppressed)
-    bos = tokenizer.bos_id if tokenizer.add_bos and tokenizer.bos_id is not None else -1
-    unknown = -1 if tokenizer.unknown_id is None else tokenizer.unknown_id
     flags = (
         ADDS_SPACE * tokenizer.space_prefix + SPACE_FIRST * (tokenizer.spaces == "first")
         + SPACE_ALWAYS * (tokenizer.spaces == "always") + WHOLE_WORDS * tokenizer.whole_words
     )  # fmt: skip
-    counts = (
-        KINDS.index(tokenizer.kind), flags, size, len(merges), len(characters), len(slots), probes, len(specials),
-        len(ends), len(banned), sum(map(len, pieces)), len(special_texts),
-    )  # fmt: skip
     config = {
-        **dict(zip(_COUNTS, counts, strict=True)),
-        "bos": bos, "unknown": unknown, "bytes": _byte_tokens(tokenizer), "special_starts": special_starts,
+        "kind": KINDS.index(tokenizer.kind), "flags": flags, "tokens": size, "merges": len(merges),
+        "characters": len(characters), "slots": len(slots), "probes": probes, "specials": len(specials),
+        "ends": len(ends), "banned": len(banned), "piece_bytes": sum(map(len, pieces)),
+        "special_bytes": len(special_texts),
+        "bos": tokenizer.bos_id if tokenizer.add_bos and tokenizer.bos_id is not None else -1,
+        "unknown": -1 if tokenizer.unknown_id is None else tokenizer.unknown_id,
+        "bytes": _byte_tokens(tokenizer), "special_starts": special_starts,
     }  # fmt: skip
+    return _joined(
+        config, pieces, merges, firsts, characters, slots, specials=specials,
+        named=np.array([*ends, *banned], "<i4"), special_texts=special_texts,
+    )  # fmt: skip
+
+
+_NONE = np.zeros(0, "<i4")
+
+
+def _joined(
+    config: dict[str, object], pieces: list[bytes], merges: AnyArray = _NONE, firsts: AnyArray | None = None,
+    characters: AnyArray = _NONE, slots: AnyArray = _NONE, *, scores: AnyArray = _NONE, specials: AnyArray = _NONE,
+    named: AnyArray = _NONE, special_texts: bytes = b"",
+) -> bytes:  # fmt: skip
+    """The section. named: tokens that end a turn, then banned ones."""
+    firsts = np.zeros(len(pieces) + 1) if firsts is None else firsts
     return b"".join(
         [
             filled(CONFIG, config),
@@ -77,11 +131,17 @@ def _tokens(tokenizer: Tokenizer) -> bytes:
             slots.astype("<i4").tobytes(),
             np.cumsum([0, *map(len, pieces)]).astype("<u4").tobytes(),
             specials.tobytes(),
-            np.array([*ends, *banned], "<i4").tobytes(),
+            named.tobytes(),
+            scores.tobytes(),
             *pieces,
             special_texts,
         ]
     )
+
+
+def _check_longest(pieces: list[bytes]) -> None:
+    if (longest := max(map(len, pieces))) > LONGEST_PIECE:
+        raise UnsupportedError(f"a token of {longest} bytes cannot be exported (at most {LONGEST_PIECE})")
 
 
 def _merges(tokenizer: Tokenizer) -> tuple[AnyArray, AnyArray]:
@@ -124,6 +184,11 @@ def _slots(tokenizer: Tokenizer, pieces: list[bytes]) -> tuple[AnyArray, int]:
         chosen = [token for token in _plain(tokenizer) if _bytes_of(tokenizer.text(token)) == pieces[token]]
     else:
         return np.zeros(0, int), 0
+    return _hashed(chosen, pieces)
+
+
+def _hashed(chosen: list[int], pieces: list[bytes]) -> tuple[AnyArray, int]:
+    """A hash table of these tokens by their pieces, and its most probes."""
     size = 1 << (2 * len(chosen)).bit_length()
     slots = np.full(size, -1)
     longest = 0
@@ -144,14 +209,20 @@ def _specials(tokenizer: Tokenizer) -> tuple[AnyArray, AnyArray, bytes]:
         said = tokenizer.text(min(tokenizer.lstripping | tokenizer.alone))
         raise UnsupportedError(f"exported models have no tokens like {said!r}, which depends on the text before it")
     found = sorted((text.encode(), token, control) for text, (token, control) in tokenizer.special_tokens().items())
-    rows, texts = [], b""
+    rows = []
     for text, token, control in found:
         only_special = text.decode() not in tokenizer.literal_ids
         flags = IS_CONTROL * control + ONLY_SPECIAL * only_special + SWALLOWS * (token in tokenizer.swallowing)
-        rows.append((len(texts), len(text), flags, token))
-        texts += text
-    starts = np.searchsorted([text[0] for text, _, _ in found], np.arange(257))
-    return np.array(rows, SPECIAL), starts, texts
+        rows.append((text, flags, token))
+    return _special_table(rows)
+
+
+def _special_table(rows: list[tuple[bytes, int, int]]) -> tuple[AnyArray, AnyArray, bytes]:
+    """Of texts, flags and tokens, ascending by texts: SPECIAL [n], the first of each first byte, and the texts."""
+    starts = np.cumsum([0, *(len(text) for text, _, _ in rows)])
+    table = [(start, len(text), flags, token) for start, (text, flags, token) in zip(starts, rows, strict=False)]
+    firsts = np.searchsorted([text[0] for text, _, _ in rows], np.arange(257))
+    return np.array(table, SPECIAL), firsts, b"".join(text for text, _, _ in rows)
 
 
 def _fnv1a(data: bytes) -> int:

@@ -121,8 +121,14 @@ def _runs_on(model: LocalModel) -> str:
 
 
 def _abilities(model: LocalModel) -> str:
+    from edge.model.reader import HEARS
+
     known = model.summary
-    able = (["chat"] if known.chat else []) + (["thinking"] if known.thinks else [])
+    able = (
+        (["hears"] if known.architecture == HEARS else [])
+        + (["chat"] if known.chat else [])
+        + (["thinking"] if known.thinks else [])
+    )
     return ", ".join([*able, *([f"{known.context:,} tokens"] if known.context else [])])
 
 

@@ -180,6 +180,7 @@ def inspect_model(
 
 def engine_use(name: str, file: GGUFFile, spec: ModelSpec) -> EngineUse:
     """Whether an engine runs a model, and if not, why; nothing is loaded."""
+    file = words_file(file) if spec.ears else file
     try:
         backend = find_backend(name, file, spec)
         dtypes = backend.CAPABILITIES.kv_dtypes
@@ -199,7 +200,6 @@ def _inspect(
     tensors = list(file.tensors.values())
     body = [info for info in tensors if len(info.shape) > 1 and info.name not in _VOCABULARY]
     spec, reason = _spec(file)
-    run = words_file(file) if spec and spec.ears else file  # what engines see
     template = file.metadata.get("tokenizer.chat_template")
     return Inspection(
         path=path,
@@ -221,7 +221,7 @@ def _inspect(
         eyes=_eyes(file),
         adapter=_adapter(file),
         drafter=_drafter(file),
-        engines=[] if spec is None else [engine_use(name, run, spec) for name in backend_names()],
+        engines=[] if spec is None else [engine_use(name, file, spec) for name in backend_names()],
         npu=None if spec is None or profile is None else npu_use(file, spec, profile),
         mtp_layers=0 if spec is None else len(mtp_layers(file)),
         mtp_bytes=0 if spec is None else sum(info.nbytes for info in mtp_tensors(file).values()),

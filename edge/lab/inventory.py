@@ -132,11 +132,14 @@ def _packaged() -> Iterator[LocalModel]:
         if len(parts) < len(packaged.files):
             continue
         size = sum(part.stat().st_size for part in parts)
-        path = parts[0] if len(parts) == 1 else cache.find("models", packaged.sha256, ".gguf")
-        if path is None:  # the first part has the header
+        path = cache.find("models", packaged.sha256, ".gguf") if packaged.made else parts[0]
+        if path is None and packaged.hears:
+            summary = Summary("whisper", reason="edge transcribe makes its GGUF file when it is first used")
+            yield LocalModel(name, "package", None, size, parts[0].stat().st_mtime, "written", summary)
+        elif path is None:  # the first part has the header
             yield LocalModel(name, "package", None, size, parts[0].stat().st_mtime, "written", _summary(parts[0], size))
         else:
-            yield _local(name, "package", path, size if len(parts) == 1 else 2 * size)
+            yield _local(name, "package", path, size + path.stat().st_size * packaged.made)
 
 
 def _downloaded() -> Iterator[LocalModel]:

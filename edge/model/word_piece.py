@@ -63,15 +63,18 @@ class WordPiece:
         self._special_pattern = re.compile(f"({alternatives})") if alternatives else None
         capitals = any(_CAPITALS.search(text) and not _SPECIAL.fullmatch(text) for text in self._texts)
         lowercase = bool(file.metadata.get(LOWERCASE, not capitals))
-        plain = {text: index for text, index in ids.items() if index not in self._control}
         unknown = self._texts[role("[UNK]", "unknown")]
+        self.unknown_id = ids[unknown]
+        plain = {text: index for text, index in ids.items() if index not in self._control}
+        self.pieces = plain | {unknown: self.unknown_id}  # those that continue a word begin with REST
         self._splitter = Splitter(
-            models.WordPiece(plain | {unknown: ids[unknown]}, unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
+            models.WordPiece(self.pieces, unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
         )
-        self._splitter.normalizer = normalizers.BertNormalizer(
+        self.normalizer = normalizers.BertNormalizer(
             lowercase=lowercase, strip_accents=bool(file.metadata.get(ACCENTS, lowercase))
         )
-        self._splitter.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._splitter.normalizer, self._splitter.pre_tokenizer = self.normalizer, self.pre_tokenizer
 
     def encode(self, text: str | Iterable[str], *, special: bool = False, start: bool = True) -> IntArray:
         """Token ids of `text`, int32 [n], without [CLS] and [SEP]. special: recognize such tokens in the text."""

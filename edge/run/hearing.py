@@ -66,6 +66,15 @@ class Listener:
             scratch=one.scratch + other.scratch + _window_bytes(whisper), runtime=max(one.runtime, other.runtime),
         )  # fmt: skip
 
+    @staticmethod
+    def first_run(file: GGUFFile, backend: Backend, *, threads: int, sequences: int = 1, kv_dtype: str = "") -> int:
+        """Bytes that a first run needs besides `need`: see `Backend.first_run`. The encoder is compiled first, and the
+        decoder while it is loaded."""
+        whisper = read_whisper(file)
+        ears, words = _configs(whisper, backend, threads, sequences, kv_dtype)
+        one = backend.first_run(ears_file(file), whisper.ears, ears)
+        return max(one, backend.first_run(words_file(file), whisper.spec, words))
+
     @property
     def states(self) -> FloatArray:
         """The encoder's states of the last window, float32 [positions, hidden]."""

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge.apps.enums import Finish, Role, Status, Trim
-from edge.apps.structs import MODEL_INFO, OPTIONS, READINGS, USAGE, members
+from edge.apps.structs import EMBEDDING, MODEL_INFO, OPTIONS, READINGS, USAGE, members
 from edge.errors import BudgetError, BusyError, EdgeError, EngineError, InputError, ModelFormatError, UnsupportedError
+from edge.types import FloatArray
 
 LIBRARY, MODEL = "libedge.so", "model.edge"
 
@@ -64,6 +67,10 @@ class _Usage(_Struct):
     _fields_ = [(name, _TYPES[kind]) for name, kind in members(USAGE)]
 
 
+class _Embedding(_Struct):
+    _fields_ = [(name, _TYPES[kind]) for name, kind in members(EMBEDDING)]
+
+
 class _Piece(_Struct):
     _fields_ = [
         ("size", c_uint32), ("token", c_int32), ("finish", c_int32), ("length", c_uint32), ("text", c_char * 256),
@@ -111,16 +118,20 @@ class Bundle:
         _check(self.library.edge_info, self._model, byref(found))
         return _fields(found)
 
+    @property
+    def dimensions(self) -> int:
+        return int(self.library.edge_dimensions(self._model))
+
     def session(self, **options: Any) -> BundleSession:
         """options: fields of edge_options; `stop` as texts."""
-        return BundleSession(self.library, self._model, options)
+        return BundleSession(self.library, self._model, options, self.dimensions)
 
 
 class BundleSession:
     """A session of a bundle's model. A context manager."""
 
-    def __init__(self, library: ctypes.CDLL, model: c_void_p, options: dict[str, Any]) -> None:
-        self._library, self._session = library, c_void_p()
+    def __init__(self, library: ctypes.CDLL, model: c_void_p, options: dict[str, Any], dimensions: int) -> None:
+        self._library, self._session, self._dimensions = library, c_void_p(), dimensions
         _check(library.edge_begin, model, byref(_options(options)), byref(self._session))
 
     @property
@@ -224,6 +235,19 @@ class BundleSession:
         count = self._call("edge_tokenize", data, c_size_t(len(data)), int(special), room, c_size_t(len(room)))
         return room[:count]
 
+    def embed(self, texts: Sequence[str | bytes], **options: Any) -> FloatArray:
+        """The vectors of texts, float32 [texts, dimensions]. options: fields of edge_embedding."""
+        given = [text.encode() if isinstance(text, str) else text for text in texts]
+        lengths = (c_size_t * len(given))(*map(len, given))
+        if isinstance(options.get("prompt"), str):
+            options["prompt"] = options["prompt"].encode()
+        vectors = np.zeros((len(given), options.get("dimensions") or self._dimensions), np.float32)
+        self._call(
+            "edge_embed", (c_char_p * len(given))(*given), lengths, c_size_t(len(given)),
+            byref(_Embedding(**options)), c_void_p(vectors.ctypes.data), c_size_t(vectors.size),
+        )  # fmt: skip
+        return vectors
+
     def _call(self, name: str, *arguments: Any) -> int:
         return _check(getattr(self._library, name), self._session, *arguments)
 
@@ -241,6 +265,7 @@ def _load(path: Path) -> ctypes.CDLL:
     for name in ("edge_end", "edge_cancel"):
         getattr(library, name).restype = None
         getattr(library, name).argtypes = [c_void_p]
+    library.edge_dimensions.restype = c_uint32
     library.edge_tokenize.restype = library.edge_thread_ids.restype = c_int64
     return library
 

@@ -10,11 +10,11 @@ import numpy as np
 from runtime_library import PLATFORM, load_runtime
 
 from edge.apps.vocabulary import tokenizer_sections
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokenizer import TokenizerLike
 from edge.types import AnyArray
 
 HARNESS = Path(__file__).parent / "runtime" / "tokens_harness.c"
-SOURCES = (HARNESS, "tokenizer.c", "vocabulary.c", "words.c", "utf8.c", "error.c", *PLATFORM)
+SOURCES = (HARNESS, "tokenizer.c", "vocabulary.c", "words.c", "letters.c", "pieces.c", "utf8.c", "error.c", *PLATFORM)
 
 
 @lru_cache
@@ -29,7 +29,7 @@ def library() -> ctypes.CDLL:
 class CTokenizer:
     """The tables of a tokenizer, opened in C. file: write section TOKENIZER to it, and map it."""
 
-    def __init__(self, tokenizer: Tokenizer, file: Path | None = None) -> None:
+    def __init__(self, tokenizer: TokenizerLike, file: Path | None = None) -> None:
         self.sections = tokenizer_sections(tokenizer)
         self._tables = [aligned(each) for each in self.sections]
         if file:

@@ -23,7 +23,8 @@ from edge.run.report import StopReason
 from edge.sampling import SamplingParams
 
 STRUCTS_OF_C = {
-    "Options": "edge_options", "Readings": "edge_readings", "ModelInfo": "edge_model_info", "Usage": "edge_usage",
+    "Options": "edge_options", "Embedding": "edge_embedding", "Readings": "edge_readings",
+    "ModelInfo": "edge_model_info", "Usage": "edge_usage",
 }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def programs() -> Path:
 def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
     assert echo["info"] == [
         "ModelInfo(name=echo 😀, license=MIT, policy=streaming, kvDtype=int8, isa=avx2, vocab=300, context=2048, "
-        "capacity=256, threads=4, chat=true, weights=5000000000, kv=6, scratch=7, loraRank=8)"
+        "capacity=256, threads=4, chat=true, weights=5000000000, kv=6, scratch=7, loraRank=8, dimensions=3)"
     ]
     # echo.c shows options in place of figures: threads, top_k, max_tokens, cpu_mask, seed, temperature to
     # repeat_penalty, bytes of the last stop text; speculate; time to headroom in one sum; engine, cache and npu.
@@ -55,6 +55,9 @@ def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
         f"{defaults}, {memory}, tokens=1, evicted=0, drafted=0, accepted=0, joules=3002001.0, seconds=0.0, "
         f"measured=true, {none}"
     ]
+    assert echo["vector"] == [f"[4.0, {float('é'.encode()[-1])}, {3 + len('query') / 16}]"]
+    assert echo["vectors"] == [f"{float(sum(range(100)) + 99 * ord('x') - 1)}"]
+    assert echo["too few"] == ["dimensions is -1, but must not be negative"]
     assert echo["ids"] == [str([*"é".encode(), ord("a") + 1000])]
     assert echo["appended ids"] == [
         "[Piece(text=H, token=72, finish=GOING), Piece(text=i, token=105, finish=GOING), "

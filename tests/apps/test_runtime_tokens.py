@@ -31,7 +31,7 @@ from edge.formats.gguf import read_gguf
 from edge.model.catalog import find_model
 from edge.model.pre_tokenizers import PUBLISHED as PUBLISHED_RULES
 from edge.model.pre_tokenizers import PreTokenizer
-from edge.model.tokenizer import NORMALIZER, SPACES, Tokenizer
+from edge.model.tokenizer import NORMALIZER, SPACES, Tokenizer, TokenizerLike
 
 MODELS = ("smollm2-135m", "gemma3-270m", str(SPM))
 MARKS = ("<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<bos>", "</s>", "<h1>", "\u2581\u2581")
@@ -246,14 +246,15 @@ def test_merges_take_no_memory_once_a_text_is_encoded(tmp_path: Path) -> None:
 # Damaged tables
 
 
-def fuzz(tmp_path: Path, tokenizer: Tokenizer, seed: int, mutants: int) -> int:
+def fuzz(tmp_path: Path, tokenizer: TokenizerLike, seed: int, mutants: int) -> int:
     """The number of mutants that could be opened; fails where sanitizers find anything."""
     flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     program = build((SOURCES[0].with_name("tokens_fuzz.c"), *SOURCES), flags)
     text = " ".join([*SEPARATING, "\ufffd<|im_end|>[X]</s>\n\n\n", "xy" * 40]).encode() + b"\xff\xed\xa0\x80"
-    for name, data in zip(("tokens", "words", "text"), (*tokenizer_sections(tokenizer), text), strict=True):
+    names = ("tokens", "words", "letters", "text")
+    for name, data in zip(names, (*tokenizer_sections(tokenizer), text), strict=True):
         (tmp_path / name).write_bytes(data)
-    command = [program, *(tmp_path / name for name in ("tokens", "words", "text")), str(seed), str(mutants)]
+    command = [program, *(tmp_path / name for name in names), str(seed), str(mutants)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)

@@ -17,11 +17,10 @@ from test_architectures import NAMES, PROMPT, open_family
 from test_cli import edge_json
 from typer.testing import CliRunner
 
-from edge.backends.onnx.graph.forms import Blocks, RawRows
 from edge.backends.onnx.graph.layout import make_layout
 from edge.cli.commands import app
 from edge.converters.coreml.sizes import ProgramSizes
-from edge.converters.coreml.weights import Constants, constant_of
+from edge.converters.coreml.weights import Constants
 from edge.converters.coreml.writer import write_coreml
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK
@@ -224,16 +223,6 @@ def test_package_has_weights_that_gguf_dequantizes(tmp_path: Path) -> None:
                 np.testing.assert_allclose(App(model, tmp_path / "app").embed(np.arange(len(expected))), expected, 2e-3)
             if kind in ("Q4_0", "Q4_1", "Q4_K"):
                 assert types.builtin_to_string(op.data.dtype) == ("int4" if kind == "Q4_0" else "uint4")
-
-
-def test_block_whose_weights_are_all_same_keeps_them(tmp_path: Path) -> None:
-    """Q4_1 with a scale of 0, or far smaller than the minimum: an offset in steps would be infinite."""
-    raw = np.zeros((1, 3 * 20), np.uint8)
-    for block, (scale, minimum) in enumerate(((0, 0.25), (6e-8, -3.0), (0.5, 0.5))):
-        raw[0, block * 20 : block * 20 + 4] = np.array([scale, minimum], np.float16).view(np.uint8)
-        raw[0, block * 20 + 4 : block * 20 + 20] = 0x93
-    constant = constant_of([RawRows("x", raw, "Q4_1")], (1, 96), Blocks(4, True))
-    np.testing.assert_allclose(constant.values(), dequantize(raw, GGMLQuantizationType["Q4_1"]), rtol=2e-3)
 
 
 def test_command_writes_folder_of_known_files(tmp_path: Path) -> None:

@@ -193,19 +193,6 @@ def offset(state: Any, value: str) -> Any:
     return np.frombuffer(json.dumps(said).replace('"@"', value).encode(), np.uint8)
 
 
-def test_flat_and_nested_shapes_of_bitsandbytes_are_the_same(tmp_path: Path) -> None:
-    folder, _ = packed_folder("nf4-double", tmp_path / "a")
-    convert_folder(folder, tmp_path / "flat.gguf")
-
-    def edit(tensors: Tensors) -> None:
-        for each in [each for each in tensors if each.endswith("absmax")]:
-            tensors[each] = (tensors[each][0], tensors[each][1].reshape(1, -1))
-
-    edit_tensors(folder, edit)
-    convert_folder(folder, tmp_path / "nested.gguf")
-    assert (tmp_path / "flat.gguf").read_bytes() == (tmp_path / "nested.gguf").read_bytes()
-
-
 @pytest.mark.parametrize("spread", [1, 16])
 def test_nvfp4_becomes_q6_k(spread: int, tmp_path: Path) -> None:
     """The same values, if no scale of 256 values is below 1/8 of the largest; others are rounded a little."""
@@ -253,30 +240,3 @@ def test_stacked_experts_keep_blocks(tmp_path: Path) -> None:
         assert (0 < loss.relative < 0.01) if kind == "Q8_0" else loss.relative == 0
         kept = dequantize(data.reshape(96, -1), kind).reshape(3, 32, 64)
         assert_allclose(kept, values, rtol=0, atol=0.006 * np.abs(values).max() if kind == "Q8_0" else 0)
-
-
-def test_mlx_has_experts_of_gpt_oss_apart(tmp_path: Path) -> None:
-    convert_folder(FOLDERS / "gpt_oss", tmp_path / "published.gguf")
-    folder = copy_folder("gpt_oss", tmp_path / "gpt_oss")
-
-    def edit(tensors: Tensors) -> None:
-        for name in [each for each in tensors if ".mlp.experts." in each]:
-            kind, array = tensors.pop(name)
-            module, _, part = name.partition("_proj_")
-            part = {"blocks": "weight", "scales": "scales", "bias": "bias"}[part]
-            if part == "weight":
-                kind, array = "U32", np.ascontiguousarray(array.reshape(*array.shape[:2], -1)).view(np.uint32)
-            for index, each in enumerate(("gate", "up") if module.endswith("gate_up") else ()):
-                tensors[f"{module.removesuffix('gate_up')}{each}_proj.{part}"] = (kind, array[:, index::2])
-            if module.endswith("down"):
-                tensors[f"{module}_proj.{part}"] = (kind, array)
-
-    edit_tensors(folder, edit)
-    settings = {"mode": "mxfp4", "bits": 4, "group_size": 32}
-    edit_json(folder / "config.json", lambda said: said.pop("quantization_config"))
-    edit_json(folder / "config.json", lambda said: said.update(quantization=settings))
-    convert_folder(folder, tmp_path / "mlx.gguf", blocks=True)
-    ours, published = (read_gguf(tmp_path / f"{each}.gguf") for each in ("mlx", "published"))
-    for key, info in published.tensors.items():
-        assert info.type == ours.tensors[key].type
-        assert_array_equal(*(each.tensor_bytes(each.tensors[key]) for each in (ours, published)))

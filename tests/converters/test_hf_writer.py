@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 from conftest import GOLDEN, run_child
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
-from hf_folders import FOLDERS, NAMES, PACKED, copy_folder, edit_json, read_folder
+from hf_folders import FOLDERS, NAMES, PACKED, read_folder
 from small_models import Small, write_small
 from test_gguf_file import GGUF, STRING
 from test_tokenizer import TEXTS
@@ -28,7 +27,6 @@ from edge.converters.huggingface.writer import FILES, write_folder
 from edge.converters.onnx import write_onnx
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
-from edge.model.architectures.angles import find_angles
 from edge.model.model import Model, open_model
 
 OF_THE_SAME_MEANING = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "dtype", "torch_dtype"}
@@ -116,21 +114,6 @@ def test_same_file_when_it_is_read_again(name: str, tmp_path: Path) -> None:
         assert key in back.file.metadata
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PACKED])
-def test_same_tokens(name: str, tmp_path: Path) -> None:
-    model, again = there_and_back(name, tmp_path)
-    theirs = tokenizers.Tokenizer.from_file(str(FOLDERS / name / "tokenizer.json"))
-    ours = tokenizers.Tokenizer.from_file(str(again / "tokenizer.json"))
-    for text in TEXTS:
-        assert ours.encode(text).ids == theirs.encode(text).ids
-    assert ours.get_vocab(True) == theirs.get_vocab(True)
-    said = json.loads((again / "tokenizer_config.json").read_text())
-    template = FOLDERS / name / "chat_template.jinja"
-    assert said.get("chat_template") == (template.read_text() if template.exists() else None)
-    assert said["eos_token"] == json.loads((FOLDERS / name / "tokenizer_config.json").read_text())["eos_token"]
-    assert json.loads((again / "generation_config.json").read_text())["eos_token_id"][0] == model.tokenizer.eos_id
-
-
 def is_written(path: Path) -> bool:
     try:
         of_gguf(str(read_gguf(path).metadata["general.architecture"]))
@@ -216,57 +199,6 @@ print(json.dumps(None))
         peaks.append(child.peak)
     largest = 2 * 512 * (32 << 10)  # in float16
     assert peaks[1] - peaks[0] < 2.5 * largest
-
-
-def test_vectors_keep_what_type_of_matrices_cannot_hold(tmp_path: Path) -> None:
-    model = open_model(write_small(tmp_path / "small.gguf", Small(types="F16")))
-    found = read_folder(write(model, tmp_path / "folder"))
-    assert {dtype for dtype, array in found.values() if array.ndim == 2} == {"F16"}
-    norm = model.file.tensor_bytes(model.file.tensors["output_norm.weight"]).view(np.float32)
-    dtype, array = found["model.norm.weight"]
-    assert dtype == "F32"
-    np.testing.assert_array_equal(array, norm)
-
-
-def test_settings_of_rope_that_are_seldom_given(tmp_path: Path) -> None:
-    """How much larger yarn makes scores; and a scaling that only starts beyond the context that is claimed."""
-    plain, yarn, dynamic = (copy_folder("qwen2", tmp_path / name) for name in ("plain", "yarn", "dynamic"))
-    settings = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 2.0}
-    edit_json(yarn / "config.json", lambda said: said.update(rope_parameters=settings))
-    convert_folder(yarn, tmp_path / "yarn.gguf")
-    model = open_model(tmp_path / "yarn.gguf")
-    (rope,) = model.spec.network.ropes
-    assert find_angles(model.file, rope, long=True).magnitude == pytest.approx(2)
-    assert config_of(write(model, tmp_path / "again"))["rope_scaling"]["attention_factor"] == pytest.approx(2)
-    edit_json(yarn / "config.json", lambda said: said.update(rope_parameters=settings | {"factor": 0.5}))
-    with pytest.raises(UnsupportedError, match="factor below 1"):
-        convert_folder(yarn, tmp_path / "small.gguf")
-    old = {"rope_parameters": None, "rope_theta": 1e6}
-    edit_json(plain / "config.json", lambda said: said.update(old))
-    edit_json(dynamic / "config.json", lambda said: said.update(old, rope_scaling={"type": "dynamic", "factor": 4.0}))
-    for folder in (plain, dynamic):
-        convert_folder(folder, tmp_path / f"{folder.name}.gguf")
-    assert open_model(tmp_path / "dynamic.gguf").spec.network == open_model(tmp_path / "plain.gguf").spec.network
-
-
-def test_llama3_of_other_converters(tmp_path: Path) -> None:
-    """Files hold factors only: the usual settings are recognised, others refused."""
-    gguf = GGUF.read(GOLDEN / "llama-llama3.gguf")
-    theta, dim = gguf.metadata["llama.rope.freq_base"][1], 16
-    wavelengths = 2 * np.pi * theta ** (np.arange(0, dim, 2) / dim)
-    smooth = np.clip((8192 / wavelengths - 1) / 3, 0, 1)
-    factors = (1 / ((1 - smooth) / 32 + smooth)).astype(np.float32)
-    assert np.unique(factors).size > 1
-    shape, kind, _ = gguf.tensors["rope_freqs.weight"]
-    gguf.tensors["rope_freqs.weight"] = (shape, kind, factors.tobytes())
-    folder = write(open_model(gguf.write(tmp_path / "usual.gguf")), tmp_path / "folder")
-    assert config_of(folder)["rope_scaling"] == {
-        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }  # fmt: skip
-    model = open_model(GOLDEN / "llama-llama3.gguf")
-    with pytest.raises(UnsupportedError, match="no settings of llama3's scaling"):
-        write(model, tmp_path / "other")
 
 
 # What is refused, with nothing left behind

@@ -11,14 +11,13 @@ from gguf.quants import dequantize as ggufs_values
 from gguf.quants import quantize as ggufs
 from small_models import Small, write_small
 from test_cli import edge
-from test_gemma4 import write_wide
 
 from edge.converters.ggml import quantize_file
 from edge.converters.quantize import METHODS, Settings, quantize_gguf
 from edge.converters.quantizers.lattice import is_trained
 from edge.converters.quantizers.rtn import quantize
 from edge.formats.blocks import dequantize
-from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.gguf import GGUFFile
 from edge.model.layers import TABLE
 from edge.model.model import open_model
 from edge.types import FloatArray
@@ -63,26 +62,6 @@ def test_codes_of_any_step_come_back(low: int, high: int, share: int) -> None:
         assert error(naive, weight) > 0.015 or high == 1  # of two values and 0, −8 · step is exact
 
 
-def test_other_weights_are_rounded_as_ever() -> None:
-    weight = np.random.default_rng(3).standard_normal((64, 512)).astype(np.float32)
-    weight[3] = 0
-    weight[4, :32] = 0.5
-    assert not is_trained(weight)
-    assert not is_trained(np.zeros((4, 64), np.float32))
-    assert np.array_equal(quantize(weight, "Q4_0"), ggufs(weight, GGMLQuantizationType.Q4_0).view(np.uint8))
-
-
-def test_one_block_is_enough_and_others_are_rounded() -> None:
-    weight = np.random.default_rng(3).standard_normal((4, 64)).astype(np.float32)
-    weight[1, 32:] = trained((1, 32), 5)
-    found, raw = rounded_by(weight), ggufs(weight, GGMLQuantizationType.Q4_0)
-    plain = ggufs_values(raw, GGMLQuantizationType.Q4_0)
-    same = found == plain
-    assert same[[0, 2, 3]].all()
-    assert same[1, :32].all()
-    assert np.allclose(found[1, 32:], weight[1, 32:], rtol=1.5 * 2**-8, atol=0)
-
-
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def train(weights: dict[str, FloatArray]) -> None:
@@ -109,25 +88,6 @@ def test_every_method_keeps_them(method: str, path: Path, tmp_path: Path) -> Non
     for name, weight in matrices(model.file).items():
         assert error(matrices(found)[name], weight) < 0.003, name
     assert "Q4_0 keeps them as they are" in report.notes[-1]
-
-
-def test_gemma_4_keeps_them_in_its_tables_too(tmp_path: Path) -> None:
-    """Its official checkpoints are trained so: values stay the same in the file from which all exports are packed."""
-    file, spec = write_wide(tmp_path / "model.gguf", "F16", draw=trained)
-    for method in ("rtn", "best"):
-        settings = Settings(method=method, embedding="Q4_0", output="Q4_0")
-        report = quantize_gguf(file, spec, tmp_path / "q.gguf", settings, TOKENS[:512])
-        assert report.types[f"{TABLE}.weight"] == "Q4_0"
-        assert {report.types[f"blk.0.{name}.weight"] for name in ("attn_q", "inp_gate", "proj")} == {"Q4_0"}
-        found = matrices(read_gguf(tmp_path / "q.gguf"))
-        assert all(error(found[name], weight) < 0.003 for name, weight in matrices(file).items())
-
-
-@pytest.mark.parametrize("settings", [Settings("Q8_0", "rtn"), Settings(method="rtn", group_size=64)])
-def test_others_are_said_to_round_them_again(settings: Settings, path: Path, tmp_path: Path) -> None:
-    model = open_model(path)
-    report = quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", settings, TOKENS)
-    assert "would keep them as they are" in report.notes[-1]
 
 
 def test_quantize_keeps_types_and_notes_others(path: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from edge.model.reader import read_spec
         ("/nope/model", "no such model file"),
         (
             "nothing like it",
-            r"no such model file: nothing like it \(known names: smollm2-135m, gemma3-270m; edge models lists",
+            r"no such model file: nothing like it \(known names: smollm2-135m, gemma3-270m, whisper-tiny\.en, ",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import struct
 from contextlib import suppress
@@ -19,6 +20,7 @@ from edge.formats.ctranslate2 import read_model_bin
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.safetensors import read_header
 from edge.formats.whisper_bin import FIGURES, read_whisper_bin
+from edge.model.catalog import PACKAGED, PackagedModel, find_model
 from edge.model.whisper import ARCHITECTURE, read_whisper
 from edge.model.whisper.checkpoint import parts_of_bin, read_checkpoint
 from edge.model.whisper.writing import write_whisper
@@ -169,3 +171,25 @@ def _whisper_cpp(tensors: dict) -> bytes:
         out.append(struct.pack(f"<3i{array.ndim}i", array.ndim, len(name), code, *reversed(array.shape)))
         out += [name.encode(), array.tobytes()]
     return b"".join(out)
+
+
+def test_packaged_model_becomes_gguf_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "ears_of_tests"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copyfile(FOLDER / "tokenizer.json", package / "tokenizer.json")
+    whole = FOLDER.with_suffix(".bin").read_bytes()
+    files = []
+    for name, part in (("one", whole[:50_000]), ("two", whole[50_000:])):
+        (package / name).write_bytes(part)
+        files.append((package.name, name))
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    packaged = PackagedModel(tuple(files), "demo-whisper", hashlib.sha256(whole).hexdigest(), hears=True)
+    monkeypatch.setitem(PACKAGED, "whisper-test", packaged)
+    file = read_gguf(find_model("whisper-test"))
+    assert (read_whisper(file).spec.name, read_whisper(file).spec.weight_type) == ("whisper-test", "Q8_0")
+    assert find_model("whisper-test").stat().st_ino == file.path.stat().st_ino
+    monkeypatch.setitem(PACKAGED, "whisper-test", replace(packaged, sha256="0" * 64))
+    with pytest.raises(EdgeError, match="damaged"):
+        find_model("whisper-test")

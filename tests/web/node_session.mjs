@@ -182,6 +182,10 @@ class Session {
     }));
   }
 
+  embed(texts, options) {
+    return [...this.package.embed(texts, options)];
+  }
+
   memory_bytes() {
     return this.memory.buffer.byteLength;
   }

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bundles import model_of
-from conftest import NEEDS_WASM, exhaustive
+from conftest import GOLDEN, NEEDS_WASM, exhaustive
 from ctypes_bundle import MODEL
 from lora_files import write_adapter
 from runtime_library import RUNTIME, WARNINGS
@@ -25,7 +25,7 @@ from edge.apps.adapter_file import export_adapter
 from edge.apps.enums import Finish, Role
 from edge.apps.library import compile_sources
 from edge.apps.module import NATIVE, PAGE, find_zig, initial_pages
-from edge.errors import BudgetError, BusyError, InputError, MissingExtraError, ModelFormatError
+from edge.errors import BudgetError, BusyError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
 
 pytestmark = [
     pytest.mark.slow,
@@ -204,6 +204,27 @@ class TestSession:
         tokenizer = model_of(NAME).tokenizer
         for text in ("The sky is blue.", "naïve \U0001f600\t\n  x", LONG):
             assert module.tokenize(text) == list(tokenizer.encode(text))
+
+
+def test_module_embeds_texts() -> None:
+    """Vectors of transformers; an encoder answers nothing."""
+    path = str(GOLDEN / "encoders" / "bert.gguf")
+    with np.load(GOLDEN / "encoders" / "bert.npz") as golden:
+        expected = golden["mean"][0]
+    with opened(modules_of(path, "simd", kv_dtype="f32"), "simd") as module:
+        assert module.info()["dimensions"] == expected.size
+        first, other = module.embed(["The sky is blue.", "\U0001f600 \0"], normalize=False)
+        np.testing.assert_allclose(first, expected, atol=1e-4)
+        assert np.abs(other - first).max() > 0.1
+        short = module.embed(["The sky is blue."], dimensions=8)[0]
+        np.testing.assert_allclose(short, expected[:8] / np.linalg.norm(expected[:8]), atol=1e-4)
+        with pytest.raises(InputError, match="has no prompt query"):
+            module.embed(["x"], prompt="query")
+        with pytest.raises(InputError, match="text 1 has 6002 tokens, and at most 96 fit"):
+            module.embed(["sky " * 2000])
+        assert module.embed(["sky " * 2000], truncate=True).shape == (1, expected.size)
+        with pytest.raises(UnsupportedError, match="answers no prompts: call edge_embed"):
+            module.append(Role.RAW, "x")
 
 
 def test_memory_stays_where_it_is() -> None:

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import pytest
 from bundles import Pair, model_of, recorded_session
 from ctypes_bundle import ERRORS, MODEL, Piece
@@ -27,6 +28,7 @@ from edge.devices.profiles import find_profile
 from edge.errors import EngineError
 from edge.options import Options
 from edge.storage.fingerprint import fingerprint
+from edge.types import FloatArray
 
 BOUND = "bound"
 NODE = Path(__file__).with_name("node_session.mjs")
@@ -146,6 +148,10 @@ class NodeModule:
 
     def tokenize(self, text: str | bytes, special: bool = False) -> list[int]:
         return list(self.call("tokenize", _encoded(text), special))
+
+    def embed(self, texts: list[str], **options: Any) -> FloatArray:
+        """The vectors of texts, float32 [texts, dimensions]. options: of the package's `embed`."""
+        return np.array(self.call("embed", texts, options), np.float32).reshape(len(texts), -1)
 
 
 @contextmanager

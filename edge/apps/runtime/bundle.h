@@ -5,6 +5,8 @@
 
 #include "accelerator.h"
 #include "base.h"
+#include "embed.h"
+#include "pieces.h"
 
 /* A compiled pass (backends/tvm/cpu/generator.py). Every thread calls it, and leaves it when the job is QUIT. To thread 0
  * it returns after each job; to the others only after QUIT, but in WebAssembly after each job, since a function that is
@@ -34,6 +36,11 @@ TABLE_TYPES(TABLE_READER)
 typedef edge_status adapter_reader(edge_session *session, const edge_stream *stream, double scale, edge_error *error);
 extern adapter_reader *const EDGE_ADAPTERS;
 adapter_reader read_adapter;
+
+/* Splits the words of encoders' texts: pieces.c. */
+extern piece_splitter *const EDGE_PIECES;
+
+extern embedder *const EDGE_EMBED; /* embed.c */
 
 /* Accelerators of a session, and of a page. */
 extern const accelerator_kind *const EDGE_GPU, *const EDGE_NPU, *const EDGE_PAGE;

@@ -83,6 +83,7 @@ typedef struct { /* strings belong to the model */
     uint64_t kv; /* Bytes of KV rows. */
     uint64_t scratch; /* Bytes of scratch memory. */
     uint32_t lora_rank; /* Rank of the largest adapter for which sessions have room; 0: none. */
+    uint32_t dimensions; /* Values of an embedding; 0: the bundle makes none. */
     /* end */
 } edge_model_info;
 
@@ -221,6 +222,30 @@ typedef struct {
     /* end */
 } edge_usage;
 
+typedef int32_t edge_pooling;
+enum {
+    /* generated: Pooling */
+    EDGE_POOLING_MODEL = 0, /* As the model's file says. */
+    EDGE_POOLING_MEAN = 1, /* The mean of all hidden states. */
+    EDGE_POOLING_CLS = 2, /* The state of the first token. */
+    EDGE_POOLING_LAST = 3, /* The state of the last token. */
+    /* end */
+};
+
+typedef struct { /* how edge_embed makes vectors; EDGE_EMBEDDING leaves all to the model */
+    uint32_t size;
+    /* generated: Embedding */
+    const char *prompt; /* Name of the model's prompt before texts, such as query or document. NULL: its own, if any. */
+    uint32_t dimensions; /* The first values only, for models that were trained for that. 0: all. */
+    uint32_t pooling; /* An edge_pooling. */
+    uint32_t unscaled; /* Vectors are not scaled to length 1. */
+    uint32_t truncate; /* Leave out the end of a text that is longer than the cache. */
+    /* end */
+} edge_embedding;
+/* generated: EDGE_EMBEDDING */
+#define EDGE_EMBEDDING {sizeof(edge_embedding), NULL, 0, 0, 0, 0}
+/* end */
+
 typedef struct { /* the place of a saved state: a buffer or an open file */
     uint32_t size;
     int32_t fd; /* -1: buffer */
@@ -291,6 +316,15 @@ EDGE_API int64_t edge_thread_ids(const edge_session *session, int32_t *ids, size
  * edge_status. */
 EDGE_API int64_t edge_tokenize(edge_session *session, const char *text, size_t length, uint32_t special, int32_t *ids,
                                size_t capacity, edge_error *error);
+
+/* Values of the vectors that edge_embed makes; 0: the bundle makes none. */
+EDGE_API uint32_t edge_dimensions(const edge_model *model);
+/* Writes the embedding of each text to vectors[text][dimensions]. An encoder's short texts run in one pass, which is faster than
+ * a call for each. Forgets the conversation. lengths: bytes of the texts; NULL: they end with \0. options: NULL for
+ * EDGE_EMBEDDING. capacity: floats of `vectors`. EDGE_UNSUPPORTED if the bundle makes no embeddings, or the engine is not the CPU;
+ * EDGE_FULL if a text is longer than the cache, and may be neither cut nor evicted; then vectors before it may be written. */
+EDGE_API edge_status edge_embed(edge_session *session, const char *const *texts, const size_t *lengths, size_t count,
+                                const edge_embedding *options, float *vectors, size_t capacity, edge_error *error);
 
 #ifdef __cplusplus
 }

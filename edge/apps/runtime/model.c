@@ -9,7 +9,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers of the file are used unconverted");
 
 enum { MOST_LAYERS = 1024, MOST_HEADS = 1024, MOST_HEAD = 1024, MOST_ROWS = 1 << 24, MOST_TOKENS = 8192,
-       MOST_THREADS = 256, MOST_VOCAB = 1 << 22, MOST_KINDS = 8, MOST_DESIGNS = 16, MOST_GEMM = 64, MOST_INPUTS = 1 << 16 };
+       MOST_THREADS = 256, MOST_VOCAB = 1 << 22, MOST_KINDS = 8, MOST_DESIGNS = 16, MOST_GEMM = 64, MOST_INPUTS = 1 << 16, MOST_WIDTH = 1 << 20 };
 static const uint64_t MOST_SCRATCH = 1ull << 32; /* elements */
 static const uint64_t MOST_BYTES = 1ull << 48;
 
@@ -90,11 +90,11 @@ static edge_status find_sections(edge_model *model, edge_error *error)
 static bool config_is_possible(const edge_config *c)
 {
     bool shape = within(c->layers, 1, MOST_LAYERS) && within(c->kv_heads, 1, MOST_HEADS)
-        && within(c->heads, c->kv_heads, MOST_HEADS) && within(c->hidden, 1, 1 << 20)
+        && within(c->heads, c->kv_heads, MOST_HEADS) && within(c->hidden, 1, MOST_WIDTH)
         && within(c->head, 16, MOST_HEAD) && c->head % 16 == 0 && within(c->vocab, 1, MOST_VOCAB)
         && within(c->whole_kv_heads, 1, c->kv_heads) && within(c->whole_head, 16, c->head) && c->whole_head % 16 == 0
         && within(c->ring_kv_heads, 1, c->kv_heads) && within(c->ring_head, 16, c->head) && c->ring_head % 16 == 0
-        && c->layer_inputs <= MOST_INPUTS && !c->table_type == !c->layer_inputs
+        && c->layer_inputs <= MOST_INPUTS && c->encoder <= 1 && (!c->encoder || (c->chunk == c->capacity && !c->drafts)) && !c->table_type == !c->layer_inputs
         && c->padded_vocab == whole_tiles(c->vocab) && within(c->context, 1, 1 << 30);
     bool plan = within(c->capacity, 1, MOST_ROWS) && within(c->chunk, 1, MOST_TOKENS) && c->chunk <= c->capacity
         && within(c->threads, 1, MOST_THREADS) && within(c->evict_step, 1, c->capacity) && c->pinned < c->capacity
@@ -166,6 +166,7 @@ static bool design_is_possible(const edge_config *c, const design_config *d, uin
         && d->rope_size == (ahead + d->gemm_tokens) * 2 * c->head
         && d->observed == (c->policy == POLICY_H2O ? whole_tiles(c->capacity) : 0)
         && d->floats <= MOST_SCRATCH && d->integers <= MOST_SCRATCH && d->integers
+        && d->x <= d->floats && (uint64_t)d->tokens * ((c->hidden + 31) / 32 * 32) <= d->floats - d->x
         && d->normals % 16 == 0 && d->normals <= d->floats && heads * c->head <= d->floats - d->normals
         && d->temperatures % 16 == 0 && d->temperatures <= d->floats
         && (!c->tempered || d->tokens <= d->floats - d->temperatures)
@@ -284,6 +285,14 @@ const adapters_config *model_adapters(const edge_model *model)
 {
     bool whole = model->sizes[SECTION_ADAPTERS] >= sizeof(adapters_config);
     return whole ? (const adapters_config *)model->sections[SECTION_ADAPTERS] : NULL;
+}
+
+const embed_config *model_embed(const edge_model *model)
+{
+    const embed_config *found = (const embed_config *)model->sections[SECTION_EMBED];
+    bool whole = model->sizes[SECTION_EMBED] >= sizeof *found;
+    return whole && within(found->widest, model->config->hidden, MOST_WIDTH) && within(found->dimensions, 1, found->widest)
+        ? found : NULL;
 }
 
 uint32_t model_designs(const edge_model *model, const design_config **designs)

@@ -17,6 +17,8 @@
  *     GPU          a gpu_config with its tables and sources (edge/apps/gpu_programs.py)
  *     GPU_WEIGHTS  content of buffers
  *     NPU          an npu_config and its npu_options
+ *     EMBED        see embed.c
+ *     NORMALIZER   see letters.h
  *     TABLE        the last, and not mapped: a row of layers * layer_inputs values for each token; see table.c
  */
 #ifndef EDGE_MODEL_H
@@ -37,11 +39,12 @@ struct edge_model {
     volatile int32_t sessions; /* open */
 };
 
-/* Maps the file and checks all sections but TOKENIZER, WORDS and CHAT, which their owners check. */
+/* Maps the file and checks all sections but TOKENIZER, WORDS, CHAT, EMBED and NORMALIZER, which their owners check. */
 edge_status model_map(const edge_source *source, edge_model *model, edge_error *error);
 /* Fails if the file was cut short after it was mapped. */
 edge_status model_is_whole(const edge_model *model, edge_error *error);
 const adapters_config *model_adapters(const edge_model *model); /* NULL: the bundle has no room for adapters */
+const embed_config *model_embed(const edge_model *model); /* NULL: the bundle makes no vectors */
 /* Returns the number of designs, and in *designs the first; the best come first. */
 uint32_t model_designs(const edge_model *model, const design_config **designs);
 edge_status find_design(const edge_model *model, const char *isa, const design_config **design, edge_error *error);

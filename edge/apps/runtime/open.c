@@ -92,6 +92,7 @@ edge_status edge_info(const edge_model *model, edge_model_info *info, edge_error
         .kv_dtype = model->kv_dtype, .isa = best_isa(model), .vocab = c->vocab, .context = c->context,
         .capacity = c->capacity, .threads = c->threads, .chat = c->chat, .weights = model->sizes[SECTION_WEIGHTS],
         .kv = c->kv_bytes, .scratch = c->scratch_bytes, .lora_rank = room ? room->rank : 0,
+        .dimensions = edge_dimensions(model),
     };
     return EDGE_OK;
 }

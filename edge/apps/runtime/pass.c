@@ -7,7 +7,7 @@
  *     table      offsets of weights and scratch, a section of model.edge (a copy where adapters may change it)
  *     floats     scratch | normals | temperatures | layer inputs | bounds of the head: offsets are in the design
  *     integers   scratch
- *     tokens     [tokens]         of the chunk
+ *     tokens     [tokens]         of the chunk, and what belongs to each
  *     rope       [kinds][rows][2 * head]    cosines and signed sines, from position `first_angle` on
  *     logits     [1 + drafts][padded_vocab]
  *
@@ -100,7 +100,7 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     int32_t *lines = take(from, LINES * c->threads * LINE * sizeof *lines);
     float *floats = take(from, design->floats * sizeof *floats);
     int32_t *integers = take(from, design->integers * sizeof *integers);
-    int32_t *tokens = take(from, 2ull * design->tokens * sizeof *tokens); /* and the last token that each sees */
+    int32_t *tokens = take(from, (c->encoder ? 5ull : 2ull) * design->tokens * sizeof *tokens); /* see place_texts */
     uint32_t most = c->drafts < design->gemm_tokens ? c->drafts : design->gemm_tokens - 1;
     most = most < c->chunk ? most : c->chunk - 1;
     float *logits = take(from, (uint64_t)c->padded_vocab * (1 + most) * sizeof *logits);
@@ -301,6 +301,26 @@ static void fill_temperatures(pass *p, int64_t position, uint32_t count)
         p->floats[p->design->temperatures + i] = temperature_at(p->model->config, position + i);
 }
 
+/* Writes what follows an encoder's tokens: the last and the first token that each sees, positions, and token types (0). */
+static void place_texts(pass *p, uint32_t count, const uint32_t *ends)
+{
+    int32_t *sees = p->tokens + count, *begins = sees + count, *positions = begins + count;
+    const uint32_t head = p->model->config->head, begin_of_row = 2 * head;
+    for (uint32_t token = 0, begin = 0; token < count; token++) {
+        if (token == *ends)
+            begin = *ends++;
+        sees[token] = (int32_t)*ends - 1;
+        begins[token] = (int32_t)begin;
+        positions[token] = (int32_t)(token - begin);
+        for (uint32_t kind = 0; !p->learned && begin && kind < p->model->config->rope_kinds; kind++)
+            fill_angles(p->rope + (size_t)kind * p->design->rope_size + token * begin_of_row, find_angles(p->model, kind, false),
+                        head, positions[token], 1);
+    }
+    memset(positions + count, 0, count * sizeof *positions);
+    if (!p->learned && sees[0] + 1 < (int32_t)count)
+        p->angles = 0; /* of several texts: positions are not consecutive */
+}
+
 bool pass_reaches(const pass *p, uint32_t count)
 {
     return !p->learned || kv_next_position(p->rows) + count <= p->model->config->context;
@@ -496,6 +516,25 @@ static void run_on_cpu(pass *p, uint32_t count, uint32_t observed, const picking
     else
         run_job(p);
     kv_written(p->rows, count);
+}
+
+const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const uint32_t *ends, uint32_t *stride)
+{
+    if (p->model->config->encoder)
+        kv_clear(p->rows);
+    if (!p->design || !can_run(p, tokens, count) || !prepare(p, tokens, count, count))
+        return NULL;
+    if (p->model->config->encoder)
+        place_texts(p, count, ends);
+    p->job->kind = p->model->config->encoder || count > 1 ? JOB_CHUNK : JOB_STEP;
+    p->job->wanted = 0;
+    run_job(p);
+    kv_written(p->rows, count);
+    if (pass_lost_thread(p))
+        return NULL;
+    kv_appended(p->rows, count);
+    *stride = (p->model->config->hidden + 31) / 32 * 32;
+    return p->floats + p->design->x;
 }
 
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick)

@@ -29,6 +29,10 @@ bool pass_lost_thread(const pass *p); /* true: the system has ended one, and eve
  * further tokens (at most pass_picks, kv_free and kv_at_once). It then appends the rows of all chosen tokens but the last,
  * and there are no logits. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick);
+/* Runs whole texts of an encoder side by side, whose rows they replace, or as pass_run without logits. ends: of an encoder's
+ * texts, the tokens up to the end of each. Returns the hidden states behind the last layer, [count][*stride], valid until the
+ * next call. */
+const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const uint32_t *ends, uint32_t *stride);
 uint32_t pass_picks(const pass *p); /* most tokens that an accelerator chooses at once; 0: it chooses none */
 /* Runs a token and drafts behind it, at most pass_drafts and as kv_at_once allows. Returns the logits [count, padded_vocab]
  * after each, as passes of their own would give them. pass_settle must follow before rows are read or changed. */

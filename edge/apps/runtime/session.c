@@ -243,6 +243,8 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     s->ids = take(from, s->room * sizeof *s->ids);
     s->run_ids = take(from, (config->states || config->ringed ? config->capacity : 0) * sizeof *s->run_ids);
     s->system = take(from, config->capacity * sizeof *s->system);
+    const embed_config *vectors = model_embed(model);
+    s->pooled = take(from, vectors ? 2ull * vectors->widest * sizeof *s->pooled : 0);
     s->accelerator = kind ? kind->layout(from, model) : NULL;
     s->rows = kv_layout(from, model, !design);
     for (uint32_t i = 0; s->accelerator && i < 2; i++)

@@ -93,6 +93,7 @@ struct edge_session {
     uint32_t generated;
     int32_t token;
     float *logits;
+    double *pooled;           /* [2 * widest] of embed_config; NULL: the bundle makes no vectors */
     double seconds, joules;   /* of the last answer that ended */
     uint32_t text_at, text_end;
     char text[TEXT_ROOM], fed[LONGEST_TEXT];

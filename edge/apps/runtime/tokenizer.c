@@ -1,6 +1,8 @@
 /* Text to token ids: a port of edge/model/tokenizer.py and of Vocabulary.merge (edge/model/vocabulary.py). */
 #include <string.h>
 
+#include "bundle.h"
+#include "letters.h"
 #include "system.h"
 #include "tokenizer.h"
 #include "utf8.h"
@@ -22,6 +24,7 @@ typedef struct {
 struct tokenizer {
     vocabulary in;
     words rules;
+    letter_tables letters;
     int32_t ascii[128];  /* tokens of ASCII characters */
     uint32_t count, most; /* symbols of the word; of the longest word so far */
     bool mapped;          /* the tables are in a mapped file */
@@ -188,6 +191,12 @@ static bool encode_plain(tokenizer *t, const uint8_t *text, size_t count, bool s
                 return false;
         return true;
     }
+    if (kind == KIND_BERT || kind == KIND_T5) { /* the arrays of merges have room for a word */
+        workspace *w = t->work;
+        piece_room room = {(uint8_t *)w->ranks, (uint16_t *)(void *)w->ids, offsetof(workspace, ranks) / sizeof(uint16_t) - 1};
+        t->most = count > RELEASED ? (uint32_t)count : t->most;
+        return EDGE_PIECES(&t->in, &t->letters, room, text, count, out, to);
+    }
     for (size_t length; count; text += length, count -= length, spaced = false) {
         length = safe_word(text, count, kind == KIND_GEMMA4);
         if (!encode_word(t, text, length, spaced, out, to))
@@ -243,13 +252,15 @@ static bool encode_block(tokenizer *t, size_t count, bool special, bool start, i
 }
 
 /* Copies the next block of a text, advances *from, and returns its bytes. A block ends where a cut changes no token: at the
- * last such place within TEXT_BLOCK characters, or else the first behind. */
-static size_t read_block(tokenizer *t, const uint8_t **from, const uint8_t *end)
+ * last such place within TEXT_BLOCK characters, or else the first behind. used: bytes of the block that are there already. */
+static size_t read_block(tokenizer *t, size_t used, const uint8_t **from, const uint8_t *end)
 {
     const uint8_t *at = *from, *safe = NULL; /* the last place for a cut: before a space */
-    size_t used = 0, safe_used = 0;
+    size_t safe_used = 0, count = 0;
     uint32_t before = 0, last = 0; /* the two previous characters */
-    for (size_t count = 0; at < end; count++) {
+    for (const uint8_t *there = t->work->text; there < t->work->text + used; count++)
+        next_character(&there, t->work->text + used);
+    for (; at < end; count++) {
         if (safe && count >= TEXT_BLOCK) {
             *from = safe;
             return safe_used;
@@ -269,13 +280,14 @@ static size_t read_block(tokenizer *t, const uint8_t **from, const uint8_t *end)
     return used;
 }
 
-bool tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out, void *to)
+/* used: bytes of the first block that are there already. */
+static bool encode(tokenizer *t, size_t used, const char *text, size_t length, bool special, bool start, ids_out out, void *to)
 {
     const uint8_t *at = (const uint8_t *)text, *end = at + length;
     bool all = true;
     t->most = 0;
-    for (; all && at < end; start = false) {
-        size_t count = read_block(t, &at, end);
+    for (; all && (used || at < end); start = false, used = 0) {
+        size_t count = read_block(t, used, &at, end);
         all = encode_block(t, count, special, start, out, to);
     }
     if (t->most > RELEASED)
@@ -283,6 +295,18 @@ bool tokenizer_encode(tokenizer *t, const char *text, size_t length, bool specia
     if (t->mapped) /* only the tokenizer reads merges */
         forget_memory(t->in.merges, (size_t)((const uint8_t *)t->in.characters - (const uint8_t *)t->in.merges));
     return all;
+}
+
+bool tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out, void *to)
+{
+    return encode(t, 0, text, length, special, start, out, to);
+}
+
+bool tokenizer_encode_after(tokenizer *t, const char *before, const char *text, size_t length, ids_out out, void *to)
+{
+    size_t used = strlen(before);
+    memcpy(t->work->text, before, used);
+    return encode(t, used, text, length, false, true, out, to);
 }
 
 /* ---- a session's tokenizer ---------------------------------------------------------------------------------------- */
@@ -299,9 +323,12 @@ edge_status tokenizer_check(const edge_model *model, edge_error *error)
 {
     vocabulary in;
     words rules;
+    letter_tables letters;
     if (!vocabulary_find(model, &in) || !ids_are_known(in.ends, in.config->ends, in.config->tokens)
         || !ids_are_known(in.banned, in.config->banned, in.config->tokens))
         return edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (its tokens): copy or export it again");
+    if (in.config->kind >= KIND_BERT && !(EDGE_PIECES && letters_find(model, &letters)))
+        return edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (its characters): copy or export it again");
     return in.config->kind == KIND_GPT2 ? words_find(model, &rules, error) : EDGE_OK;
 }
 
@@ -315,6 +342,7 @@ tokenizer *tokenizer_layout(arena *from, const edge_model *model)
     t->mapped = model->file.mapped;
     vocabulary_find(model, &t->in); /* tokenizer_check has checked it */
     words_find(model, &t->rules, NULL);
+    letters_find(model, &t->letters);
     for (uint32_t point = 0; point < 128; point++)
         t->ascii[point] = vocabulary_character(&t->in, point);
     return t;

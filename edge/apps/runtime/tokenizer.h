@@ -4,15 +4,17 @@
 
 #include "base.h"
 #include "model.h"
+#include "pieces.h"
 #include "vocabulary.h"
 
 typedef struct tokenizer tokenizer; /* tables of model.edge, and working memory */
 tokenizer *tokenizer_layout(arena *from, const edge_model *model);
 edge_status tokenizer_check(const edge_model *model, edge_error *error); /* at edge_open, in constant time */
-typedef bool (*ids_out)(void *to, const int32_t *ids, size_t count);
 /* Encodes a text block by block, as Tokenizer.encode_blocks, and passes the ids to `out` until it returns false; then
  * returns false, too. start: the text opens a prompt. special: control tokens are recognized. */
 bool tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out, void *to);
+/* The same for a short text in front of another: as if they were one. before: less than TEXT_BLOCK bytes, valid UTF-8. */
+bool tokenizer_encode_after(tokenizer *t, const char *before, const char *text, size_t length, ids_out out, void *to);
 const vocabulary *tokenizer_vocabulary(const tokenizer *t);
 
 #endif

@@ -175,11 +175,21 @@ static void end_answer(edge_session *s)
     context_settle(s);
 }
 
+/* Refuses what only models that generate can do. */
+static edge_status check_generates(const edge_session *s, edge_error *error)
+{
+    if (!s->model->config->encoder)
+        return EDGE_OK;
+    return edge_fail(error, EDGE_UNSUPPORTED, "the model is an encoder, which answers no prompts: call edge_embed");
+}
+
 edge_status edge_append(edge_session *s, edge_role role, const void *text, size_t count, edge_error *error)
 {
     edge_status status = enter(s, error);
     if (status)
         return status;
+    if ((status = check_generates(s, error)))
+        return leave(s, status);
     if (role < EDGE_SYSTEM || role > EDGE_IDS)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_role", (int64_t)role));
     if ((count && !text) || (!count && role != EDGE_SYSTEM && role != EDGE_ASSISTANT))
@@ -311,6 +321,8 @@ edge_status edge_next(edge_session *s, edge_piece *piece, edge_error *error)
     edge_status status = enter_answer(s, error);
     if (status)
         return status;
+    if ((status = check_generates(s, error)))
+        return leave(s, status);
     if (!piece || piece->size < sizeof *piece)
         status = edge_fail(error, EDGE_BAD_ARGUMENT, "edge_next needs an edge_piece whose size is set");
     else

@@ -9,15 +9,16 @@ bool vocabulary_find(const edge_model *model, vocabulary *in)
     uint64_t size = model->sizes[SECTION_TOKENIZER];
     const tokenizer_config *c = (const tokenizer_config *)at;
     memset(in, 0, sizeof *in);
-    if (size < sizeof *c || c->kind > KIND_GEMMA4 || c->tokens != model->config->vocab || !c->tokens
+    if (size < sizeof *c || c->kind > KIND_T5 || c->tokens != model->config->vocab || !c->tokens
         || (c->slots & (c->slots - 1)) || c->probes > MOST_PROBES || c->bos >= (int64_t)c->tokens
-        || c->unknown >= (int64_t)c->tokens)
+        || c->unknown >= (int64_t)c->tokens || c->longest > LONGEST_PIECE || c->scores != (c->kind == KIND_T5 ? c->tokens : 0)
+        || (c->kind >= KIND_BERT && (c->unknown < 0 || c->bos < 0)))
         return false;
     uint64_t sizes[] = {
         sizeof *c, 8 * (uint64_t)c->merges, 4 * ((uint64_t)c->tokens + 1),
         (uint64_t)c->characters * sizeof(character), 4 * (uint64_t)c->slots, 4 * ((uint64_t)c->tokens + 1),
         (uint64_t)c->specials * sizeof(special_token), 4 * (uint64_t)c->ends, 4 * (uint64_t)c->banned,
-        c->piece_bytes, c->special_bytes,
+        4 * (uint64_t)c->scores, c->piece_bytes, c->special_bytes,
     };
     const uint8_t *starts[sizeof sizes / sizeof *sizes];
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -30,7 +31,8 @@ bool vocabulary_find(const edge_model *model, vocabulary *in)
     *in = (vocabulary){
         c, (const uint64_t *)starts[1], (const uint32_t *)starts[2], (const character *)starts[3],
         (const int32_t *)starts[4], (const uint32_t *)starts[5], (const special_token *)starts[6],
-        (const int32_t *)starts[7], (const int32_t *)starts[8], starts[9], starts[10],
+        (const int32_t *)starts[7], (const int32_t *)starts[8], (const float *)starts[9], starts[10],
+        starts[11],
     };
     return !size;
 }
@@ -88,11 +90,16 @@ bool vocabulary_ends(const vocabulary *in, int32_t token)
 
 int32_t vocabulary_whole(const vocabulary *in, const uint8_t *word, size_t count)
 {
+    uint32_t hash = HASH_START;
+    for (size_t i = 0; i < count && count <= LONGEST_PIECE; i++)
+        hash = hash_byte(hash, word[i]);
+    return vocabulary_hashed(in, hash, word, count);
+}
+
+int32_t vocabulary_hashed(const vocabulary *in, uint32_t hash, const uint8_t *word, size_t count)
+{
     if (!in->config->slots || count > LONGEST_PIECE)
         return -1;
-    uint32_t hash = 2166136261u; /* FNV-1a */
-    for (size_t i = 0; i < count; i++)
-        hash = (hash ^ word[i]) * 16777619u;
     for (uint32_t probe = 0; probe < in->config->probes; probe++) {
         int32_t token = known_token(in, in->slots[(hash + probe) & (in->config->slots - 1)]);
         if (token < 0)

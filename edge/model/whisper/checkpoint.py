@@ -109,13 +109,13 @@ def hears(path: Path) -> bool:
     return is_checkpoint(path) or (path.is_file() and path.suffix == ".gguf" and is_whisper(read_gguf(path, part=True)))
 
 
-def read_checkpoint(path: Path, weights: Path | None = None) -> Checkpoint:
-    """Open a model; only headers are read. weights: of a CTranslate2 folder, where its model.bin lies elsewhere. Raises
-    InputError, ModelFormatError, UnsupportedError."""
+def read_checkpoint(path: Path, weights: Path | None = None, name: str = "") -> Checkpoint:
+    """Open a model; only headers are read. weights: of a CTranslate2 folder, where its model.bin lies elsewhere. name:
+    for its GGUF header, instead of the path's. Raises InputError, ModelFormatError, UnsupportedError."""
     if not path.is_dir():
         return _of_bin(path, read_whisper_bin(path)) if is_whisper_bin(path) else _of_gguf(read_gguf(path))
     if weights is not None or ((path / MODEL_BIN).is_file() and not (path / SAFETENSORS).is_file()):
-        return _of_ctranslate2(path, weights or path / MODEL_BIN)
+        return _of_ctranslate2(path, weights or path / MODEL_BIN, name or path.absolute().name)
     return _of_folder(path)
 
 
@@ -171,7 +171,7 @@ def _of_folder(path: Path) -> Checkpoint:
     return Checkpoint(path, fields | fields_of_tokenizer(path, _rows(parts, "token_embd")), parts)
 
 
-def _of_ctranslate2(path: Path, weights: Path) -> Checkpoint:
+def _of_ctranslate2(path: Path, weights: Path, model: str) -> Checkpoint:
     kind, tensors = read_model_bin(weights)
     if kind != "WhisperSpec":
         raise UnsupportedError(f"{path}: CTranslate2's {kind[:40]}: of its models edge reads Whisper's alone")
@@ -216,7 +216,7 @@ def _of_ctranslate2(path: Path, weights: Path) -> Checkpoint:
         int(tensors[name].read().reshape(-1)[0]) if (name := f"{side}/num_heads") in tensors else 0
         for side in ("encoder", "decoder")
     ]
-    fields = _fields(path, path.absolute().name, parts, _Figures(*counts, *heads), said.get(ALIGNMENT))
+    fields = _fields(path, model, parts, _Figures(*counts, *heads), said.get(ALIGNMENT))
     return Checkpoint(path, fields | fields_of_tokenizer(path, _rows(parts, "token_embd")), parts)
 
 

@@ -16,7 +16,7 @@ from edge.model.tensors import find_network
 from edge.run.sequences.sequence import TokenSequence
 from edge.types import AnyArray, FloatArray, IntArray
 
-_TOGETHER = 256  # tokens of texts that run in one pass; beyond that, passes gain nothing and leave the caches of CPUs
+TOGETHER = 256  # tokens of texts that run in one pass; beyond that, passes gain nothing and leave the caches of CPUs
 
 
 def check_pooling(pooling: object) -> Pooling | None:
@@ -96,7 +96,7 @@ def pool(
         for tokens in texts:
             yield _pool_decoder(sequence, tokens, pooling)
         return
-    for group in _groups([tokens.size for tokens in texts], min(_TOGETHER, sequence.plan.config.chunk)):
+    for group in _groups([tokens.size for tokens in texts], min(TOGETHER, sequence.plan.config.chunk)):
         of_tokens = None if types is None else np.concatenate(types[group])
         sizes = [tokens.size for tokens in texts[group]]
         places = Places.of_texts(sizes, of_tokens)

@@ -66,7 +66,7 @@ edge_status edge_info(const edge_model *model, edge_model_info *info, edge_error
 {
     (void)model, (void)error;
     *info = (edge_model_info){sizeof *info, EDGE_ABI, "echo \xf0\x9f\x98\x80", "MIT", "streaming", "int8", "avx2",
-                              300, 2048, 256, 4, 1, 5000000000, 6, 7, 8};
+                              300, 2048, 256, 4, 1, 5000000000, 6, 7, 8, 3};
     return EDGE_OK;
 }
 
@@ -238,4 +238,27 @@ int64_t edge_tokenize(edge_session *session, const char *text, size_t length, ui
     for (size_t i = 0; i < length && i < capacity; i++)
         ids[i] = (uint8_t)text[i] + (special ? 1000 : 0);
     return (int64_t)length;
+}
+
+uint32_t edge_dimensions(const edge_model *model)
+{
+    (void)model;
+    return 3;
+}
+
+/* Vectors of a text's length, its last byte, and what else was said. */
+edge_status edge_embed(edge_session *session, const char *const *texts, const size_t *lengths, size_t count,
+                       const edge_embedding *options, float *vectors, size_t capacity, edge_error *error)
+{
+    const size_t size = options->dimensions ? options->dimensions : 3;
+    if (capacity != count * size)
+        return fail(error, EDGE_BAD_ARGUMENT, "there is no room for the vectors");
+    enter(session);
+    for (size_t i = 0; i < count; i++, vectors += size) {
+        vectors[0] = (float)lengths[i];
+        vectors[1] = lengths[i] ? (float)(uint8_t)texts[i][lengths[i] - 1] : -1;
+        if (size > 2)
+            vectors[2] = (float)(options->unscaled + 2 * options->truncate) + (options->prompt ? (float)strlen(options->prompt) / 16 : 0);
+    }
+    return leave(session, EDGE_OK);
 }

@@ -1,4 +1,4 @@
-/* Encodes and decodes with damaged tables. Arguments: files of sections TOKENIZER and WORDS, of a text, a seed, and the
+/* Encodes and decodes with damaged tables. Arguments: files of sections TOKENIZER, WORDS and NORMALIZER, of a text, a seed, and the
  * number of mutants. What may not happen is found by sanitizers; it prints how many mutants could be opened. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 typedef struct opened opened;
 opened *tokens_open(const uint8_t *tokens, uint64_t token_bytes, const uint8_t *rules, uint64_t rule_bytes,
-                    uint32_t vocab, size_t mapped, edge_error *error);
+                    const uint8_t *letters, uint64_t letter_bytes, uint32_t vocab, size_t mapped, edge_error *error);
 void tokens_close(opened *o);
 int64_t tokens_encode(opened *o, const char *text, size_t length, int special, int start, int32_t *ids, int64_t most);
 int64_t tokens_decode(opened *o, const int32_t *ids, int64_t count, char *out);
@@ -62,11 +62,12 @@ static void mutate(change *made, bytes *in)
 
 int main(int count, char **arguments)
 {
-    if (count != 6)
+    if (count != 7)
         return 1;
-    bytes tokens = read_whole(arguments[1]), rules = read_whole(arguments[2]), text = read_whole(arguments[3]);
-    state = strtoull(arguments[4], NULL, 10) * 2 + 1;
-    long mutants = strtol(arguments[5], NULL, 10), ran = 0;
+    bytes tokens = read_whole(arguments[1]), rules = read_whole(arguments[2]), letters = read_whole(arguments[3]);
+    bytes text = read_whole(arguments[4]);
+    state = strtoull(arguments[5], NULL, 10) * 2 + 1;
+    long mutants = strtol(arguments[6], NULL, 10), ran = 0;
     uint32_t vocab;
     memcpy(&vocab, tokens.data + 8, sizeof vocab);
     int32_t *ids = malloc(MOST_IDS * sizeof *ids);
@@ -75,9 +76,10 @@ int main(int count, char **arguments)
         change changes[MOST_CHANGES];
         uint32_t made = 1 + below(MOST_CHANGES);
         for (uint32_t j = 0; j < made; j++)
-            mutate(changes + j, rules.size && !below(3) ? &rules : &tokens);
+            mutate(changes + j, below(3) ? &tokens : rules.size ? &rules : letters.size ? &letters : &tokens);
         edge_error error = {.size = sizeof error};
-        opened *o = tokens_open(tokens.data, tokens.size, rules.data, rules.size, vocab, 0, &error);
+        opened *o = tokens_open(tokens.data, tokens.size, rules.data, rules.size, letters.data, letters.size, vocab, 0,
+                                &error);
         if (o) {
             ran++;
             int64_t found = tokens_encode(o, (char *)text.data, text.size, below(2) != 0, below(2) != 0, ids, MOST_IDS);
@@ -95,6 +97,7 @@ int main(int count, char **arguments)
     printf("%ld\n", ran);
     free(tokens.data);
     free(rules.data);
+    free(letters.data);
     free(text.data);
     free(ids);
     free(out);

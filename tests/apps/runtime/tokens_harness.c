@@ -1,6 +1,8 @@
 /* What tests call of tokenizer.c and words.c; tokens_fuzz.c is a program around it. */
 #include <stdlib.h>
+#include <string.h>
 
+#include "bundle.h"
 #include "model.h"
 #include "system.h"
 #include "tokenizer.h"
@@ -10,9 +12,19 @@
 typedef struct { edge_model model; edge_config config; tokenizer *tokens; void *memory; size_t size; } opened;
 typedef struct { int32_t *ids; int64_t count, most; } list;
 
-/* Of sections TOKENIZER and WORDS, which stay where they are. mapped: they are part of a file. NULL: they are damaged. */
+/* Of any of the tokenizers of encoders; a bundle has one. */
+static bool split(const vocabulary *in, const letter_tables *of, piece_room room, const uint8_t *text, size_t count, ids_out out,
+                  void *to)
+{
+    return (in->config->kind == KIND_BERT ? split_word_pieces : split_unigrams)(in, of, room, text, count, out, to);
+}
+
+piece_splitter *const EDGE_PIECES = split;
+
+/* Of sections TOKENIZER, WORDS and NORMALIZER, which stay where they are. mapped: they are part of a file. NULL: they are
+ * damaged. */
 opened *tokens_open(const uint8_t *tokens, uint64_t token_bytes, const uint8_t *rules, uint64_t rule_bytes,
-                    uint32_t vocab, size_t mapped, edge_error *error)
+                    const uint8_t *letters, uint64_t letter_bytes, uint32_t vocab, size_t mapped, edge_error *error)
 {
     opened *o = calloc(1, sizeof *o);
     o->config.vocab = vocab;
@@ -22,6 +34,8 @@ opened *tokens_open(const uint8_t *tokens, uint64_t token_bytes, const uint8_t *
     o->model.sizes[SECTION_TOKENIZER] = token_bytes;
     o->model.sections[SECTION_WORDS] = rules;
     o->model.sizes[SECTION_WORDS] = rule_bytes;
+    o->model.sections[SECTION_NORMALIZER] = letters;
+    o->model.sizes[SECTION_NORMALIZER] = letter_bytes;
     if (tokenizer_check(&o->model, error)) {
         free(o);
         return NULL;

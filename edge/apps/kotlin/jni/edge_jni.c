@@ -336,6 +336,49 @@ static jlong count_tokens(JNIEnv *env, jclass class, jlong session, jbyteArray t
     return count;
 }
 
+enum { TEXTS_AT_ONCE = 64 };
+
+/* texts: one behind the other. vectors: floats, as bytes. */
+static void embed_texts(JNIEnv *env, jclass class, jlong session, jbyteArray texts, jintArray lengths, jbyteArray prompt,
+                        jint dimensions, jint unscaled, jint truncate, jbyteArray vectors)
+{
+    (void)class;
+    char name[MAX_PATH + 1];
+    edge_error error = {.size = sizeof error};
+    edge_embedding options = {sizeof options, NULL, (uint32_t)dimensions, 0, (uint32_t)unscaled, (uint32_t)truncate};
+    if (prompt) {
+        copy_text(env, prompt, name, MAX_PATH);
+        options.prompt = name;
+    }
+    const jsize count = (*env)->GetArrayLength(env, lengths);
+    const size_t each = count ? (size_t)((*env)->GetArrayLength(env, vectors) / count) / sizeof(float) : 0;
+    jbyte *bytes = (*env)->GetByteArrayElements(env, texts, NULL);
+    jint *sizes = bytes ? (*env)->GetIntArrayElements(env, lengths, NULL) : NULL;
+    jbyte *out = sizes ? (*env)->GetByteArrayElements(env, vectors, NULL) : NULL;
+    const char *at = (const char *)bytes;
+    float *vector = (float *)(void *)out;
+    edge_status status = EDGE_OK;
+    for (jsize done = 0; out && !status && done < count;) {
+        const char *some[TEXTS_AT_ONCE];
+        size_t some_lengths[TEXTS_AT_ONCE], found = 0;
+        for (; found < TEXTS_AT_ONCE && done < count; found++, done++) {
+            some[found] = at;
+            some_lengths[found] = (size_t)sizes[done];
+            at += sizes[done];
+        }
+        status = edge_embed(session_of(session), some, some_lengths, found, &options, vector, found * each, &error);
+        vector += found * each;
+    }
+    if (out)
+        (*env)->ReleaseByteArrayElements(env, vectors, out, 0);
+    if (sizes)
+        (*env)->ReleaseIntArrayElements(env, lengths, sizes, JNI_ABORT);
+    if (bytes)
+        (*env)->ReleaseByteArrayElements(env, texts, bytes, JNI_ABORT);
+    if (status < 0)
+        raise_error(env, &error);
+}
+
 /* ---- registration ----------------------------------------------------------------------------------------------- */
 
 #define METHOD(name, signature, function) {(char *)name, (char *)signature, (void *)(uintptr_t)function}
@@ -360,6 +403,7 @@ static const JNINativeMethod METHODS[] = {
     METHOD("use", "(J[B)V", read_usage),
     METHOD("threads", "(J[I)I", read_threads),
     METHOD("tokenize", "(J[BI[I)J", count_tokens),
+    METHOD("embed", "(J[B[I[BIII[B)V", embed_texts),
 };
 
 EDGE_API jint JNI_OnLoad(JavaVM *vm, void *reserved);

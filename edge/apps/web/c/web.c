@@ -191,6 +191,13 @@ const edge_usage *web_use(void)
     return edge_use(session, &use, &failure) ? NULL : &use;
 }
 
+int32_t web_embed(const char *const *texts, const size_t *lengths, uint32_t count, const char *prompt, uint32_t dimensions,
+                  uint32_t unscaled, uint32_t truncate, float *vectors, uint32_t room)
+{
+    edge_embedding how = {sizeof how, prompt, dimensions, 0, unscaled, truncate};
+    return edge_embed(session, texts, lengths, count, &how, vectors, room, &failure);
+}
+
 int32_t web_tokenize(const char *line, uint32_t bytes, uint32_t special, int32_t *ids, uint32_t room)
 {
     return (int32_t)edge_tokenize(session, line, bytes, special, ids, room, &failure);

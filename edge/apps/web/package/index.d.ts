@@ -64,6 +64,17 @@ export interface StreamOptions extends SamplingOptions {
   role?: "user" | "raw" | "ids";
 }
 
+export interface EmbedOptions {
+  /** Name of one of the model's prompts, such as "query" or "document", to stand before texts. Default: its own, if any. */
+  prompt?: string;
+  /** The first values only, for models that were trained for that. Default: all. */
+  dimensions?: number;
+  /** Scale vectors to length 1. Default: true. */
+  normalize?: boolean;
+  /** Leave out the end of a text that is longer than the cache. Default: false. */
+  truncate?: boolean;
+}
+
 export interface Info {
   // generated: ModelInfo
   name: string;
@@ -84,6 +95,8 @@ export interface Info {
   chat: boolean;
   /** Rank of the largest adapter for which sessions have room; 0: none. */
   loraRank: number;
+  /** Values of an embedding; 0: the bundle makes none. */
+  dimensions: number;
   // end
   threads: number;
   /** Whether the model is in this device's storage, for the next visit. */
@@ -152,6 +165,11 @@ export class Session {
    * adapters (`info.loraRank`), with bad-file for one of another model. */
   setAdapter(adapter: string | URL | Uint8Array | null, options?: { scale?: number }): Promise<void>;
   tokenize(text: string, special?: boolean): Promise<Int32Array>;
+  /** The embedding of a text, of `info.dimensions` values, or of each of several, which takes less time than one after the
+   * other. The conversation is forgotten. Fails with unsupported if the site's model makes none, with full for a text that
+   * is longer than the cache. */
+  embed(text: string, options?: EmbedOptions): Promise<Float32Array>;
+  embed(texts: string[], options?: EmbedOptions): Promise<Float32Array[]>;
   close(): Promise<void>;
 }
 

@@ -152,6 +152,15 @@ export class Session {
     return this.#call("tokenize", { text, special });
   }
 
+  /** @param {string | string[]} text @param {any} [options] @returns {Promise<any>} */
+  async embed(text, options) {
+    const texts = typeof text === "string" ? [text] : text;
+    /** @type {Float32Array} */
+    const vectors = await this.#call("embed", { texts, options });
+    const size = vectors.length / texts.length;
+    return typeof text === "string" ? vectors : texts.map((_, number) => vectors.subarray(number * size, (number + 1) * size));
+  }
+
   async close() {
     this.#remote.end(new EdgeError("closed", "the session is closed"));
   }

@@ -52,7 +52,7 @@ const INFO = [
   ["name", "Text", 8], ["license", "Text", 12], ["policy", "Text", 16], ["kvDtype", "Text", 20], ["isa", "Text", 24],
   ["vocab", "Uint32", 28], ["context", "Uint32", 32], ["capacity", "Uint32", 36], ["threads", "Uint32", 40],
   ["chat", "Flag", 44], ["weights", "BigUint64", 48], ["kv", "BigUint64", 56], ["scratch", "BigUint64", 64],
-  ["loraRank", "Uint32", 72],
+  ["loraRank", "Uint32", 72], ["dimensions", "Uint32", 76],
   // end
 ];
 
@@ -343,6 +343,42 @@ export class Engine {
         return new Int32Array(this.memory.buffer, ids, count).slice();
       }),
     );
+  }
+
+  /**
+   * The vectors of texts, one behind the other.
+   *
+   * @param {string[]} texts
+   * @param {{prompt?: string, dimensions?: number, normalize?: boolean, truncate?: boolean}} options
+   * @returns {Float32Array}
+   */
+  embed(texts, { prompt, dimensions = 0, normalize = true, truncate = false } = {}) {
+    const encoded = [...texts, `${prompt}\0`].map((each) => new TextEncoder().encode(each));
+    const count = texts.length;
+    const bytes = new Uint8Array(8 * count + encoded.reduce((sum, each) => sum + each.length, 0));
+    const numbers = new DataView(bytes.buffer); // pointers and lengths, then the texts
+    const first = whole(dimensions, 0, ALL);
+    const room = count * (first || this.info.dimensions);
+    return this.#lend(bytes, (address) => {
+      let at = 8 * count;
+      const starts = encoded.map((each, number) => {
+        bytes.set(each, at);
+        if (number < count) {
+          numbers.setUint32(4 * number, address + at, true);
+          numbers.setUint32(4 * (count + number), each.length, true);
+        }
+        at += each.length;
+        return address + at - each.length;
+      });
+      new Uint8Array(this.memory.buffer).set(bytes, address);
+      return this.#lend(new Uint8Array(4 * room), (vectors) => {
+        this.#check(this.exports.web_embed(
+          address, address + 4 * count, count, prompt === undefined ? 0 : starts[count], first, normalize ? 0 : 1,
+          truncate ? 1 : 0, vectors, room,
+        ));
+        return new Float32Array(this.memory.buffer, vectors, room).slice();
+      });
+    });
   }
 
   /** @param {Record<string, any>} options @param {(stops: number, count: number) => number} call */

@@ -131,12 +131,14 @@ const calls = {
     engine.setAdapter(typeof adapter === "string" ? await fetchBytes(adapter) : adapter, scale),
   /** @param {{text: string, special: boolean}} request */
   tokenize: ({ text, special }) => engine.tokenize(text, special),
+  /** @param {{texts: string[], options: any}} request */
+  embed: ({ texts, options }) => engine.embed(texts, options),
 };
 
 addEventListener("message", async ({ data: { id, call, values } }) => {
   try {
     const result = await /** @type {Record<string, any>} */ (calls)[call](values, (/** @type {any} */ event) => postMessage({ id, event }));
-    postMessage({ id, result }, { transfer: result instanceof Uint8Array ? [result.buffer] : [] });
+    postMessage({ id, result }, { transfer: ArrayBuffer.isView(result) ? [result.buffer] : [] });
   } catch (error) {
     const { code = "failed", message } = /** @type {any} */ (error);
     postMessage({ id, error: { code: typeof code === "string" ? code : "failed", message } });

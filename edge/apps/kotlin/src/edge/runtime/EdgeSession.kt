@@ -1,6 +1,9 @@
 package edge.runtime
 
+import java.io.ByteArrayOutputStream
 import java.io.Closeable
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
 import java.util.concurrent.atomic.AtomicBoolean
 import java.util.concurrent.locks.ReentrantLock
 import kotlin.concurrent.withLock
@@ -194,6 +197,36 @@ class EdgeSession internal constructor(
         IntArray(Math.toIntExact(Native.tokenize(it, bytes, flag, null))).also { ids ->
             Native.tokenize(it, bytes, flag, ids)
         }
+    }
+
+    /**
+     * The embedding of a text, of [ModelInfo.dimensions] values; the first [dimensions] if that is not 0. [prompt]: the
+     * name of one of the model's, such as query or document, to stand before the text. [normalize]: scale to length 1.
+     * [truncate]: leave out the end of a text that is longer than the cache. Forgets the conversation. Throws EdgeException
+     * with [Status.UNSUPPORTED] if the bundle makes no embeddings, [Status.FULL] for a text that is too long.
+     */
+    @JvmOverloads
+    fun embed(
+        text: String, prompt: String? = null, dimensions: Int = 0, normalize: Boolean = true, truncate: Boolean = false,
+    ): FloatArray = embed(listOf(text), prompt, dimensions, normalize, truncate)[0]
+
+    /** Of several texts, which takes less time than one after the other. */
+    @JvmOverloads
+    fun embed(
+        texts: List<String>, prompt: String? = null, dimensions: Int = 0, normalize: Boolean = true,
+        truncate: Boolean = false,
+    ): List<FloatArray> = change { session ->
+        require(dimensions >= 0) { "dimensions is $dimensions, but must not be negative" }
+        require(prompt == null || '\u0000' !in prompt) { "the prompt's name contains the character U+0000" }
+        val bytes = texts.map { it.encodeToByteArray() }
+        val size = if (dimensions > 0) dimensions else model.info.dimensions
+        val vectors = ByteBuffer.allocate(Math.multiplyExact(4 * texts.size, size)).order(ByteOrder.nativeOrder())
+        Native.embed(
+            session, ByteArrayOutputStream().apply { bytes.forEach { write(it, 0, it.size) } }.toByteArray(),
+            IntArray(bytes.size) { bytes[it].size }, prompt?.encodeToByteArray(), dimensions, if (normalize) 0 else 1,
+            if (truncate) 1 else 0, vectors.array(),
+        )
+        texts.map { FloatArray(size) { vectors.float } }
     }
 
     /** Frees the memory. Cancels a running answer and waits for its end. */

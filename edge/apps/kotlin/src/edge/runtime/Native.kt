@@ -38,6 +38,11 @@ internal object Native {
     /** Returns the number of threads that compute, the calling one included. */
     @JvmStatic external fun threads(session: Long, ids: IntArray): Int
     @JvmStatic external fun tokenize(session: Long, text: ByteArray, special: Int, ids: IntArray?): Long
+    /** [texts]: one behind the other. [vectors]: room for floats. */
+    @JvmStatic external fun embed(
+        session: Long, texts: ByteArray, lengths: IntArray, prompt: ByteArray?, dimensions: Int, unscaled: Int,
+        truncate: Int, vectors: ByteArray,
+    )
 }
 
 /** Why a call failed; [Status.BAD_ARGUMENT] also stands for a call out of order. */
