@@ -151,6 +151,10 @@ class GivenRows:
 
     # What follows from ids
 
+    @property
+    def has_pictures(self) -> bool:
+        return any(each.picture for each in self._contents())
+
     def spans(self, tokens: IntArray) -> list[Span]:
         """The parts of these tokens that have rows, in their order."""
         found, beyond, stop = list[Span](), np.flatnonzero(tokens >= self.vocab), 0

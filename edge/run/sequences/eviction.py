@@ -6,15 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from edge.backends.base import ChoosingEngine, Engine
 from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import HeadKVCache, KVCache
+from edge.kv import pinned_rows
 from edge.kv.policy import EVERY, KVView, Needs, Policy
 from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from edge.run.sequences.pictures import RowPictures
 
 
 def view_for(kv: KVCache, needs: Needs, incoming: int = 0, learned: RowImportance | None = None) -> KVView:
@@ -67,11 +71,19 @@ def unobserved(needs: Needs, free: int) -> int:
     return 0 if needs.queries == EVERY else free - max(1, needs.queries) if needs.queries else free
 
 
-def evict(kv: KVCache, policy: Policy, budget: int, context: int, learned: RowImportance | None) -> int:
-    """Keep the rows that a policy chooses, at most `budget`. Returns the number of evicted rows, on average where heads
-    differ. context: the model's, in tokens. learned: as for `view_for`."""
+def evict(
+    kv: KVCache, policy: Policy, budget: int, context: int, learned: RowImportance | None,
+    pictures: RowPictures | None, fed: Sequence[int],
+) -> int:  # fmt: skip
+    """Keep the rows that a policy chooses, at most `budget`, but no parts of pictures. Returns the number of evicted
+    rows, on average where heads differ. context: the model's, in tokens. learned: as for `view_for`. fed: as for
+    `RowPictures.undivided`."""
     needs, before = policy.needs, _rows_per_head(kv, policy.needs)
     rows = policy.rows_to_keep(view_for(kv, needs, kv.capacity - budget, learned), budget)
+    if pictures:
+        one = isinstance(rows, np.ndarray)
+        lengths = [kv.length] if one else cast(HeadKVCache, kv).head_lengths.reshape(-1).tolist()
+        rows = pictures.undivided(rows, lengths, fed, pinned_rows(policy))
     if isinstance(rows, np.ndarray):
         kv.keep(rows, close_gaps=policy.close_gaps)
     else:

@@ -25,6 +25,7 @@ from edge.types import IntArray
 if TYPE_CHECKING:
     from edge.model.given import GivenRows
     from edge.prompt_cache.cache import PromptCache
+    from edge.run.sequences.pictures import RowPictures
 
 
 class SequenceRows:
@@ -48,6 +49,7 @@ class SequenceRows:
     def _forget(self) -> None:
         self.snapshots.drop(0)
         self.fed, self.again, self.evicted = array("i"), array("i"), 0
+        self.pictures: RowPictures | None = None  # of rows, once there may be some
         self._outline = Outline()  # of the last prompt
         self._ends = list[int]()  # row counts at which to store the prompt in the prompt cache
         self.prompts_end: int | None = None  # tokens of `fed` up to the end of the last prompt; None while one runs
@@ -63,19 +65,34 @@ class SequenceRows:
         """Begin to run a prompt."""
         self.prompts_end, self._outline = None, outline
 
+    def see(self, given: GivenRows) -> None:
+        """Keep pictures among these rows undivided."""
+        if given.has_pictures:
+            from edge.run.sequences.pictures import RowPictures
+
+            self.pictures = self.pictures or RowPictures()
+            self.pictures.given = given
+
     def add(self, tokens: IntArray) -> None:
         """Note the tokens of new rows."""
         if not self.evicted:
             self.fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
+        elif self.pictures:
+            self.pictures.since.frombytes(tokens.astype(np.int32, copy=False).tobytes())
 
     def drop(self, count: int) -> None:
         """Drop the last rows."""
         self.engine.kv.truncate(self.engine.kv.length - count)
         del self.fed[-count:]
+        if self.evicted and self.pictures:
+            self.pictures.drop(count)
 
     def cut(self, rows: int, end: KVState | None) -> None:
         """Keep the first `rows`. end: the saved end of those rows, if the cache has a tail. Raises RewindError."""
+        dropped = self.engine.kv.length - rows
         self.engine.kv.truncate(rows, end)
+        if self.evicted and self.pictures:
+            self.pictures.drop(dropped)
         self.snapshots.drop(rows + 1)
         self.fed = self.fed[:rows]
 
@@ -97,9 +114,12 @@ class SequenceRows:
         if kv.length <= budget or not self.policy.evicts:
             return
         self.remember()
-        self.evicted += evict(kv, self.policy, budget, self.engine.spec.context, self._learned)
+        context = self.engine.spec.context
+        self.evicted += evict(kv, self.policy, budget, context, self._learned, self.pictures, self.fed)
         if self.evicted:
             self.fed = array("i")
+        elif self.pictures:
+            self.pictures.clear()
         self.snapshots.drop(0)
 
     # Rows of other sequences

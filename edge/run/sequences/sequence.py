@@ -150,6 +150,7 @@ class TokenSequence:
         self.rows.begin(outline)
         if prompt.given:
             self.given = prompt.given.joined(self.given)
+            self.rows.see(self.given)
         self.ran = 1
         self.ahead.begin()
         return prompt
