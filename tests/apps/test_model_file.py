@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from ctypes_bundle import _Error, _Source
 from runtime_library import PLATFORM, load_runtime
 
 from edge.apps import model_file as m
@@ -58,22 +59,10 @@ def test_tables_that_c_does_not_read_are_refused() -> None:
         m.find_table(file, make_layout(model.file, model.spec))
 
 
-class _Source(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_uint32), ("path", ctypes.c_char_p), ("fd", ctypes.c_int32), ("offset", ctypes.c_uint64),
-        ("length", ctypes.c_uint64),
-    ]  # fmt: skip
-
-
-class _Error(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_uint32), ("code", ctypes.c_int32), ("message", ctypes.c_char * 248)]
-
-
 def open_in_c(path: Path, offset: int = 0) -> str:
     """What model_map says of a file, or of its part behind `offset`; nothing if it is fine."""
     library = load_runtime("error.c", "model.c", *PLATFORM, "cpu.c")
-    source = _Source(ctypes.sizeof(_Source), str(path).encode(), -1, offset)
-    error = _Error(ctypes.sizeof(_Error))
+    source, error = _Source(str(path).encode(), -1, offset), _Error()
     opened = ctypes.create_string_buffer(4096)
     status = library.model_map(ctypes.byref(source), opened, ctypes.byref(error))
     assert status == error.code
@@ -177,7 +166,7 @@ def test_embedded_file_needs_aligned_sections(made: Path) -> None:
 
 
 def test_long_messages_are_cut_between_characters() -> None:
-    library, error = load_runtime("error.c"), _Error(ctypes.sizeof(_Error))
+    library, error = load_runtime("error.c"), _Error()
     for length in range(230, 250):
         text = ("a" * length + "\N{SNOWMAN}" * 8).encode()
         assert library.edge_fail(ctypes.byref(error), -1, b"%s, %d\n", text, ctypes.c_int64(-(1 << 63))) == -1

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ctypes_bundle import _Error as Error
+from ctypes_bundle import _Source as Source
 from runtime_library import PLATFORM, build, load_runtime
 
 from edge.backends.tvm.targets import TARGETS, _cpu_flags
@@ -48,17 +50,6 @@ int os_sync_wake_by_address_all(void *address, size_t size, uint32_t flags)
 """
 
 
-class Error(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_uint32), ("code", ctypes.c_int32), ("message", ctypes.c_char * 248))
-
-
-class Source(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_uint32), ("path", ctypes.c_char_p), ("fd", ctypes.c_int32),
-        ("offset", ctypes.c_uint64), ("length", ctypes.c_uint64),
-    )  # fmt: skip
-
-
 class Mapping(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p), ("size", ctypes.c_uint64), ("base", ctypes.c_void_p), ("mapped", ctypes.c_size_t),
@@ -81,8 +72,7 @@ def system() -> Any:
 
 def map_file(system: Any, source: Source) -> bytes | str:
     """The mapped bytes, or the message of the error."""
-    source.size = ctypes.sizeof(source)
-    found, error = Mapping(), Error(ctypes.sizeof(Error))
+    found, error = Mapping(), Error()
     if system.map_file(ctypes.byref(source), ctypes.byref(found), ctypes.byref(error)):
         assert error.code == -2
         assert not found.base

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import examples
+from ctypes_bundle import _Error as Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_library import load_runtime
@@ -36,10 +37,6 @@ class Sampling(ctypes.Structure):
         for each in sorted(OPTIONS, key=lambda each: each.kind == "seed")
         if each.name in SamplingParams.__dataclass_fields__
     )
-
-
-class Error(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_uint32), ("code", ctypes.c_int32), ("message", ctypes.c_char * 248))
 
 
 def library() -> ctypes.CDLL:
@@ -160,7 +157,7 @@ def test_tokens_beyond_the_vocabulary_are_not_banned() -> None:
 class CStops:
     def __init__(self, texts: Sequence[bytes | None]) -> None:
         self.handle, self.memory = lay_out("stops_layout")
-        self.error = Error(ctypes.sizeof(Error))
+        self.error = Error()
         array = (ctypes.c_char_p * len(texts))(*texts)
         self.status = library().stops_set(self.handle, array, len(texts), ctypes.byref(self.error))
         library().stops_start(self.handle)

@@ -521,7 +521,10 @@ def test_full_cache_is_saved_after_closing_gaps(open_engine: OpenEngine, golden:
     close_to(other.forward(tokens[:1]), engine.forward(tokens[:1]))
 
 
-@ONE_LAYER
+@parametrized([
+    marked(row, "llama-one-layer", row is _FIRST[row.backend] and "@" not in row.backend)
+    for row in ENGINES if not row.kv_dtype.startswith("q")
+])  # fmt: skip
 def test_foreign_state_is_refused(
     open_engine: OpenEngine,
     golden: Golden,

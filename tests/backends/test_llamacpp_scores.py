@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, examples, load_engine, open_golden, run_child, some_tokens
+from conftest import GOLDEN, examples, load_engine, some_tokens
 from heads_oracle import HeadOracle, feed_chunks
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -149,28 +149,6 @@ def test_attention_is_the_references_whatever_happened_before(name: str, operati
         assert_same_rows(engine, oracle)
 
 
-def test_every_cell_is_used_again_and_again(engines: Callable[[Engine], Engine]) -> None:
-    """As many rows as cells, so that llama.cpp starts its search for holes anew."""
-    model = model_of("llama-gqa-tied")
-    engine, oracle, random = observed_engine(model, capacity=256), TokenOracle(model, 2200), np.random.default_rng(3)
-    engines(engine)
-    tokens, at, places = some_tokens(2200), 0, set()
-    while at < 2000:
-        count = min(int(random.integers(1, 100)), engine.kv.free)
-        part, at = tokens[at : at + count], at + count
-        engine.observe(2)
-        engine.forward(part)
-        oracle.heads.forward_all(part, observed=2)
-        assert_same_rows(engine, oracle)
-        places.add(tuple(engine.kv._cells[:20]))
-        if engine.kv.free < 40 or random.random() < 0.3:
-            rows = some_rows(engine.kv.length, at)
-            engine.kv.keep_heads([rows])
-            oracle.keep(rows)
-            assert_same_rows(engine, oracle)
-    assert len(places) > 10
-
-
 @pytest.mark.parametrize("queries", [1, 3, CHUNK])
 def test_votes_are_queries_that_paid_more_than_average(queries: int, engines: Callable[[Engine], Engine]) -> None:
     model, tokens = model_of("llama-gqa-tied"), some_tokens(60)
@@ -186,17 +164,6 @@ def test_votes_are_queries_that_paid_more_than_average(queries: int, engines: Ca
         rows = some_rows(engine.kv.length, 1)
         engine.kv.keep_heads([rows])
         oracle.keep(rows)
-
-
-def test_f16_rows_and_two_threads_show_the_same_attention(engines: Callable[[Engine], Engine]) -> None:
-    model, tokens = open_golden("llama-gqa-untied").model, some_tokens(40)
-    oracle = TokenOracle(model, 64)
-    engine = LLAMACPP.load(model.file, model.spec, EngineConfig(64, CHUNK, "f16", threads=2, observes=True))
-    engines(engine)
-    engine.observe(CHUNK)
-    engine.forward(tokens)
-    oracle.heads.forward_all(tokens, observed=CHUNK)
-    np.testing.assert_allclose(engine.kv.attention[0, 0], oracle.attention, atol=5e-3)
 
 
 def test_nothing_is_added_up_unless_asked(engines: Callable[[Engine], Engine]) -> None:
@@ -322,40 +289,6 @@ def test_interrupted_pass_is_booked(
     assert engine.kv.length == 5
     theirs = oracle.forward_all(tokens)[5:]
     np.testing.assert_allclose(engine.forward_all(tokens[5:]), theirs, rtol=0, atol=EXACT)
-
-
-_DROP = """
-import gc, sys, weakref
-import numpy as np
-from conftest import load_engine, open_golden
-
-engine = load_engine(open_golden("llama-gqa-tied").model, "llamacpp", "f16", observes=True)
-engine.observe(8)
-engine.forward(np.arange(20, dtype=np.int32))
-if sys.argv[1] == "close":
-    kv = engine.kv
-    engine.close()
-    engine.close()
-    assert kv.attention.shape == (1, 1, 20)
-    try:
-        kv.keep_heads([np.array([19], np.int32)])
-    except Exception as error:
-        print('"' + str(error) + '"')
-elif sys.argv[1] == "drop":
-    seen = weakref.ref(engine)
-    del engine
-    gc.collect()
-    print('"the engine is closed"' if seen() is None else '"open"')
-else:
-    print('"the engine is closed"')  # by the end of the process
-"""
-
-
-@pytest.mark.parametrize("way", ["close", "drop", "leave"])
-def test_observed_engine_may_be_dropped(way: str) -> None:
-    """In a process of its own: a callback that llama.cpp calls after its end takes the process with it."""
-    child = run_child(_DROP, way)
-    assert (child.status, child.output) == (0, "the engine is closed"), child.errors
 
 
 def test_observing_for_long_leaks_nothing(engines: Callable[[Engine], Engine]) -> None:
@@ -520,15 +453,6 @@ def test_endless_decoding_stays_within_the_context(policy: str, tmp_path: Path) 
                 twin.oracle = None
             twin.feed(token[None])
         assert twin.renumbered > 10
-
-
-def test_endless_decoding_with_learned_positions(tmp_path: Path) -> None:
-    """Position 62 would end the process."""
-    model = open_model(write_small(tmp_path / "small.gguf", Small(context=62, architecture="gpt2", kv_heads=4)))
-    with load(model, backend="llamacpp", kv_policy="h2o", max_kv_size=32, kv_dtype="f32", threads=1) as session:
-        session.generate(some_tokens(50), max_tokens=400, ignore_eos=True)
-        assert session.report is not None
-        assert session.report.tokens.generated == 400
 
 
 def test_scratch_is_counted_as_soon_as_attention_is_observed(smollm2: Model) -> None:

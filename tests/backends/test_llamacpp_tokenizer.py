@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_child
 from test_gguf_file import ARRAY, GGUF, I32, STRING
 from test_pre_tokenizers import MARKS, SEPARATING, gemma4, mixed_texts, named
 from test_tokenizer import MANUAL, SPM, TEXTS, LlamaCpp, ids, with_tokens
@@ -19,7 +18,6 @@ from edge.backends.llamacpp.library import is_installed
 from edge.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from edge.errors import EdgeError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
-from edge.lab.inspection import inspect_model
 from edge.model.tokenizer import Tokenizer
 from edge.run.starting.loading import load
 from edge.run.starting.opening import find_tokenizer, open_model
@@ -199,42 +197,3 @@ def test_other_engines_say_what_to_do(tmp_path: Path, backend: str) -> None:
     model = open_model(path)
     with pytest.raises(UnsupportedError, match=r"is not supported yet: use --backend llamacpp$"):
         find_backend(backend, model.file, model.spec)
-
-
-def test_inspect_says_whose_tokenizer_it_is(tmp_path: Path) -> None:
-    found = inspect_model(unknown().write(tmp_path / "m.gguf"))
-    assert not found.vocabulary.known
-    engines = {use.engine: use for use in found.engines}
-    assert engines["llamacpp"].reason is None
-    assert "use --backend llamacpp" in str(engines["cpu"].reason)
-
-
-_TRIAL = """
-import json, sys
-import edge
-from edge.devices.memory import memory_use
-
-def load(memory):
-    return edge.load(sys.argv[1], backend="llamacpp", memory=memory, max_kv_size=64)
-
-try:
-    load(memory_use().rss + (20 << 20))
-except edge.BudgetError as error:
-    refused, smallest = str(error), error.smallest
-own = memory_use().peak
-with load("8GiB") as session:
-    session.generate("a", raw=True, max_tokens=1)
-    report = session.report
-print(json.dumps([refused, smallest, own, report.memory.peak_rss, report.timings.prepared_s]))
-"""
-
-
-def test_trial_of_a_tokenizer_counts_toward_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
-    child = run_child(_TRIAL, unknown().write(tmp_path / "m.gguf"))
-    assert child.status == 0, child.errors
-    refused, smallest, own, peak, prepared_s = child.output
-    assert "a first run reads the tokenizer in a process of its own" in refused
-    assert smallest is not None
-    assert peak > own + (30 << 20)  # an interpreter with llama.cpp
-    assert prepared_s > 0

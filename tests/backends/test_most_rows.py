@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine
 from small_models import Small, write_small
 
-import edge
 from edge.backends import find_backend
 from edge.backends.base import Engine
 from edge.errors import InputError, UnsupportedError
@@ -38,15 +36,6 @@ def test_rows_end_with_a_window_that_llama_cpp_ignores() -> None:
     with pytest.raises(InputError, match=r"--max-kv-size .* 20, not 24 \(llama.cpp ignores .* of 20 .*--backend cpu"):
         planned(model, max_kv_size=ROWS)
     assert planned(model, kv_memory="1MiB") <= 20
-
-
-def test_api_says_it_too() -> None:
-    with pytest.raises(InputError, match=r"llama.cpp ignores this model's sliding window"):
-        edge.load(GOLDEN / f"{WINDOW}.gguf", backend="llamacpp", max_kv_size=ROWS)
-    with edge.load(GOLDEN / f"{WINDOW}.gguf", backend="llamacpp") as session:
-        session.generate(np.arange(3, 63, dtype=np.int32), max_tokens=2, ignore_eos=True)
-        assert session.report is not None
-        assert session.report.kv.capacity == 20
 
 
 def test_engine_itself_refuses_them(engines: Callable[[Engine], Engine]) -> None:

@@ -5,11 +5,9 @@ The engine here is the native one, which picks by its own logits, some tokens at
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +27,6 @@ from edge.devices.power.base import Reading
 from edge.errors import EngineError
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
-from edge.run.budgets.meters import Watch
 from edge.run.sampling.sampler import Sampler
 from edge.run.session import Session
 from edge.run.starting.loading import load
@@ -286,33 +283,6 @@ def test_tokens_ahead_stay_within_the_energy_budget() -> None:
             assert session.report.energy.joules <= joules
         assert state(pair[0]) == state(pair[1])
         assert max(engine_of(pair).bursts) > 4
-
-
-def test_time_is_up_before_tokens_ahead_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    passed = 0.0
-    watch = partial(Watch, clock=lambda: time.perf_counter() + passed)
-    monkeypatch.setattr("edge.run.session.Watch", watch)
-    with both(golden("llama-gqa-tied"), max_kv_size=256) as pair:
-        for at in range(28, 34):
-            for session in pair:
-                passed = 0.0
-                for number, _ in enumerate(session.stream(PROMPT, max_tokens=50, ignore_eos=True, time_limit=100)):
-                    passed = 100.0 if number == at else passed
-                assert session.report is not None
-                assert session.report.stop_reason == "time"
-            assert state(pair[0]) == state(pair[1])
-
-
-def test_memory_is_given_back_without_tokens_ahead() -> None:
-    with both(golden("llama-gqa-tied"), max_kv_size=400) as pair:
-        for at in (330, 331, 332):
-            for session in pair:
-                session.reset()
-                for number, _ in enumerate(session.stream(PROMPT, max_tokens=380, ignore_eos=True)):
-                    if number == at:
-                        session.trim(1.0)
-            assert state(pair[0]) == state(pair[1])
-            assert pair[0].report is not None
 
 
 def test_damaged_weights_are_noticed_behind_the_tokens_before() -> None:

@@ -104,7 +104,7 @@ SIZES = {  # head, heads, KV heads, window
 }  # fmt: skip
 
 
-USUAL = ("heads-of-64", "window")
+USUAL = ("heads-of-64",)
 
 
 @pytest.fixture(

@@ -26,6 +26,7 @@ ENGINES = [
 ]  # fmt: skip
 if find_spec("onnxruntime"):  # which Python 3.10 cannot have
     ENGINES += [("onnx", "f32"), ("onnx", "int8")]
+COMPILED = "int4", "llama-window"  # in make test
 EXACT = 1e-5  # of logits whose standard deviation is 3: all but the order of sums is the same
 ROUNDED = 8e-2  # llama.cpp sums halves, and rows lie in another order
 BY_POLICY = [
@@ -41,8 +42,10 @@ def check_same(one: Engine, other: Engine, tokens: IntArray) -> None:
 
 
 @pytest.mark.parametrize("close_gaps", [True, False])
-@pytest.mark.parametrize("name", ["llama-gqa-untied", "llama-window"])
-@pytest.mark.parametrize(("backend", "kv_dtype"), ENGINES)
+@pytest.mark.parametrize(("backend", "kv_dtype", "name"), [
+    pytest.param(*each, name, marks=[pytest.mark.exhaustive] * (each[0] == "cpu" and (each[1], name) != COMPILED))
+    for each in ENGINES for name in ("llama-gqa-untied", "llama-window")
+])  # fmt: skip
 def test_rows_in_use_stay_as_they_are(backend: str, kv_dtype: str, name: str, close_gaps: bool) -> None:
     if kv_dtype == "int4" or (backend == "llamacpp" and name == "llama-window"):
         name = "llama-gqa-untied"

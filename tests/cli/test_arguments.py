@@ -16,7 +16,6 @@ import pytest
 from conftest import GOLDEN, load_engine
 from hf_folders import complaint, copy_folder, edit_json
 from small_models import Small, write_small
-from test_history import a_run
 from test_tuning import HERE, make_record
 
 import edge
@@ -28,8 +27,7 @@ from edge.devices.profiles.file import read_profile
 from edge.devices.records import read_records, write_record
 from edge.errors import EngineError, InputError, ModelFormatError, speaking
 from edge.model.model import open_model
-from edge.run.history import append, earlier_runs, history_path, history_size
-from edge.run.sampling.sampler import draw, greedy
+from edge.run.sampling.sampler import greedy
 from edge.sampling import SamplingParams
 
 MODEL = GOLDEN / "llama-llama3.gguf"
@@ -172,12 +170,6 @@ def test_sampling_takes_numbers_only(name: str) -> None:
             SamplingParams(**{name: value})  # type: ignore[arg-type]
 
 
-def test_seeds_have_64_bits() -> None:
-    assert SamplingParams(seed=2**64 - 1).seed == 2**64 - 1
-    with pytest.raises(InputError, match=f"must be from 0 to {2**64 - 1}, not {2**64}"):
-        SamplingParams(seed=2**64)
-
-
 def test_options_of_load() -> None:
     def refused(**options: Any) -> str:
         return complaint(lambda: edge.load(MODEL, **{"backend": "reference", **options}))
@@ -192,20 +184,6 @@ def test_options_of_load() -> None:
         assert "must not be None" in refused(**{option: None})
         assert "must not be None" in complaint(lambda option=option: edge.Options(**{option: None}))
     assert refused(on_load=5) == "on_load must be a function, not 5"
-
-
-def test_conversation_as_prompt(session: edge.Session) -> None:
-    turn: Any = {"role": "user", "content": "Hi"}
-    for prompt in ([turn], turn):
-        assert complaint(lambda prompt=prompt: session.generate(prompt)).endswith("pass a conversation as messages=[…]")
-
-
-def test_tiny_temperature_is_most_likely_token() -> None:
-    logits = np.random.default_rng(1).standard_normal(500).astype(np.float32)
-    with np.errstate(all="raise", under="ignore"):
-        for temperature in (1e-320, 5e-324, 1e-30):
-            params = SamplingParams(temperature=temperature, seed=1)
-            assert draw(logits.copy(), params, np.random.default_rng(1)) == greedy(logits)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
@@ -234,26 +212,6 @@ def test_weights_that_type_cannot_hold_are_one_error(kind: str, tmp_path: Path) 
         warnings.simplefilter("error")
         with pytest.raises(ModelFormatError, match=rf"blk.0.ffn_up.weight has weights that are too large for {kind}"):
             rounded(file, file.tensors["blk.0.ffn_up.weight"], kind)
-
-
-def test_history_passes_over_figures_that_no_run_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGE_HISTORY", str(tmp_path / "history"))
-    run = a_run()
-    append(run)
-    lines = [history_path().read_bytes()]
-    for part in (None, "setting", "prefill", "decode"):
-        for key in asdict(run) if part is None else asdict(run)[part]:
-            for value in ODD:
-                said = asdict(run)
-                (said if part is None else said[part])[key] = value
-                lines.append(json.dumps(said).encode() + b"\n")
-    history_path().write_bytes(b"".join(lines))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert history_size()[0] >= 1
-        for each in earlier_runs(run.setting):
-            assert 0 <= each.at + each.capacity + (each.peak or 0) < 1e19
-            assert isinstance(each.label + each.policy, str)
 
 
 def test_impossible_records_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

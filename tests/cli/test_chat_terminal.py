@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import io
 import json
 import os
 import re
@@ -18,8 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import GOLDEN
-
-from edge.cli.terminal.show import ProgressLine
 
 pty = pytest.importorskip("pty")
 readline = pytest.importorskip("readline")
@@ -174,37 +171,6 @@ def test_paste_is_one_turn_where_readline_knows_none(tmp_path: Path) -> None:
         screen.type("\x04")
         assert screen.status() == 0
         assert not re.search("Traceback", screen.shown)
-
-
-def test_interrupted_bar_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be drawn over all prompts to come."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    shown = ProgressLine(enabled=True)
-    monkeypatch.setattr(shown._bar, "add_task", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        shown.step("prefill")(1, 2)
-    assert shown._bar.live.is_started
-    shown.clear()
-    assert not shown._bar.live.is_started
-
-
-def test_long_steps_log_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    log, now = io.StringIO(), [0.0]
-    monkeypatch.setattr(sys, "stderr", log)
-    monkeypatch.setattr("edge.cli.terminal.show.monotonic", lambda: now[0])
-    update = ProgressLine(enabled=True).step("compiling for the NPU")
-    for second in range(0, 300, 10):
-        now[0] = second
-        update(second, 300)
-    assert log.getvalue() == "compiling for the NPU: 40%\ncompiling for the NPU: 80%\n"
 
 
 def test_another_model_goes_on_with_conversation(tmp_path: Path) -> None:

@@ -45,18 +45,6 @@ def test_row_is_line_where_there_is_room(rows: list[list[str]], left: int) -> No
     assert plain == table(rows[0], rows[1:], left, len(plain.splitlines()[0]))
 
 
-def test_figures_stay_whole() -> None:
-    shown = table(["what", "bytes"], [["a long text that has room", "1234567890 B"]], width=30)
-    assert "| 1234567890 B |" in shown
-    assert "a long text" in shown
-
-
-def test_text_columns_shrink_before_headings() -> None:
-    shown = table(["model", "where", "parameters"], [["a name of many words", "in a folder of ours", "1"]], 2, width=34)
-    assert "parameters |" in shown
-    assert {len(line) for line in shown.splitlines()} == {34}
-
-
 def shown_at(columns: int, **environment: str) -> str:
     """What `edge devices sensors` says to a terminal of so many columns."""
     ours, its = pty.openpty()

@@ -36,8 +36,3 @@ def test_nothing_is_lost_and_lines_fit(pieces: list[str], columns: int) -> None:
         size = sum(2 if each == "天" else 1 for each in line.rstrip())
         indented = len(line) - len(line.lstrip()) + max(map(len, line.split()), default=0)
         assert size <= columns or len(line.split()) < 2 or indented >= columns  # a word too long for a line of its own
-
-
-def test_pieces_do_not_matter() -> None:
-    text = "one two  three\tfour\n\n    five six seven eight nine"
-    assert wrapped(list(text), 12) == wrapped([text], 12)

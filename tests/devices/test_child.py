@@ -58,11 +58,6 @@ def test_failures_are_errors_of_edge(ask: Ask, body: str, kind: type[Exception],
         ask(body)
 
 
-def test_module_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"no luck: it ended with status 1: .*No module named"):
-        run_child("no_such_child", {}, print, failure="no luck")
-
-
 def test_all_that_it_started_ends_with_it(ask: Ask) -> None:
     started: list[int] = []
 
@@ -120,20 +115,6 @@ def test_it_is_ended_when_its_time_is_over(ask: Ask) -> None:
     assert not any(alive(pid) for pid in pids)
 
 
-def test_it_is_ended_at_deadline_of_outer_block(ask: Ask) -> None:
-    pids: list[int] = []
-    body = "import time\nsay({'pid': os.getpid()})\ntime.sleep(600)"
-    with (
-        room_for_children(None, time.perf_counter() + 0.2),
-        room_for_children(1 << 40),
-        pytest.raises(BudgetError, match=r"^no answer: --time was over while a first run compiles: "),
-    ):
-        ask(body, hear=lambda said: pids.append(said["pid"]), timeout=600, purpose="compiles")
-    assert not any(alive(pid) for pid in pids)
-    with room_for_children(None, time.perf_counter() + 600):
-        assert ask("return 1", timeout=600) == 1
-
-
 def alive(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != "zombie"
@@ -167,12 +148,3 @@ def test_child_that_does_not_fit_is_not_started(ask: Ask, tmp_path: Path) -> Non
     with room_for_children(caught.value.smallest + (16 << 20)):
         ask(body, takes=150 << 20, purpose="tries it")
     assert started.exists()
-
-
-def test_child_above_plan_is_reported(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
-    ask("pass", takes=1 << 40, purpose="compiles")
-    assert not caplog.records
-    ask("held = b'1' * (50 << 20)", takes=50 << 20, purpose="compiles")
-    (said,) = caplog.messages
-    assert said.startswith("a process that compiles took ")
-    assert said.endswith(" MiB, planned were 50 MiB")

@@ -10,16 +10,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, copy_kernels, open_golden
+from conftest import GOLDEN, open_golden
 from fork_server import COMMAND, forking
 from test_power import Cards, rapl_tree
 
 from edge.backends.reference import ReferenceEngine
-from edge.backends.tvm.packing import weights
 from edge.budget import parse_joules, parse_seconds
 from edge.devices.power import app_meter, find_meter, nvml
 from edge.devices.power.base import Reading
@@ -30,7 +28,6 @@ from edge.run.budgets import meters
 from edge.run.budgets.governor import RunLimits
 from edge.run.budgets.shares import EnergyLedger, whole_of
 from edge.run.starting.loading import load
-from edge.storage.making import account
 
 
 @pytest.fixture
@@ -105,53 +102,6 @@ def test_advised_time_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     advised = re.search(r"state ([\d.]+ ?m?s) or more \(estimated\)$", str(caught.value))
     assert advised, caught.value
     assert answer(parse_seconds(advised[1].replace(" ", "")), "next") is not None
-
-
-def test_what_is_made_once_takes_nothing_from_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed weights of the native engine, where the counter goes up by 5 J while they are packed."""
-    golden, driven = open_golden("llama-gqa-tied"), Driven(tmp_path / "meter", 0.001, 1)
-    copy_kernels(tmp_path)
-    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
-    pack = weights.pack_weights
-
-    def costly(*given: Any) -> None:
-        driven.spend(5.0)
-        pack(*given)
-
-    monkeypatch.setattr(weights, "pack_weights", costly)
-    reports = []
-    for _ in range(2):
-        before = driven.read().joules
-        with (
-            account(lambda: driven.read().joules) as made,
-            load(golden.model, backend="cpu", max_kv_size=64, threads=1, energy="2J", meter=driven) as session,
-        ):
-            spent = driven.read().joules - before - made.joules
-            session.generate(golden.tokens[:8], max_tokens=2, ignore_eos=True, raw=True, energy_spent=spent)
-            reports.append(session.report)
-    first, later = reports
-    assert (round(first.energy.prepared, 3), later.energy.prepared) == (5.0, 0.0)
-    assert first.stop_reason == later.stop_reason == "length"
-    told = replace(first, timings=replace(first.timings, prepared_s=3.0))
-    line = "first run: 5 J in 3.0 s to prepare the model, once, besides the 2 J"
-    assert line in report_lines(told)
-    assert "first run: 5 J" in report_line(told)[0]
-
-
-def test_last_tokens_are_within_power_limit_too() -> None:
-    """2 J for each of three tokens, in no time: the run ends when 5 W have paid for them."""
-    now, joules = 100.0, 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    meter = app_meter(lambda: joules)
-    watch = meters.Watch(RunLimits(power=5.0), meter, clock=lambda: now, sleep=sleep)
-    for _ in range(3):
-        joules += 2.0
-    watch.pay()
-    assert watch.joules() / (now - 100.0) <= 5.0 * 1.01
 
 
 def test_power_matches_all_models_and_joules_match_one() -> None:
@@ -245,14 +195,6 @@ def test_generations_have_their_own_accounts(tmp_path: Path) -> None:
         assert " + 500 mJ for the start, of 2 J (measured)" in report_line(session.report)[0]
 
 
-def test_app_counts(tmp_path: Path) -> None:
-    counts = iter(range(1000))
-    with load(open_golden("llama-one-layer").model, max_kv_size=48, meter=app_meter(lambda: next(counts))) as session:
-        session.generate(np.arange(8), max_tokens=4, ignore_eos=True)
-        assert (session.report.energy.source, session.report.energy.kind) == ("app", "counter")
-        assert session.report.energy.joules >= 2
-
-
 def edge(*arguments: str, root: Path) -> subprocess.CompletedProcess[str]:
     import os
 
@@ -310,13 +252,6 @@ def test_ending_budget_is_named(tmp_path: Path, tight: dict[str, str], reason: s
     tightened = {"--time": " of 2 s", "--energy": " of 1 mJ", "--max-temp": " °C of 40 °C"}
     for budget, said in shown.items():
         assert (tightened[budget] if budget in tight else said) in done.stderr
-
-
-def test_budget_of_environment_is_no_switch_of_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGE_ENERGY", "30J")
-    flags = ("bench", str(GOLDEN / "llama-gqa-tied.gguf"), "-p", "4", "-n", "4", "-r", "1", "--backend", "reference")
-    plain, asked = edge(*flags, "--json", root=tmp_path), edge(*flags, "--json", "--energy", root=tmp_path)
-    assert ["J/token" in json.loads(done.stdout)[0] for done in (plain, asked)] == [False, True]
 
 
 def test_sensors_are_listed_of_folder(tmp_path: Path) -> None:

@@ -57,11 +57,6 @@ def test_board_tells_chip(tmp_path: Path, chip: str, numbers: tuple[int | None, 
     assert board(tmp_path) == "A Board"
 
 
-def test_without_nodes_there_is_no_npu(tmp_path: Path) -> None:
-    root = tree(tmp_path, **{"dev__fastrpc-adsp": "", "sys__class__accel__note": ""})  # that one is for sound
-    assert (seen_npus(root), host_npus(root), board(root)) == ([], [], "")
-
-
 @linux
 def test_command_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = {"dev__fastrpc-cdsp-secure": "", "sys__class__accel__accel0__device__uevent": "DRIVER=amdxdna\nodd\n"}
@@ -93,13 +88,6 @@ def test_profile_of_this_device_has_its_npu(tmp_path: Path, monkeypatch: pytest.
     assert found.value("npu_f16_flops") == 12.03e12
     assert found.value("npu_watts") is None  # another device draws something else
     assert read_profile(tmp_path / "host.toml").npu == host.npu
-
-
-def test_figures_of_npu_are_shown_with_their_sources() -> None:
-    shown = " ".join(run.invoke(app, ["devices", "show", "galaxy-s24"]).output.split())
-    assert "NPU, float16 arithmetic | 12 Top/s | measured" in shown
-    shown = " ".join(run.invoke(app, ["devices", "show", "iphone-16"]).output.split())
-    assert "ONNX Runtime does not run on it: edge convert --to coreml" in shown
 
 
 def test_model_is_inspected_for_device() -> None:

@@ -252,21 +252,6 @@ def test_held_files_are_not_swept(place: Path, monkeypatch: pytest.MonkeyPatch) 
         assert entry.exists()
 
 
-def test_who_sweeps_first_is_no_trouble(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between making a temporary file and holding it, another process may take it for left over."""
-    opened, open_ = list[Path](), output._open
-
-    def swept_first(path: Path) -> int | None:
-        opened.append(path)
-        if len(opened) == 1:
-            path.unlink()
-        return open_(path)
-
-    monkeypatch.setattr(output, "_open", swept_first)
-    with new_file(place / "a") as made:
-        assert (len(opened), made.exists()) == (2, True)
-
-
 def test_file_is_held_by_one(place: Path) -> None:
     (place / "a").touch()
     with held(place / "a") as first, held(place / "a") as second:
@@ -319,11 +304,3 @@ def test_file_for_folder_is_refused(place: Path, write: Callable[[Path], object]
     with pytest.raises(InputError, match="file is no folder"):
         write(place / "file" / "x")
     assert names(place) == ["file"]
-
-
-def test_too_long_name_is_refused_at_once(place: Path) -> None:
-    """One that is as long as it may be is not, though it is written under another name."""
-    with pytest.raises(InputError, match=r"cannot be written \(File name too long\)"):
-        output.check_writable(place / ("b" * 256))
-    write_whole(place / ("b" * 255), "x")
-    assert names(place) == ["b" * 255]

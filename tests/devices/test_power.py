@@ -14,14 +14,11 @@ from hypothesis import strategies as st
 from test_devices import write
 
 from edge.devices.power import app_meter, battery, find_meter, ina, measure_card, nvml, pmic, rapl, sensors
-from edge.devices.power.app import AppCounter
 from edge.devices.power.base import Reading, Unavailable
-from edge.devices.power.estimate import Estimate, gpu_work
+from edge.devices.power.estimate import Estimate
 from edge.devices.power.guarded import Guarded
 from edge.devices.power.integrate import Integrated
 from edge.devices.profiles.profile import Power
-from edge.devices.thermal import held_back, read_celsius, zones
-from edge.errors import InputError
 
 RANGE = 262_143_328_850
 PMIC = """      3V7_WL_SW_A current(0)=0.10000000A
@@ -251,18 +248,6 @@ def test_estimate_adds_work_time_and_traffic() -> None:
     assert (reading.kind, reading.samples, reading.watts) == ("estimate", 0, pytest.approx(2.9))
 
 
-def test_gpus_work_costs_as_that_of_all_cores() -> None:
-    """Of which the process has seen a part."""
-    clock, busy = Clock(), Clock()
-    meter = Estimate(Power(core_watts=3.0, profile="x"))
-    for seconds, cpu in ((10.0, 4.0), (1.0, 8.0)):  # then a driver that computes on all cores
-        before = meter.read().joules
-        with gpu_work(4, clock, busy):
-            clock.now, busy.now = clock.now + seconds, busy.now + cpu
-        own = 3 * max(0.0, 4 * seconds - cpu)
-        assert meter.read().joules - before == pytest.approx(own, abs=0.5)  # and the process's own work meanwhile
-
-
 # Which is used
 
 
@@ -296,26 +281,6 @@ def test_sensor_that_vanishes_is_continued_by_estimate(tmp_path: Path) -> None:
     assert meter.read().joules < 10
 
 
-def test_counter_of_an_app() -> None:
-    shown: list[object] = [10.0]
-    meter = AppCounter(lambda: shown[-1])
-    shown.append(12.5)
-    assert meter.read().joules == pytest.approx(2.5)
-    shown.clear()
-    with pytest.raises(Unavailable, match="app"):
-        meter.read()
-    for then in (9.0, float("nan"), float("inf"), "many", None):
-        shown[:] = [10.0, then]
-        meter = app_meter(lambda: shown.pop(0))
-        assert (meter.read().kind, meter.read().joules) == ("estimate", pytest.approx(0, abs=1))
-        with pytest.raises(InputError, match="joules"):
-            app_meter(lambda then=then: then if isinstance(then, str) else float("nan"))
-    shown[:] = [10.0, 12.5]
-    meter = app_meter(lambda: shown.pop(0))
-    meter.add_bytes(1e6)
-    assert (meter.read().joules, meter.read().kind) == (pytest.approx(2.5), "estimate")
-
-
 def test_counter_that_stands_still_while_work_is_done(tmp_path: Path) -> None:
     now, busy = [0.0], [0.0]
     estimate = Estimate(Power(core_watts=2.0, profile="a test"), lambda: busy[0], lambda: now[0])
@@ -333,25 +298,3 @@ def test_counter_that_stands_still_while_work_is_done(tmp_path: Path) -> None:
 
 
 # Heat
-
-
-def test_zones_of_processor_come_first(tmp_path: Path) -> None:
-    for number, (kind, millidegrees) in enumerate([("battery", 30_000), ("cpu-thermal", 61_500), ("odd", 900_000)]):
-        write(tmp_path, f"sys/class/thermal/thermal_zone{number}/type", f"{kind}\n")
-        write(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", f"{millidegrees}\n")
-    write(tmp_path, "sys/class/thermal/thermal_zone1/trip_point_0_type", "passive\n")
-    write(tmp_path, "sys/class/thermal/thermal_zone1/trip_point_0_temp", "85000\n")
-    write(tmp_path, "sys/class/thermal/thermal_zone1/trip_point_1_type", "critical\n")
-    write(tmp_path, "sys/class/thermal/thermal_zone1/trip_point_1_temp", "110000\n")
-    first, second = zones(tmp_path)  # 900 °C is no temperature of a device
-    assert (first.name, first.celsius, first.trip) == ("cpu-thermal", 61.5, 85.0)
-    assert (second.name, second.trip) == ("battery", None)
-    first.path.unlink()
-    assert read_celsius(first.path) is None
-
-
-def test_clock_that_is_held_back(tmp_path: Path) -> None:
-    assert held_back(tmp_path) is None
-    write(tmp_path, "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq", "1200000\n")
-    write(tmp_path, "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "2400000\n")
-    assert held_back(tmp_path) == 0.5

@@ -15,7 +15,7 @@ from small_models import Small, write_small
 from test_devices import write
 
 from edge.devices.memory.pressure import Pressure, read_pressure
-from edge.errors import BudgetError, InputError, ShortMemoryError
+from edge.errors import ShortMemoryError
 from edge.prompt_cache.cache import PromptCache
 from edge.run.budgets.governor import MemoryReading, RunLimits, Sample, State, decide
 from edge.run.reporting import check_memory
@@ -96,13 +96,6 @@ def test_memory_given_back_under_limits() -> None:
         assert given_back(readings) == [each if each < 0 else each * MIB for each in gave]
 
 
-def test_pressure_gives_halves_ten_seconds_apart() -> None:
-    pressed = replace(CALM, stalled=25.0)
-    gave = given_back([pressed] * 60)  # 30 s
-    assert [each for each in gave if each] == [50 * MIB, 25 * MIB, 12.5 * MIB]
-    assert [number for number, each in enumerate(gave) if each] == [0, 20, 40]
-
-
 def test_spikes_of_pressure_and_pressure_alone() -> None:
     spike = [replace(CALM, stalled=share) for share in (0, 3, 30, 25, 18, 12, 9, 6, 3, 1, 0, 0)]
     assert [each for each in given_back(spike) if each] == [50 * MIB]
@@ -175,18 +168,6 @@ def test_falling_limit_shrinks_cache_and_continues(tree: Path, policy: str) -> N
         assert session.report.kv.capacity == 256
 
 
-def test_shrunk_cache_answers_as_a_small_one() -> None:
-    tokens = some_tokens(150)
-    with golden_session() as shrunk, golden_session(rows=256) as small:
-        shrunk.trim(1.0)
-        assert shrunk.engine.kv.capacity == 256
-        for prompt in (tokens, some_tokens(700)):
-            assert shrunk.generate(prompt, max_tokens=200, ignore_eos=True) == small.generate(
-                prompt, max_tokens=200, ignore_eos=True
-            )
-        assert shrunk.report.kv == small.report.kv
-
-
 def test_pressure_halves_what_can_be_spared(tree: Path) -> None:
     write(tree, "proc/pressure/memory", psi(40))
     with golden_session() as session:
@@ -211,19 +192,6 @@ def test_falling_limit_within_a_long_prompt(tree: Path) -> None:
         assert (report.stop_reason, report.tokens.generated) == ("length", 20)
         assert [each.action for each in report.actions] == ["chunk", "shrink"]
         assert report.kv.rows <= report.kv.capacity == 256
-
-
-def test_full_policy_frees_rows_then_ends(tree: Path) -> None:
-    with golden_session("full") as session:
-        write(tree, "sys/fs/cgroup/memory.max", "1000")
-        with pytest.raises(
-            BudgetError, match=r"^stopped in the prompt \(\d+ of 300 tokens\): no answer; memory is short"
-        ):
-            session.generate(some_tokens(300), max_tokens=100, ignore_eos=True)
-        report = session.report
-    assert report.stop_reason == "memory"
-    assert report.text == ""
-    assert any(each.action == "shrink" for each in report.actions)
 
 
 def test_nearly_killed_process_answers_what_it_can(tree: Path) -> None:
@@ -302,37 +270,6 @@ def test_trim_from_another_thread_while_answer_is_generated() -> None:
         thread.join()
         assert session.report.tokens.generated == 400
         assert session.engine.kv.capacity == 256
-
-
-def test_trim_inside_step_waits_for_next_token() -> None:
-    """As a signal handler would call it."""
-    with golden_session() as session:
-
-        def in_the_middle(done: int, total: int) -> None:
-            if done < total:
-                session.trim(1.0)
-                assert done == 32 or session.engine.kv.capacity == 256
-
-        for level in (-0.1, 1.1, float("nan")):
-            with pytest.raises(InputError, match="from 0 to 1"):
-                session.trim(level)
-        session.generate(some_tokens(100), max_tokens=3, ignore_eos=True, on_prefill=in_the_middle)
-        assert session.report.kv.capacity == 256
-
-
-def test_terminated_session_stops_and_stores_its_prompt(tmp_path: Path) -> None:
-    with golden_session(prompt_cache=tmp_path) as session:
-        pieces = session.stream(some_tokens(100, 5), max_tokens=50, ignore_eos=True)
-        next(pieces)
-        session.terminate()
-        list(pieces)
-        assert session.report.stop_reason == "terminated"
-        assert session.report.tokens.generated == 1
-        assert session.generate(some_tokens(10)) == ""
-        assert session.report.stop_reason == "terminated"
-    with golden_session(prompt_cache=tmp_path) as session:
-        session.generate(some_tokens(100, 5), max_tokens=1)
-        assert session.report.tokens.reused == 99
 
 
 _FALL = """

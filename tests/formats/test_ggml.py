@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine, run_child
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
 from edge.backends import engine_named
-from edge.converters.calibrate import OWN_TEXT, calibration_tokens, column_importance
+from edge.converters.calibrate import column_importance
 from edge.converters.ggml import FTYPES, quantize_with_llamacpp
 from edge.converters.plain import write_plain
 from edge.converters.quantizers.ggml_rows import quantize_rows
@@ -172,42 +169,12 @@ def test_calibration_text_serves_types_that_need_it(
     assert any(each.type in (kind, kind.removesuffix("_S")) for each in planned)
 
 
-def test_what_counts_more_is_rounded_more_exactly(
-    floats: Path, importance: dict[str, FloatArray], tmp_path: Path
-) -> None:
-    file = read_gguf(floats)
-
-    def error(weights: dict[str, FloatArray]) -> float:
-        quantize_with_llamacpp(floats, tmp_path / "q2.gguf", "Q2_K", pure=True, importance=weights)
-        written, total = read_gguf(tmp_path / "q2.gguf"), 0.0
-        for name, each in importance.items():
-            info = file.tensors[name]
-            values = file.tensor_bytes(info).view(np.float32).reshape(info.shape[::-1])
-            rows = written.tensor_bytes(written.tensors[name]).reshape(len(values), -1)
-            rounded = dequantize(rows, GGMLQuantizationType[written.tensors[name].type])
-            total += float((np.square(values - rounded) * each).sum() / (np.square(values) * each).sum())
-        return total
-
-    assert error(importance) < error({name: np.ones_like(each) for name, each in importance.items()})
-
-
 def test_quantize_takes_calibration_text(floats: Path, text: Path, tmp_path: Path) -> None:
     target = tmp_path / "small.gguf"
     given = ("--calibration", str(text), "--calibration-tokens", "256")
     said = edge_json("quantize", str(floats), str(target), "iq2_xxs", *given, "--json")
     assert "IQ2_XXS" in {each["type"] for each in said["tensors"]}
     assert open_model(target).spec.layers == SHAPE.layers
-
-
-def test_importance_comes_from_edges_own_text(floats: Path, tmp_path: Path) -> None:
-    model, few = open_model(floats), ("--calibration-tokens", "256", "--no-eval")
-    tokens = calibration_tokens(model.tokenizer, [OWN_TEXT], 256)
-    importance = column_importance(model.file, model.spec, tokens)
-    for kind, flags in (("iq2_xxs", ()), ("q4_k_m", ("--importance",))):
-        said = edge_json("quantize", str(floats), str(tmp_path / f"{kind}.gguf"), kind, *flags, *few, "--json")
-        assert said["written"]
-        quantize_with_llamacpp(floats, tmp_path / "theirs.gguf", kind, importance=importance)
-        assert (tmp_path / f"{kind}.gguf").read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
 
 
 def test_unblocked_rows_and_growth_are_reported(tmp_path: Path) -> None:
@@ -255,35 +222,10 @@ def test_mixtures_and_hybrids_keep_what_counts(name: str, kind: str, types: dict
     engine_named("cpu").check_supported(model.file, model.spec)
 
 
-def test_full_disk_leaves_nothing(floats: Path, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk."""
-    folder = tmp_path / "out"
-    folder.mkdir()
-    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (99999, 99999))\n"
-    code += "from edge.cli import main; sys.argv[1:1] = []; main()"
-    command = [sys.executable, "-c", code, "quantize", str(floats), str(folder / "out.gguf"), "q6_k"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "cannot be written" in done.stderr
-    assert not list(folder.iterdir())
-
-
 def test_without_llama_cpp_extra_is_named(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.converters.ggml.is_installed", lambda: False)
     with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[llamacpp\]'"):
         quantize_with_llamacpp(floats, tmp_path / "out.gguf", "Q4_K_M")
-
-
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    def spoil(weights: dict[str, np.ndarray]) -> None:
-        weights["blk.0.ffn_up"][3, 5] = np.nan
-
-    path = write_small(tmp_path / "nan.gguf", Small(), spoil)
-    for kind, says in (("q4_0", "blk.0.ffn_up.weight has weights that are no finite numbers"), ("q4_k_m", "llama.cpp")):
-        done = edge("quantize", str(path), str(tmp_path / "out.gguf"), kind, "--pure")
-        assert done.returncode == 2
-        assert says in done.stderr
-        assert not (tmp_path / "out.gguf").exists()
 
 
 def test_one_tensor_is_in_memory_at_time(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from edge.errors import InputError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf
-from edge.types import AnyArray
 
 VALUES = st.one_of(
     st.booleans(),
@@ -50,19 +48,6 @@ def test_another_reader_finds_same_fields(fields: dict[str, object], tmp_path_fa
     for name, value in fields.items():
         said = found[name].contents()
         assert list(said) == list(value) if isinstance(value, list | np.ndarray) else said == value
-
-
-def test_failure_leaves_nothing(tmp_path: Path) -> None:
-    def data() -> Iterator[AnyArray]:
-        yield np.zeros(32, np.float32)
-        raise OSError(28, "No space left on device")
-
-    planned = [Planned("a", (32,), "F32"), Planned("b", (32,), "F32")]
-    (tmp_path / "model.gguf").write_bytes(b"old")
-    with pytest.raises(InputError, match="No space left"):
-        write_gguf(tmp_path / "model.gguf", {}, planned, data())
-    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
-    assert (tmp_path / "model.gguf").read_bytes() == b"old"
 
 
 def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:

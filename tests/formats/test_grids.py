@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from edge.converters.quantizers.hqq import hqq
 from edge.converters.quantizers.rtn import fit_scales, nearest
 from edge.formats import nf4
-from edge.formats.blocks import BLOCK, GRIDS, Grid, QuantizedMatrix, dequantize, half, nbytes, unpack, zero_scale
+from edge.formats.blocks import BLOCK, GRIDS, Grid, QuantizedMatrix, dequantize, half, nbytes, unpack
 from edge.types import FloatArray
 
 KINDS = sorted(GRIDS)
@@ -59,15 +59,6 @@ def test_codes_are_nearest_levels(kind: str) -> None:
     np.testing.assert_allclose(np.abs(values - found), best, atol=1e-5)
 
 
-@given(hnp.arrays(np.float32, 5, elements=st.floats(2**-10, 2**10, width=32)), st.sampled_from(MINIMA))
-def test_multiples_of_zero_scale_are_halves(scales: FloatArray, kind: str) -> None:
-    count = len(GRIDS[kind].levels)
-    kept = zero_scale(scales, count)
-    assert np.abs(kept / scales - 1).max() < 0.02
-    for zero in range(count):
-        assert np.array_equal(half(kept * np.float32(zero)), kept * np.float32(zero))
-
-
 @pytest.mark.parametrize("kind", MINIMA)
 @pytest.mark.parametrize("group_size", [32, 128])
 def test_zero_is_value_of_every_block(kind: str, group_size: int) -> None:
@@ -98,15 +89,6 @@ def test_searched_scales_beat_extremes(kind: str) -> None:
     losses = [((weight - each.values) ** 2 * cost).sum() for each in (searched, plain)]
     assert losses[0] <= losses[1]
     assert losses[0] < 0.97 * losses[1] or kind == "Q8_0"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_blocks_of_zeros_stay_zero(kind: str) -> None:
-    weight = normal(2, 96)
-    weight[:, 32:64] = 0
-    for quantized in (nearest(weight, GRIDS[kind], np.ones(96)), hqq(weight, GRIDS[kind])):
-        assert not quantized.values[:, 32:64].any()
-        assert np.isfinite(dequantize(quantized.data, kind)).all()
 
 
 def test_hqq_lowers_error_that_it_measures() -> None:

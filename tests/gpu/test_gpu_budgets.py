@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -12,19 +11,16 @@ import pytest
 from conftest import GOLDEN, exhaustive, run_child
 from lora_files import write_adapter
 
-from edge.backends import find_backend
 from edge.backends.counts import GPUMemory
 from edge.backends.tvm.gpu import GPU
 from edge.backends.tvm.gpu.hosts import PORTABLE, Adapter, host_named, opencl
 from edge.backends.tvm.gpu.hosts.binaries import keep_binary
 from edge.backends.tvm.gpu.program import Kernel
 from edge.devices.memory import MemoryLimit, MemoryUse
-from edge.errors import BudgetError, UnsupportedError
-from edge.model.lora import size_of
-from edge.model.lora_file import parse_lora
+from edge.errors import BudgetError
 from edge.model.model import open_model
 from edge.options import Options
-from edge.plan.plan import Plan, make_plan, plan_with_lora
+from edge.plan.plan import Plan, make_plan
 from edge.run.starting.loading import load
 
 MIB = 1 << 20
@@ -102,26 +98,6 @@ def test_models_that_are_too_large_are_refused(gpu: GPUMemory, options: dict[str
         less = f"{int(smallest.removesuffix('MiB')) - 1}MiB"
         with pytest.raises(BudgetError):
             plan_on(gpu, gpu_memory=less)
-
-
-def test_adapters_count_on_the_gpu(tmp_path: Path) -> None:
-    """Also those for which a session is loaded again."""
-    files = parse_lora(write_adapter(tmp_path / "a.gguf", SMOLLM2, 16, only=("attn_q",)))
-    card = GPUMemory("card", unified=False, free=2048 * MIB)
-    without, made = plan_on(card), plan_on(card, lora=files)
-    assert made.bytes.lora > 5 * MIB
-    assert made.bytes.gpu - without.bytes.gpu >= made.bytes.lora
-    later = plan_with_lora(without, SMOLLM2.spec, GPU(), size_of(files))
-    assert later.bytes.gpu == made.bytes.gpu
-    tight = replace(without, gpu_limit=without.bytes.gpu, gpu_limit_source="budget")
-    with pytest.raises(BudgetError, match=r"with this adapter .* the --gpu-memory limit is .* load it with the model"):
-        plan_with_lora(tight, SMOLLM2.spec, GPU(), size_of(files))
-
-
-def test_other_engines_have_nothing_on_a_gpu() -> None:
-    reference = find_backend("reference", SMOLLM2.file, SMOLLM2.spec)
-    with pytest.raises(UnsupportedError, match="--gpu-memory is for the gpu engine, not for reference"):
-        make_plan(SMOLLM2.spec, reference, Options.parse(backend="reference", gpu_memory="1GiB"))
 
 
 @pytest.mark.usefixtures("wgpu")

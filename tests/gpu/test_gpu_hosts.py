@@ -21,7 +21,6 @@ from edge.backends.tvm.gpu.hosts import Adapter, Device, Limits, choose_adapter,
 from edge.backends.tvm.gpu.hosts.binaries import keep_binary
 from edge.backends.tvm.gpu.hosts.wgpu import WGPUDevice
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
-from edge.devices.power import nvml
 from edge.devices.profiles import describe_host
 from edge.devices.profiles.file import read_profile, write_profile
 from edge.errors import EngineError, UnsupportedError
@@ -201,21 +200,6 @@ def test_what_fails_says_so_in_one_line(device: Device) -> None:
     assert device.allocated == 0
 
 
-def test_reading_is_measured_by_adding_up_words(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, groups = bandwidth.sum_kernel(device.adapter.language), 3
-    device.prepare({kernel.name: kernel})
-    words = np.random.default_rng(0).integers(0, 1 << 32, groups << 15, np.uint32)
-    buffers = {"words": device.create(words.nbytes), "sums": device.create(groups * 1024)}
-    device.write(buffers["words"], 0, words)
-    device.run(device.record([bandwidth.sum_words("words", groups)], buffers))
-    sums = device.read(buffers["sums"], 0, groups * 1024).view(np.uint32)
-    assert np.array_equal(sums, words.reshape(groups, 32, 256, 4).sum((1, 3), dtype=np.uint32).ravel())
-    monkeypatch.setattr(bandwidth, "_BUFFER", 1 << 22)
-    parts = list[float]()
-    assert 1e7 < bandwidth.measure_bandwidth(device.adapter, 0.05, parts.append) < 1e13
-    assert parts[-1] == 1
-
-
 def test_probed_gpu_is_part_of_the_profile(adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "_BUFFER", 1 << 22)
     monkeypatch.setattr(ceilings, "probe_profile", lambda *_: describe_host())
@@ -323,20 +307,6 @@ def test_wgpu_may_be_interrupted_while_it_waits(
     assert capfd.readouterr().err == ""
 
 
-def test_wgpu_divides_long_runs(wgpu: WGPUDevice) -> None:
-    counts = wgpu.create(16)
-    dispatch = Dispatch("edge_next", (Slice("c"),), (2,), (1, 1), "attention")
-    recording = wgpu.record([dispatch] * 3, {"c": counts})
-    wgpu.work_per_submit = 4
-    for tokens in (1, 2, 9):  # 4, 2 and 1 dispatches in a submit
-        wgpu.write(counts, 0, np.ones(4, np.int32))
-        wgpu.run(recording, tokens, times=3)
-        assert wgpu.read(counts, 0, 16).view(np.int32).tolist() == [512, 1023, 1534, 2045]
-        assert len(wgpu.time(recording, tokens)) == 3
-    wgpu.adapter = replace(wgpu.adapter, features=frozenset())
-    assert all(0 < each < 5 for each in wgpu.time(recording))
-
-
 _CHILD = """
 import resource, sys
 import numpy as np
@@ -432,14 +402,6 @@ def test_nvrtcs_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert cuda._compiled("edge_next", source, "sm_90") == code
 
 
-def test_cuda_architecture_is_the_newest_known() -> None:
-    cuda = nvrtc()
-    assert cuda.architecture_for(9, 0) == "sm_90"
-    assert cuda.architecture_for(99, 9).startswith("compute_")
-    with pytest.raises(EngineError, match=r"this GPU has 3\.5"):
-        cuda.architecture_for(3, 5)
-
-
 NAMES = [
     ("cuda", "NVIDIA GeForce RTX 3080", "discrete"), ("wgpu", "Intel UHD", "integrated"), ("opencl", "pthread", "cpu"),
 ]  # fmt: skip
@@ -492,9 +454,3 @@ def test_what_is_no_gpu_is_not_chosen_unasked(monkeypatch: pytest.MonkeyPatch) -
     pretend(monkeypatch, [])
     with pytest.raises(UnsupportedError, match="found: no driver for cuda; no driver for wgpu; no driver for opencl"):
         choose_adapter()
-
-
-def test_only_nvidias_cards_have_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, NAMES)
-    cards = [hosts.card_of(replace(each, bus="0000:01:00.0")) for each in hosts.all_adapters()]
-    assert cards == [nvml.Card("NVIDIA GeForce RTX 3080", "0000:01:00.0"), None, None]

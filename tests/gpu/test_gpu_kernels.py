@@ -408,15 +408,6 @@ def test_activations(device: Device, activation: str, gated: bool) -> None:
     both(device, product, arrays | {"expected": whole})
 
 
-def test_results_are_scaled_and_added(device: Device) -> None:
-    packed, tokens = Packed(), 3
-    product = Product("edge_added", (Factor(packed.matrix("Q4_1", 13, 96)),), Epilogue("add", 32, scale=0.4))
-    x, out = normal(tokens, 96), normal(tokens, 32)
-    expected = out.copy()
-    expected[:, :13] += 0.4 * x @ packed.expected[0].T
-    both(device, product, {"out": out, "x": x, "w": packed.words, "expected": expected})
-
-
 def test_logits_of_the_last_tokens(device: Device) -> None:
     """By a step of the last one, and of several in a chunk; soft caps bend them, and pieces have their places."""
     packed, rest, tokens, wanted = Packed(), Packed(), 5, 2

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from conftest import GOLDEN, open_golden, run_child
 
@@ -28,7 +27,7 @@ from edge.plan.engines import Pace, Race, find_race, keep_race, plan_here
 from edge.plan.plan import make_plan
 from edge.run.history import Phase, Run, Setting
 from edge.run.starting.loading import load
-from edge.run.starting.race import lap, race
+from edge.run.starting.race import race
 
 PATH = GOLDEN / "llama-gqa-tied.gguf"
 
@@ -149,16 +148,6 @@ def test_engines_are_loaded_together_only_if_both_fit(together: bool, caplog: py
     paces = race(model.file, model.spec, [(backend, plan), (failing, plan)])
     assert paces[0].seconds < paces[1].seconds == float("inf")
     assert "broken takes no part in the choice of an engine: the GPU was lost" in caplog.text
-
-
-def test_engine_that_gives_nan_fails() -> None:
-    golden = open_golden("llama-gqa-tied").model
-    plan = make_plan(golden.spec, engine_named("reference"), Options(max_kv_size=64))
-    engine = engine_named("reference").load(golden.file, golden.spec, plan.config)
-    forward = engine.forward
-    cast(Any, engine).forward = lambda tokens: forward(tokens) * np.nan
-    with pytest.raises(EngineError, match="NaN"):
-        lap(engine)
 
 
 def test_no_driver_is_loaded_without_a_gpu(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts.cuda import compile_source
 from edge.backends.tvm.gpu.kernels import tensor_steps
 from edge.backends.tvm.gpu.kernels.norms import Norm
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual
+from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product
 from edge.backends.tvm.gpu.kernels.steps import step
 from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
@@ -107,30 +107,6 @@ def test_steps_go_through_tensor_cores(
     found = run(device, built, {"out": zeros(1, at), "x": x, "w": packed.words})
     expected = normed(x, "rms", weight, 0.0) @ np.concatenate(packed.expected[: len(kinds)]).T
     np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
-
-
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-def test_steps_of_pairs_add_a_residual(device: Emulator, kind: str) -> None:
-    """Two tiles of each warp, of matrices whose types differ."""
-    packed, rows, columns = Packed(), 40, 256
-    gate, up = packed.matrix("Q8_0", rows, columns), packed.matrix("Q5_1", rows, columns)
-    weight, bias = normal(columns, seed=1), normal(columns, seed=2) * (kind == "layer")
-    vectors = packed.vector(weight), packed.vector(bias) if kind == "layer" else None
-    norm, start = Norm(kind, *vectors, columns, EPSILON), packed.vector(normal(rows, seed=5))
-    x, raw = normal(1, columns, seed=3), normal(1, columns, seed=4)
-    sums = x + 0.5 * normed(raw, kind, weight, bias)
-    one, other = (normed(sums, kind, weight, bias) @ packed.expected[number].T for number in range(2))
-    one = one + normal(rows, seed=5)
-    product = Product(
-        "edge_active", (Factor(gate, start), Factor(up)), Epilogue("activate", 64, activation="silu"), norm,
-        residual=Residual(norm, 0.5),
-    )  # fmt: skip
-    built = step(product, replace(STEPS, rows=4, split=8, workgroup=64))
-    assert built.groups == (2, 1)
-    arrays = {"out": zeros(1, 64), "x": x, "raw": raw, "sums": zeros(1, columns), "w": packed.words}
-    found = run(device, built, arrays)[:, :rows]
-    np.testing.assert_allclose(found, one / (1 + np.exp(-one)) * other, rtol=1e-5, atol=CLOSE)
-    np.testing.assert_allclose(run(device, built, arrays, read="sums"), sums, rtol=0, atol=1e-5)
 
 
 @pytest.mark.skipif(not find_spec("cuda"), reason="no cuda-bindings")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,14 +27,12 @@ from edge.backends.onnx.session import open_session
 from edge.cli.commands import app
 from edge.converters.npu import NpuTarget, check_target, compile_npu
 from edge.devices.profiles import find_profile
-from edge.devices.profiles.profile import Figure
-from edge.errors import EdgeError, EngineError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
+from edge.errors import EdgeError, EngineError, InputError, MissingExtraError, ModelFormatError
 from edge.formats.compiled import StaticForm
 from edge.formats.onnx_folder import WEIGHTS
 from edge.kv import KVView, make_policy
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_network
-from edge.plan.npu import npu_use
 from edge.types import FloatArray, IntArray
 
 pytest.importorskip("onnxruntime_qnn")
@@ -295,19 +290,6 @@ def test_chip_that_the_compiler_does_not_know(small: Small, monkeypatch: pytest.
             small.compile("galaxy-s24")
 
 
-def test_context_larger_than_the_chip_addresses(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The estimate before compiling says how many shards; what the compiler made is measured."""
-    profile = find_profile("galaxy-s24")
-    found = replace(profile, figures=profile.figures | {"npu_context": Figure(1e3, "assumed", "test")})
-    monkeypatch.setattr("edge.converters.npu.find_profile", lambda name: found)
-    with pytest.raises(UnsupportedError, match="larger than a context of"):
-        small.compile("galaxy-s24")
-    use = replace(npu_use(small.model.file, small.model.spec, profile), reasons=())  # an estimate that was too small
-    monkeypatch.setattr("edge.converters.npu.npu_use", lambda *_: use)
-    with pytest.raises(UnsupportedError, match="lower --max-kv-size 32"):
-        small.compile("galaxy-s24")
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -364,13 +346,3 @@ def test_nothing_runs_on_the_cpu_unseen(small: Small) -> None:
     missing = Provider("tensorrt", "TensorrtExecutionProvider")
     with pytest.warns(UserWarning, match="not in available"), pytest.raises(EngineError, match="--provider tensorrt"):
         open_session(small.step(), small.files.folder, missing, 1)
-
-
-def test_standard_output_has_the_answer_alone(folder: Path) -> None:
-    """QNN's emulator would write a line of its own there."""
-    done = subprocess.run(
-        [sys.executable, "-m", "edge", "run", str(folder), "--provider", "qnn", "-p", "hi", "-n", "2", "--json"],
-        capture_output=True, text=True, check=True, timeout=240,
-    )  # fmt: skip
-    assert json.loads(done.stdout)["plan"]["config"]["emulated"] is True
-    assert re.search(r"no NPU here: --provider qnn emulates one, where a token takes about [\d.]+ s", done.stderr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from conftest import GOLDEN
 from small_models import Small, write_small
 from typer.testing import CliRunner
 
-from edge.backends.onnx.graph import layout
-from edge.backends.onnx.graph.forms import NormalFloats
-from edge.backends.onnx.npu.form import CHUNK, ROWS, graph_bytes
+from edge.backends.onnx.npu.form import CHUNK, ROWS
 from edge.cli.commands import app
 from edge.devices.profiles import HOST, find_profile
 from edge.devices.profiles.profile import Figure, Npu
@@ -119,19 +116,6 @@ def test_contexts_serve_the_chip_that_they_were_made_for(tmp_path: Path) -> None
     assert npu_use(file, spec, unnumbered).reasons == ()  # nothing is known that contradicts
 
 
-def test_other_forms_of_weights_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
-    monkeypatch.setattr(layout, "make_layout", partial(layout.make_layout, method=layout.Method("nf4", NormalFloats())))
-    assert npu_use(file, spec, S24).reasons[0].startswith("150 of its 150 matrices are neither floats nor blocks")
-
-
-def test_floats_can_be_compiled(tmp_path: Path) -> None:
-    file, spec = outlined(tmp_path, "smollm2:135m", "F16")
-    use = npu_use(file, spec, S24)
-    assert use.reasons == ()
-    assert use.context == pytest.approx(2 * spec.parameters + graph_bytes(spec), rel=0.01)
-
-
 # Predictions
 
 
@@ -180,12 +164,6 @@ def test_unknown_figures_leave_speeds_unknown(tmp_path: Path) -> None:
     assert found.decode
     assert "multiplies is unknown" in found.unknown[0]
     assert "npu_watts of galaxy-s24 is unknown" in found.unknown[1]
-
-
-def test_rate_of_bytes_says_something_of_floats() -> None:
-    assert find_profile("snapdragon-x-elite").npu_flops == pytest.approx(45e12 / 4)
-    assert S24.npu_flops == 12.03e12
-    assert replace(S24, figures={}).npu_flops is None
 
 
 @pytest.mark.parametrize(
@@ -240,13 +218,6 @@ def test_models_are_judged_for_an_npu() -> None:
     assert "does not run short convolutions" in (other.reason or "")
 
 
-def test_what_a_provider_makes_of_this_device_is_unknown() -> None:
-    found = json.loads(run.invoke(app, ["plan", MODEL, "--provider", "qnn", "--json"]).output)
-    assert found["backend"] == "onnx"
-    assert found["prediction"]["decode"] == []
-    assert found["prediction"]["unknown"][0].startswith("how fast --provider qnn is shows in its first runs")
-
-
 def test_local_plan_uses_the_local_npus_figures(tmp_path: Path) -> None:
     plan, spec = outlook(tmp_path).plan, outlined(tmp_path, "smollm2:135m", "Q4_0")[1]
     here = replace(S24, name=HOST, figures={k: v for k, v in S24.figures.items() if k != "npu_watts"})
@@ -254,8 +225,3 @@ def test_local_plan_uses_the_local_npus_figures(tmp_path: Path) -> None:
     assert found.decode[0].tok_s.source == "estimated from figures of its NPU"
     assert found.decode[0].joules is None
     assert found.unknown == ("no earlier run was metered by this device's sensor, so nothing is said of joules",)
-
-
-def test_npus_are_called_by_maker_and_instruction_set() -> None:
-    assert str(Npu("Qualcomm", "Hexagon", "x", arch="75")) == "Qualcomm Hexagon v75"
-    assert str(Npu("Apple", "Neural Engine", "x")) == "Apple Neural Engine"

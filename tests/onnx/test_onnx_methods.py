@@ -19,7 +19,6 @@ from edge.backends.onnx.graph.weights import write_weights
 from edge.converters.calibrate import Statistics, collect
 from edge.converters.onnx import planned_files, rounded_types, write_onnx
 from edge.converters.onnx_methods import METHODS, NEED_STATISTICS, find_method, planning_method
-from edge.converters.quantizers import llm_int8
 from edge.converters.quantizers.smoothquant import factors_of, smooth
 from edge.errors import InputError, ModelFormatError
 from edge.formats import nf4
@@ -98,15 +97,6 @@ def test_nf4_is_what_its_table_says(tmp_path: Path, engines: Engines) -> None:
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-3)
 
 
-def test_nf4_takes_the_nearest_level() -> None:
-    values = np.random.default_rng(1).standard_normal((5, 192)).astype(np.float32)
-    codes, scales = nf4.quantize(values)
-    distances = np.abs(nf4.LEVELS * np.repeat(scales, 64, axis=1)[..., None] - values[..., None])
-    np.testing.assert_allclose(np.abs(nf4.dequantize(codes, scales) - values), distances.min(axis=-1), atol=1e-6)
-    np.testing.assert_array_equal(nf4.unpack(nf4.pack(codes)), codes)
-    assert not nf4.dequantize(*nf4.quantize(np.zeros((2, 64), np.float32))).any()
-
-
 def test_smoothing_changes_nothing_but_sizes(tmp_path: Path) -> None:
     """Products stay the same when inputs are divided and columns multiplied."""
     model = small_model(tmp_path)
@@ -119,12 +109,6 @@ def test_smoothing_changes_nothing_but_sizes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(columns.reshape(2, 2, 32)[:, 0], rows.reshape(2, 32))
     np.testing.assert_array_equal(columns.reshape(2, 2, 32)[:, 1], rows.reshape(2, 32))
     np.testing.assert_array_equal(factors_of(np.array([0, 4, 4]), np.array([2, 0, 1]), 0.5), [1, 1, 2])
-
-
-def test_few_channels_are_outliers() -> None:
-    largest = np.array([1, 7, 2, 100, 6, *[0] * 95], np.float32)
-    assert llm_int8.outliers_of(largest) == (1, 3)
-    assert len(llm_int8.outliers_of(np.full(100, 9, np.float32))) == 10
 
 
 PLAIN = [(None, types) for types in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")]

@@ -14,12 +14,9 @@ from small_models import Small, write_small
 from test_cli import edge, edge_json
 
 from edge.backends import engine_named
-from edge.devices.profiles import find_profile
 from edge.model.model import Model, open_model
 from edge.options import Options
-from edge.plan.device import plan_for
 from edge.plan.kv_losses import LEAST_TOKENS, KVLoss, Losses, find_losses, remember_losses
-from edge.plan.plan import make_plan
 from edge.plan.resolve import MOST_KL, resolve
 from edge.storage import cache
 
@@ -101,19 +98,6 @@ def test_no_chosen_dtype_loses_more_than_is_allowed(kl: dict[str, float]) -> Non
     dtype, _ = chosen({name: KVLoss(each, 0.0, 4000) for name, each in kl.items()})
     assert dtype == "f16" or kl.get(dtype, 0.0) <= MOST_KL
     assert dtype in ("f16", "int8", *kl)  # int8 by rule
-
-
-def test_fitting_rows_stay_exact() -> None:
-    options = Options(kv_policy="auto", expected_tokens=400)
-    plan = make_plan(SMOLLM2.spec, NATIVE, options, losses={"int8": FAIR, "int4": FAIR})
-    assert (plan.kv_policy, plan.config.kv_dtype, plan.dtype_by) == ("streaming", "f16", "")
-
-
-def test_plans_for_other_devices_read_record(model: Model) -> None:
-    remember_losses(model.file, NATIVE, {"int8": POOR})
-    plan = plan_for(find_profile("raspberry-pi-5"), model.file, model.spec, AUTO)
-    assert plan.config.kv_dtype == "f16"
-    assert "measured on this model" in plan.dtype_by
 
 
 def test_eval_kv_follows_formula_and_serves_plans(tmp_path: Path) -> None:

@@ -133,12 +133,6 @@ def test_more_memory_never_gives_fewer_rows(request: Options, one: int, other: i
         assert less.config.capacity <= more.config.capacity
 
 
-def test_rows_are_given_up_last() -> None:
-    ample, tight = plan(memory=400 * MIB), plan(memory=320 * MIB)
-    assert (ample.config.capacity, ample.config.chunk) == (CONTEXT, 512)
-    assert (tight.config.capacity, tight.config.chunk < 512) == (plan(memory=326 * MIB).config.capacity, True)
-
-
 @pytest.mark.parametrize(
     ("expected", "rows"), [(1, 256), (256, 256), (257, 512), (3000, 3072), (CONTEXT, CONTEXT), (10 * CONTEXT, CONTEXT)]
 )
@@ -325,12 +319,6 @@ def test_options_resolve_once_and_stay_as_stated(sinks: int, keep: int | None) -
     assert (options.max_kv_size, options.kv_dtype) == (None, None)
     chosen = native_plan(options)
     assert (chosen.config.capacity, chosen.policy) == (run.rows, policy)
-
-
-def test_stated_threads_override_another_devices() -> None:
-    elsewhere, runs = MemoryLimit(1 << 30, "phone"), [Options(), Options(threads=2), Options(threads=0)]
-    plans = [make_plan(SMOLLM2.spec, NATIVE, each, elsewhere=elsewhere, threads=300) for each in runs]
-    assert [each.config.threads for each in plans] == [300, 2, 300]
 
 
 def test_policies_that_engine_cannot_show() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import open_golden
-from serving import HELLO, MODEL, chat, events_of, hub_of, served
+from serving import MODEL, chat, hub_of, served
 from starlette.testclient import TestClient
 
 from edge.run.starting.loading import load
@@ -61,29 +61,6 @@ def test_what_needs_session_alone_waits_for_others(client: TestClient) -> None:
     thread.join()
     assert results
     assert len(results[0]) == 3
-
-
-def test_choices_run_together(client: TestClient) -> None:
-    found = chat(client, n=3, temperature=1.0, seed=3, max_tokens=10)
-    assert len(found["choices"]) == 3
-    assert [each["message"]["content"] for each in found["choices"]] == [
-        chat(client, temperature=1.0, seed=3 + number, max_tokens=10)["choices"][0]["message"]["content"]
-        for number in range(3)
-    ]
-
-
-def test_tools_are_called(client: TestClient) -> None:
-    tool = {
-        "type": "function",
-        "function": {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
-    }
-    body = {
-        "tools": [tool], "tool_choice": "required", "max_tokens": 100, "ignore_eos": False,
-        "parallel_tool_calls": False,
-    }  # fmt: skip
-    assert chat(client, **body)["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "now"
-    chunks = events_of(client.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, **body}).text)
-    assert any("tool_calls" in each["choices"][0]["delta"] for each in chunks[:-1])
 
 
 def test_embeddings_match_session(client: TestClient) -> None:

@@ -90,14 +90,6 @@ def test_answers_without_limit_end_with_their_rows(policy: str) -> None:
         assert usage["edge"]["kv"]["rows"] <= capacity == 96
 
 
-def test_answers_have_their_least_tokens(client: TestClient) -> None:
-    bias = {str(token): 1000 for token in open_golden(MODEL).model.tokenizer.end_ids}
-    for least in (0, 5):
-        found = chat(client, logit_bias=bias, min_tokens=least, ignore_eos=False)
-        assert found["choices"][0]["finish_reason"] == "stop"
-        assert found["usage"]["completion_tokens"] == least
-
-
 def test_several_choices_have_seeds_of_their_own(client: TestClient) -> None:
     found = chat(client, n=3, temperature=1.5, seed=1)
     assert [each["index"] for each in found["choices"]] == [0, 1, 2]
@@ -213,23 +205,6 @@ def test_prompt_that_agrees_with_earlier_one_is_reused(client: TestClient) -> No
     assert prefix == {"reused": apart, "diverged_at": apart}
 
 
-def test_volatile_lines_do_not_destroy_prefix(client: TestClient) -> None:
-    def home(clock: str) -> list[dict[str, str]]:
-        system = f"You are a voice.\nCurrent time is {clock}. Today's date is 2026-11-24.\nLamps: {'kitchen, ' * 10}"
-        return [{"role": "system", "content": system}, *HELLO]
-
-    def code(number: int) -> list[dict[str, str]]:
-        system = f"x-anthropic-billing-header: cc_version=2.1; cch={number:05x};\nYou write code. {'Indeed. ' * 10}"
-        return [{"role": "system", "content": system}, *HELLO]
-
-    chat(client, home("10:00:00"))
-    found = chat(client, home("23:59:59"))["usage"]
-    assert found["prompt_tokens_details"]["cached_tokens"] > 100
-    chat(client, code(1))
-    found = chat(client, code(2))["usage"]
-    assert found["prompt_tokens_details"]["cached_tokens"] == found["prompt_tokens"] - 1
-
-
 def test_budget_of_request_ends_it(client: TestClient) -> None:
     body = {"messages": HELLO, "edge": {"energy": "0.001mJ"}}
     response = client.post("/v1/chat/completions", json=body)
@@ -318,16 +293,6 @@ def test_bad_requests_are_refused_in_a_line(client: TestClient) -> None:
         assert response.status_code == 400, body
         found = error_of(response)["param"]
         assert found is None if param is None else found.startswith(param)
-
-
-def test_prompt_that_does_not_fit_is_refused() -> None:
-    with served(options={"kv_policy": "full", "max_kv_size": 64}) as client:
-        body = {"messages": [{"role": "user", "content": "long " * 50}]}
-        for streams in (False, True):
-            response = client.post("/v1/chat/completions", json={**body, "stream": streams})
-            assert response.status_code == 400
-            assert error_of(response)["code"] == "context_length_exceeded"
-        assert chat(client)["choices"][0]["finish_reason"] == "length"
 
 
 LONG = "long " * 50

@@ -15,17 +15,16 @@ from starlette.testclient import TestClient
 
 from edge.devices.memory import MemoryLimit, memory_use
 from edge.devices.power import find_meter
-from edge.errors import BudgetError, EngineError, InputError
+from edge.errors import BudgetError, InputError
 from edge.plan.plan import PlanBytes
 from edge.run.budgets.shares import EnergyLedger
 from edge.run.hooks import Hooks
 from edge.run.loaded import Loaded
 from edge.run.request import Request
-from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.server.events import Flow, Piece
 from edge.server.ledger import Claim, Ledger
-from edge.server.models.worker import Job, Turns, Worker
+from edge.server.models.worker import Turns
 from edge.server.prompts import prepare
 from edge.server.refusal import RefusedError
 
@@ -151,44 +150,6 @@ def test_model_is_idle_when_client_has_its_answer(monkeypatch: pytest.MonkeyPatc
         assert (len(counted), worker.idle) == (1, True)
 
 
-def test_job_has_begun_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    with served() as client:
-        chat(client)
-        worker, found = hub_of(client).pool.workers[MODEL], list[bool]()
-
-        def told(job: Job, _: object) -> None:
-            monkeypatch.setattr(job.claim, "release", lambda: found.append(worker.has_begun(job.flow)))
-
-        monkeypatch.setattr(worker, "_told", told)
-        chat(client)
-        assert found == [True]
-
-
-def test_load_survives_the_cancellation_of_its_request() -> None:
-    meter, go_on = EnergyLedger(find_meter()), threading.Event()
-
-    def open_session() -> Session:
-        assert go_on.wait(120)
-        return load(open_golden(MODEL).model, **PLAIN)
-
-    worker = Worker(MODEL, open_session, Turns(meter), meter.share())
-    assert not worker.opened.cancel()  # as asyncio does when a server ends meanwhile
-    go_on.set()
-    assert worker.opened.result(120).model.name
-    worker.close()
-
-
-def test_worker_without_a_batch_tells_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_session: Session) -> None:
-        raise EngineError("no batch")
-
-    monkeypatch.setattr(Session, "batch", fail)
-    meter = EnergyLedger(find_meter())
-    worker = Worker(MODEL, lambda: load(open_golden(MODEL).model, **PLAIN), Turns(meter), meter.share())
-    with pytest.raises(EngineError, match="no batch"):
-        worker.opened.result(60)
-
-
 def test_tokens_and_texts(client: TestClient) -> None:
     tokens = client.post("/tokenize", json={"content": "Hello<|im_end|>"}).json()["tokens"]
     plain = client.post("/tokenize", json={"content": "Hello<|im_end|>", "parse_special": False}).json()["tokens"]
@@ -240,18 +201,6 @@ def test_models_have_joules_of_their_own(counted: TestClient) -> None:
         assert found >= round(before + spent, 3) - 0.002
         assert spent > 0
     assert sum(share.joules for share in pool.shares.values()) <= pool.energy.read(anew=True).joules
-
-
-def test_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
-    response = client.get("/")
-    assert response.status_code == 200
-    assert response.headers["content-type"].startswith("text/html")
-    policy = response.headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    assert "http" not in policy
-    assert client.get("/page.js").headers["content-type"].startswith("text/javascript")
-    assert client.get("/nothing.js").status_code == 404
 
 
 def test_ledger_admits_what_fits() -> None:

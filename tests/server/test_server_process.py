@@ -84,17 +84,6 @@ def test_answers_are_finished_after_sigterm() -> None:
             httpx.get(f"{url}/health", timeout=PATIENCE)
 
 
-def test_long_answers_are_cut_after_sigterm() -> None:
-    with (
-        server("--drain", "1s") as (process, url),
-        httpx.stream("POST", url + CHATS, json=LONG, timeout=PATIENCE) as response,
-    ):
-        lines = response.iter_lines()
-        next(lines)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 143
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [(["--host", "0.0.0.0"], "--api-key"), (["--port", "70000"], "65535"), (["--adapter", "x"], "--adapter")],

@@ -103,13 +103,6 @@ def test_thoughts_in_responses() -> None:
     assert all(each["status"] == "completed" for each in found[-1]["response"]["output"])
 
 
-def test_roles_of_all_choices_come_first(client: TestClient) -> None:
-    text = client.post("/v1/chat/completions", json={**PLAIN, "n": 3, "stream": True}).text
-    deltas = [json.loads(line[6:])["choices"][0] for line in text.splitlines() if line.startswith("data: {")]
-    assert [(each["index"], each["delta"].get("role")) for each in deltas[:3]] == [(n, "assistant") for n in range(3)]
-    assert not any("role" in each["delta"] for each in deltas[3:])
-
-
 def test_differences() -> None:
     shape = {"a": (str, None), "b?": [int], "c": {"x", "y"}}
     assert differences({"a": None, "c": "x", "more": 1}, shape) == []

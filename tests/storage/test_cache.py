@@ -24,7 +24,7 @@ from edge.devices.memory.paging import measure_paging
 from edge.devices.platform import system_folder
 from edge.errors import CacheError, InputError
 from edge.run import history
-from edge.storage.cache import ENTRY_KINDS, EntryKind, clear, create, entries, find, find_or_make, lock
+from edge.storage.cache import ENTRY_KINDS, clear, create, entries, find, find_or_make, lock
 
 KEY, OTHER, THIRD = "00" * 16, "a1" * 16, "b2" * 16
 TWO_DAYS = 2 * 86_400
@@ -360,21 +360,6 @@ def test_folder_in_place_of_file_is_named(folder: Path, where: str) -> None:
     assert make(THIRD)  # others are made all the same
 
 
-def test_entry_that_another_process_changes_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mode, for example: the limit is not the reason, and the message says how large it is."""
-    complete = edge.storage.cache.complete
-
-    def then_open_to_others(temporary: Path, path: Path, about: str) -> None:
-        complete(temporary, path, about)
-        path.chmod(0o666)
-
-    monkeypatch.setattr(edge.storage.cache, "complete", then_open_to_others)
-    with pytest.raises(CacheError) as caught:
-        find_or_make("weights", KEY, ".bin", lambda path: path.write_bytes(b"x" * 4096) and None)
-    assert "of 4.0 KiB, was removed or changed by another process as soon as it was made" in str(caught.value)
-    assert "too small" not in str(caught.value)
-
-
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write anywhere")
 def test_read_only_folder_still_serves_what_it_has(folder: Path) -> None:
     path = make()
@@ -454,13 +439,6 @@ def test_lock_of_dead_process_does_not_block(folder: Path) -> None:
     assert files(folder) == [f"{KEY}.bin", f"{KEY}.bin.ok"]
 
 
-def test_error_under_lock_frees_it() -> None:
-    with pytest.raises(FileNotFoundError), lock("weights", KEY):
-        raise FileNotFoundError
-    with lock("weights", KEY), lock("weights", OTHER), lock("kernels", KEY):
-        pass
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="no flock")
 @pytest.mark.parametrize(("failure", "raised"), [
     (OSError(errno.ENOLCK, "no locks"), None),  # a network folder: go on without
@@ -479,15 +457,6 @@ def test_locks_that_fail(
     assert len(entries()) == (raised is None)
 
 
-def test_command_list_of_nothing(folder: Path) -> None:
-    done = run_edge("cache", "list")
-    assert (done.returncode, done.stdout) == (0, f"{folder}: 0 B of at most 16 GiB\n")
-    assert edge_json("cache", "list", "--json") == {
-        "folder": str(folder), "total": 0, "limit": 16 << 30, "entries": [], "history": {"runs": 0, "bytes": 0},
-    }  # fmt: skip
-    assert not folder.exists()
-
-
 def test_command_list_and_clear(folder: Path) -> None:
     path = make(about="SmolLM2\x1b[31m\n135M")
     (row,) = edge_json("cache", "list", "--json")["entries"]
@@ -502,20 +471,6 @@ def test_command_list_and_clear(folder: Path) -> None:
     assert edge_json("cache", "clear", "--kind", "kernels", "--json") == {"removed": 0, "bytes": 0}
     assert run_edge("cache", "clear").stdout == "removed 1 entry, 10 B\n"
     assert edge_json("cache", "clear", "--json") == {"removed": 0, "bytes": 0}
-
-
-def test_entries_about_one_thing_are_one_row(folder: Path) -> None:
-    """And what was made of a file of the cache goes by that file's model."""
-    made: list[tuple[EntryKind, str, str, str]] = [("models", "a" * 64, ".gguf", "gemma")]
-    made += [("trials", f"{number:032x}", ".json", "other.gguf") for number in range(3)]
-    made += [("weights", "b" * 32, ".bin", f"{'a' * 64}.gguf")]
-    for entry in made:
-        with create(*entry) as temporary:
-            temporary.write_bytes(b"0123456789")
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in run_edge("cache").stdout.splitlines()[2:-1]]
-    assert {(kind, about, count, size) for kind, about, _, count, size in rows} == {
-        ("models", "gemma", "1", "10 B"), ("trials", "other.gguf", "3", "30 B"), ("weights", "gemma", "1", "10 B"),
-    }  # fmt: skip
 
 
 def test_bad_input_is_one_line() -> None:

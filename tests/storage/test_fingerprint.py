@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -83,15 +82,6 @@ def test_in_place_change_is_seen(model: Path) -> None:
     assert fingerprint(model).sha256 == hashlib.sha256(model.read_bytes()).hexdigest() != before.sha256
 
 
-@pytest.mark.usefixtures("old")
-def test_another_file_in_its_place_is_seen(model: Path, tmp_path: Path) -> None:
-    before = fingerprint(model)
-    other = Path(shutil.copy2(model, tmp_path / "other.gguf"))
-    change_in_place(other)
-    os.replace(other, model)
-    assert fingerprint(model).sha256 != before.sha256
-
-
 def test_file_that_was_just_written_is_not_remembered(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = count_readings(monkeypatch)
     model.touch()
@@ -136,23 +126,6 @@ def test_change_meanwhile_is_error(model: Path) -> None:
     model.unlink()
     with pytest.raises(InputError, match="cannot be read"):
         fingerprint(model)
-
-
-def test_model_changed_while_packed_is_not_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = pytest.importorskip("edge.backends.tvm.packing.weights")
-    from edge.backends.tvm.packing.layout import make_layout
-
-    opened, pack = open_model(model), weights.pack_weights
-    layout = make_layout(opened.file, opened.spec)
-
-    def interrupted(*arguments: object) -> None:
-        pack(*arguments)
-        change_in_place(model)
-
-    monkeypatch.setattr(weights, "pack_weights", interrupted)
-    with pytest.raises(InputError, match="changed while"):
-        weights.open_weights(opened.file, layout)
-    assert entries("weights") == []
 
 
 @pytest.mark.usefixtures("old")

@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 from conftest import GOLDEN
 from fork_server import COMMAND, forking
-from hub_server import COMMIT, Hub, serve, sha256
+from hub_server import Hub, serve, sha256
 from small_models import Small, write_small
-from test_gemma4 import WIDE
 
 import edge
 from edge.converters.huggingface.reader import convert_folder
@@ -35,7 +34,6 @@ from edge.hub.names import Reference
 from edge.hub.quants import label_of, runnable, usual
 from edge.hub.repository import RemoteFile, look_up
 from edge.model.catalog import find_model
-from edge.model.known import outline_model
 from edge.model.reader import read_spec
 from edge.options import Options
 from edge.pulling import offer
@@ -124,26 +122,6 @@ def test_budgets_choose_file(hub: Hub, tmp_path: Path, monkeypatch: pytest.Monke
     assert None not in hub.ranges()  # nothing but headers was read
 
 
-def test_table_that_stays_in_file_does_not_count(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gemma 4's: the largest file whose other weights fit, although the file is larger than the memory."""
-    model = replace(WIDE, figures=WIDE.figures | {"vocab_size": 60_000, "embedding_length_per_layer_input": 256})
-    files = hub.repositories[NAME] = {}
-    for kind in ("Q4_0", "Q6_K", "Q8_0"):
-        outline_model(model, kind, path := tmp_path / "m.gguf", loadable=True)
-        files[f"m-{kind}.gguf"] = path.read_bytes()
-    use = MemoryUse(0, 0, None, None)
-    monkeypatch.setattr("edge.plan.plan.memory_use", lambda: use)
-    monkeypatch.setattr("edge.backends.check_known", lambda _file: None)  # it has no vocabulary
-    options = Options.parse(backend="cpu", max_kv_size=128)
-    found = []
-    for mib in range(44, 56, 2):
-        with suppress(BudgetError):  # scratch memory depends on the instruction set
-            found.append(offer(NAME, replace(options, memory=mib << 20), device="raspberry-pi-5"))
-    whole = [each.file.path for each in found if not each.plan.bytes.streamed]
-    assert {"m-Q6_K.gguf", "m-Q8_0.gguf"} <= set(whole)
-    assert all(each.file.size > 80 << 20 for each in found)
-
-
 def test_nothing_is_downloaded_that_does_not_fit(hub: Hub) -> None:
     with pytest.raises(BudgetError, match=r"the memory budget is 1\.0 MiB"):
         edge.pull(NAME, memory="1MiB")
@@ -151,19 +129,6 @@ def test_nothing_is_downloaded_that_does_not_fit(hub: Hub) -> None:
         edge.load(NAME, memory="1MiB")
     assert None not in hub.ranges()
     assert len(hub.ranges()) == 1  # a header, once
-
-
-def test_headers_are_read_in_steps(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(header, "_FIRST", 1000)
-    repository = look_up(Reference(NAME))
-    file = next(each for each in repository.files if each.path == "tiny-Q8_0.gguf")
-    found, whole = header.read_header(repository, file), read_gguf(GOLDEN / "llama-gqa-tied.gguf")
-    assert found.tensors == whole.tensors
-    assert found.strings("tokenizer.ggml.tokens") == whole.strings("tokenizer.ggml.tokens")
-    assert found.path.stat().st_size == whole.data_offset
-    assert hub.ranges()[:3] == ["bytes=0-999", "bytes=1000-1999", "bytes=2000-3999"]
-    with pytest.raises(ModelFormatError, match="ends before"):
-        found.tensor_bytes(next(iter(found.tensors.values())))
 
 
 @pytest.mark.parametrize("name", ["llama-llama3", "phi3-longrope"])
@@ -372,15 +337,6 @@ def test_without_connection_models_here_are_named(hub: Hub, monkeypatch: pytest.
         done = run(*command)
         assert done.returncode == 2
         assert re.match(r"edge: HF_HUB_OFFLINE forbids downloads: .*; models here: .*smollm2-135m", done.stderr)
-
-
-def test_pull_says_what_it_does_in_json(hub: Hub) -> None:
-    lines = [json.loads(line) for line in run("pull", NAME, "--json").stdout.splitlines()]
-    assert [line["event"] for line in lines] == ["chosen", "done"]
-    assert lines[0]["licence"] == "apache-2.0"
-    assert lines[0]["commit"] == COMMIT
-    assert Path(lines[1]["path"]).read_bytes() == golden("llama-gqa-tied")
-    assert lines[1]["downloaded"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -32,12 +32,6 @@ def parsed(form: ToolFormat, pieces: Sequence[str], tools: Any = KNOWN) -> list[
     return merged(events)
 
 
-def test_neighbouring_pieces_are_merged() -> None:
-    found = [TextPiece("a"), TextPiece("b"), CallBegin(0, "c", "f"), ArgumentPiece(0, "{"), ArgumentPiece(0, "}"),
-             CallEnd(0), TextPiece("c"), CallBegin(1, "d", "g"), ArgumentPiece(1, "{}"), CallEnd(1)]  # fmt: skip
-    assert merged(found) == [TextPiece("ab"), CallBegin(0, "c", "f"), ArgumentPiece(0, "{}"), *found[5:]]
-
-
 def read(events: Sequence[Event]) -> tuple[str, Calls, bool]:
     """The text, complete calls, and whether one was cut. Checks the order of events."""
     text, calls, cut, begun = "", list[tuple[str, Any]](), False, -1

@@ -20,14 +20,12 @@ from test_cli import edge, edge_json
 from web_site import NAME, PIECE, ROWS, served, site_of
 
 from edge import load
-from edge.apps import module
 from edge.apps.bundle import MANIFEST, MODEL, export, prepare
 from edge.apps.module import PAGE, initial_pages
 from edge.apps.planning import plan_bundle
-from edge.apps.serve import HEADERS
 from edge.backends.tvm.targets import choose_target
 from edge.devices.profiles import find_profile
-from edge.errors import BudgetError, InputError, MissingExtraError
+from edge.errors import BudgetError, InputError
 from edge.lab.prediction.forecast import forecast
 from edge.options import Options
 from edge.sampling import SamplingParams
@@ -96,13 +94,6 @@ def test_same_inputs_give_the_same_bytes(site: Path, tmp_path: Path, monkeypatch
     assert again == json.loads((site / MANIFEST).read_text())
 
 
-def test_readme_names_all_files(site: Path) -> None:
-    """Of this folder; a browser asks for the rest by the name of browsers: site.webmanifest."""
-    text = (site / "README.md").read_text()
-    names = {path.name for path in site.iterdir()} - {"README.md", "site.webmanifest"}
-    assert [name for name in sorted(names) if f"`{name}" not in text] == []
-
-
 @pytest.mark.exhaustive
 def test_readme_page_answers(site: Path, tmp_path: Path) -> None:
     """As the session does."""
@@ -123,11 +114,6 @@ def test_readme_page_answers(site: Path, tmp_path: Path) -> None:
     with load(GGUF, max_kv_size=ROWS, backend="cpu") as session:
         expected = session.generate("Why is the sky blue?", max_tokens=12, sampling=SamplingParams(temperature=0))
     assert said == expected
-
-
-def test_hosts_are_told_the_headers_that_serve_site_sends(site: Path) -> None:
-    told = dict(line.strip().split(": ") for line in (site / "_headers").read_text().splitlines()[1:] if ": " in line)
-    assert {name: value for name, value in HEADERS.items() if name.startswith("Cross-Origin")}.items() <= told.items()
 
 
 def test_site_is_served_whole(site: Path) -> None:
@@ -158,13 +144,6 @@ def test_instruction_sets_are_those_of_pages(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     chosen = prepare(model_of(NAME), find_profile("web"), Options().updated(max_kv_size=ROWS), ["simd"])
     assert [each.target.name for each in chosen.designs] == ["simd"]
-
-
-def test_without_a_linker_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.sys, "executable", shutil.which("false"))
-    with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[web\]'$"):
-        export(GGUF, tmp_path / "site", device="web", max_kv_size=ROWS)
-    assert not list(tmp_path.iterdir())
 
 
 def test_memory_is_512_mib_unless_it_is_stated() -> None:

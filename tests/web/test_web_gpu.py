@@ -267,47 +267,6 @@ def test_module_runs_the_pass_that_a_gpu_fails(page: Page, change: str, reason: 
 
 
 @pytest.mark.exhaustive
-def test_gpu_needs_room_in_a_pages_memory(page: Page) -> None:
-    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
-        at(page, url)
-        found = run(page, f"""
-          const {{ web }} = await (await fetch('manifest.json')).json();
-          const memory = web.memory.maximum * 65536;
-          const refused = await Edge.open('./', {{ engine: 'gpu', memory }}).then(() => null, ({{ code }}) => code);
-          const session = await Edge.open('./', {{ memory }});
-          return {{ refused, answer: {ask(24)}, report: session.report }};
-        """)  # fmt: skip
-    assert (found["refused"], found["answer"]) == ("unsupported", expected(NAME, 24))
-    assert found["report"]["engineReason"] == "memory has no room for a GPU's buffers"
-
-
-@pytest.mark.exhaustive
-def test_module_answers_until_the_gpu_is_ready(page: Page) -> None:
-    with served(site_of(NAME, "simd", gpu=True)) as (url, _):
-        at(page, url)
-        found = run(page, f"""
-          const change = {HARDWARE!r}; {WATCHED}
-          const session = await Edge.open('./');
-          const answers = [], engines = [];
-          const end = performance.now() + PATIENCE;
-          for (let left = 3; left && performance.now() < end; await PAUSE()) {{
-            answers.push({ask(60)});
-            engines.push(session.report.engine);
-            await session.rewind();
-            if (session.report.engineReason !== 'the GPU is being prepared') left--;
-          }}
-          return {{ answers, engines, reason: session.report.engineReason }};
-        """)  # fmt: skip
-    assert {*found["answers"]} == {expected(NAME, 60)}
-    assert found["engines"][0] in ("cpu", "both")
-    assert {"both", "gpu"} & {*found["engines"]}
-    faster = re.fullmatch(r"the (CPU|GPU) is faster: [\d.]+ ms a token, the .PU [\d.]+ \(measured\)", found["reason"])
-    assert faster, found["reason"]
-    slower = faster[1] == "CPU"
-    assert found["engines"][-1] == ("cpu" if slower else "gpu")
-
-
-@pytest.mark.exhaustive
 def test_later_visit_uses_an_earlier_race(page: Page) -> None:
     """Where the CPU was faster, the GPU's weights are not loaded again; another adapter is raced."""
     slow = HARDWARE + (

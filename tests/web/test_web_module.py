@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -25,7 +24,7 @@ from edge.apps.adapter_file import export_adapter
 from edge.apps.enums import Finish, Role
 from edge.apps.library import compile_sources
 from edge.apps.module import NATIVE, PAGE, find_zig, initial_pages
-from edge.errors import BudgetError, BusyError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
+from edge.errors import BudgetError, BusyError, InputError, ModelFormatError, UnsupportedError
 
 pytestmark = [
     pytest.mark.slow,
@@ -246,15 +245,6 @@ def test_memory_stays_where_it_is() -> None:
         assert module.call("memory_bytes") == memory
 
 
-def test_fewer_threads_wait_than_are_asked_for() -> None:
-    with NodeModule(folder_of() / "edge-simd.wasm") as module:
-        module.open(folder_of() / MODEL)
-        with pytest.raises(BudgetError, match="starts only 1 of 2 threads"):
-            module.begin(threads=2)
-        module.begin(temperature=0, max_tokens=2)
-        assert module.use()["threads"] == 1
-
-
 def test_keeps_within_its_memory() -> None:
     """Whatever the bound is, there is an answer or an error, and never more memory."""
     path = folder_of() / "edge-simd.wasm"
@@ -299,12 +289,6 @@ def test_damaged_models_are_refused(tmp_path: Path) -> None:
 def test_what_a_visitor_fetches_is_small() -> None:
     for isa in ISAS:
         assert len(gzip.compress((folder_of() / f"edge-{isa}.wasm").read_bytes(), 9)) < 100_000
-
-
-def test_without_zig_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[web\]'"):
-        find_zig()
 
 
 def test_runtime_compiles_for_32_bits_without_warnings(tmp_path: Path) -> None:

@@ -163,11 +163,6 @@ def test_damage_in_storage_is_repaired(page: Page, site: Sent) -> None:
     assert site.spans[1:] == [range(2 * PIECE, 3 * PIECE)]
 
 
-def test_servers_without_ranges_are_enough(page: Page, site: Sent) -> None:
-    site.ranges, site.cut = False, [2 * PIECE + 1]
-    assert run(page, f"const session = await Edge.open('./', options); return {ASK};") == expected("abc", 24)
-
-
 def test_two_sessions_download_once(page: Page, site: Sent) -> None:
     found = run(page, f"""
       const sessions = await Promise.all([Edge.open('./'), Edge.open('./')]);
