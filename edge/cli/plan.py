@@ -44,6 +44,10 @@ def plan(
             help="Those of the prompt, to predict by (default: 512, or half of --tokens).",
         ),
     ] = None,
+    image: Annotated[
+        str | None,
+        o.flag("--image", metavar="SIZE|FILE", help="Show what a picture costs, such as 1280x720, or a file."),
+    ] = None,
     at: Annotated[
         str | None, o.flag("--at", help="Rows in the cache to predict decoding at, such as 128,4096.")
     ] = None,
@@ -68,6 +72,11 @@ def plan(
         offered = offer(model, options, device=device)
     subject = model if offered is None else Model(offered.header, find_tokenizer)
     found = forecast(subject, options, device=device, prompt=prompt, contexts=contexts, expected_tokens=tokens)
+    looks = None
+    if image is not None:
+        from edge.lab.prediction.looks import predict_looks
+
+        looks = predict_looks(found.model, options, found.plan, found.prediction, image)
     made, spec, streaming, prediction = found.plan, found.model.spec, found.streaming, found.prediction
     if json:
         where = {"path": str(found.model.path)} if offered is None else {"download": offered.about()}
@@ -75,6 +84,7 @@ def plan(
         streamed = streaming and asdict(streaming)
         compiled, play = found.npu and asdict(found.npu), found.play and asdict(found.play)
         more = {"streaming": streamed, "npu": compiled, "play": play, "prediction": asdict(prediction)}
+        more |= {"image": asdict(looks)} if looks else {}
         print_json(predicted | more)
         return
     if offered is not None:
@@ -100,6 +110,10 @@ def plan(
         print(_hits(streaming.experts) + "\n" if streaming.experts else "")
     if rows := _rows(prediction, options, encoder=spec.encoder):
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
+    if looks:
+        print(table(*looks.table(), left=1))
+        print(f"the encoder's {format_bytes(looks.weights)} are in memory while it encodes; its time is estimated")
+        print("by the pace of the prompt, and the first token's with a prompt of the above length\n")
     for line in (*prediction.basis, *prediction.unknown):
         print(line)
     if lasting := next((each.sustained for each in prediction.decode if each.sustained), None):

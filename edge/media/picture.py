@@ -45,7 +45,7 @@ _COEFFICIENTS = 6  # bytes a pixel that a progressive JPEG file's decoder keeps
 _STRIP = 128  # rows that are converted at a time
 _ORIENTATION = 0x0112  # of EXIF
 _JPEGS = ("JPEG", "MPO")
-_DATA_URL = re.compile(r"data:(?:image/[\w.+-]+)?(?:;[\w.+=-]+)*;base64,", re.IGNORECASE)
+_DATA_URL = re.compile(r"data:(?:image(?:/[\w.+-]+)?)?(?:;[\w.+=-]+)*;base64,", re.IGNORECASE)
 
 
 class Image:
@@ -68,7 +68,7 @@ class Image:
         if isinstance(source, np.ndarray):
             self._array = _checked_array(source)
             self.height, self.width = int(self._array.shape[0]), int(self._array.shape[1])
-            _check_sides(self.name, self.width, self.height, MOST_DECODED)
+            check_sides(self.name, self.width, self.height)
             return
         if isinstance(source, bytes | bytearray | memoryview):
             self._source = bytes(source)
@@ -135,6 +135,20 @@ class Image:
         """SHA-256 of size and pixels."""
         return _digest(self.pixels)
 
+    @property
+    def url(self) -> str:
+        """A data URL with the whole file; of an array, with a PNG file."""
+        if self._array is not None:
+            from PIL import Image as Writer  # here: arrays do without Pillow
+
+            stream = BytesIO()
+            Writer.fromarray(self._array).save(stream, "PNG")
+            data = stream.getvalue()
+        else:
+            with _stream(self._source) as file:
+                data = file.read()
+        return f"data:image;base64,{base64.b64encode(data).decode()}"
+
     def _decoded(self) -> Pixels:
         """The pixels, upright, converted in strips: a whole copy would take as much memory again."""
         with self._open() as file:
@@ -157,11 +171,11 @@ class Image:
                 reader = _reader_of(head, self.name)
                 if head[:4] == b"RIFF":  # its reader allocates by the header
                     width, height = _webp_size(head)
-                    _check_sides(self.name, width, height, MOST_DECODED)
+                    check_sides(self.name, width, height)
                 stream.seek(0)
                 with reader(stream) as file:
                     width, height = file.size
-                    _check_sides(self.name, width, height, MOST_PIXELS if file.format in _JPEGS else MOST_DECODED)
+                    check_sides(self.name, width, height, MOST_PIXELS if file.format in _JPEGS else MOST_DECODED)
                     yield file
         except (InputError, MissingExtraError, MemoryError):
             raise
@@ -252,7 +266,7 @@ def _webp_size(head: bytes) -> tuple[int, int]:
     return 1, 1
 
 
-def _check_sides(name: str, width: int, height: int, most: int) -> None:
+def check_sides(name: str, width: int, height: int, most: int = MOST_DECODED) -> None:
     """Raise InputError for sizes beyond the limits."""
     size = f"{name} has {width} × {height} pixels"
     if min(width, height) < 1:

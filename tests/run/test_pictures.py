@@ -223,3 +223,26 @@ def test_image_tokens(golden: dict[str, Any]) -> None:
     assert (tokens(), tokens(image_tokens=4), tokens(image_tokens="12"), tokens(max_kv_size=32)) == (20, 4, 4, 4)
     with pytest.raises(edge.InputError, match="--image-tokens must be at least 4"):
         tokens(image_tokens=3)
+
+
+def test_conversation_with_pictures_is_saved_and_goes_on(
+    session: edge.Session, golden: dict[str, Any], tmp_path: Path
+) -> None:
+    def say(talk: edge.Conversation, text: str, *names: str) -> str:
+        return "".join(talk.say(text, [golden[name] for name in names], max_tokens=4, ignore_eos=True))
+
+    session.reset()
+    talk = edge.Conversation(session)
+    say(talk, "What is it?", "first")
+    answers = [say(talk, "And this?", "second")]
+    saved = tmp_path / "talk.json"
+    talk.save(saved)
+    talk.undo()
+    answers.append(say(talk, "And this?", "second"))
+    answers.append("".join(talk.retry(max_tokens=4, ignore_eos=True)))
+    other = edge.Conversation(session)
+    other.load(saved)
+    assert [each.digest for each in other.images] == [edge.Image(golden["second"]).digest]
+    other.undo()
+    answers.append(say(other, "And this?", "second"))
+    assert len(set(answers)) == 1

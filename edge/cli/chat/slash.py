@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from edge.records import dataclass
 from edge.sampling import WHOLE, SamplingParams
 
 if TYPE_CHECKING:
+    from edge.media.picture import Image
     from edge.run.batching.scheduler import Pieces
     from edge.run.conversation import Conversation
     from edge.run.hooks import OnPrefill
@@ -46,6 +47,7 @@ class Chat:
     left: bool = False
     results: list[str] = field(default_factory=list)  # of the first calls that wait for them
     files: list[str] = field(default_factory=list)  # texts that go before the next question
+    images: list[Image] = field(default_factory=list)  # pictures that go before it
 
     def say(self, text: str) -> Pieces | None:
         """The answer to a turn after the files that were read, or to the results of calls, once all are there."""
@@ -53,7 +55,8 @@ class Chat:
             if not text.strip():
                 return None
             files, self.files = self.files, []
-            return self.ask("\n\n".join([*(file.strip("\n") for file in files), text]))
+            images, self.images = self.images, []
+            return self.ask("\n\n".join([*(file.strip("\n") for file in files), text]), images)
         self.results.append(text)
         if len(self.results) < len(self.talk.calls):
             self.show_call()
@@ -61,8 +64,8 @@ class Chat:
         results, self.results = self.results, []
         return self.talk.give(results, **self._options())
 
-    def ask(self, question: str) -> Pieces:
-        return self.talk.say(question, **self._options())
+    def ask(self, question: str, images: Sequence[Image] = ()) -> Pieces:
+        return self.talk.say(question, images, **self._options())
 
     def _options(self) -> dict[str, Any]:
         return {"on_prefill": self.on_prefill, "on_thought": self.on_thought, **vars(self.settings)}
@@ -132,6 +135,7 @@ def _quit(chat: Chat, argument: str) -> None:
 def _reset(chat: Chat, argument: str) -> None:
     chat.talk.reset()
     chat.files.clear()
+    chat.images.clear()
     note("(the conversation is forgotten" + (", the system prompt stays)" if chat.talk.system else ")"))
 
 
@@ -145,11 +149,25 @@ def _retry(chat: Chat, argument: str) -> Pieces | None:
     if sampling.temperature == 0 or sampling.seed is not None:
         why = "temp is 0" if sampling.temperature == 0 else "the seed is fixed"
         note(f"(the same question gets the same answer, since {why}: /set temp 0.7, /set seed random)")
-    return chat.ask(chat.talk.undo())
+    images = chat.talk.images
+    return chat.ask(chat.talk.undo(), images)
 
 
 def _read(chat: Chat, argument: str) -> None:
     chat.files.append(read_file(Path(_file(argument))))
+
+
+def _image(chat: Chat, argument: str) -> None:
+    from edge.media.picture import Image  # here: few chats have pictures
+
+    model = chat.talk.session.model
+    if model.eyes is None:
+        raise InputError(f"{model.name} sees no pictures: start with --mmproj, or put its mmproj file beside it")
+    picture = Image(_file(argument))
+    tokens = model.eyes.layout(picture).tokens
+    chat.images.append(picture)
+    size = f"{picture.width} × {picture.height} pixels"
+    note(f"({picture.name}: {size}, {tokens:,} tokens, which go before the next question)")
 
 
 def _save(chat: Chat, argument: str) -> None:
@@ -277,7 +295,7 @@ def _is_quoted(text: str) -> bool:
 
 def _file(argument: str) -> str:
     if not argument:
-        raise InputError("name a file: /read letter.txt, /save talk.json, /load talk.json")
+        raise InputError("name a file: /read letter.txt, /image photo.jpg, /save talk.json, /load talk.json")
     return argument[1:-1] if _is_quoted(argument) else argument
 
 
@@ -313,6 +331,7 @@ _COMMANDS = {
     "/set": _Command("/set [OPTION VALUE]", f"{', '.join(_NUMBERS)}, max-tokens, stop", _set),
     "/think": _Command("/think [on|off|N|NJ]", "whether, or for how many tokens or joules, the model thinks", _think),
     "/read": _Command("/read FILE", "put a file's text before the next question", _read),
+    "/image": _Command("/image FILE", "put a picture before the next question, for models that see", _image),
     "/save": _Command("/save FILE", "write the conversation as JSON", _save),
     "/load": _Command("/load FILE", "go on with a saved conversation", _load),
     "/model": _Command("/model [MODEL]", "show the model, or go on with another one", _model),
