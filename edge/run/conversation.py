@@ -346,7 +346,7 @@ def _checked(path: Path, messages: Any) -> Iterator[dict[str, Any]]:
         found = message if isinstance(message, dict) else {}
         role, content, listed = (found.get(name) for name in ("role", "content", "tool_calls"))
         images: tuple[Image, ...] = ()
-        if role == "user" and has_pictures(content):
+        if role == "user" and content is not None and has_pictures(content):
             from edge.model.pictures import picture_of
 
             where = f"{path}: message {number}"

@@ -52,10 +52,12 @@ class PictureEyes:
 
     def __init__(
         self, tower: Tower, backend: Backend, threads: int, room: Room, *, tokens: int | None = None,
-        eager: bool = False, meter: EnergyMeter | None = None, tell: Callable[[str], None] = lambda _: None,
+        eager: bool = False, frugal: bool = False, meter: EnergyMeter | None = None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """tokens: the most of a picture; None: as many as the family's own default. tell: told what is looked at."""
-        self.tower, self._encoder = tower, Encoder(tower, backend, threads)
+        """tokens: the most of a picture; None: as many as the family's own default. frugal: compile in less memory.
+        tell: told what is looked at."""
+        self.tower, self._encoder = tower, Encoder(tower, backend, threads, frugal=frugal)
         self.tokens, self.eager, self._room, self._meter, self._tell = tokens, eager, room, meter, tell
         self._kept = OrderedDict[bytes, list[FloatArray]]()
         self.looks = Looks()
@@ -75,12 +77,20 @@ class PictureEyes:
     def reserve(self) -> int:
         """Bytes that a plan keeps for a picture: those of its encoding, its pixels, and rows of the last ones."""
         layout = self.tower.layout(_SQUARE, _SQUARE, self.tokens)
-        return self._encoder.need(layout) + self._room.pixels + self._room.kept
+        needed = max(self._encoder.need(layout), self._encoder.first_run(layout))
+        return needed + self._room.pixels + self._room.kept
+
+    @property
+    def wants(self) -> int:
+        """As `reserve`, once there is nothing left to compile."""
+        return (
+            self._encoder.need(self.tower.layout(_SQUARE, _SQUARE, self.tokens)) + self._room.pixels + self._room.kept
+        )
 
     def need(self, picture: Image) -> int:
         """Bytes that looking at a picture takes at its peak."""
-        seen = self._within(picture)
-        return max(seen.decoding, self._encoder.need(self.layout(seen))) + seen.nbytes
+        seen, layout = self._within(picture), self.layout(picture)
+        return max(seen.decoding, self._encoder.need(layout), self._encoder.first_run(layout)) + seen.nbytes
 
     def look(self, picture: Image, layout: Layout) -> list[FloatArray]:
         name = self.name(picture, layout)
@@ -120,8 +130,11 @@ class PictureEyes:
             return
         needed = memory_use().rss + self.need(picture)
         if needed > self._room.limit:
+            first = self._encoder.first_run(self.layout(picture)) > self._encoder.need(self.layout(picture))
             raise BudgetError(
-                f"looking at {picture.name} needs {format_bytes(needed)}, the memory budget is "
-                f"{format_bytes(self._room.limit)}: use a larger --memory or fewer --image-tokens",
+                f"looking at {picture.name} needs {format_bytes(needed)}"
+                + (" in a first run, which compiles the encoder" if first else "")
+                + f", the memory budget is {format_bytes(self._room.limit)}: use a larger --memory or fewer "
+                "--image-tokens",
                 smallest=needed,
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from edge.model.towers.tower import Layout, Stage, Tile, Tower
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
+_MARGIN = 16 << 20  # bytes of arrays that NumPy and Pillow make on the way
 TOGETHER = 1024  # patches of tiles that run in one pass: with more, weights are read no less often for each
 
 
@@ -35,10 +37,12 @@ class Seen:
 class Eyes:
     """Encodes pictures by a tower on an engine."""
 
-    def __init__(self, tower: Tower, backend: Backend, threads: int, kv_dtype: str | None = None) -> None:
-        """kv_dtype: of the keys and values of patches; None: the engine's default. Raises UnsupportedError for an
-        engine that cannot run the tower."""
-        self.tower, self._backend, self._threads = tower, backend, threads
+    def __init__(
+        self, tower: Tower, backend: Backend, threads: int, kv_dtype: str | None = None, *, frugal: bool = False
+    ) -> None:
+        """kv_dtype: of the keys and values of patches; None: the engine's default. frugal: compile in less memory.
+        Raises UnsupportedError for an engine that cannot run the tower."""
+        self.tower, self._backend, self._threads, self._frugal = tower, backend, threads, frugal
         self._kv_dtype = kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
         if not backend.CAPABILITIES.hidden:
             raise UnsupportedError(f"the {backend.NAME} engine encodes no pictures: use --backend=cpu")
@@ -47,10 +51,22 @@ class Eyes:
 
     def need(self, layout: Layout) -> int:
         """Bytes that looking at a picture takes, beside those of the process and of the picture itself."""
-        most = max(sum(rows * columns for rows, columns in group) for group in _groups(layout.tiles))
-        stages = (self._backend.footprint(each.spec, self._config(most)) for each in self.tower.stages)
+        stages = (self._backend.footprint(each.spec, self._config(_most(layout))) for each in self.tower.stages)
         states = 4 * self.tower.network.hidden * layout.patches
-        return max(each.weights + each.kv + each.scratch + each.runtime for each in stages) + 3 * states
+        largest = max(each.weights + each.kv + each.scratch + each.runtime for each in stages)
+        return largest + 3 * states + self._own + _MARGIN
+
+    def first_run(self, layout: Layout) -> int:
+        """Bytes that a first picture takes to compile, mostly in a child; 0 if nothing is left to compile."""
+        config = self._config(_most(layout))
+        return max(self._backend.first_run(each.file, each.spec, config) for each in self.tower.stages)
+
+    @cached_property
+    def _own(self) -> int:
+        """Bytes of stem and projector: mapped, and in float32 while they multiply."""
+        layers = {info.offset for stage in self.tower.stages for info in stage.file.tensors.values()}
+        others = (info for info in self.tower.mmproj.file.tensors.values() if info.offset not in layers)
+        return sum(info.nbytes + 4 * info.elements for info in others)
 
     def look(self, image: Any, tokens: int | None = None) -> Seen:
         """Encode a picture: an array, uint8 [height, width, 3], or an object that has it as `pixels`. tokens: the most
@@ -71,7 +87,7 @@ class Eyes:
         """The rows of all tiles, float32 [tokens, width]."""
         tower, found = self.tower, list[FloatArray]()
         tiles, groups = tower.tiles(pixels, layout), list(_groups(layout.tiles))
-        most = max(sum(rows * columns for rows, columns in group) for group in groups)
+        most = _most(layout)
         with self._engines(most) as run:
             for group in groups:
                 states = [np.concatenate([tower.stem(next(tiles)) for _ in group])]
@@ -113,7 +129,12 @@ class Eyes:
             close()
 
     def _config(self, patches: int) -> EngineConfig:
-        return EngineConfig(patches, patches, self._kv_dtype, self._threads)
+        return EngineConfig(patches, patches, self._kv_dtype, self._threads, frugal=self._frugal)
+
+
+def _most(layout: Layout) -> int:
+    """Patches of the largest pass."""
+    return max(sum(rows * columns for rows, columns in group) for group in _groups(layout.tiles))
 
 
 def _groups(tiles: Sequence[Tile]) -> Iterator[list[Tile]]:

@@ -78,7 +78,17 @@ def open_eyes(
     )  # fmt: skip
 
     def eyes(tokens: int | None) -> PictureEyes:
-        return PictureEyes(tower, backend, threads, room, tokens=tokens, eager=eager, meter=meter, tell=tell)
+        return PictureEyes(
+            tower,
+            backend,
+            threads,
+            room,
+            tokens=tokens,
+            eager=eager,
+            frugal=options.memory is not None,
+            meter=meter,
+            tell=tell,
+        )
 
     if options.image_tokens is not None:
         found = eyes(options.image_tokens)
@@ -87,7 +97,7 @@ def open_eyes(
     left = limit - memory_use().rss - (0 if eager else model.spec.weight_bytes)
     rows = (options.max_kv_size or model.spec.context) // 2
     sizes = [size for size in tower.sizes if size <= min(tower.default, rows)] or [tower.sizes[0]]
-    fitting = (each for size in reversed(sizes) if (each := eyes(size)).reserve <= (left if eager else left // 2))
+    fitting = (each for size in reversed(sizes) if (each := eyes(size)).wants <= (left if eager else left // 2))
     return next(fitting, None) or eyes(sizes[0])
 
 

@@ -1,0 +1,38 @@
+"""`edge plan --image`: what a picture costs is known by its size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from test_cli import edge, edge_json
+
+PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+PLAN = ("plan", str(GOLDEN / "eyes" / "smolvlm.gguf"), "--mmproj", str(GOLDEN / "eyes" / "mmproj.gguf"), "--image")
+
+
+def test_each_size_has_its_rows_memory_and_time(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    PIL.fromarray(np.zeros((30, 44, 3), np.uint8)).save(file)
+    found, of_file = (
+        edge_json(*PLAN, each, "--json", "--device", "raspberry-pi-5")["image"] for each in ("44x30", str(file))
+    )
+    assert [each["encoder"] for each in found["sizes"]] == [each["encoder"] for each in of_file["sizes"]]
+    small, large = found["sizes"]
+    assert [(each["tokens"], each["patches"], each["tiles"]) for each in (small, large)] == [(4, 16, 1), (20, 80, 5)]
+    parameters, layers, hidden = 4 * 24 * 24 + 2 * 24 * 40, 1, 24
+    assert small["flops"] == 2 * parameters * 16 + 4 * layers * 16**2 * hidden
+    assert large["flops"] == 5 * small["flops"]
+    assert small["peak"] >= small["encoder"] > found["weights"] > 0
+    assert large["first_token_s"] > large["seconds"] > small["seconds"]
+    assert "20 tokens" in edge(*PLAN, "44x30", "--device", "raspberry-pi-5").stdout
+
+
+@pytest.mark.parametrize(("image", "why"), [
+    ("nowhere", "a size in pixels, such as 1280x720, or a file"), ("1x60000", "one side is more than 200 times"),
+])  # fmt: skip
+def test_refused_sizes(image: str, why: str) -> None:
+    done = edge(*PLAN, image)
+    assert (done.returncode, why in done.stderr) == (2, True), done.stderr
