@@ -30,7 +30,7 @@ from edge.apps.npu_graphs import NpuGraphs, describe_npu, plan_graphs
 from edge.apps.planning import check_options, plan_bundle, prompt_rows
 from edge.apps.platforms import write_platform
 from edge.apps.site import describe_gpu_files, describe_site, write_gpu
-from edge.apps.vocabulary import tokenizer_sections
+from edge.apps.vocabulary import composing_bytes, tokenizer_sections
 from edge.backends.checks import app_cores, check_cores
 from edge.backends.tvm import ENGINE as CPU
 from edge.backends.tvm.compiler.exported import exported_designs
@@ -173,8 +173,8 @@ def prepare(
     }  # fmt: skip
     tables = {section: data for section, data in tables.items() if data}
     plan = plan_bundle(
-        profile, model.spec, options, sum(map(len, tables.values())), lora_rank, gpu=gpu,
-        losses=find_losses(model.file, CPU, options),
+        profile, model.spec, options, sum(map(len, tables.values())) + composing_bytes(model.tokenizer), lora_rank,
+        gpu=gpu, losses=find_losses(model.file, CPU, options),
     )  # fmt: skip
     designs = exported_designs(
         layout, plan.config.kv_dtype, profile.arch, profile.system, _tuning(plan, model, profile), isas,

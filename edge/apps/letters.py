@@ -1,14 +1,16 @@
-"""Section NORMALIZER of model.edge, for encoders' tokenizers: which characters are dropped, mapped to others, end a
-word, or belong together. The tables are the answers of the `tokenizers` library to questions about every character.
+"""Section NORMALIZER of model.edge: which characters a tokenizer drops, maps to others, or composes, and which end a
+word or belong together. The tables are the answers of the `tokenizers` library to questions about every character.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from tokenizers import pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
 from edge.apps.c_struct import c_struct, filled
 from edge.apps.words import BLOCK, CODE_POINTS
@@ -18,16 +20,19 @@ from edge.model.word_piece import WordPiece
 from edge.types import AnyArray
 
 # A character's class is a number below ALONE, and flags. BERT's: 0 for one that stays as it is. Unigrams': GRAPHEMES.
+# Of characters that are composed, the class is the canonical combining class, up to 240, or DECOMPOSED.
 DROPPED, MAPPED, SYLLABLE = 1, 2, 3  # SYLLABLE: of Hangul, which becomes its two or three parts
 GRAPHEMES = ("OTHER", "CONTROL", "EXTEND", "SPACING", "ZWJ", "PREPEND", "PICTURE", "L", "V", "T", "LV", "LVT")
+DECOMPOSED = 0xFF
 ALONE, BLANK = 0x40, 0x80  # it is a word of its own; it ends a word, and is no part of one
 
-CONFIG = c_struct(**dict.fromkeys(("block_count", "mapped", "points", "units", "text_bytes", "reserved"), "<u4"))
+CONFIG = c_struct(**dict.fromkeys(("block_count", "mapped", "points", "units", "text_bytes", "pairs"), "<u4"))
 MAPPING = c_struct(point="<u4", start="<u4")  # of its characters among `points`, up to the start of the next mapping
-STRUCTS = {"letters_config": CONFIG, "letter_mapping": MAPPING}  # by their names in C
+PAIR = c_struct(first="<u4", second="<u4", composed="<u4")
+STRUCTS = {"letters_config": CONFIG, "letter_mapping": MAPPING, "letter_pair": PAIR}  # by their names in C
 
 _MARK = "\u3042"  # stands between characters that are asked about together; the library changes and makes none
-_AT_ONCE = 256
+_AT_ONCE, _LAST_CLASS = 256, 240  # the largest combining class
 _ACUTE, _JOINER = "\u0301", "\u200d"
 _FIRST_PLANE, _OTHER_PLANES, _PICTURES = range(0x10000), range(0x10000, 0xF0000), range(0x1F000, 0x20000)
 _HANGUL = {
@@ -74,6 +79,32 @@ def unigram_letters(tokenizer: Unigram) -> bytes:
     for kind, found in _graphemes(tokenizer.normalizer):
         classes[found] = classes[found] & BLANK | GRAPHEMES.index(kind)
     return _section(classes, [], trie, text)
+
+
+@lru_cache(1)
+def composing_letters() -> bytes:
+    """The section of NFC: decompositions, combining classes, and pairs that become one character. Hangul, which is
+    composed by arithmetic, is left out."""
+    compose, decompose = normalizers.NFC().normalize_str, normalizers.NFD()
+    ask = decompose.normalize_str
+    classes, mapped, pairs = np.zeros(CODE_POINTS, np.uint8), list[tuple[int, str]](), list[tuple[int, int, int]]()
+    marks = {unicodedata.combining(chr(each)): chr(each) for each in range(0x3100)}
+    last = marks[_LAST_CLASS]
+    for points in _all_points():
+        texts = list(map(chr, points))
+        behind = _answers(decompose, [last + text for text in texts])
+        for point, text, out, moved in zip(points, texts, _answers(decompose, texts), behind, strict=True):
+            if out == text:
+                if moved != last + text or text == last:  # a mark, whose class is that of marks with which it stays
+                    pairs_of = ((mark + text, text + mark, kind) for kind, mark in marks.items() if kind)
+                    stay = (kind for one, two, kind in pairs_of if (ask(one), ask(two)) == (one, two))
+                    classes[point] = next(stay, unicodedata.combining(text))
+            elif not 0xAC00 <= point < 0xD7A4:
+                classes[point] = DECOMPOSED
+                mapped.append((point, out))
+                if compose(text) == text:
+                    pairs.append((ord(compose(out[:-1])), ord(out[-1]), point))
+    return _section(classes, mapped, pairs=sorted(pairs))
 
 
 def _graphemes(normalizer: Any) -> Iterator[tuple[str, AnyArray]]:
@@ -136,7 +167,10 @@ def _breaks(splitter: Any, texts: list[str]) -> Iterator[tuple[int, int]]:
         yield ord(texts[number // 2]), int(kept[number])
 
 
-def _section(classes: AnyArray, mapped: list[tuple[int, str]], trie: bytes = b"", text: bytes = b"") -> bytes:
+def _section(
+    classes: AnyArray, mapped: list[tuple[int, str]], trie: bytes = b"", text: bytes = b"",
+    pairs: list[tuple[int, int, int]] | None = None,
+) -> bytes:  # fmt: skip
     blocks: dict[bytes, int] = {}
     index_of = [blocks.setdefault(block.tobytes(), len(blocks)) for block in classes.reshape(-1, BLOCK)]
     starts = np.cumsum([0, *(len(out) for _, out in mapped)])
@@ -145,7 +179,7 @@ def _section(classes: AnyArray, mapped: list[tuple[int, str]], trie: bytes = b""
     points = np.array([ord(each) for _, out in mapped for each in out], "<u4")
     config = {
         "block_count": len(blocks), "mapped": len(mapped), "points": points.size, "units": len(trie) // 4,
-        "text_bytes": len(text),
+        "text_bytes": len(text), "pairs": len(pairs or []),
     }  # fmt: skip
-    index = np.array(index_of, "<u2").tobytes()
-    return b"".join([filled(CONFIG, config), index, *blocks, table.tobytes(), points.tobytes(), trie, text])
+    parts = [np.array(index_of, "<u2").tobytes(), *blocks, table.tobytes(), points.tobytes(), trie]
+    return b"".join([filled(CONFIG, config), *parts, np.array(pairs or [], PAIR).tobytes(), text])

@@ -18,7 +18,7 @@ import numpy as np
 
 from edge.apps.c_struct import c_struct, filled
 from edge.apps.gpu_programs import GPUPrograms
-from edge.apps.vocabulary import KINDS
+from edge.apps.vocabulary import COMPOSES, KINDS
 from edge.backends.base import EngineConfig
 from edge.backends.checks import check_whole
 from edge.backends.ring import LayerKinds
@@ -231,8 +231,9 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
     (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
     adapters = "read_adapter" if Section.ADAPTERS in sections else "NULL"
+    kind, flags = np.frombuffer(sections.get(Section.TOKENIZER) or bytes(8), "<u4", 2).tolist()
     splitters = {KINDS.index("bert"): "split_word_pieces", KINDS.index("t5"): "split_unigrams"}
-    pieces = splitters.get(int(np.frombuffer(sections.get(Section.TOKENIZER) or bytes(4), "<u4", 1)[0]), "NULL")
+    pieces, composes = splitters.get(kind, "NULL"), "compose_text" if flags & COMPOSES else "NULL"
     embeds = "embed_texts" if Section.EMBED in sections else "NULL"
     gpu = "&edge_gpu" if Section.GPU in sections else "NULL"
     page = "&edge_page" if gpu_of_page else "NULL"
@@ -243,7 +244,8 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
         "/* The model.edge that this library is for. Written by edge export. */\n"
         f'#include "bundle.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
         f"table_reader *const EDGE_TABLE = {reader};\nadapter_reader *const EDGE_ADAPTERS = {adapters};\n"
-        f"piece_splitter *const EDGE_PIECES = {pieces};\nembedder *const EDGE_EMBED = {embeds};\n"
+        f"piece_splitter *const EDGE_PIECES = {pieces};\ntext_composer *const EDGE_COMPOSER = {composes};\n"
+        f"embedder *const EDGE_EMBED = {embeds};\n"
         f"const accelerator_kind *const EDGE_GPU = {gpu}, *const EDGE_NPU = {npu}, *const EDGE_PAGE = {page};\n"
         f"session_racer *const EDGE_RACE = {'begin_faster' if Section.GPU in sections else 'NULL'};\n"
     )

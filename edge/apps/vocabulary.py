@@ -9,14 +9,14 @@ import numpy as np
 from edge.apps.c_struct import c_struct, filled
 from edge.apps.words import words_section
 from edge.errors import UnsupportedError
-from edge.model.tokenizer import BYTE_OF_CHAR, NORMALIZER, Tokenizer, TokenizerLike
+from edge.model.tokenizer import BYTE_OF_CHAR, LONGEST_BLOCK, Tokenizer, TokenizerLike
 from edge.model.unigram import Unigram
 from edge.model.vocabulary import CONTROL
 from edge.model.word_piece import REST, WordPiece
 from edge.types import AnyArray
 
 KINDS = ("gpt2", "llama", "gemma4", "bert", "t5")
-ADDS_SPACE, SPACE_FIRST, SPACE_ALWAYS, WHOLE_WORDS = 1, 2, 4, 8
+ADDS_SPACE, SPACE_FIRST, SPACE_ALWAYS, WHOLE_WORDS, COMPOSES = 1, 2, 4, 8, 16
 IS_CONTROL, ONLY_SPECIAL, SWALLOWS = 1, 2, 4
 LONGEST_PIECE, MOST_PROBES = 1024, 256
 TOKEN_BITS, RANK_BITS = 20, 24
@@ -37,8 +37,8 @@ STRUCTS = {"tokenizer_config": CONFIG, "character": CHARACTER, "special_token": 
 
 
 def tokenizer_sections(tokenizer: TokenizerLike) -> tuple[bytes, bytes, bytes]:
-    """Sections TOKENIZER, WORDS and NORMALIZER; the second is for byte-level vocabularies, the last for WordPiece and
-    unigrams.
+    """Sections TOKENIZER, WORDS and NORMALIZER; the second is for byte-level vocabularies, the last for WordPiece,
+    unigrams and those that compose characters.
 
     Raises UnsupportedError for tokenizers that the C runtime cannot run, ModelFormatError for damaged tables.
     """
@@ -50,9 +50,17 @@ def tokenizer_sections(tokenizer: TokenizerLike) -> tuple[bytes, bytes, bytes]:
         return _pieces(tokenizer), b"", unigram_letters(tokenizer)
     if not isinstance(tokenizer, Tokenizer):
         raise UnsupportedError("its tokenizer is known to llama.cpp alone")
+    letters = b""
     if tokenizer.composes:
-        raise UnsupportedError(f"a tokenizer that composes characters ({NORMALIZER} is NFC) cannot be exported")
-    return _tokens(tokenizer), words_section(tokenizer.rule) if tokenizer.rule else b"", b""
+        from edge.apps.letters import composing_letters
+
+        letters = composing_letters()
+    return _tokens(tokenizer), words_section(tokenizer.rule) if tokenizer.rule else b"", letters
+
+
+def composing_bytes(tokenizer: TokenizerLike) -> int:
+    """Bytes of a session's memory for a block of text that is composed."""
+    return 3 * 4 * LONGEST_BLOCK if isinstance(tokenizer, Tokenizer) and tokenizer.composes else 0
 
 
 def _pieces(tokenizer: WordPiece | Unigram) -> bytes:
@@ -96,6 +104,7 @@ def _tokens(tokenizer: Tokenizer) -> bytes:
     flags = (
         ADDS_SPACE * tokenizer.space_prefix + SPACE_FIRST * (tokenizer.spaces == "first")
         + SPACE_ALWAYS * (tokenizer.spaces == "always") + WHOLE_WORDS * tokenizer.whole_words
+        + COMPOSES * tokenizer.composes
     )  # fmt: skip
     config = {
         "kind": KINDS.index(tokenizer.kind), "flags": flags, "tokens": size, "merges": len(merges),

@@ -14,7 +14,18 @@ from edge.model.tokenizer import TokenizerLike
 from edge.types import AnyArray
 
 HARNESS = Path(__file__).parent / "runtime" / "tokens_harness.c"
-SOURCES = (HARNESS, "tokenizer.c", "vocabulary.c", "words.c", "letters.c", "pieces.c", "utf8.c", "error.c", *PLATFORM)
+SOURCES = (
+    HARNESS,
+    "tokenizer.c",
+    "vocabulary.c",
+    "words.c",
+    "letters.c",
+    "pieces.c",
+    "compose.c",
+    "utf8.c",
+    "error.c",
+    *PLATFORM,
+)
 
 
 @lru_cache

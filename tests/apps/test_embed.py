@@ -48,7 +48,7 @@ def texts_of() -> list[str]:
 
 @pytest.mark.parametrize("name", [
     "encoders/bert", "gemma", exhaustive("encoders/bert-cased"), exhaustive("encoders/nomic-bert"),
-    exhaustive("xlm-roberta"),
+    exhaustive("xlm-roberta"), exhaustive("modern-bert"),
 ])  # fmt: skip
 def test_vectors_are_those_of_python(name: str) -> None:
     """To the last bit, unless a last norm is computed, in double precision here."""

@@ -1,4 +1,4 @@
-"""The C runtime's WordPiece and unigram tokenizers: the ids of edge.model.word_piece and edge.model.unigram."""
+"""The C runtime's tokenizers with normalizers: the ids of WordPiece, of unigrams, and of byte pairs behind NFC."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from conftest import GOLDEN, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_tokens import CTokenizer
+from test_gguf_file import GGUF, STRING
 from test_pre_tokenizers import SEPARATING
-from test_runtime_tokens import fuzz, random_text
+from test_runtime_tokens import edited, fuzz, random_text
 from test_tokenizer import TEXTS, TORTURE
 
 from edge.converters.huggingface.reader import convert_folder
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import fields_of, planned_as, write_gguf
-from edge.model.tokenizer import TokenizerLike
+from edge.model.tokenizer import NORMALIZER, Tokenizer, TokenizerLike
 from edge.model.unigram import Unigram
 from edge.model.word_piece import WordPiece
 
-NAMES = ("bert", "bert-cased", "xlm-roberta")
+NAMES = ("bert", "bert-cased", "xlm-roberta", "composed")
 # Characters that join others to graphemes, that are mapped, dropped, or decomposed.
 ODD = [
     *"\u0301\u0302\u200d\u0600\ufe0f\u0903\u0d4e\u20d0\u00ad\u200b",
     *"\u1100\u1161\u11a8\uac00\uac01\uffa1\u00a9\u2122",
     *"\u2764\u00aa\ufb01\uff21\u0130\u1e9e\u037e\u3000\u00a0\u2581#[]\ufdfa\u0958\u4e00\uf900\x00\x85 aB", "\U0001f600",
     "\U0001d165", "\U000e0020", "[SEP]", "##",
+    *"e\u0323\u0307s\u1e69\u0344\u0345\u1f82\u212b\u0915\u093c\u302e\u1b44\u0dd9\u0dca\u0dcf\u1175\u11c2\u0340",
 ]  # fmt: skip
 
 
@@ -61,6 +63,10 @@ def double_array(replaced: dict[str, str]) -> bytes:
 @lru_cache
 def both(name: str) -> tuple[TokenizerLike, CTokenizer]:
     """XLM-R's with a table of many characters, most of them NFKC's."""
+    if name == "composed":
+        path = edited(GGUF.read(), **{NORMALIZER: (STRING, "NFC")}).write(Path(mkdtemp()) / "model.gguf")
+        composing = Tokenizer(read_gguf(path))
+        return composing, CTokenizer(composing)
     if name != "xlm-roberta":
         tokenizer: TokenizerLike = WordPiece(read_gguf(GOLDEN / "encoders" / f"{name}.gguf"))
         return tokenizer, CTokenizer(tokenizer)

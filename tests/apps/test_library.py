@@ -36,7 +36,8 @@ TABLES = {
     "trusted.c": '#include "bundle.h"\n'
     "const uint8_t EDGE_TRUSTED[32] = {0};\ntable_reader *const EDGE_TABLE = NULL;\n"
     "adapter_reader *const EDGE_ADAPTERS = NULL;\n"
-    "piece_splitter *const EDGE_PIECES = NULL;\nembedder *const EDGE_EMBED = NULL;\n"
+    "piece_splitter *const EDGE_PIECES = NULL;\ntext_composer *const EDGE_COMPOSER = NULL;\n"
+    "embedder *const EDGE_EMBED = NULL;\n"
     "const accelerator_kind *const EDGE_GPU = NULL, *const EDGE_NPU = NULL, *const EDGE_PAGE = NULL;\n"
     "session_racer *const EDGE_RACE = NULL;\n"
 }

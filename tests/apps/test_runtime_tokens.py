@@ -194,6 +194,7 @@ FILES: dict[str, Callable[[], GGUF]] = {
         with_tokens({270: "Ġhello", 271: "hello"}), **{"tokenizer.ggml.pre": (STRING, "llama-bpe")}
     ),
     "Gemma 4": gemma4,
+    "composed characters": lambda: edited(GGUF.read(), **{NORMALIZER: (STRING, "NFC")}),
 }  # fmt: skip
 
 
@@ -202,12 +203,6 @@ def test_settings_of_files(tmp_path: Path, name: str) -> None:
     python = Tokenizer(read_gguf(FILES[name]().write(tmp_path / "m.gguf")))
     marks = "<|user|> \n hi<|user|>\u2581x</s> y</s></s>[X]b[X]a[INST]\n\n\n\u4f60\u597d👍👍 x dé hello the hello"
     check(python, CTokenizer(python), [marks, *TEXTS, *SEPARATING, " x", "\u2581x", "\n" * 40])
-
-
-def test_composed_characters_are_refused(tmp_path: Path) -> None:
-    file = edited(GGUF.read(), **{NORMALIZER: (STRING, "NFC")})
-    with pytest.raises(UnsupportedError, match=r"composes characters .* cannot be exported"):
-        tokenizer_sections(Tokenizer(read_gguf(file.write(tmp_path / "m.gguf"))))
 
 
 # Long texts
@@ -260,7 +255,7 @@ def fuzz(tmp_path: Path, tokenizer: TokenizerLike, seed: int, mutants: int) -> i
     return int(done.stdout)
 
 
-@pytest.mark.parametrize("name", ["whole words", "user-defined tokens", "Gemma 4", "a space at first"])
+@pytest.mark.parametrize("name", ["whole words", "user-defined tokens", "composed characters", "Gemma 4"])
 def test_damaged_tables_do_no_harm(tmp_path: Path, name: str) -> None:
     tokenizer = Tokenizer(read_gguf(FILES[name]().write(tmp_path / "m.gguf")))
     mutants = examples(200)

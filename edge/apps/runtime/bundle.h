@@ -5,6 +5,7 @@
 
 #include "accelerator.h"
 #include "base.h"
+#include "compose.h"
 #include "embed.h"
 #include "pieces.h"
 
@@ -40,7 +41,8 @@ adapter_reader read_adapter;
 /* Splits the words of encoders' texts: pieces.c. */
 extern piece_splitter *const EDGE_PIECES;
 
-extern embedder *const EDGE_EMBED; /* embed.c */
+extern text_composer *const EDGE_COMPOSER; /* compose.c */
+extern embedder *const EDGE_EMBED;         /* embed.c */
 
 /* Accelerators of a session, and of a page. */
 extern const accelerator_kind *const EDGE_GPU, *const EDGE_NPU, *const EDGE_PAGE;

@@ -11,12 +11,13 @@ bool letters_find(const edge_model *model, letter_tables *found)
     memset(found, 0, sizeof *found);
     if (size < tables || c->block_count > CODE_POINTS / WORDS_BLOCK
         || size != tables + (uint64_t)c->block_count * WORDS_BLOCK + (c->mapped + 1ull) * sizeof(letter_mapping)
-               + 4ull * c->points + 4ull * c->units + c->text_bytes)
+               + 4ull * c->points + 4ull * c->units + (uint64_t)c->pairs * sizeof(letter_pair) + c->text_bytes)
         return false;
     const uint16_t *blocks = (const uint16_t *)(c + 1);
     const uint8_t *classes = (const uint8_t *)(blocks + CODE_POINTS / WORDS_BLOCK);
     const letter_mapping *mapped = (const letter_mapping *)(classes + c->block_count * WORDS_BLOCK);
     const uint32_t *points = (const uint32_t *)(mapped + c->mapped + 1), *trie = points + c->points;
+    const letter_pair *pairs = (const letter_pair *)(trie + c->units);
     for (size_t i = 0; i < CODE_POINTS / WORDS_BLOCK; i++)
         if (blocks[i] >= c->block_count)
             return false;
@@ -26,7 +27,10 @@ bool letters_find(const edge_model *model, letter_tables *found)
     for (uint32_t i = 0; i < c->points; i++)
         if (points[i] >= CODE_POINTS)
             return false;
-    *found = (letter_tables){c, blocks, classes, mapped, points, trie, (const uint8_t *)(trie + c->units)};
+    for (uint32_t i = 0; i < c->pairs; i++)
+        if (pairs[i].composed >= CODE_POINTS)
+            return false;
+    *found = (letter_tables){c, blocks, classes, mapped, points, trie, pairs, (const uint8_t *)(pairs + c->pairs)};
     return mapped[c->mapped].start <= c->points && (!c->text_bytes || !found->text[c->text_bytes - 1]);
 }
 
@@ -49,6 +53,21 @@ uint32_t letters_mapped(const letter_tables *in, uint32_t point, const uint32_t 
         return 0;
     *points = in->points + in->mapped[low].start;
     return in->mapped[low + 1].start - in->mapped[low].start;
+}
+
+uint32_t letters_composed(const letter_tables *in, uint32_t first, uint32_t second)
+{
+    uint64_t wanted = (uint64_t)first << 32 | second;
+    uint32_t low = 0, high = in->config->pairs;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (((uint64_t)in->pairs[middle].first << 32 | in->pairs[middle].second) < wanted)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    bool found = low < in->config->pairs && in->pairs[low].first == first && in->pairs[low].second == second;
+    return found ? in->pairs[low].composed : 0;
 }
 
 /* Whether no grapheme ends between characters of these classes (Unicode Standard Annex #29), but for flags and for the

@@ -1,4 +1,4 @@
-/* What encoders' tokenizers know of characters. Section NORMALIZER, made by edge/apps/letters.py:
+/* What tokenizers know of characters. Section NORMALIZER, made by edge/apps/letters.py:
  *
  *     letters_config
  *     uint16 blocks[0x110000 / 128]      number of the block of classes of a code point
@@ -6,6 +6,7 @@
  *     letter_mapping mapped[mapped + 1]  characters that become others, ascending
  *     uint32 points[points]              which others
  *     uint32 trie[units]                 texts that a unigram tokenizer replaces: a double array, as Darts has it
+ *     letter_pair pairs[pairs]           characters that compose to one, ascending
  *     uint8  text[text_bytes]            by which; each ends with \0
  */
 #ifndef EDGE_LETTERS_H
@@ -20,6 +21,7 @@ typedef struct {
     const uint8_t *classes;
     const letter_mapping *mapped;
     const uint32_t *points, *trie;
+    const letter_pair *pairs;
     const uint8_t *text;
 } letter_tables;
 
@@ -27,6 +29,7 @@ bool letters_find(const edge_model *model, letter_tables *found); /* returns fal
 uint8_t letters_class(const letter_tables *in, uint32_t point);
 /* Returns the number of characters that a mapped one becomes. */
 uint32_t letters_mapped(const letter_tables *in, uint32_t point, const uint32_t **points);
+uint32_t letters_composed(const letter_tables *in, uint32_t first, uint32_t second); /* 0: they do not compose */
 /* Returns the bytes of the first grapheme of a text, at least one character. */
 size_t letters_grapheme(const letter_tables *in, const uint8_t *text, size_t count);
 /* Returns what replaces the shortest beginning of the text that the trie has, *length bytes; NULL: it has none. */

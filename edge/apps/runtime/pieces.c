@@ -2,15 +2,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "hangul.h"
 #include "letters.h"
 #include "pieces.h"
 #include "utf8.h"
 #include "vocabulary.h"
 
 /* ---- WordPiece: the longest pieces, from the first on -------------------------------------------------------------- */
-
-enum { HANGUL = 0xAC00, HANGUL_L = 0x1100, HANGUL_V = 0x1161, HANGUL_T = 0x11A7, VOWELS = 21, LAST = 28,
-       SYLLABLES = 19 * VOWELS * LAST };
 
 /* A word behind a space, which the first of its pieces has. count: characters. */
 typedef struct {
@@ -69,8 +67,7 @@ bool split_word_pieces(const vocabulary *in, const letter_tables *of, piece_room
     for (const uint8_t *at = text, *end = text + count; going && at < end;) {
         uint32_t point;
         at += utf8_read(at, (size_t)(end - at), &point, &whole);
-        const uint32_t syllable = point - HANGUL, parts[] = {HANGUL_L + syllable / (VOWELS * LAST),
-            HANGUL_V + syllable / LAST % VOWELS, HANGUL_T + syllable % LAST};
+        uint32_t parts[3];
         const uint32_t *points = &point;
         uint32_t some = 1;
         switch (letters_class(of, point) & (LETTER_ALONE - 1)) {
@@ -80,7 +77,7 @@ bool split_word_pieces(const vocabulary *in, const letter_tables *of, piece_room
             some = letters_mapped(of, point, &points);
             break;
         case LETTER_SYLLABLE:
-            points = parts, some = syllable >= SYLLABLES ? 0 : syllable % LAST ? 3 : 2;
+            points = parts, some = hangul_parts(point, parts);
         }
         for (uint32_t i = 0; going && i < some; i++)
             going = add_point(&s, points[i]);

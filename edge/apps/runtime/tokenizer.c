@@ -28,6 +28,7 @@ struct tokenizer {
     int32_t ascii[128];  /* tokens of ASCII characters */
     uint32_t count, most; /* symbols of the word; of the longest word so far */
     bool mapped;          /* the tables are in a mapped file */
+    uint8_t *composed;    /* [3 * MOST_BYTES + 4], where text is composed */
     workspace *work;      /* few of its pages are ever touched */
 };
 
@@ -185,6 +186,10 @@ static bool encode_plain(tokenizer *t, const uint8_t *text, size_t count, bool s
     if (kind == KIND_GPT2) {
         word_cutter cutter;
         const uint8_t *word;
+        if (t->in.config->flags & COMPOSES) {
+            count = EDGE_COMPOSER(&t->letters, text, count, t->work->ranks, t->composed);
+            text = t->composed;
+        }
         words_begin(&cutter, &t->rules, text, count);
         for (size_t length; (length = words_next(&cutter, &word));)
             if (!encode_word(t, word, length, false, out, to))
@@ -327,7 +332,8 @@ edge_status tokenizer_check(const edge_model *model, edge_error *error)
     if (!vocabulary_find(model, &in) || !ids_are_known(in.ends, in.config->ends, in.config->tokens)
         || !ids_are_known(in.banned, in.config->banned, in.config->tokens))
         return edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (its tokens): copy or export it again");
-    if (in.config->kind >= KIND_BERT && !(EDGE_PIECES && letters_find(model, &letters)))
+    const bool composes = in.config->flags & COMPOSES, splits = in.config->kind >= KIND_BERT;
+    if ((composes && !EDGE_COMPOSER) || (splits && !EDGE_PIECES) || ((composes || splits) && !letters_find(model, &letters)))
         return edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (its characters): copy or export it again");
     return in.config->kind == KIND_GPT2 ? words_find(model, &rules, error) : EDGE_OK;
 }
@@ -336,9 +342,10 @@ tokenizer *tokenizer_layout(arena *from, const edge_model *model)
 {
     tokenizer *t = take(from, sizeof *t);
     workspace *work = take(from, sizeof *work);
+    uint8_t *composed = take(from, EDGE_COMPOSER ? 3ull * MOST_BYTES + 4 : 0);
     if (!t)
         return NULL;
-    t->work = work;
+    t->work = work, t->composed = composed;
     t->mapped = model->file.mapped;
     vocabulary_find(model, &t->in); /* tokenizer_check has checked it */
     words_find(model, &t->rules, NULL);

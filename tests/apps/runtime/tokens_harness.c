@@ -20,6 +20,7 @@ static bool split(const vocabulary *in, const letter_tables *of, piece_room room
 }
 
 piece_splitter *const EDGE_PIECES = split;
+text_composer *const EDGE_COMPOSER = compose_text;
 
 /* Of sections TOKENIZER, WORDS and NORMALIZER, which stay where they are. mapped: they are part of a file. NULL: they are
  * damaged. */
