@@ -130,7 +130,7 @@ class NativeSequence:
         found, chunk = np.empty((tokens.size, self.spec.hidden), np.float32), self.config.chunk
         for start in range(0, tokens.size, chunk):
             part = tokens[start : start + chunk]
-            self.run(part, 1, given, places)
+            self.run(part, 0, given, places)
             states = passes.normed_states(part.size) if self._network.normed else passes.states[: part.size]
             found[start : start + part.size] = states
         return found
