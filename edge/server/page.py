@@ -14,7 +14,7 @@ from edge.server.refusal import RefusedError
 
 FOLDER = Path(__file__).parent / "page"
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'",
     "Referrer-Policy": "no-referrer",

@@ -26,6 +26,7 @@ class Script:
     asked: list[dict[str, Any]] = field(default_factory=list)
     key: str = ""
     models: tuple[str, ...] = ("tiny", "other")
+    seeing: tuple[str, ...] = ()  # models that take pictures
     unchatting: tuple[str, ...] = ()  # models without a chat template, which come first
     budget: int = 256 * MIB  # 0: none
     go: threading.Event = field(default_factory=threading.Event)
@@ -63,7 +64,16 @@ class _Handler(BaseHTTPRequestHandler):
                 "/v1/models": {
                     "data": [
                         *({"id": name, "chat_template": False} for name in self.script.unchatting),
-                        *({"id": name, "chat_template": True} for name in self.script.models),
+                        *(
+                            {
+                                "id": name,
+                                "chat_template": True,
+                                "architecture": {
+                                    "input_modalities": ["text", "image"] if name in self.script.seeing else ["text"]
+                                },
+                            }
+                            for name in self.script.models
+                        ),
                     ]
                 },
                 "/props": {"edge": {"memory": memory, "budgets": {"energy": 40.0}}},

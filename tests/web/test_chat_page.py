@@ -13,6 +13,8 @@ from chat_server import Script, chat_server
 from conftest import GOLDEN
 from serving_process import serving
 
+import edge
+
 pytestmark = pytest.mark.slow
 
 READY = "document.getElementById('status').textContent === 'On this machine'"
@@ -497,3 +499,48 @@ def test_edge_serve_speaks_as_the_page_expects(page: Page) -> None:
             assert float(page.value(f"document.getElementById('{each}').textContent")) > 0
         assert page.value("document.getElementById('model').value") == "llama-gqa-tied"
         page.visit("about:blank")
+
+
+PUT = """(async (kind) => {
+  const canvas = Object.assign(document.createElement("canvas"), { width: 2000, height: 500 });
+  const context = canvas.getContext("2d");
+  context.fillStyle = "red";
+  context.fillRect(0, 0, 1000, 500);
+  const data = new DataTransfer();
+  const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
+  data.items.add(new File([blob], "a.png", { type: "image/png" }));
+  const event = kind === "paste" ? new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true })
+    : new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
+  document.getElementById("text").dispatchEvent(event);
+})"""
+TRAY = "document.querySelectorAll('ul.pictures img').length"
+
+
+def test_pictures_are_dropped_pasted_and_sent(page: Page, server: tuple[str, Script], tmp_path: Path) -> None:
+    url, script = server
+    script.seeing, script.answers = ("tiny",), [["Red."]]
+    show(page, url, 390)
+    until(page, READY)
+    assert page.value("document.querySelector('#ask input[type=file]').accept") == "image/*"
+    for number, kind in enumerate(("drop", "paste", "drop"), start=1):
+        page.value(f"{PUT}('{kind}')")
+        until(page, f"{TRAY} === {number}")
+    click(page, "ul.pictures .small")
+    until(page, f"{TRAY} === 2")
+    page.screenshot(tmp_path / "before.png")
+    type_in(page, "What is it?")
+    until(page, ANSWERED)
+    assert page.value(TRAY) == 0
+    *pictures, text = script.asked[-1]["messages"][-1]["content"]
+    assert text == {"type": "text", "text": "What is it?"}
+    for part in pictures:
+        found = edge.Image.of(part["image_url"]["url"])
+        assert (found.width, found.height) == (1568, 392)
+        assert found.pixels[200, 300].tolist()[0] > 200 > found.pixels[200, 1300].min() + 100
+    assert page.value("document.querySelectorAll('.mine > .pictures img').length") == 2
+    page.screenshot(tmp_path / "after.png")
+    show(page, url, 390)  # the conversation stays, with its pictures
+    until(page, "document.querySelectorAll('.mine > .pictures img').length === 2")
+    assert complaints(page) == []
+    page.value("(document.getElementById('model').value = 'other', document.getElementById('model').onchange())")
+    assert page.value("document.querySelector('#ask .picture')") is None

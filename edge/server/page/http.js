@@ -39,7 +39,9 @@ export async function call(path, options = {}) {
 }
 
 /** @param {Turn} turn */
-function message({ role, content, thoughts, calls, call }) {
+function message({ role, content, images, thoughts, calls, call }) {
+  const shown = images?.map((url) => ({ type: "image_url", image_url: { url } }));
+  if (shown) return { role, content: [...shown, ...(content ? [{ type: "text", text: content }] : [])] };
   if (role !== "assistant") return { role, content, ...(call ? { tool_call_id: call } : {}) };
   const made = calls?.map(({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } }));
   return { role, content, ...(thoughts ? { reasoning_content: thoughts } : {}), ...(made ? { tool_calls: made } : {}) };

@@ -13,6 +13,8 @@ const WATCH = 2000; // ms between looks at the server's memory, while it answers
 /** @type {import("./store.js").Kept} */
 let current = blank();
 let chosen = readSettings();
+/** @type {Set<string>} models that see */
+let seeing = new Set();
 let budget = 0; // joules of an answer, as the server was started; 0: no limit
 
 const chat = new Chat({
@@ -65,6 +67,7 @@ async function openChat(id) {
   point();
   chat.show(current.turns);
   if ([...models.options].some(({ value }) => value === current.model)) models.value = current.model;
+  chosenModel();
   drawChats();
   toggleSide(false);
   chat.composer.focus();
@@ -167,6 +170,11 @@ function closed(dialog) {
   return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue), { once: true }));
 }
 
+/** Offer pictures where the model sees. */
+function chosenModel() {
+  chat.composer.pictures.enable(seeing.has(models.value));
+}
+
 // ---- the beginning ----------------------------------------------------------------------------------------------
 
 async function connect() {
@@ -179,6 +187,8 @@ async function connect() {
     if (models.hidden) throw new Error("no model here has a chat template: serve one that has, or use /v1/completions");
     const before = current.model || localStorage.getItem(MODEL);
     models.replaceChildren(...chatting.map((/** @type {any} */ { id }) => new Option(id, id, false, id === before)));
+    seeing = new Set(chatting.filter((/** @type {any} */ each) => each.architecture?.input_modalities.includes("image")).map((/** @type {any} */ each) => each.id));
+    chosenModel();
     models.disabled = chatting.length < 2;
     status.textContent = LOOPBACK.test(location.hostname) ? "On this machine" : `On ${location.host}`;
     chat.ready = true;
@@ -201,7 +211,10 @@ find("export-all").onclick = () => download(readChats(), "edge conversations");
 find("delete-all").onclick = () => remove(readChats());
 find("tools").oninput = () => find("tools").setCustomValidity("");
 settings.querySelector("form").onsubmit = checkTools;
-models.onchange = () => localStorage.setItem(MODEL, models.value);
+models.onchange = () => {
+  localStorage.setItem(MODEL, models.value);
+  chosenModel();
+};
 document.querySelector("main")?.addEventListener("pointerdown", (event) => {
   if (!(/** @type {Element} */ (event.target).closest("#open-side"))) toggleSide(false);
 });

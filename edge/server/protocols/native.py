@@ -51,7 +51,9 @@ def _model(hub: Hub, entry: Entry, name: str, adapter: tuple[LoraFile, ...] = ()
         "loaded": session is not None,
         "parent": entry.name if adapter else None,
         "chat_template": bool(entry.template),
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "architecture": {
+            "input_modalities": ["text", "image"] if entry.sees else ["text"], "output_modalities": ["text"],
+        },
         "meta": {
             "n_ctx": session.plan.config.capacity if session else spec.context, "n_ctx_train": spec.context,
             "n_vocab": spec.vocab, "n_embd": spec.hidden, "n_params": spec.parameters, "size": entry.size,

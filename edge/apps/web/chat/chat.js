@@ -44,7 +44,7 @@ export class Chat {
     this.#answer = answer;
     this.#changed = changed;
     this.#answersCalls = answersCalls;
-    this.composer = makeComposer(form, { send: (text) => this.ask(text), stop: () => this.#answering?.abort() });
+    this.composer = makeComposer(form, { send: (text, images) => this.ask(text, images), stop: () => this.#answering?.abort() });
   }
 
   get busy() {
@@ -61,10 +61,10 @@ export class Chat {
     this.#list.scrollTop = this.#list.scrollHeight;
   }
 
-  /** @param {string} text */
-  ask(text) {
+  /** @param {string} text @param {string[]} [images] */
+  ask(text, images) {
     this.#list.querySelector(":scope > .theirs > form")?.remove(); // calls without a result
-    const turn = /** @type {Turn} */ ({ role: "user", content: text });
+    const turn = /** @type {Turn} */ ({ role: "user", content: text, ...(images?.length ? { images } : {}) });
     const [item] = this.#add(turn);
     item.classList.add("waiting");
     this.#list.append(item);
@@ -102,7 +102,7 @@ export class Chat {
   async #edit(turn, text) {
     if (!(await this.#cut(turn))) return;
     this.composer.focus();
-    await this.ask(text);
+    await this.ask(text, turn.images);
   }
 
   /** @param {Turn} turn an answer, to whose question another one is given */
@@ -233,7 +233,7 @@ export class Chat {
   /** @param {Turn} turn */
   #item(turn) {
     if (turn.role === "tool") return resultItem(turn.content);
-    if (turn.role === "user") return questionItem(turn.content, { edit: (text) => this.#edit(turn, text) });
+    if (turn.role === "user") return questionItem(turn, { edit: (text) => this.#edit(turn, text) });
     const item = answerItem(turn, { retry: () => this.#retry(turn) });
     drawAnswer(item, turn);
     return item;

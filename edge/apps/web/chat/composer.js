@@ -1,13 +1,15 @@
 /** The form in which messages are written: Enter sends, Shift+Enter begins a line, Escape stops the answer. */
 import { icon } from "./dom.js";
+import { makePictures } from "./pictures.js";
 
 /**
  * @param {HTMLFormElement} form with a text area and a button
- * @param {{send: (text: string) => void, stop: () => void}} on
+ * @param {{send: (text: string, images: string[]) => void, stop: () => void}} on
  */
 export function makeComposer(form, on) {
   const text = /** @type {HTMLTextAreaElement} */ (form.querySelector("textarea"));
   const button = /** @type {HTMLButtonElement} */ (form.querySelector("button"));
+  const pictures = makePictures(form);
   let busy = false;
 
   /** @param {boolean} answering */
@@ -21,7 +23,7 @@ export function makeComposer(form, on) {
     event.preventDefault();
     const said = text.value.trim();
     text.value = said ? "" : text.value;
-    if (said) on.send(said);
+    if (said || pictures.any) on.send(said, pictures.take());
   });
   button.addEventListener("click", (event) => {
     if (!busy) return;
@@ -34,7 +36,7 @@ export function makeComposer(form, on) {
   });
   setBusy(false);
   button.disabled = false;
-  return { setBusy, focus: () => text.focus() };
+  return { setBusy, pictures, focus: () => text.focus() };
 }
 
 /** @param {KeyboardEvent} event @param {HTMLFormElement} form */

@@ -4,6 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const ICONS = {
   copy: "M9 9h10v12H9zM15 9V3H5v12h4",
   done: "M5 13l5 5L20 7",
+  picture: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.5 9.5h.01",
   menu: "M4 7h16M4 12h16M4 17h16",
   remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   save: "M12 4v11M7 11l5 5 5-5M5 20h14",

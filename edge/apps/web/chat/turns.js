@@ -2,21 +2,23 @@
 import { sendOnEnter } from "./composer.js";
 import { copyButton, element, iconButton } from "./dom.js";
 import { render } from "./markdown.js";
+import { shownPictures } from "./pictures.js";
 
 /**
  * A turn: a message of chat completions, with fields of the page.
- * failed: why a question has no answer; the model does not see it again. note: how an answer ended. figures: its cost.
+ * images: data URLs of pictures before a question. failed: why a question has no answer; the model does not see it again. note: how an answer ended. figures: its cost.
  * @typedef {{index?: number, id?: string, name: string, arguments: string}} Call
  * @typedef {{role: "user" | "assistant" | "tool", content: string, thoughts?: string, calls?: Call[], call?: string,
- *   failed?: string, note?: string, figures?: string}} Turn
+ *   images?: string[], failed?: string, note?: string, figures?: string}} Turn
  */
 
-/** @param {string} text */
-export function questionItem(text, /** @type {{edit: (text: string) => void}} */ on) {
+/** @param {Turn} turn */
+export function questionItem({ content: text, images = [] }, /** @type {{edit: (text: string) => void}} */ on) {
   const said = element("div", { className: "said", textContent: text });
   const edit = iconButton("edit", "Edit the question", () => openEditor());
   const actions = element("div", { className: "actions" }, [edit, copyButton("Copy the question", () => text)]);
-  const item = element("li", { className: "mine" }, [said, actions]);
+  const shown = images.length ? [shownPictures(images)] : [];
+  const item = element("li", { className: "mine" }, [...shown, said, actions]);
 
   function openEditor() {
     const field = element("textarea", { value: text, ariaLabel: "Question" });
@@ -38,7 +40,7 @@ export function questionItem(text, /** @type {{edit: (text: string) => void}} */
   }
 
   function close() {
-    item.replaceChildren(said, actions);
+    item.replaceChildren(...shown, said, actions);
     edit.focus();
   }
 
