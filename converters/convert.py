@@ -275,7 +275,7 @@ def preview(
 
 def _has_eyes(path: Path, wanted: Conversion) -> bool:
     """Whether an encoder of pictures is written beside the model."""
-    return wanted.to == "gguf" and path.is_dir() and sees(path)
+    return wanted.to == "gguf" and is_folder(path) and sees(path)
 
 
 def _type_of_eyes(wanted: Conversion) -> str:

@@ -120,7 +120,7 @@ def read_checkpoint(path: Path, weights: Path | None = None, name: str = "") -> 
 
 
 # Names below a layer, and of the encoder or the decoder: ours, Hugging Face's, openai's (whisper.cpp's).
-_LAYER = (
+LAYER = (
     ("attn_norm", "self_attn_layer_norm", "attn_ln"),
     ("attn_q", "self_attn.q_proj", "attn.query"),
     ("attn_k", "self_attn.k_proj", "attn.key"),
@@ -135,13 +135,13 @@ _LAYER = (
     ("ffn_up", "fc1", "mlp.0"),
     ("ffn_down", "fc2", "mlp.2"),
 )
-_ENCODER = (
+ENCODER = (
     ("conv1", "conv1", "conv1"),
     ("conv2", "conv2", "conv2"),
     ("position_embd", "embed_positions", "positional_embedding"),
     ("output_norm", "layer_norm", "ln_post"),
 )
-_DECODER = (
+DECODER = (
     ("token_embd", "embed_tokens", "token_embedding"),
     ("position_embd", "embed_positions", "positional_embedding"),
     ("output_norm", "layer_norm", "ln"),
@@ -287,12 +287,12 @@ def _parts(
                 raise ModelFormatError(f"{path}: the tensor {stored} is missing")
             yield Part(ours, kind, tensors[stored])
 
-    for side, own, outside in (("encoder", "enc.", _ENCODER), ("decoder", "", _DECODER)):
+    for side, own, outside in (("encoder", "enc.", ENCODER), ("decoder", "", DECODER)):
         for each in outside:
             yield from take(own + each[0], root(side) + str(each[names]))
         layer = 0
         while any(name.startswith(f"{root(side)}{layers}.{layer}.") for name in tensors):
-            for each in _LAYER:
+            for each in LAYER:
                 if not each[0].startswith("cross") or side == "decoder":
                     yield from take(f"{own}blk.{layer}.{each[0]}", f"{root(side)}{layers}.{layer}.{each[names]}")
             layer += 1
