@@ -22,7 +22,6 @@ from edge.apps.library import (
     LIBM,
     SHARED,
     STATIC,
-    archive,
     exported,
     find_toolchain,
     make_library,
@@ -151,17 +150,6 @@ def test_archive_is_all_that_a_program_needs(tmp_path: Path, made: dict[str, Pat
     assert said.startswith("-2 ")
     assert "no-such-file" in said
     assert ".debug" not in ask("readelf", "-SW", made["linux"] / STATIC)
-
-
-def test_linker_takes_our_archive(tmp_path: Path) -> None:
-    (tmp_path / "part.c").write_text("int part(void);\nint part(void) { return 42; }\n")
-    (tmp_path / "main.c").write_text("int part(void);\nint main(void) { return part(); }\n")
-    member = build([tmp_path / "part.c"], ("-c",), ".o").read_bytes()
-    (tmp_path / "libpart.a").write_bytes(archive("part.o", member, ["part"]))
-    program = build([tmp_path / "main.c", tmp_path / "libpart.a"])
-    assert subprocess.run([program]).returncode == 42
-    said = subprocess.run(["nm", "--print-armap", tmp_path / "libpart.a"], capture_output=True, text=True, check=True)
-    assert "part in part.o" in said.stdout
 
 
 def test_compiler_for_another_machine_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

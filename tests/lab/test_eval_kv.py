@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import exhaustive, open_golden
 from small_models import Small, write_small
-from test_cli import edge, edge_json
+from test_cli import edge
 
 from edge.errors import InputError
 from edge.lab.quality.material import Material, Setup
@@ -235,16 +235,6 @@ def test_chunks_are_no_longer_than_small_cache_takes(setup: Setup) -> None:
         assert "ratio" in full.figures
 
 
-def test_table_of_nothing_but_full_cache_is_error(small: Path, text: Path) -> None:
-    flags = ["--backend", "reference", "--policies", "window,h2o", "--max-kv-size", "32", "--prefill-step-size", "32"]
-    done = edge("eval", "kv", str(small), "--text", str(text), *flags, "--tasks", "perplexity", "--tokens", "50")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(
-        "edge: nothing was measured besides the full cache: window 32 rows: --prefill-step-size 32"
-    )
-    assert "; h2o 32 rows: " in done.stderr
-
-
 @pytest.fixture(scope="module")
 def report(small: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
     """The flags of a small run, and the report that it wrote."""
@@ -332,18 +322,6 @@ def test_damaged_journal_is_refused(line: str, tmp_path: Path) -> None:
 
 
 # Reports
-
-
-def test_short_context_leaves_repeats_out(tmp_path: Path, text: Path) -> None:
-    short = str(write_small(tmp_path / "short.gguf", Small(context=512)))
-    flags = ["eval", "kv", short, "--text", str(text), "--backend", "reference", "--policies", "window"]
-    flags += ["--max-kv-size", "128", "--trials", "1", "--json"]
-    figures = edge_json(*flags)["rows"][0]["figures"]
-    assert set(figures) == {"perplexity", "ratio", "known", "later", "streamed"}
-    assert figures["perplexity"]["over"] == 512
-    done = edge(*flags, "--tasks", "repeat")
-    assert done.returncode == 2
-    assert "repeated segments take 2269 positions, and the model knows 512" in done.stderr
 
 
 @pytest.mark.parametrize(("flags", "says"), [

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,6 @@ from test_cli import edge, edge_json
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import ENGINE as REFERENCE
-from edge.cli.measuring.tune import _summary as summary
 from edge.devices import records
 from edge.devices.records import Comparison, Record, Subject, nearest, read_records, record_name, write_record
 from edge.errors import EngineError
@@ -54,7 +52,7 @@ from edge.lab.tuning.host import rig_config
 from edge.lab.tuning.races import Limits, Trial, compare, is_significant, search
 from edge.lab.tuning.rig import Depths, Rig
 from edge.lab.tuning.setting import Setting
-from edge.lab.tuning.table import Table, read_trials
+from edge.lab.tuning.table import read_trials
 from edge.lab.tuning.tune import Result, Status, tune
 
 SPACE = make_space(TARGETS[0], "f16", 2, 512)
@@ -269,36 +267,6 @@ def test_tuning_without_time_replaces_none_that_was_compared(tiny: Path, folder:
     late = tune(model.spec.label, setting(Machine(PLANTED)), trials=80, seconds=0.0, force=True)
     assert late.late
     assert read_records() == [first]
-
-
-def test_interrupted_comparison_is_reported_missing(tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No time passes by the clock, and the alarm goes off in the comparison alone, however slow the machine is."""
-    monkeypatch.setattr("edge.lab.tuning.tune.time", SimpleNamespace(monotonic=lambda: 0.0))
-
-    class Slower(Machine):
-        def measure(self, values: Values, part: str) -> float:
-            if "pair" in doing[-1]:
-                signal.raise_signal(signal.SIGALRM)
-                raise AssertionError("it was not cut off")
-            return super().measure(values, part)
-
-    doing: list[str] = [""]
-    result = tune(
-        open_model(tiny).spec.label, setting(Slower(PLANTED)), trials=200, seconds=1e6,
-        on_status=lambda status: doing.append(status.doing),
-    )  # fmt: skip
-    assert (result.late, result.interrupted) == (True, False)
-    assert (result.record.kept, result.record.comparison) == ("tuned", None)
-    assert "not compared with the defaults yet: no time was left, give --time 5m" in summary(result, 200, 3)[0]
-
-
-def test_torn_table_counts_as_far_as_it_goes(tiny: Path, folder: Path) -> None:
-    record = tuning(open_model(tiny), Machine(PLANTED), trials=10).record
-    path = records.trials_path(record.name)
-    path.write_text(path.read_text()[:-40])
-    assert len(read_trials(path)) == 9
-    assert Table(path, "another").known() == []
-    assert tuning(open_model(tiny), Machine(PLANTED), trials=10).measured == 1
 
 
 # Records
