@@ -20,6 +20,7 @@ from edge.run.request import Request as Generating
 from edge.run.session import Session
 from edge.server import page
 from edge.server.events import Event, Likely, Piece
+from edge.server.forms import boundary_of, parse_form
 from edge.server.guard import Guard
 from edge.server.http import (
     ClientGoneError,
@@ -35,7 +36,7 @@ from edge.server.http import (
 )
 from edge.server.hub import Hub
 from edge.server.ledger import Claim
-from edge.server.models.costs import of_body, of_bytes, picture_bytes
+from edge.server.models.costs import FORM, of_body, of_bytes, picture_bytes
 from edge.server.prompts import count_tokens
 from edge.server.protocols import anthropic, native, ollama, ollama_models, openapi
 from edge.server.protocols.anthropic import MessagesBody
@@ -139,7 +140,8 @@ class Endpoints:
         """The handler of a row of the table."""
 
         async def handle(request: Request) -> Response:
-            async with self._body(request, lenient=endpoint.lenient) as data:
+            read = self._form(request) if endpoint.form else self._body(request, lenient=endpoint.lenient)
+            async with read as data:
                 body: Any = self._parse(request, endpoint.body, data)
                 requests = endpoint.translate(body, request.headers, request.scope.get("tenant", ""))
                 entry, _ = self._hub.pool.find(body.model)
@@ -208,6 +210,21 @@ class Endpoints:
         finally:
             claim.release()
 
+    @asynccontextmanager
+    async def _form(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+        """As `_body`, of a request in multipart/form-data."""
+        boundary = boundary_of(request.headers.get("content-type", ""))
+        claim = request.state.claim = Claim(self._hub.pool.ledger)
+        try:
+            body = await read_body(
+                request, self._hub.settings.most_body, lambda size: claim.add("bodies", FORM * size, waits=True)
+            )
+            data = parse_form(body, boundary)
+            del body
+            yield data
+        finally:
+            claim.release()
+
     async def _answer(
         self, request: Request, endpoint: Endpoint, name: str, body: Any, requests: Sequence[Generating]
     ) -> Response:  # fmt: skip
@@ -221,7 +238,10 @@ class Endpoints:
             if not endpoint.streams(body):
                 found = await until_gone(request.receive, _all(events))
                 answering.close()
-                return Json(writer.whole(found), headers=ignored)
+                made = writer.whole(found)
+                response = made if isinstance(made, Response) else Json(made)
+                response.headers.update(ignored)
+                return response
             first = await until_gone(request.receive, answering.first())
             events = answering.events(first, keeps=getattr(writer, "keeps", False))
         except BaseException:

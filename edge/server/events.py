@@ -10,6 +10,7 @@ from typing import Any
 
 from edge.records import dataclass
 from edge.run.report import RunReport, TokenLogprob
+from edge.run.speech.segments import Segment
 from edge.server.ledger import Claim
 from edge.server.refusal import RefusedError
 from edge.tools.parser import Event as CallEvent
@@ -75,6 +76,24 @@ class Ranked:
 
 
 @dataclass(frozen=True)
+class Said:
+    """A segment of a transcript."""
+
+    choice: int
+    segment: Segment
+
+
+@dataclass(frozen=True)
+class Transcribed:
+    """A transcript is complete. seconds: of the sound."""
+
+    choice: int
+    language: str
+    seconds: float
+    joules: float
+
+
+@dataclass(frozen=True)
 class Ended:
     """An answer is complete."""
 
@@ -83,7 +102,7 @@ class Ended:
     prefix: dict[str, Any] | None = None
 
 
-Event = Piece | Likely | Call | Scored | Embedded | Ranked | Ended
+Event = Piece | Likely | Call | Scored | Embedded | Ranked | Said | Transcribed | Ended
 
 
 class Flow:

@@ -15,7 +15,7 @@ from edge.run.report import RunReport
 from edge.run.request import Request
 from edge.run.session import Session
 from edge.server.deadline import Deadline
-from edge.server.events import Embedded, Ended, Event, Flow, Ranked, Scored
+from edge.server.events import Embedded, Ended, Event, Flow, Ranked, Scored, Transcribed
 from edge.server.ledger import Claim
 from edge.server.models.costs import of_answer, of_tokens
 from edge.server.models.pool import Lease, Pool
@@ -171,7 +171,7 @@ class Answering:
             if keeps and count > self._claimed:
                 self.flow.claim.add("answers", of_tokens(_MORE, self._alternatives))
                 self._claimed += _MORE
-            left -= isinstance(event, Ended | Scored | Embedded | Ranked)
+            left -= isinstance(event, Ended | Scored | Embedded | Ranked | Transcribed)
             yield event
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import GOLDEN
 from serving_process import serving
+from speech_models import tone, wav, write_model
 
 import edge
 from edge.likelihood import negative_log_likelihoods
@@ -91,6 +92,24 @@ def test_openai(url: str, expected: str, completed: str) -> None:
     assert "".join(each[0] for each in found["said"]) == "".join(tokens) == completed
     assert offsets == [len("".join(tokens[:count])) for count in range(4)]
     assert all(chance < 0 for chance in chances)
+
+
+@installed
+def test_openai_transcripts(tmp_path: Path) -> None:
+    model, sound = write_model(tmp_path), tmp_path / "talk.wav"
+    sound.write_bytes(wav(tone()))
+    with edge.load(model, backend="reference") as session:
+        heard = [each.text for each in session.transcribe(sound)]
+    with serving(str(model), "--backend", "reference") as address:
+        found = program("openai_speech.py", f"{address}/v1", "ears", sound)
+    assert found["text"] == found["pieces"].strip() == found["done"][0].strip() == "".join(heard).strip()
+    assert found["plain"].strip() == found["text"]
+    assert found["captions"].count("-->") == len(heard)
+    assert found["segments"]
+    assert found["words"]
+    assert found["translated"]
+    assert found["duration"] == 3.1
+    assert "is not among en, de" in found["error"]
 
 
 @installed

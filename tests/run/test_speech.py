@@ -92,7 +92,11 @@ def test_silence_costs_no_window_and_gives_no_text(model: Path) -> None:
 
 def test_session_of_a_model_that_hears(model: Path) -> None:
     with edge.load(model, backend="reference") as session:
-        for refused in (lambda: session.generate("Hi"), session.batch, lambda: session.embed("Hi")):
+        for refused in (
+            lambda: session.generate("Hi"),
+            lambda: session.rank("Hi", ["Ho"]),
+            lambda: session.embed("Hi"),
+        ):
             with pytest.raises(UnsupportedError, match=r"ears\.gguf hears, and answers no prompts"):
                 refused()
         heard = session.transcribe(wav(tone()), temperature=0, language="de", timestamps="words")

@@ -247,7 +247,7 @@ def test_description_has_every_endpoint(client: TestClient) -> None:
     for path, methods in found["paths"].items():
         for method in methods:
             response = client.request(method.upper(), path, json={} if method == "post" else None)
-            assert response.status_code in (200, 400), path
+            assert response.status_code in ((415,) if path.startswith("/v1/audio/") else (200, 400)), path
     schema = found["components"]["schemas"]["ChatBody"]
     assert schema["required"] == ["messages"]
     assert schema["properties"]["top_p"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 1}

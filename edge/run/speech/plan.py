@@ -33,6 +33,11 @@ def check_options(options: Options) -> None:
             raise InputError(f"a model that hears goes by {', '.join(TAKEN)}: leave {flag} out")
 
 
+def own_options(options: Options) -> Options:
+    """Those of these options that a transcript goes by, of a server that has other models, too."""
+    return Options(**{name: getattr(options, name) for name in TAKEN})
+
+
 def plan_hearing(file: GGUFFile, options: Options, more: int = 0) -> tuple[Backend, Plan]:
     """The engine and the plan. more: bytes that the process will hold besides.
 

@@ -26,6 +26,7 @@ from edge.run.request import Request
 from edge.run.session import Session, open_sessions
 from edge.run.speech.asked import Asked, HearKeywords
 from edge.run.speech.transcription import Ears, Transcription
+from edge.run.speech.turns import HearingTurns
 from edge.storage.making import Made
 
 if TYPE_CHECKING:
@@ -90,6 +91,14 @@ class HearingSession(Session):
             self._backend.versions, self._load_s, self._with_children,
         )  # fmt: skip
         return Transcription(ears, sound, asked)
+
+    def reset(self) -> None:
+        """There is no conversation to forget."""
+        self.steps.check_idle()
+
+    def batch(self) -> HearingTurns:  # type: ignore[override]
+        """A queue for transcripts."""
+        return HearingTurns(self.model.name)
 
     def start(self, request: Request, hooks: Hooks = NO_HOOKS) -> NoReturn:
         raise self._refused()

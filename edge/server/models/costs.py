@@ -10,6 +10,7 @@ from edge.run.request import Request
 
 _READ = 3  # for each byte of a body: its text, and the bytes of a picture in it
 _TEXT = 13  # for each byte that is no picture: the prompt that a template makes of it, and token ids
+FORM = 3  # for each byte of a form: the form, its file, and what is read of it
 _VALUE = 300  # for each value of a body: an object, and its place in a list or a table
 EMBEDDED = 48  # for each value of an embedding: a number, and its digits
 RANKED = 512  # for each text that is ranked: its event, and its line of the response

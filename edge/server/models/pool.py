@@ -20,6 +20,7 @@ from edge.records import dataclass
 from edge.run.budgets.shares import EnergyLedger
 from edge.run.report import RunReport
 from edge.run.session import Session
+from edge.run.speech.plan import own_options
 from edge.run.starting.eyes import find_mmproj
 from edge.run.starting.loading import open_session
 from edge.run.starting.opening import open_model
@@ -218,6 +219,8 @@ class Pool:
         options = self.options
         others = [each for each in self.entries.values() if each is not entry and each.name not in self.ledger.models]
         for_others = sum(map(self._least, others))
+        if entry.spec.ears is not None:
+            return self._open_ears(entry)
         prompts = self.settings.prompt_memory or self._for_prompts(for_others + self._least(entry))
         prompts = prompts if self.settings.shares else 0
         cache = PromptCache(memory=prompts) if prompts else None
@@ -243,6 +246,15 @@ class Pool:
         if largest not in (None, self._lora):
             session.set_lora(self._lora)
         self.ledger.enter(entry.name, session.plan.bytes, before, prompts)
+        return session
+
+    def _open_ears(self, entry: Entry) -> Session:
+        """Of a model that hears, which few of the server's options concern."""
+        before = memory_use().rss
+        session = open_session(
+            entry.path, own_options(self.options), meter=self.shares[entry.name], more=self.ledger.to_come
+        )
+        self.ledger.enter(entry.name, session.plan.bytes, before, 0)
         return session
 
     def _for_prompts(self, needed: int) -> int:

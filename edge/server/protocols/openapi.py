@@ -24,6 +24,7 @@ BODIES: dict[str, type] = {
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
+_FORMS = {path: "multipart/form-data" for each in ENDPOINTS if each.form for path in each.paths}
 GETS = {
     "/v1/models": "The models that requests may name.",
     "/health": "Whether requests are answered.",
@@ -35,6 +36,7 @@ GETS = {
 }
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"}, int: {"type": "integer"}, float: {"type": "number"}, bool: {"type": "boolean"}, Any: {},
+    bytes: {"type": "string", "format": "binary"},
 }  # fmt: skip
 _REFUSALS = {
     "400": "The request is wrong.", "401": "The key is missing or wrong.", "403": "The caller may not ask.",
@@ -49,7 +51,7 @@ def describe() -> dict[str, Any]:
     schemas: dict[str, Any] = {"Error": _ERROR}
     paths: dict[str, Any] = {}
     for path, kind in BODIES.items():
-        content = {"application/json": {"schema": _schema(kind, schemas)}}
+        content = {_FORMS.get(path, "application/json"): {"schema": _schema(kind, schemas)}}
         paths[path] = {"post": {"requestBody": {"required": True, "content": content}, "responses": _responses(path)}}
     for path, summary in GETS.items():
         paths[path] = {"get": {"summary": summary, "responses": _responses(path)}}

@@ -10,7 +10,17 @@ from edge.run.request import Request
 from edge.server.http import event
 from edge.server.hub import Answering, Hub, Work
 from edge.server.prompts import score
-from edge.server.protocols import anthropic, chat, completions, embeddings, ollama, ollama_models, rerank, responses
+from edge.server.protocols import (
+    anthropic,
+    chat,
+    completions,
+    embeddings,
+    ollama,
+    ollama_models,
+    rerank,
+    responses,
+    speech,
+)
 from edge.server.protocols.bodies import ChatBody, CompletionBody
 
 Translate = Callable[[Any, Any, str], list[Request]]  # a body, the HTTP request's headers, and its tenant
@@ -30,6 +40,7 @@ class Endpoint:
     media_type: str = "text/event-stream"
     quiet: bytes = b": waiting\n\n"  # sent while a stream has no text
     lenient: bool = False  # about the body's content type
+    form: bool = False  # whether the body is multipart/form-data, not JSON
 
 
 def _ollama(path: str, body: type) -> Endpoint:
@@ -77,6 +88,15 @@ ENDPOINTS = (
     Endpoint(
         ("/v1/rerank", "/rerank", "/v2/rerank", "/reranking", "/v1/reranking"), rerank.RerankBody, rerank.translate,
         lambda name, body, answering: rerank.Writer(name, body), work=rerank.work_of, streams=lambda body: False,
+    ),
+    *(
+        Endpoint(
+            (path,), body, speech.translate, lambda name, body, answering: speech.Writer(name, body),
+            work=speech.work_of, streams=lambda body: body.streams, form=True,
+        )
+        for path, body in (
+            ("/v1/audio/transcriptions", speech.TranscriptionBody), ("/v1/audio/translations", speech.TranslationBody),
+        )
     ),
     _ollama("/api/chat", ollama.ApiChatBody),
     _ollama("/api/generate", ollama.ApiGenerateBody),

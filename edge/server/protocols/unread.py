@@ -14,6 +14,7 @@ from edge.server.protocols.embeddings import EmbeddingsBody
 from edge.server.protocols.ollama import OPTIONS, ApiChatBody, ApiGenerateBody
 from edge.server.protocols.rerank import RerankBody
 from edge.server.protocols.responses import ResponsesBody
+from edge.server.protocols.speech import TranscriptionBody, TranslationBody
 from edge.server.refusal import RefusedError
 
 HEADER = "Edge-Ignored"
@@ -46,6 +47,8 @@ REFUSED: dict[type, frozenset[str]] = {
     ApiChatBody: _names("template logprobs top_logprobs"),
     ApiGenerateBody: _names("template suffix context logprobs top_logprobs width height steps"),
     EmbeddingsBody: _names("truncate_prompt_tokens task input_type"),
+    TranscriptionBody: _names("include known_speaker_names known_speaker_references hotwords without_timestamps"),
+    TranslationBody: _names("hotwords without_timestamps"),
     RerankBody: _names("rank_fields max_chunks_per_doc raw_scores truncation_direction"),
 }  # fmt: skip
 _INSTEAD = {
@@ -84,6 +87,8 @@ HARMLESS: dict[type, frozenset[str]] = {
     ApiChatBody: _names("shift"),
     ApiGenerateBody: _names("shift"),
     EmbeddingsBody: _names("user"),
+    TranscriptionBody: _names("user chunking_strategy vad_filter"),
+    TranslationBody: _names("user vad_filter language"),
     RerankBody: _names("user max_tokens_per_doc priority"),
 }
 _OPTIONS = _names(
