@@ -18,7 +18,7 @@ from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkp
 from edge.converters.huggingface.config import Config, read_config
 from edge.converters.huggingface.layout import to_float32
 from edge.converters.quantizers.rtn import quantize
-from edge.errors import EdgeError, ModelFormatError
+from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import FILE_TYPES, block_size
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
@@ -53,6 +53,12 @@ _OUTSIDE = {
     "merger.norm.weight": "v.post_ln.weight", "merger.norm.bias": "v.post_ln.bias",
     "merger.linear_fc1.weight": "mm.0.weight", "merger.linear_fc1.bias": "mm.0.bias",
     "merger.linear_fc2.weight": "mm.2.weight", "merger.linear_fc2.bias": "mm.2.bias",
+    "merger.ln_q.weight": "v.post_ln.weight",
+    "merger.mlp.0.weight": "mm.0.weight", "merger.mlp.0.bias": "mm.0.bias",
+    "merger.mlp.2.weight": "mm.2.weight", "merger.mlp.2.bias": "mm.2.bias",
+    "layer_norm.weight": "mm.input_norm.weight", "layer_norm.bias": "mm.input_norm.bias",
+    "linear_1.weight": "mm.1.weight", "linear_1.bias": "mm.1.bias",
+    "linear_2.weight": "mm.2.weight", "linear_2.bias": "mm.2.bias",
     "patch_embedder.input_proj.weight": "v.patch_embd.weight",
     "patch_embedder.position_embedding_table": "v.position_embd.weight",
     "std_bias": "v.std_bias", "std_scale": "v.std_scale", "embedding_projection.weight": "mm.input_projection.weight",
@@ -92,6 +98,23 @@ def _of_qwen(_config: Config, vision: Config, processor: Mapping[str, Any]) -> d
     }  # fmt: skip
 
 
+def _of_lfm2(config: Config, vision: Config, _processor: Mapping[str, Any]) -> dict[str, Any]:
+    side = isqrt(vision.count("num_patches", "context")) * vision.count("patch_size", "ffn")
+    return {"projector.scale_factor": config.count("downsample_factor", "heads", default=2), "image_size": side}
+
+
+def _of_qwen25(_config: Config, vision: Config, processor: Mapping[str, Any]) -> dict[str, Any]:
+    vision.must_be("window_size", 112)
+    whole = vision.get("fullatt_block_indexes", [7])
+    period = whole[0] + 1 if isinstance(whole, list) and whole else 0
+    if whole != list(range(period - 1, vision.count("depth", "layers"), max(1, period))):
+        raise UnsupportedError(f"{vision.path}: fullatt_block_indexes {whole} are not each {period}th layer")
+    return {
+        "spatial_merge_size": vision.count("spatial_merge_size", "heads", default=2), "n_wa_pattern": period,
+        **_side(processor, "shortest_edge", "image_min_pixels"), **_side(processor, "longest_edge", "image_max_pixels"),
+    }  # fmt: skip
+
+
 def _side(processor: Mapping[str, Any], key: str, name: str) -> dict[str, Any]:
     size = processor.get("size")
     value = size.get(key) if isinstance(size, dict) else None
@@ -108,6 +131,8 @@ _SMOLVLM = _Family(
 _QWEN = _Family("qwen3vl_merger", {"patch_size": 16, "num_position_embeddings": 2304}, _of_qwen)
 _FAMILIES = {  # by model_type
     "smolvlm": _SMOLVLM, "idefics3": _SMOLVLM, "gemma3": _Family("gemma3", _SIGLIP, _of_gemma3),
+    "lfm2_vl": _Family("lfm2", _SIGLIP | {"num_patches": 256}, _of_lfm2),
+    "qwen2_5_vl": _Family("qwen2.5vl_merger", {"patch_size": 14, "depth": 32, "image_size": 560}, _of_qwen25),
     "qwen3_vl": _QWEN, "qwen3_vl_moe": _QWEN, "qwen3_5": _QWEN, "qwen3_5_moe": _QWEN,
     "gemma4": _Family("gemma4v", _SIGLIP | {"num_hidden_layers": 16}, lambda *_: {}),
 }  # fmt: skip
@@ -190,8 +215,9 @@ def _fields(folder: Path, config: Config, family: _Family, kind: str) -> dict[st
     fields: dict[str, Field] = {
         "general.architecture": "clip", "general.type": "mmproj", "general.name": folder.resolve().name,
         "general.file_type": np.uint32(FILE_TYPES[kind]), "general.quantization_version": np.uint32(2),
-        "clip.has_vision_encoder": True, "clip.projector_type": family.kind, "clip.use_gelu": True,
+        "clip.has_vision_encoder": True, "clip.projector_type": family.kind,
     }  # fmt: skip
+    fields["clip.use_silu" if family.kind == "qwen2.5vl_merger" else "clip.use_gelu"] = True
     for name, value in numbers.items():
         fields[f"clip.vision.{name}"] = value if isinstance(value, np.ndarray) else np.uint32(value)
     epsilon = vision.get("layer_norm_eps", vision.get("rms_norm_eps", 1e-6))
@@ -228,6 +254,10 @@ def _named(family: _Family, deep: list[int], tensor: CheckpointTensor) -> Iterat
         plane = (shape[0], shape[1], *shape[3:])[::-1]
         yield from ((f"{name}{suffix}", plane) for suffix in ("", ".1"))
         return
+    if family.kind == "qwen2.5vl_merger" and ".attn_qkv." in name:  # which llama.cpp has apart there
+        third = (*shape[:0:-1], shape[0] // 3)
+        yield from ((name.replace("qkv", part), third) for part in "qkv")
+        return
     if name == "v.patch_embd.weight" and len(shape) == 2:
         side = isqrt(shape[1] // 3)
         shape = (shape[0], 3, side, side)
@@ -241,8 +271,8 @@ def _values(family: _Family, deep: list[int], tensor: CheckpointTensor) -> Made:
     values = to_float32(tensor.read(), tensor.dtype)
     (name, shape), *more = found
     if more:
-        yield name, values[:, :, 0]
-        yield more[0][0], values[:, :, 1]
+        parts = np.split(values, 3) if ".attn_" in name else (values[:, :, 0], values[:, :, 1])
+        yield from zip((each for each, _ in found), parts, strict=True)
     elif name == "v.patch_embd.weight" and values.ndim == 2:  # colours are the innermost there
         yield name, values.reshape(len(values), shape[0], shape[1], 3).transpose(0, 3, 1, 2)
     else:

@@ -5,10 +5,9 @@ beside itself, in `towers/`:
 
     NAME/       the encoder in float16, with the folder's JSON files
     NAME.gguf   an encoder in float16, as llama.cpp's converter writes its mmproj
-    NAME.npz    picture, uint8 [height, width, 3]; pixels, uint8 [values of all tiles, one tile after the other], from
-                which transformers' processor makes its values; states [patches, hidden] behind the last layer or norm;
-                rows [tokens, hidden] for the text model; prompt: the text in place of the picture, in which
-                `IMAGE` stands for a row
+    NAME.npz    picture, uint8 [height, width, 3]; pixels, uint8, each seventh of the values of all tiles, one
+                tile after the other, of which transformers' processor makes its own; rows [tokens, hidden] for the text
+                model; prompt: the text in place of the picture, in which `IMAGE` stands for a row
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ Array = NDArray[Any]
 Tensors = Callable[[str, Array], Iterator[tuple[str, Array]]]
 """GGUF's tensors of one of transformers."""
 
+STRIDE = 7  # of the values that are kept
 HALF = [0.5, 0.5, 0.5]
 VISION = {"hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 40}
 TEXT = {
@@ -102,10 +102,9 @@ def answers(golden: Golden) -> dict[str, Array]:
         rows = torch.cat(
             [rows, *(each if isinstance(each, torch.Tensor) else torch.cat(list(each)) for each in deep)], 1
         )
-    states = found.last_hidden_state
     return {
-        "pixels": golden.pixels.astype(np.uint8).reshape(-1), "states": states.reshape(-1, states.shape[-1]).numpy(),
-        "rows": rows.numpy(), "prompt": np.array(golden.prompt),
+        "pixels": golden.pixels.astype(np.uint8).reshape(-1)[::STRIDE], "rows": rows.numpy(),
+        "prompt": np.array(golden.prompt),
     }  # fmt: skip
 
 
@@ -340,11 +339,94 @@ def gemma4(shown: Array, seed: int) -> Golden:
     return Golden(model, "gemma4v", fields, tensors, inputs, pixels, f"<|image>{IMAGE * count}<image|>", processor)
 
 
+def lfm2(shown: Array, seed: int) -> Golden:
+    from transformers import Lfm2VlConfig, Lfm2VlModel
+    from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+
+    patch, factor = 16, 2
+    config = Lfm2VlConfig(
+        vision_config=VISION | {"patch_size": patch, "num_patches": 16, "model_type": "siglip2_vision_model",
+                                "vision_use_head": False},
+        text_config=TEXT | {"model_type": "lfm2", "layer_types": ["full_attention"]}, image_token_id=290,
+        downsample_factor=factor, projector_hidden_size=40,
+    )  # fmt: skip
+    processor = Lfm2VlImageProcessor()
+    found = processor(shown, return_tensors="pt")
+    rows, columns = found.spatial_shapes[0].tolist()
+    values = found.pixel_values[0, : rows * columns].reshape(rows, columns, patch, patch, 3).permute(4, 0, 2, 1, 3)
+    names = mapped(
+        "vision_tower", "multi_modal_projector",
+        rename=lambda name: name.replace("vision_tower.", "vision_tower.vision_model.")
+        .replace("vision_model.vision_model", "vision_model"),
+    )  # fmt: skip
+
+    def tensors(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+        if "patch_embedding.weight" in name:
+            values = values.reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2)
+        yield from names(name, values)
+
+    fields = {
+        "vision_image_size": 4 * patch, "vision_patch_size": patch, "vision_image_mean": HALF,
+        "vision_image_std": HALF, "vision_use_gelu": True, "vision_projector_scale_factor": factor,
+    }  # fmt: skip
+    inputs = {key: found[key] for key in ("pixel_values", "spatial_shapes", "pixel_attention_mask")}
+    pixels = levels(values.reshape(3, rows * patch, columns * patch))
+    prompt = f"<|image_start|>{IMAGE * (rows * columns // factor**2)}<|image_end|>"
+    return Golden(fill(Lfm2VlModel(config), seed), "lfm2", fields, tensors, inputs, pixels, prompt, processor)
+
+
+def qwen25vl(shown: Array, seed: int) -> Golden:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    patch, merge, deep = 14, 2, 2
+    config = Qwen2_5_VLConfig(
+        vision_config={
+            "hidden_size": VISION["hidden_size"], "num_heads": 2, "depth": deep, "patch_size": patch,
+            "intermediate_size": VISION["intermediate_size"], "out_hidden_size": TEXT["hidden_size"],
+            "fullatt_block_indexes": [1], "window_size": 112,
+        },
+        text_config=TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}},
+        image_token_id=290, video_token_id=291, vision_start_token_id=292, vision_end_token_id=293,
+    )  # fmt: skip
+    mean, std = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+    processor = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 140 * 112, "longest_edge": 1 << 20}, image_mean=mean, image_std=std
+    )
+    found = processor(shown, return_tensors="pt")
+    grid = found.image_grid_thw[0].tolist()
+    fields = {
+        "vision_image_size": 560, "vision_patch_size": patch, "vision_image_mean": mean, "vision_image_std": std,
+        "vision_use_silu": True, "vision_spatial_merge_size": merge, "vision_min_pixels": 140 * 112,
+        "vision_max_pixels": 1 << 20, "vision_n_wa_pattern": 2, "vision_block_count": deep,
+    }  # fmt: skip
+
+    def tensors(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+        if name == "visual.patch_embed.proj.weight":
+            yield "v.patch_embd.weight", values[:, :, 0]
+            yield "v.patch_embd.weight.1", values[:, :, 1]
+        elif ".attn.qkv." in name:
+            for part, each in zip("qkv", np.split(values, 3), strict=True):
+                yield from mapped("visual.")(name.replace("qkv", part), each)
+        else:
+            yield from mapped("visual.")(name, values)
+
+    inputs = {"pixel_values": found.pixel_values, "image_grid_thw": found.image_grid_thw}
+    prompt = f"<|vision_start|>{IMAGE * (grid[1] * grid[2] // merge**2)}<|vision_end|>"
+    scale, shift = (torch.tensor(each).reshape(3, 1, 1, 1) for each in (std, mean))
+    plain = found.pixel_values.reshape(-1, 3, 2, patch**2).transpose(1, 2).flatten(2).reshape(-1, 2, 3, patch**2)
+    plain = (plain * scale.reshape(3, 1) + shift.reshape(3, 1)).transpose(1, 2).reshape(found.pixel_values.shape)
+    pixels = qwen_pixels(plain, grid, patch, merge, 0.0, 1.0)
+    model = fill(Qwen2_5_VLModel(config), seed)
+    return Golden(model, "qwen2.5vl_merger", fields, tensors, inputs, pixels, prompt, processor)
+
+
 BOUNDS = {"input_min": -1.5, "input_max": 1.7, "output_min": -1.2, "output_max": 1.4}
 MERGER = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
 IMAGE = "<image>"
 FAMILIES: dict[str, Callable[[Array, int], Golden]] = {
-    "smolvlm": smolvlm, "gemma3": gemma3, "qwen3vl": qwen3vl, "gemma4": gemma4,
+    "smolvlm": smolvlm, "gemma3": gemma3, "qwen3vl": qwen3vl, "gemma4": gemma4, "lfm2": lfm2,
+    "qwen25vl": qwen25vl,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ __all__ = ["Layout", "Stage", "Tower", "is_mmproj", "open_tower", "read_tower"]
 _FAMILIES = {  # by the kind of the projector
     "idefics3": "idefics3:Idefics3",
     "gemma3": "gemma3:Gemma3",
+    "lfm2": "lfm2:Lfm2",
+    "qwen2.5vl_merger": "qwen25:Qwen25",
     "qwen3vl_merger": "qwen:Qwen3",
     "gemma4v": "gemma4:Gemma4",
 }

@@ -23,7 +23,7 @@ from edge.types import AnyArray, FloatArray
 
 _FLATTEST = 200  # times as wide as high
 _BASE = 10000.0  # of rotary positions
-_EPS = 1e-6  # of all norms, whatever a file states
+EPS = 1e-6  # of all norms, whatever a file states
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class Qwen(Tower):
         """Both sides as whole merged patches, within the limits of pixels."""
         factor, least = self._factor, min(self._pixels[0], most)
         rows, columns = round(height / factor) * factor, round(width / factor) * factor
-        if rows * columns > most:
-            shrink = sqrt(height * width / most)
-            rows, columns = (max(factor, floor(side / shrink / factor) * factor) for side in (height, width))
-        elif rows * columns < least:
+        if rows * columns < least:
             grow = sqrt(least / (height * width))
             rows, columns = (ceil(side * grow / factor) * factor for side in (height, width))
+        if rows * columns > most:  # also where that was grown a little too far
+            shrink = sqrt(height * width / most)
+            rows, columns = (max(factor, floor(side / shrink / factor) * factor) for side in (height, width))
         return rows, columns
 
     def tiles(self, pixels: AnyArray, layout: Layout) -> Iterator[FloatArray]:
@@ -128,7 +128,7 @@ class Qwen3(Qwen):
     def network(self) -> Network:
         clip, dense = self.mmproj, Dense(self.mmproj.ffn, "gelu", gated=False, biases=BIASED)
         return Network(
-            clip.hidden, 0, (layer(clip, dense, rope=self.rope),) * clip.layers, norm="layer", norm_eps=_EPS,
+            clip.hidden, 0, (layer(clip, dense, rope=self.rope),) * clip.layers, norm="layer", norm_eps=EPS,
             encoder_norm=True, output_norm_bias=True,
         )  # fmt: skip
 
@@ -138,12 +138,12 @@ class Qwen3(Qwen):
         found = embedding(clip) | {
             "v.patch_embd.weight.1": (clip.hidden, 3, clip.patch, clip.patch),
             "v.position_embd.weight": (self._per_side**2, clip.hidden),
-            **_matrix("mm.0", wide, wide), **_matrix("mm.2", clip.projected, wide),
+            **matrix("mm.0", wide, wide), **matrix("mm.2", clip.projected, wide),
         }  # fmt: skip
         for number in self._deep:
             name = f"v.deepstack.{number}"
             found |= {f"{name}.norm.weight": (wide,), f"{name}.norm.bias": (wide,)}
-            found |= _matrix(f"{name}.fc1", wide, wide) | _matrix(f"{name}.fc2", clip.projected, wide)
+            found |= matrix(f"{name}.fc1", wide, wide) | matrix(f"{name}.fc2", clip.projected, wide)
         return found
 
     @property
@@ -187,13 +187,13 @@ class Qwen3(Qwen):
         for number, each in zip(self._deep, states, strict=False):
             name, joint = f"v.deepstack.{number}", each.reshape(-1, wide)
             centered = joint - joint.mean(axis=1, keepdims=True)
-            normed = centered / np.sqrt(np.mean(np.square(centered), axis=1, keepdims=True) + np.float32(_EPS))
+            normed = centered / np.sqrt(np.mean(np.square(centered), axis=1, keepdims=True) + np.float32(EPS))
             normed = normed * clip.weights(f"{name}.norm.weight") + clip.weights(f"{name}.norm.bias")
             found.append(clip.linear(f"{name}.fc2", gelu_erf(clip.linear(f"{name}.fc1", normed))))
         return np.concatenate(found, axis=1)
 
 
-def _matrix(name: str, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+def matrix(name: str, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
 
 
