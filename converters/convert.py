@@ -25,7 +25,7 @@ from edge.converters.factors import write_folded
 from edge.converters.hearing import plan_hearing, write_hearing
 from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.adapter import is_adapter_folder
-from edge.converters.huggingface.mmproj import mmproj_path, sees, write_mmproj
+from edge.converters.huggingface.mmproj import mmproj_path, plan_rounded, round_mmproj, sees, write_mmproj
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
 from edge.converters.merge import merge_gguf, plan_merge
 from edge.converters.npu import NpuTarget, check_target, plan_form
@@ -52,6 +52,7 @@ from edge.model.lora_file import LoraFile
 from edge.model.model import make_tokenizer
 from edge.model.reader import read_spec
 from edge.model.tokenizer import TokenizerLike
+from edge.model.towers import is_mmproj
 from edge.model.whisper.checkpoint import hears
 from edge.types import IntArray, Progress
 
@@ -175,7 +176,7 @@ def convert(
     report = Report(target)
     if hears(path):
         with _timed(report, "writing", steps) as progress:
-            planned = write_hearing(path, target, _hearing_type(path, wanted), progress)
+            planned = write_hearing(path, target, _plain_type(path, wanted, "hears"), progress)
         report.bits_per_weight = 8 * sum(each.nbytes for each in planned) / sum(each.values for each in planned)
         report.files, report.peak = {target.name: target.stat().st_size}, memory_use().peak
         return report
@@ -183,6 +184,11 @@ def convert(
         file = _read(path, work, wanted, report, steps)
         if is_assistant(file):
             _write_assistant(file, wanted, report)
+            return report
+        if is_mmproj(file):
+            with _timed(report, "writing", steps) as progress:
+                round_mmproj(file, target, _plain_type(path, wanted, "sees") or "F16", progress)
+            report.files, report.peak = {target.name: target.stat().st_size}, memory_use().peak
             return report
         if wanted.pruning:
             check_pruning(read_spec(file), wanted.pruning)  # before minutes of work
@@ -232,7 +238,7 @@ def preview(
     """
     path = find_source(source)
     if hears(path):
-        planned = plan_hearing(path, _hearing_type(path, wanted))
+        planned = plan_hearing(path, _plain_type(path, wanted, "hears"))
         return {target.name: None}, planned, ()
     notes: tuple[str, ...] = ()
     with work_folder() as work:
@@ -247,6 +253,8 @@ def preview(
         if is_assistant(file):
             _check_assistant(file, wanted)
             return {target.name: file.size}, planned_as(file.tensors.values()), ()
+        if is_mmproj(file):
+            return {target.name: None}, plan_rounded(file, _plain_type(path, wanted, "sees") or "F16"), ()
         if lora := open_lora(wanted.lora, file, read_spec(file), merging=True):
             file = write_outline(outline, fields_of(file), plan_merge(file, lora))
         if wanted.pruning:
@@ -340,8 +348,8 @@ def _write_assistant(file: GGUFFile, wanted: Conversion, report: Report) -> None
     report.peak = memory_use().peak
 
 
-def _hearing_type(path: Path, wanted: Conversion) -> str | None:
-    """The block type for a model that hears. Raises UnsupportedError for what does not apply to such models."""
+def _plain_type(path: Path, wanted: Conversion, does: str) -> str | None:
+    """The block type for a model that hears or sees. Raises UnsupportedError for what does not apply to it."""
     refused = {
         f"--to {wanted.to}": wanted.to != "gguf", "pruning": wanted.pruning is not None, "--lora": bool(wanted.lora),
         "--target-size or --target-kl": wanted.mixes, "--method": wanted.onnx_method is not None,
@@ -349,7 +357,7 @@ def _hearing_type(path: Path, wanted: Conversion) -> str | None:
     }  # fmt: skip
     for what, given in refused.items():
         if given:
-            raise UnsupportedError(f"{path.name} hears: it becomes GGUF, rounded to a --type; leave out {what}")
+            raise UnsupportedError(f"{path.name} {does}: it becomes GGUF, rounded to a --type; leave out {what}")
     return None if wanted.settings is None else wanted.settings.type
 
 

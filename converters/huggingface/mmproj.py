@@ -17,10 +17,11 @@ import numpy as np
 from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
 from edge.converters.huggingface.layout import to_float32
+from edge.converters.plain import fields_as, rounded
 from edge.converters.quantizers.rtn import quantize
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import FILE_TYPES, block_size
-from edge.formats.gguf import read_gguf
+from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.formats.json_file import read_object
 from edge.model.towers import read_tower
@@ -180,6 +181,22 @@ def write_mmproj(folder: Path, target: Path, kind: str = _ODD, progress: Progres
         target.unlink()
         raise
     return planned
+
+
+def plan_rounded(file: GGUFFile, kind: str) -> list[Planned]:
+    """The tensors of an mmproj file whose matrices are of a block type; those that hear stay."""
+    return [
+        Planned(each.name, each.shape, each.type if each.name.startswith("a.") else _type(each.name, each.shape, kind))
+        for each in file.tensors.values()
+    ]  # fmt: skip
+
+
+def round_mmproj(file: GGUFFile, target: Path, kind: str, progress: Progress | None = None) -> None:
+    """Write an encoder in another type, atomically. Raises as `write_mmproj`."""
+    read_tower(file)
+    planned = plan_rounded(file, kind)
+    data = (rounded(file, file.tensors[each.name], each.type) for each in planned)
+    write_gguf(target, fields_as(file, kind), planned, data, progress)
 
 
 def _family(config: Config) -> _Family:

@@ -50,6 +50,22 @@ def test_encoder_beside_the_converted_model(tmp_path: Path) -> None:
     assert tower.layout(64, 48).tokens == tower.sizes[0]
 
 
+def test_encoder_in_other_types(tmp_path: Path) -> None:
+    path, target = tmp_path / "m.gguf", tmp_path / "q.gguf"
+    write_mmproj(TOWERS / "qwen3vl", path)
+    convert(path, target, Conversion("gguf", settings=Settings("Q8_0", method="rtn")))
+    found, before = (read_tower(read_gguf(each)).mmproj for each in (target, path))
+    types = {name: info.type for name, info in found.file.tensors.items()}
+    assert (types["mm.0.weight"], types["v.blk.0.ffn_up.weight"], types["v.patch_embd.weight"]) == (
+        "Q8_0",
+        "F16",
+        "F32",
+    )
+    np.testing.assert_allclose(found.weights("mm.0.weight"), before.weights("mm.0.weight"), atol=0.01)
+    with pytest.raises(UnsupportedError, match="sees: it becomes GGUF"):
+        convert(path, tmp_path / "onnx", Conversion("onnx", settings=Settings("Q8_0", method="rtn")))
+
+
 def test_unknown_tensor_of_a_tower(tmp_path: Path) -> None:
     folder = tmp_path / "smolvlm"
     shutil.copytree(TOWERS / "smolvlm", folder)
