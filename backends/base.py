@@ -282,26 +282,26 @@ class StatesEngine(HiddenEngine, Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class SharedRows:
-    """The rows of a layer that the next token sees, in any order: keys and values of each KV head, float32 [n, size],
-    and the token's RoPE position. order: value i of a key is value `order[i]` in the order of the model's file."""
+class AssistingLayers(Protocol):
+    """The layers of an assistant beside an engine whose rows they read."""
 
-    keys: list[FloatArray]
-    values: list[FloatArray]
-    next_position: int
-    order: IntArray
+    def run(self, x: FloatArray) -> FloatArray | None:
+        """The normalised state after the last layer, [hidden], from the hidden states before the first, x. It sees what
+        the engine's next token sees. None if heads keep different rows."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class SharingEngine(Engine, Protocol):
-    """An engine that returns the states of each pass, and the rows of its cache, to drafters that attend to them."""
+    """An engine that returns the states of each pass, and runs the layers of a drafter over the rows of its cache."""
+
+    def open_assistant(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> AssistingLayers:
+        """Load an assistant's layers (`edge.model.assistant.layers_of`). Raises the errors of `Backend.load`."""
+        ...
 
     def states(self, count: int) -> FloatArray:
         """As `MTPEngine.states`."""
-        ...
-
-    def rows(self, layer: int) -> SharedRows | None:
-        """A copy of a layer's rows; None if heads keep different ones."""
         ...
 
 

@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, SharedRows
+from edge.backends.base import EngineConfig
 from edge.backends.checks import check_whole
 from edge.backends.reference.attention import heads_of
 from edge.backends.reference.context import At
 from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.functions import softmax
+from edge.backends.reference.kv import SharedRows
 from edge.backends.reference.weights import UNWARNED, read_weights
-from edge.backends.ring import LayerKinds
 from edge.backends.token_table import DEQUANTIZE_BYTES
 from edge.formats.arrays import read_array
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
-from edge.model.assistant import plain_file, source_layers, token_order
+from edge.model.assistant import plain_file, token_order
 from edge.model.cores import Attention
 from edge.model.layers import Assists, Block
 from edge.model.spec import ModelSpec
@@ -36,11 +36,13 @@ _HEAD_ROWS = 8192  # of a head without centroids, dequantized at once
 class Assistant(ReferenceEngine):
     """Drafts one token at a time. The rows and the position of the query are the same for all tokens of a draft."""
 
-    def __init__(self, file: GGUFFile, spec: ModelSpec) -> None:
+    def __init__(self, file: GGUFFile, spec: ModelSpec, *, layers: bool = True) -> None:
+        """layers: read their weights, too."""
         plain = plain_file(file)
         sources = find_tensors(plain, spec)
         head = sources.pop(HEAD)
-        super().__init__(plain, spec, EngineConfig(1, 1, "f32", threads=1), read_weights(plain, sources), sources)
+        read = {name: each for name, each in sources.items() if layers or not name.startswith("blk.")}
+        super().__init__(plain, spec, EngineConfig(1, 1, "f32", threads=1), read_weights(plain, read), sources)
         network = find_network(spec)
         assert network.assists is not None
         info = file.tensors[head.tensor]
@@ -52,14 +54,21 @@ class Assistant(ReferenceEngine):
     def step(self, embedding: FloatArray, state: FloatArray, rows: Mapping[bool, SharedRows]) -> tuple[int, FloatArray]:
         """The likeliest next token, and the model's state that comes with it, [hidden of the model]. embedding, state:
         the model's of the last token, and after the token before. rows: of layers without and with a window."""
-        normed = self.normed(embedding, state, rows)
+        return self.finish(self.normed(embedding, state, rows))
+
+    def finish(self, normed: FloatArray) -> tuple[int, FloatArray]:
+        """As `step`, from the normalised state after the last layer."""
         tokens, logits = self.logits_of(normed)
         return int(tokens[logits.argmax()]), product(self.weights["nextn.post_projection"], normed)
+
+    def start(self, embedding: FloatArray, state: FloatArray) -> FloatArray:
+        """The hidden states before the first layer, [hidden]."""
+        return product(self.weights["nextn.pre_projection"], np.concatenate([embedding, state]))
 
     @UNWARNED
     def normed(self, embedding: FloatArray, state: FloatArray, rows: Mapping[bool, SharedRows]) -> FloatArray:
         """The normalised state after the last layer, [hidden]."""
-        x = product(self.weights["nextn.pre_projection"], np.concatenate([embedding, state]))[None]
+        x = self.start(embedding, state)[None]
         self._rows = rows
         for layer, blocks in enumerate(self.network.layers):
             at = At(layer)
@@ -146,17 +155,14 @@ def step_bytes(spec: ModelSpec) -> float:
     return 4 * _in_floats(spec) + spec.embedding_bytes * _head_share(spec)
 
 
-def assistant_bytes(spec: ModelSpec, model: ModelSpec, config: EngineConfig) -> int:
-    """Bytes of an assistant beside a model that runs with this configuration."""
-    own, network = find_network(spec), find_network(model)
-    ring = LayerKinds.of(network.windows, network.rowless).ring_rows(config.capacity, config.chunk)
-    rows = sum(
-        network.row_values[layer] * (ring if window else config.capacity)
-        for window, layer in source_layers(network).items()
-    )
-    at_once = spec.vocab * _head_share(spec) if own.assists and own.assists.centroids else _HEAD_ROWS
-    scratch = 4 * (2 * rows + 3 * int(at_once) * spec.hidden)
-    return 4 * _in_floats(spec) + spec.embedding_bytes + 4 * spec.vocab + scratch + DEQUANTIZE_BYTES
+def around_bytes(spec: ModelSpec) -> int:
+    """Bytes of an assistant without its layers."""
+    assists = find_network(spec).assists
+    assert assists is not None
+    matrices = spec.hidden * (3 * assists.hidden + assists.centroids)
+    at_once = spec.vocab * _head_share(spec) if assists.centroids else _HEAD_ROWS
+    scratch = 3 * int(at_once) * spec.hidden
+    return 4 * (matrices + spec.vocab + scratch) + spec.embedding_bytes + DEQUANTIZE_BYTES
 
 
 def _in_floats(spec: ModelSpec) -> int:

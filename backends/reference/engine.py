@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from edge.backends.base import Capabilities, EngineConfig, SharedRows
+from edge.backends.base import Capabilities, EngineConfig
 from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, check_whole_text, places_of
 from edge.backends.reference.attention import attention
 from edge.backends.reference.context import At
@@ -15,7 +15,7 @@ from edge.backends.reference.dense import dense
 from edge.backends.reference.experts import experts
 from edge.backends.reference.features import features
 from edge.backends.reference.functions import rms, soft_cap
-from edge.backends.reference.kv import ReferenceKV
+from edge.backends.reference.kv import ReferenceKV, SharedRows
 from edge.backends.reference.mamba import mamba
 from edge.backends.reference.next_token import next_token
 from edge.backends.reference.per_layer_input import make_inputs, per_layer_input
@@ -104,7 +104,7 @@ class ReferenceEngine:
         return self.norm(states, "output_norm") if self.network.normed else states
 
     def rows(self, layer: int) -> SharedRows:
-        """See SharingEngine."""
+        """A copy of a layer's rows, for an assistant."""
         kv, window = self.kv, self.network.windows[layer]
         seen = np.flatnonzero(kv.positions > kv.next_position - window) if window else np.arange(kv.length)
         keys, values = list(kv.keys[layer][:, seen]), list(kv.values[layer][:, seen])

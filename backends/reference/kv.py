@@ -18,6 +18,7 @@ from edge.model.cores import RowShape
 from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
+from edge.records import dataclass
 from edge.types import FloatArray, IntArray
 
 
@@ -172,3 +173,14 @@ class ReferenceKV:
         self._positions[first:last], self._length, self.next_position = state.positions, last, state.next_position
         if self.has_tail and (state.positions.size or state.tail is not None):
             self.fixed_state.restore(state.tail)
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """The rows of a layer that the next token sees, in any order: keys and values of each KV head, float32 [n, size],
+    and the token's RoPE position. order: value i of a key is value `order[i]` in the order of the model's file."""
+
+    keys: list[FloatArray]
+    values: list[FloatArray]
+    next_position: int
+    order: IntArray

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, LoadProgress, SharedRows
+from edge.backends.base import AssistingLayers, EngineConfig, LoadProgress
 from edge.backends.checks import check_lora, check_positions, check_tokens
 from edge.backends.counts import ExpertCounts
 from edge.backends.fixed_state import FixedState
@@ -25,7 +25,7 @@ from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.memory import ArenaSize
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import HostRows
-from edge.backends.tvm.kv.store import Arena, choose_normals, make_kv, shared_rows
+from edge.backends.tvm.kv.store import Arena, choose_normals, make_kv
 from edge.backends.tvm.memory import pointer
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.backends.tvm.packing.weights import PackedWeights, Ranges, open_weights
@@ -146,11 +146,15 @@ class NativeEngine:
             for sequence in self._sequences:
                 sequence.set_lora(given)
 
-    def rows(self, layer: int) -> SharedRows | None:
+    def open_assistant(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> AssistingLayers:
         """See SharingEngine."""
-        core = self.passes.layout.network.attention[layer]
-        assert core is not None
-        return shared_rows(self.kv, layer, core)
+        from edge.backends.tvm.assistant import AssistantLayers  # here: few models have one
+
+        layout = make_layout(file, spec)
+        design = Design.here(layout, config)
+        image, packed = _prepare(file, layout, design, None, None, experts=True, frugal=config.frugal)
+        passes = partial(Passes, file, spec, config, layout, design, image, packed, None, 0, None)
+        return AssistantLayers(file, passes, self.passes, self.kv)
 
     def open_mtp(self, file: GGUFFile, config: EngineConfig, progress: LoadProgress | None = None) -> NativeEngine:
         """See StatesEngine."""

@@ -10,6 +10,7 @@ import ctypes
 import math
 import mmap
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -90,9 +91,11 @@ class Passes:
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, layout: PackedLayout, design: Design, image: Image,
         packed: PackedWeights, streams: Streams | None, slots: int, main: Passes | None,
+        shared: Mapping[str, AnyArray] | None = None,
     ) -> None:  # fmt: skip
         """streams: of streamed weights. slots: bytes of the slots of experts, 0: without. main: the passes that a layer
-        for multi-token prediction shares embedding and head with."""
+        for multi-token prediction shares embedding and head with. shared: arrays of rows, and of their places, that
+        take the place of its own."""
         self.spec, self.layout, shape = spec, layout, layout.shape
         self.weights, self._others = packed.bytes, None if main is None else main.weights
         base, placed = self.weights.ctypes.data, layout
@@ -101,7 +104,7 @@ class Passes:
             base = min(at, others_at)
             placed = layout.beside(main.layout, at - base, others_at - base)
         self.memory = memory = PassMemory.of(spec, config, design.target, design.estimates * (1 + config.drafts))
-        self.arrays = arrays = memory.allocate()
+        self.arrays = arrays = memory.allocate() | dict(shared or {})
         scratch, self.floats, self.integers = memory.scratch, arrays["floats"], arrays["integers"]
         reads = 0
         if slots:

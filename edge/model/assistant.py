@@ -5,6 +5,7 @@ The names are llama.cpp's (`gemma4-assistant`); its converter leaves centroids o
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from edge.errors import InputError, ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import find_network
+from edge.model.cores import Attention
 from edge.model.fallback import read_fallback
 from edge.model.layers import Assists, Network
 from edge.model.mtp import ASSISTANT, NEXTN_LAYERS
@@ -20,6 +22,7 @@ from edge.model.spec import ModelSpec
 from edge.model.tensors import find_tensors
 from edge.types import IntArray
 
+_AROUND = ("token_embd.", "nextn.", "masked_embd")  # tensors outside of the layers
 ORDERING = "masked_embd_ordering"  # the tokens of each centroid, int32 [vocab]
 
 
@@ -62,6 +65,27 @@ def token_order(file: GGUFFile, spec: ModelSpec) -> IntArray:
     if not np.array_equal(np.sort(order), np.arange(spec.vocab)):
         raise ModelFormatError(f"{file.path}: {ORDERING} has tokens twice, or none of some")
     return order
+
+
+def layers_of(file: GGUFFile, spec: ModelSpec, model: Network) -> tuple[GGUFFile, ModelSpec]:
+    """An assistant's layers and last norm as a network of their own, whose hidden states are given, and whose layers
+    read the rows of a model's (`Network.foreign`)."""
+    tensors = {name: info for name, info in plain_file(file).tensors.items() if not name.startswith(_AROUND)}
+    assert spec.network is not None
+    sources, last = source_layers(model), len(spec.network.layers)
+    layers = tuple(
+        tuple(
+            replace(block, core=replace(block.core, rows_of=last + sources[block.core.window > 0]))
+            if isinstance(block.core, Attention) else block
+            for block in layer
+        ) for layer in spec.network.layers
+    )  # fmt: skip
+    sizes = Counter[str]()
+    for info in tensors.values():
+        sizes[info.type] += info.nbytes
+    network = replace(spec.network, vocab=0, layers=layers, assists=None)
+    own = replace(spec, network=network, vocab=0, type_bytes=tuple(sizes.items()), weight_bytes=sizes.total())
+    return replace(plain_file(file), tensors=tensors), own
 
 
 def source_layers(network: Network) -> dict[bool, int]:

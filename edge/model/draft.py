@@ -29,6 +29,13 @@ class DraftFile:
         """Whether it reads the rows of the model that it drafts for."""
         return self.spec.assists
 
+    def layers_for(self, model: ModelSpec) -> tuple[GGUFFile, ModelSpec]:
+        """Of an assistant: its layers as engines run them beside a model."""
+        from edge.model.assistant import layers_of  # here: few models have one
+
+        assert model.network is not None
+        return layers_of(self.file, self.spec, model.network)
+
     @property
     def taps(self) -> tuple[int, ...]:
         """The layers of the model whose inputs it reads."""

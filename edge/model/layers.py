@@ -242,6 +242,14 @@ class Network:
         """Values of keys and values that a token adds to the cache, [layers]."""
         return tuple(row.values if row else 0 for row in self.rows)
 
+    @cached_property
+    def foreign(self) -> dict[int, int]:
+        """Of layers that read the rows of another model's layers, those: `rows_of` counts them from the last own
+        layer on (`edge.model.assistant.layers_of`)."""
+        last = len(self.layers)
+        sources = ((layer, core.rows_of) for layer, core in enumerate(self.attention) if core and core.rows_of)
+        return {layer: source - last for layer, source in sources if source >= last}
+
     @property
     def rowless(self) -> tuple[int, ...]:
         """Indexes of layers that add no rows to the cache."""

@@ -114,8 +114,11 @@ def plan_here(
                 return max(takes, after and loaded + after)
             if draft is None or own is None:
                 return takes
+            if draft.assists:  # its layers are compiled beside the loaded model
+                after, need = engine.first_run(*draft.layers_for(spec), own), engine.footprint(spec, config)
+                return max(takes, after and need.weights + need.kv + need.scratch + need.runtime + need.lora + after)
             beside = takes + runs[0].draft_bytes(config) if takes else 0  # the model that drafts is loaded first
-            return max(beside, 0 if draft.assists else engine.first_run(draft.file, draft.spec, own))
+            return max(beside, engine.first_run(draft.file, draft.spec, own))
 
         return engine, first_fit(runs, more=more, first_run=first_run)
 

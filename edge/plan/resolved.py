@@ -66,8 +66,8 @@ class Resolved:
         """The configuration of the model that drafts beside an engine of this configuration; None if there is none."""
         if (spec := self._draft_spec(config)) is None:
             return None
-        if spec.assists:
-            return EngineConfig(1, 1, "f32", config.threads)
+        if spec.assists:  # its layers read the model's rows
+            return EngineConfig(1, 1, config.kv_dtype, config.threads, frugal=config.frugal)
         rows, chunk = min(config.capacity, self.backend.most_rows(spec, None).rows), config.chunk
         if config.mtp or spec.features:
             rows, chunk = min(rows, MTP_ROWS), min(chunk, MTP_CHUNK)
@@ -93,10 +93,12 @@ class Resolved:
         own, spec = self.draft_config(config), self._draft_spec(config)
         if own is None or spec is None:
             return 0
+        around = 0
         if spec.assists:
-            from edge.backends.reference.assistant import assistant_bytes  # here: few models have one
+            from edge.backends.reference.assistant import around_bytes  # here: few models have one
 
-            return assistant_bytes(spec, self.spec, config)
+            assert self.options.draft_file is not None
+            around, (_, spec) = around_bytes(spec), self.options.draft_file.layers_for(self.spec)
         need = self.backend.footprint(spec, own)
         state = spec.features.size if spec.features else spec.hidden if config.mtp else 0
         waiting = 4 * MTP_STATES * _STATE_COPIES * state
@@ -104,7 +106,7 @@ class Resolved:
             from edge.backends.token_table import DEQUANTIZE_BYTES  # here: few models have a head
 
             waiting += DEQUANTIZE_BYTES  # to look up embeddings
-        return need.weights + need.kv + need.scratch + need.runtime + waiting
+        return need.weights + need.kv + need.scratch + need.runtime + waiting + around
 
     @property
     def fits(self) -> bool:

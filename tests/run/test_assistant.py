@@ -16,13 +16,13 @@ from test_gguf_file import GGUF
 
 import edge
 from edge.backends import engine_named
-from edge.backends.base import Engine, EngineConfig, SharingEngine, StatesEngine
-from edge.backends.reference.assistant import Assistant, assistant_bytes
+from edge.backends.base import Engine, EngineConfig, StatesEngine
+from edge.backends.reference.assistant import Assistant, around_bytes
 from edge.backends.token_table import TokenTable
 from edge.converters.huggingface.reader import convert_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
-from edge.model.assistant import read_assistant, source_layers
+from edge.model.assistant import layers_of, read_assistant, source_layers
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import make_plan
@@ -59,10 +59,13 @@ class Alone:
     """An assistant that drafts for one engine, which runs every text anew."""
 
     def __init__(self, model: Model, path: Path, engine: Engine) -> None:
-        file = read_gguf(path)
-        self.assistant, self.engine = Assistant(file, read_assistant(file)), engine
-        network = model.spec.network
+        file, network = read_gguf(path), model.spec.network
         assert network is not None
+        spec = read_assistant(file)
+        self.assistant, self.engine, self.layers = Assistant(file, spec), engine, None
+        if hasattr(engine, "open_assistant"):
+            config = EngineConfig(1, 1, engine.config.kv_dtype, threads=2)
+            self.layers = engine.open_assistant(*layers_of(file, spec, network), config)
         self.sources, self.scale = source_layers(network), np.float32(network.embedding_scale)
         self.file = model.file
 
@@ -70,14 +73,18 @@ class Alone:
         """Tokens, the model's states after them, and what the head says before them: tokens and logits."""
         self.engine.kv.truncate(0)
         state = cast(StatesEngine, self.engine).hidden(text[:-1])[-1]
-        found = {window: cast(SharingEngine, self.engine).rows(layer) for window, layer in self.sources.items()}
-        rows = {window: each for window, each in found.items() if each}
+        engine = cast(Any, self.engine)
+        rows = {} if self.layers else {window: engine.rows(layer) for window, layer in self.sources.items()}
         self.table = TokenTable(self.file, "token_embd.weight")
         token, tokens, states, heads = int(text[-1]), list[int](), list[Any](), list[Any]()
         for _ in range(count):
             embedding = next(self.table.read(np.array([token], np.int32)))[1][0] * self.scale
-            heads.append(self.assistant.logits_of(self.assistant.normed(embedding, state, rows)))
-            token, state = self.assistant.step(embedding, state, rows)
+            if self.layers:
+                normed = self.layers.run(self.assistant.start(embedding, state))
+            else:
+                normed = self.assistant.normed(embedding, state, rows)
+            heads.append(self.assistant.logits_of(normed))
+            token, state = self.assistant.finish(normed)
             tokens.append(token)
             states.append(state)
         self.table.close()
@@ -149,7 +156,9 @@ def test_plan_counts_assistant(pair: tuple[Path, Path]) -> None:
     )
     draft = Options.parse(draft=pair[1]).draft_file
     assert draft is not None
-    assert plan.bytes.draft == assistant_bytes(draft.spec, spec, plan.config)
+    assert plan.draft is not None
+    layers = cpu.footprint(draft.layers_for(spec)[1], plan.draft)
+    assert plan.bytes.draft > around_bytes(draft.spec) + layers.weights + layers.scratch
     assert plan.bytes.total == plain.bytes.total + plan.bytes.draft
     assert plan.config == plain.config
 

@@ -136,7 +136,7 @@ def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
         found["estimate"] = lambda b, _layer: estimate(b), None
         if design.batches:
             found["rescore"] = lambda b, _layer: rescore(b), None
-    return found if design.shape.encoder else found | {"head": (lambda b, _layer: head(b), None)}
+    return found if design.shape.encoder or not design.head else found | {"head": (lambda b, _layer: head(b), None)}
 
 
 def _then_evict(unit: Unit) -> Unit:
@@ -311,7 +311,7 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
                 if _adds_given(design) and _OF_SOME["deepstack"](kind):
                     with when(layer < shape.deepstack):
                         emit(kind, "deepstack", layer, i64(0))
-            if shape.encoder:
+            if shape.encoder or not design.head:
                 continue
             if not (_OF_SOME["estimate"](kind) and design.estimates):
                 emit(kind, "head", i64(0), i64(0))

@@ -94,6 +94,7 @@ class PassMemory:
         scratch = make_scratch(
             shape, target, config.chunk, config.threads, observed, rank, config.together, kept.floats,
             pages_held(config), estimates=estimates, taps=len(config.taps),
+            sources=1 + max(network.foreign.values(), default=-1),
         )  # fmt: skip
         tokens, copies = round_up(config.chunk, target.gemm_tokens), config.threads * kept.copied
         rope = RopeRows.of(tokens, target.gemm_tokens, config.sequences)

@@ -83,13 +83,14 @@ def _offsets(sizes: dict[str, int]) -> dict[str, int]:
 
 def make_scratch(
     shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0, lora_rank: int = 0,
-    sequences: int = 1, kept: int = 0, pages: int = 0, *, estimates: int = 0, taps: int = 0,
+    sequences: int = 1, kept: int = 0, pages: int = 0, *, estimates: int = 0, taps: int = 0, sources: int = 0,
 ) -> Scratch:  # fmt: skip
     """Lay out the scratch memory. Rows are the tokens of a chunk or, in a step, a copy for each thread.
 
     observed_rows: rows that one head may hold, in whole tiles, if attention is observed; else 0. lora_rank: padded.
     kept: `Kept.floats`. pages: the most that one head may hold, if steps select pages; else 0. estimates: tokens
-    whose logits are bounded at once; 0 without a head in two stages. taps: layers whose inputs are kept.
+    whose logits are bounded at once; 0 without a head in two stages. taps: layers whose inputs are kept. sources:
+    layers of another model, whose rows are read.
     """
     tokens = round_up(max(chunk, sequences), target.gemm_tokens)
     rows = max(tokens, threads)
@@ -120,7 +121,7 @@ def make_scratch(
         "scales": blocks,
         "sums": blocks,
         "half_sums": 2 * blocks,
-        "normals": shape.layers * shape.kv_heads * shape.padded_head,  # of reflections; zeros without any
+        "normals": max(shape.layers, sources) * shape.kv_heads * shape.padded_head,  # of reflections; zeros without any
         "layer_inputs": tokens * shape.layers * shape.padded_inputs,
         "deepstack": tokens * shape.deepstack * shape.padded_hidden,
         "lora": rows * shape.most_matrices * lora_rank,

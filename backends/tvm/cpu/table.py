@@ -63,7 +63,7 @@ def fill_table(layout: PackedLayout, memory: PassMemory, streams: Streams | None
     moves: list[int] = []
     network, state = layout.network, memory.copies
     for layer, core in enumerate(network.attention):
-        source = layer if core is None or core.rows_of is None else core.rows_of
+        source = layer if core is None or core.rows_of is None else network.foreign.get(layer, core.rows_of)
         values = {
             "form": layout.forms[layer],
             "state": state,

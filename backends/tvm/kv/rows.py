@@ -87,21 +87,6 @@ class HostRows:
         codes = unpack_keys(self.dtype, self.gather("keys", rows))
         return self._reflected(decode(self.dtype, codes, self.gather("key_scales", rows)), heads)
 
-    def read(self, first: int, count: int, head: int) -> tuple[FloatArray, FloatArray]:
-        """Keys and values of consecutive rows, float32 [count, size], of which the first begins a tile. head: among
-        those of all layers."""
-        tiles, rows = slice(first // TILE, -(-(first + count) // TILE)), slice(first, first + count)
-
-        def tiled(name: str) -> AnyArray:
-            view = self._view(name)[tiles].swapaxes(1, 2)
-            return np.asarray(view.reshape(len(view) * TILE, self.width(name))[:count])
-
-        values, packed = self._view("values")[rows], FORMATS[self.dtype].packed == 2
-        return (
-            self._reflected(decode(self.dtype, unpack_keys(self.dtype, tiled("keys")), tiled("key_scales")), head),
-            decode(self.dtype, _unpack_values(values) if packed else values, tiled("value_scales")),
-        )
-
     def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None:
         codes, scales = encode(self.dtype, self._reflected(keys, heads))
         self.scatter("keys", rows, pack_keys(self.dtype, codes))
@@ -161,15 +146,6 @@ def _pack_values(codes: AnyArray) -> AnyArray:
     )
     packed = ((each[..., 0, :] | each[..., 1, :] << 4).reshape(*codes.shape[:-1], -1) for each in pairs)
     return np.concatenate([*packed], axis=-1)
-
-
-def _unpack_values(packed: AnyArray) -> AnyArray:
-    """Invert `_pack_values`."""
-    whole = packed.shape[-1] // 16 * 16
-    cuts = (packed[..., :whole], 16), (packed[..., whole:], 8)
-    parts = (each.reshape(*packed.shape[:-1], -1, size) for each, size in cuts)
-    found = (np.stack([part & 15, part >> 4], axis=-2).reshape(*packed.shape[:-1], -1) for part in parts)
-    return np.concatenate([*found], axis=-1)
 
 
 def _tiles(rows: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray | None]:

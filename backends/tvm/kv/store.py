@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, SharedRows
+from edge.backends.base import EngineConfig
 from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
 from edge.backends.ring import LayerKinds, Ring
@@ -16,11 +16,10 @@ from edge.backends.row_lists import RowLists
 from edge.backends.tvm.kv.householder import find_normals, sample_runs
 from edge.backends.tvm.kv.pages import bounds_bytes, pages_bounded
 from edge.backends.tvm.kv.regions import TILE, Move, Regions
-from edge.backends.tvm.kv.rows import HostRows
 from edge.backends.tvm.memory import release
 from edge.backends.tvm.packing.cores import LANES
 from edge.backends.tvm.packing.shape import Shape
-from edge.model.cores import Attention, RowShape
+from edge.model.cores import RowShape
 from edge.types import AnyArray, FloatArray, IntArray
 
 
@@ -268,25 +267,6 @@ def make_kv(
         arena, kinds.whole, regions, windowed=windowed, observes=config.observes, pages=config.reads > 0
     )
     return HeadKV(store, kinds.whole, rope, key, config.pinned, ring, state)
-
-
-def shared_rows(kv: HeadKV[NativeStore[HostRows]], layer: int, core: Attention) -> SharedRows | None:
-    """See SharingEngine. core: the layer's."""
-    if not kv.alike:
-        return None
-    ring = kv.ring if kv.ring and layer in kv.ring.store.layers else None
-    store, count = (ring.store, ring.length) if ring else (kv.store, kv.length)
-    own = slice(first := store.layers.index(layer) * store.row.heads, first + store.row.heads)
-    size, seen = core.row.key, slice(None)
-    if core.window:
-        seen = (ring or kv).rope_positions()[0] > kv.next_rope_position - core.window
-    keys, values = list[FloatArray](), list[FloatArray]()
-    for at, head in zip(store.regions.starts[own].tolist(), store.heads[own].tolist(), strict=True):
-        of_head = store.rows.read(at, count, head)
-        keys.append(of_head[0][seen, :size])
-        values.append(of_head[1][seen, : core.row.value])
-    order = kv.rope.ordered(np.arange(size, dtype=np.float32)[None], layer)[0].astype(np.int32)
-    return SharedRows(keys, values, kv.next_rope_position, order)
 
 
 def choose_normals(kv: HeadKV[NativeStore[OwnRows]], run: Callable[[IntArray], object], vocab: int) -> None:

@@ -247,7 +247,9 @@ def _shape_of(block: Block, network: Network) -> Block:
 def _fit_arenas(network: Network, attention: list[Attention]) -> bool:
     """Whether all rows have the same sizes, or those of layers with windows and those of the others do, so that each
     kind can have an arena; and whether layers that read an earlier one's rows are of its kind."""
-    read = [(core, network.attention[core.rows_of]) for core in attention if core.rows_of is not None]
+    own = len(network.attention)  # from here on, layers are those of another model (`Network.foreign`)
+    sources = [(core, core.rows_of) for core in attention if core.rows_of is not None and core.rows_of < own]
+    read = [(core, network.attention[source]) for core, source in sources]
     if any(not of or bool(core.window) != bool(of.window) or core.row.sizes != of.row.sizes for core, of in read):
         return False
     kinds = [{core.row.sizes for core in attention if bool(core.window) == windowed} for windowed in (False, True)]

@@ -1,4 +1,7 @@
-"""Gemma 4's assistant, a file beside the model, which drafts from the model's states and the rows of its cache."""
+"""Gemma 4's assistant, a file beside the model, which drafts from the model's states and the rows of its cache.
+
+Its layers run by kernels, over rows that stay where they are; what is around them, and the head, in NumPy.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from edge.backends.base import Engine, SharedRows, SharingEngine
+from edge.backends.base import AssistingLayers, Engine, EngineConfig, SharingEngine
 from edge.backends.reference.assistant import Assistant, step_bytes
 from edge.backends.token_table import TokenTable
 from edge.model.assistant import source_layers
@@ -21,24 +24,31 @@ if TYPE_CHECKING:
 
 
 class AssistantDrafter(Drafter):
-    """The assistant's weights. It keeps no rows, and reads a copy of the model's for each draft."""
+    """The assistant's weights. It keeps no rows."""
 
-    def __init__(self, draft: DraftFile, model: Model, meter: EnergyMeter, most: int) -> None:
-        """most: tokens of a pass that may be dropped again, and the one before. meter: counts the bytes that it
-        reads."""
-        self._assistant, self._meter, self._states = Assistant(draft.file, draft.spec), meter, States(1 + most)
+    def __init__(self, draft: DraftFile, model: Model, config: EngineConfig, meter: EnergyMeter, most: int) -> None:
+        """config: of its layers. most: tokens of a pass that may be dropped again, and the one before. meter: counts
+        the bytes that it reads."""
+        self._assistant = Assistant(draft.file, draft.spec, layers=False)
+        self._meter, self._states, self._config = meter, States(1 + most), config
         network = find_network(model.spec)
-        self._layers, self._scale = source_layers(network), np.float32(network.embedding_scale)
+        self._file, self._spec = draft.layers_for(model.spec)
+        self._scale, sources = np.float32(network.embedding_scale), source_layers(network)
+        self._values = {layer: (network.row_values[layer], network.windows[layer]) for layer in sources.values()}
         self._embeddings = TokenTable(model.file, "token_embd.weight")
         self._step_bytes, self.caught_up = step_bytes(draft.spec), 0
         self.share = self._step_bytes / model.spec.weight_bytes
         self._engine: SharingEngine | None = None
+        self._layers: AssistingLayers | None = None
 
     def bind(self, engine: Engine) -> None:
         self._engine = cast(SharingEngine, engine)
+        self._layers = self._engine.open_assistant(self._file, self._spec, self._config)
 
     def release(self) -> None:
-        self._engine = None
+        if self._layers:
+            self._layers.close()
+        self._engine = self._layers = None
         self.reset()
 
     def reset(self) -> None:
@@ -55,23 +65,19 @@ class AssistantDrafter(Drafter):
         return self._states.lead_to(text, given)
 
     def draft(self, text: IntArray, most: int) -> IntArray:
-        rows = self._rows()
-        if rows is None:
-            return np.zeros(0, np.int32)
+        assert self._layers is not None
+        assert self._engine is not None
         token, state, drafted = int(text[-1]), self._states.waiting[-1][1], list[int]()
         while len(drafted) < most:
-            token, state = self._assistant.step(self._embedding(token), state, rows)
+            normed = self._layers.run(self._assistant.start(self._embedding(token), state))
+            if normed is None:
+                break
+            token, state = self._assistant.finish(normed)
             drafted.append(token)
-        read = sum(head.nbytes for each in rows.values() for head in (*each.keys, *each.values)) / 2  # float16, usually
-        self._meter.add_bytes(most * self._step_bytes + read)
+        rows = self._engine.kv.length
+        read = sum(2 * values * min(rows, window or rows) for values, window in self._values.values())  # in float16
+        self._meter.add_bytes(len(drafted) * (self._step_bytes + read))
         return np.array(drafted, np.int32)
-
-    def _rows(self) -> dict[bool, SharedRows] | None:
-        """The rows that layers without and with a window read; None if heads keep different ones."""
-        assert self._engine is not None
-        found = {window: self._engine.rows(layer) for window, layer in self._layers.items()}
-        rows = {window: each for window, each in found.items() if each is not None}
-        return rows if len(rows) == len(found) else None
 
     def _embedding(self, token: int) -> FloatArray:
         ((_, rows),) = self._embeddings.read(np.array([token], np.int32))

@@ -32,7 +32,7 @@ def open_drafter(model: Model, plan: Plan, options: Options, meter: EnergyMeter,
     if draft.assists:
         from edge.run.drafting.assistant import AssistantDrafter
 
-        return AssistantDrafter(draft, model, meter, 1 + plan.config.drafts)
+        return AssistantDrafter(draft, model, plan.draft, meter, 1 + plan.config.drafts)
     engine = load(draft.file, draft.spec, plan.draft)
     if draft.spec.features:
         from edge.run.drafting.eagle_head import EagleHead

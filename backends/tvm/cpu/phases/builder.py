@@ -68,6 +68,8 @@ def pass_kinds(design: Design) -> list[PassKind]:
         return [PassKind("chunk", Job.CHUNK, most)]
     batches = enumerate(design.batches, Job.BATCH)
     step, chunk = PassKind("step", Job.STEP, 1, single=True), PassKind("chunk", Job.CHUNK, most)
+    if not design.head:  # layers beside another model's rows, to which they add none
+        return [step]
     if design.exported:  # drafts of an app's only sequence share a chunk's code, except where they must sum like a step
         step, chunk = replace(step, attends_like="verify"), replace(chunk, drafts=True)
         like_chunk = not design.lora
