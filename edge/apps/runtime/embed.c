@@ -283,17 +283,11 @@ edge_status embed_texts(edge_session *s, const char *const *texts, const size_t 
 
 /* ---- calls ---------------------------------------------------------------------------------------------------------- */
 
-uint32_t edge_dimensions(const edge_model *model)
-{
-    const embed_config *found = model && EDGE_EMBED ? model_embed(model) : NULL;
-    return found ? found->dimensions : 0;
-}
-
 static edge_status check_embedding(const edge_session *s, const char *const *texts, const size_t *lengths, size_t count,
                                    const edge_embedding *options, const float *vectors, size_t capacity, edge_error *error)
 {
     const uint32_t size = edge_dimensions(s->model);
-    if (!size)
+    if (!size || !EDGE_EMBED)
         return edge_fail(error, EDGE_UNSUPPORTED, "the bundle makes no embeddings: export a model whose file says how to pool");
     if (s->accelerator)
         return edge_fail(error, EDGE_UNSUPPORTED, "%s hands out no hidden states to embed by: begin the session with engine cpu",

@@ -78,6 +78,12 @@ static const char *best_isa(const edge_model *model)
     return "";
 }
 
+uint32_t edge_dimensions(const edge_model *model)
+{
+    const embed_config *found = model ? model_embed(model) : NULL;
+    return found ? found->dimensions : 0;
+}
+
 edge_status edge_info(const edge_model *model, edge_model_info *info, edge_error *error)
 {
     if (!model || !info || info->size < sizeof *info)
