@@ -105,6 +105,7 @@ bench: $(VENV)/.dev
 # with torch, transformers, gguf and sentencepiece installed there.
 golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/make.py
+	$(GOLDEN_PYTHON) tests/golden/latent.py
 	$(GOLDEN_PYTHON) tests/golden/beams.py
 	$(BIN)/python tests/golden/tokens.py
 	$(GOLDEN_PYTHON) tests/golden/folders.py

@@ -40,6 +40,7 @@ def usual_cores(core: Core) -> str | None:
         if not core.causal:
             return ENCODERS
         kinds = {
+            "latent rows": core.latent is not None,
             "an output gate": core.gated,
             "sinks": core.sinks,
             "rows of an earlier layer": core.rows_of is not None,

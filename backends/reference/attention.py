@@ -15,8 +15,10 @@ def attention(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatA
     """From normalised rows, [n, hidden], to the heads' outputs side by side, [n, width]."""
     x = engine.joined if core.joined else x
     weights, values = paid(engine, core, at, x)
-    mixed = weights @ values[:, None]
-    out = mixed.reshape(core.heads, len(x), -1).swapaxes(0, 1).reshape(len(x), -1)
+    mixed = (weights @ values[:, None]).reshape(core.heads, len(x), -1)
+    if core.latent:
+        mixed = mixed @ per_head(engine, core, at, "attn_v_b").swapaxes(-1, -2)
+    out = mixed.swapaxes(0, 1).reshape(len(x), -1)
     return np.asarray(out * sigmoid(engine.project(x, at, "attn_q_gate")) if core.gated else out)
 
 
@@ -24,13 +26,14 @@ def paid(engine: Context, core: Attention, at: At, x: FloatArray) -> tuple[Float
     """Store the rows of x; return attention, [KV heads, group, n, rows], and the values of all rows so far, [KV heads,
     rows, size]."""
     kv, rotation = engine.kv, engine.kv.rope.rotation
-    queries = heads_of(engine, core, at, x, "attn_q")
     if core.across:
-        return _across(engine, core, at, queries)
+        return _across(engine, core, at, heads_of(engine, core, at, x, "attn_q"))
+    queries = latent_queries(engine, core, at, x) if core.latent else heads_of(engine, core, at, x, "attn_q")
     if core.rows_of is None:
-        kv.keys[at.layer][:, at.rows] = rotation.rotate(heads_of(engine, core, at, x, "attn_k"), at.layer, at.positions)
+        made = latent_rows(engine, core, at, x) if core.latent else heads_of(engine, core, at, x, "attn_k")
+        kv.keys[at.layer][:, at.rows] = rotation.rotate(made, at.layer, at.positions)
     if core.rows_of is None and not core.shared_values:
-        made = heads_of(engine, core, at, x, "attn_v")
+        made = made[..., : core.row.value] if core.latent else heads_of(engine, core, at, x, "attn_v")
         kv.values[at.layer][:, at.rows] = rms(made, engine.spec.norm_eps) if core.unit_values else made
     source = at.layer if core.rows_of is None else core.rows_of
     keys, values = kv.keys[source][:, : at.rows.stop], kv.values[source][:, : at.rows.stop]
@@ -60,6 +63,28 @@ def _across(engine: Context, core: Attention, at: At, queries: FloatArray) -> tu
     keys, values = engine.crossed[at.layer]
     queries = queries.reshape(core.kv_heads, core.group, -1, core.head_dim) * np.float32(core.scale)
     return softmax(queries @ keys[:, None].swapaxes(-1, -2)), values
+
+
+def latent_queries(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatArray:
+    """Queries of the rows of latent attention, [heads, n, size]."""
+    assert core.latent is not None
+    if core.latent.rank:
+        x = engine.norm(engine.project(x, at, "attn_q_a"), at.name("attn_q_a_norm"))
+    queries = engine.project(x, at, "attn_q_b" if core.latent.rank else "attn_q")
+    plain, rotated = np.split(queries.reshape(len(x), core.heads, -1).swapaxes(0, 1), [core.latent.plain], axis=-1)
+    return np.concatenate([plain @ per_head(engine, core, at, "attn_k_b").swapaxes(-1, -2), rotated], axis=-1)
+
+
+def latent_rows(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatArray:
+    """Keys of latent attention before RoPE, [1, n, size], which begin with the values."""
+    latent, rotated = np.split(engine.project(x, at, "attn_kv_a_mqa"), [core.row.value], axis=-1)
+    return np.concatenate([engine.norm(latent, at.name("attn_kv_a_norm")), rotated], axis=-1)[None]
+
+
+def per_head(engine: Context, core: Attention, at: At, name: str) -> FloatArray:
+    """A matrix of each head, [heads, rows, columns]."""
+    matrices = engine.weights[at.name(name)]
+    return matrices.reshape(core.heads, -1, matrices.shape[-1])
 
 
 def heads_of(engine: Context, core: Attention, at: At, x: FloatArray, name: str) -> FloatArray:

@@ -343,7 +343,7 @@ def _part(
     if layout == "transposed" and isinstance(source, Quantized):
         layout = "same"  # packed layers have one layout for all architectures
     expected = shape[::-1] if layout == "transposed" else shape
-    if tensor.stored:
+    if tensor.stored and not tensor.columns:
         expected = (tensor.rows,)
     where = f"{source.path}: {source.name}"
     if source.shape != expected:

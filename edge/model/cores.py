@@ -24,8 +24,8 @@ class Tensor:
 
     name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`. experts: the number of experts, each with a
     matrix or vector of this shape; 0: a single one. bits: those that quantizers keep: more than usual, or all, where
-    rounding does harm out of proportion to the tensor's bytes. stored: the shape of a vector that has several
-    dimensions in files, in ggml's order. same_as: the tensor of the layer that files have in its place.
+    rounding does harm out of proportion to the tensor's bytes. stored: the shape in files, in ggml's order, where it
+    has more dimensions. same_as: the tensor of the layer that files have in its place.
     """
 
     name: str
@@ -146,6 +146,20 @@ class RowShape:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1) in its absorbed form.
+
+    `attn_kv_a_mqa` · x is a latent vector c, which `attn_kv_a_norm` normalises, and a key k with a position. All heads
+    read one row, the key [c, RoPE(k)] and the value c. A head's query is [q, p]: q has no position and is multiplied by
+    the head's `attn_k_b`, p is rotated. What a head mixes from the values is multiplied by its `attn_v_b`.
+    """
+
+    plain: int  # values of q
+    value: int  # that a head hands to the output projection
+    rank: int = 0  # queries are `attn_q_b` · norm(`attn_q_a` · x), through so many values; 0: `attn_q` · x
+
+
+@dataclass(frozen=True)
 class Attention:
     """Softmax attention. State: a row of keys and values for each token, or for each of the last `window` tokens.
 
@@ -175,6 +189,7 @@ class Attention:
     keys_as_values: bool = False  # files have no `attn_v`, which is `attn_k`: values differ by norm and RoPE only
     clipped: bool = False  # matrices have bounds (see `BOUNDS`)
     joined: bool = False  # it reads the rows that `Features` has joined, [n, 2 · hidden]
+    latent: Latent | None = None  # `kv_heads` is 1, `head_dim` the size of a row's key, `value_dim` of its value
 
     output = "attn_output"
     fixed_values = 0
@@ -182,6 +197,8 @@ class Attention:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Matrices that multiply the normalised rows."""
+        if self.latent:
+            return ("attn_q_a" if self.latent.rank else "attn_q", "attn_kv_a_mqa")
         own = ("attn_k", "attn_v")[: 2 - self.shared_values] if self.makes_rows else ()
         return ("attn_q", *own, *(("attn_q_gate",) if self.gated else ()))
 
@@ -196,9 +213,19 @@ class Attention:
         return self.heads // self.kv_heads
 
     @property
+    def mixed(self) -> int:
+        """Values that all heads mix from the rows' values."""
+        return self.heads * self.row.value
+
+    @property
     def width(self) -> int:
         """Values that the core hands to its output projection."""
-        return self.heads * self.row.value
+        return self.heads * self.latent.value if self.latent else self.mixed
+
+    @property
+    def widest(self) -> int:
+        """The length of the longest row that a matrix of the core multiplies, besides the normalised rows."""
+        return max(self.mixed, self.width, self.heads * self.latent.plain if self.latent else 0)
 
     @property
     def row(self) -> RowShape:
@@ -207,6 +234,9 @@ class Attention:
         return RowShape(self.kv_heads, self.head_dim, value, rotated, self.shared_values)
 
     def tensors(self, hidden: int) -> Iterator[Tensor]:
+        if self.latent:
+            yield from self._latent_tensors(self.latent, hidden)
+            return
         row, queries = self.row, self.heads * self.head_dim
         rows = {
             "attn_q": queries, "attn_k": row.heads * row.key, "attn_v": row.heads * row.value, "attn_q_gate": self.width
@@ -221,6 +251,21 @@ class Attention:
             yield Tensor("attn_sinks", self.heads)
         yield from _with_biases([Tensor(self.output, hidden, self.width)], self.biases)
         yield from _bounds(self)
+
+    def _latent_tensors(self, latent: Latent, hidden: int) -> Iterator[Tensor]:
+        row, heads = self.row, self.heads
+        queries = heads * (latent.plain + row.key - row.value)
+        if latent.rank:
+            yield Tensor("attn_q_a", latent.rank, hidden)
+            yield Tensor("attn_q_a_norm", latent.rank)
+            yield Tensor("attn_q_b", queries, latent.rank)
+        else:
+            yield Tensor("attn_q", queries, hidden)
+        yield Tensor("attn_kv_a_mqa", row.key, hidden)
+        yield Tensor("attn_kv_a_norm", row.value)
+        yield Tensor("attn_k_b", heads * row.value, latent.plain, stored=(latent.plain, row.value, heads))
+        yield Tensor("attn_v_b", self.width, row.value, stored=(row.value, latent.value, heads))
+        yield Tensor(self.output, hidden, self.width)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class KnownModel:
     def header(self) -> dict[str, Any]:
         """The header fields that plans depend on, with GGUF's keys."""
         figures = {_EPSILON: 1e-5, **_flat(self.figures)}
-        figures |= {key.replace("key", "value"): size for key, size in figures.items() if ".key_length" in key}
+        figures = {key.replace("key", "value"): size for key, size in figures.items() if ".key_length" in key} | figures
         own = {f"{self.architecture}.{key}": value for key, value in figures.items()}
         words = {"tokenizer.ggml.model": self.tokenizer, "tokenizer.ggml.pre": self.pre}
         return {"general.architecture": self.architecture, "general.name": self.name, **own, **words}

@@ -102,7 +102,7 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
             info = file.tensors[stored_name]
             is_row = name in wanted and wanted[name].rows == 1 and info.shape == (wanted[name].columns,)
             rows = info.rows if name not in wanted or wanted[name].columns else info.elements
-            is_flat = name in wanted and bool(wanted[name].stored)
+            is_flat = name in wanted and bool(wanted[name].stored) and not wanted[name].columns
             found[name] = Source(stored_name, 0, 1 if is_row else rows, is_row=is_row, is_flat=is_flat)
     for name, tensor in wanted.items():
         if (same := name.removesuffix(tensor.name) + tensor.same_as) in found and tensor.same_as:

@@ -15,8 +15,8 @@ from edge.types import FloatArray, IntArray
 
 STRING = 8
 FALLBACKS = (
-    "falcon-h1", "gemma4", "gemma4moe", "gpt-oss", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35",
-    "qwen35moe", "qwen3moe",
+    "deepseek2", "falcon-h1", "gemma4", "gemma4moe", "gpt-oss", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h",
+    "qwen35", "qwen35moe", "qwen3moe",
 )  # fmt: skip
 
 

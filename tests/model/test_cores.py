@@ -31,6 +31,7 @@ MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is firs
     "granitehybrid": (Mamba,),
     "nemotron_h": (Mamba,),
     "falcon-h1": (Mamba,),
+    "deepseek2": (Attention,),  # latent
 }
 EXACT = 2e-4  # transformers' logits are rounded to 1.2e-4
 GPU = f"gpu@{SOME_GPU}"

@@ -32,8 +32,8 @@ class RowFormat:
     def widths(self, row: RowShape) -> dict[str, int]:
         """Elements of each of the cache's arrays per row of a head. row: padded."""
         return {
-            "keys": row.key // self.packed, "values": row.value // self.packed,
-            "key_scales": self.scales, "value_scales": self.scales,
+            "keys": row.key // self.packed, "values": row.stored_value // self.packed,
+            "key_scales": self.scales, "value_scales": 0 if row.shared else self.scales,
         }  # fmt: skip
 
     def bytes(self, row: RowShape) -> int:

@@ -100,8 +100,9 @@ class HostRows:
 
     def value_norms(self, rows: AnyArray) -> FloatArray:
         """See ArenaRows. Norms depend neither on the order of packed values nor on their transformation."""
-        codes = unpack_keys(self.dtype, self.gather("values", rows))
-        return np.asarray(np.linalg.norm(decode(self.dtype, codes, self.gather("value_scales", rows)), axis=-1))
+        name = "value" if self.width("values") else "key"  # values may be a part of their keys
+        codes = unpack_keys(self.dtype, self.gather(f"{name}s", rows))
+        return np.asarray(np.linalg.norm(decode(self.dtype, codes, self.gather(f"{name}_scales", rows)), axis=-1))
 
     def _reflected(self, keys: FloatArray, heads: AnyArray | int) -> FloatArray:
         return reflect(keys, self.normals[heads]) if FORMATS[self.dtype].transformed else keys

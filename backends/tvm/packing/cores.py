@@ -108,14 +108,34 @@ def _width(core: Core) -> int:
     return round_up(core.width, 32)
 
 
+def _attention_groups(core: Attention) -> Groups:
+    found: Groups = {"qkv": core.inputs}
+    if core.latent:
+        found |= {"queries": ("attn_q_b",)} if core.latent.rank else {}
+        found |= {"absorb": ("attn_k_b",), "expand": ("attn_v_b",)}
+    return found | {"output": (core.output,)}
+
+
 def _attention_floats(core: Attention, sizes: Sizes) -> Counts:
     """Without queries and the threads' memory, whose sizes depend on all layers (`cpu/scratch.py`)."""
-    return {"mixed": sizes.rows * _width(core), "gates": sizes.tokens * _width(core) * core.gated}
+    found = {"mixed": sizes.rows * round_up(core.mixed, 32), "gates": sizes.tokens * _width(core) * core.gated}
+    if latent := core.latent:
+        found |= {
+            "ranked": sizes.tokens * latent.rank, "ranked_normed": sizes.rows * latent.rank,
+            "latents": sizes.tokens * core.row.key, "plain": sizes.tokens * core.heads * latent.plain,
+            "expanded": sizes.tokens * core.width,
+        }  # fmt: skip
+    return found
 
 
 def _attention_lacks(core: Attention) -> str | None:
-    if core.shared_values:
+    if core.shared_values and not core.latent:
         return "attention whose values are a part of the keys"
+    if latent := core.latent:
+        rotated, row = core.row.key - core.row.value, core.row.value
+        odd = any(size % 32 for size in (latent.rank, latent.plain, row, core.width))
+        if odd or rotated % LANES or latent.value % LANES or core.rope.halves:
+            return f"latent attention with heads of {latent.plain}, {rotated} and {latent.value} values"
     if core.rope.first and core.rope.halves:
         return "heads whose first values are not rotated"
     return "clipped matrices of decoders" if core.clipped and core.causal else None
@@ -193,10 +213,11 @@ def _features_lacks(core: Features) -> str | None:
 
 KINDS: dict[type, Kind] = {
     Attention: Kind(
-        lambda core: {"qkv": core.inputs, "output": (core.output,)},
+        _attention_groups,
         # merge: in a step, of the threads' parts of each head's output
-        {"quantize_x": "other", "qkv": "qkv", "pages": "attend", "attend": "attend", "merge": "attend",
-         "gate": "output", "quantize_mixed": "output", "output": "output"},
+        {"quantize_x": "other", "qkv": "qkv", "rank": "qkv", "queries": "qkv", "quantize_plain": "qkv", "absorb": "qkv",
+         "transform": "qkv", "pages": "attend", "attend": "attend", "merge": "attend", "gate": "output",
+         "quantize_mixed": "output", "expand": "output", "quantize_expanded": "output", "output": "output"},
         _attention_floats,
         lacks=_attention_lacks,
     ),

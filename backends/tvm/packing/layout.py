@@ -186,6 +186,8 @@ def units_of(network: Network, name: str, tensor: Tensor) -> tuple[int, tuple[in
     if stem in _PER_HEAD:
         core = network.attention[int(name.split(".")[1])]
         assert core is not None
+        if core.latent:
+            return _TILE, ()
         size = core.row.value if stem == "attn_v" else core.row.key
         sections = tuple(2 * pairs for pairs in core.rope.sections) if core.rope.apart else (core.rope.dim,)
         return size, sections if network.halves and stem in _ROTATED else ()

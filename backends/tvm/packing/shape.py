@@ -210,7 +210,9 @@ class Shape:
     def widest(self) -> int:
         """The length of the longest row of activations."""
         joined = 2 * self.hidden * bool(self.cores(Features))
-        return max(self.padded_hidden, joined, *(round_up(block.core.width, 32) for block in self.blocks))
+        cores = (block.core for block in self.blocks)
+        widths = (core.widest if isinstance(core, Attention) else core.width for core in cores)
+        return max(self.padded_hidden, joined, *(round_up(width, 32) for width in widths))
 
     @property
     def channels(self) -> int:

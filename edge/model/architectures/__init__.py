@@ -44,6 +44,7 @@ _NETWORKS = {
     "arcee": "arcee:network",
     "chatglm": "llama:network",  # GLM 4 of 2024 and GLM-Edge, whose RoPE rotates a part of each head
     "cohere2": "cohere2:network",
+    "deepseek2": "deepseek2:network",
     "exaone": "qwen2:network",  # EXAONE 3 is Llama whose RoPE pairs halves
     "exaone4": "exaone4:network",
     "glm4": "llama:network",  # GLM 4 of 2025, with norms before and after each block
@@ -57,13 +58,12 @@ _NETWORKS = {
     "gemma-embedding": "gemma_embedding:network",
 }
 
-_ALIBI, _LATENT, _SCAN = "ALiBi's positions", "multi-head latent attention", "Mamba-1's scan"
+_ALIBI, _LATENT, _SCAN = "ALiBi's positions", "latent attention in one matrix", "Mamba-1's scan"
 LACKING = {
     "apertus": "the activation xIELU",
     "baichuan": _ALIBI,
     "bitnet": "norms within attention and feed-forward network",
     "bloom": _ALIBI,
-    "deepseek2": _LATENT,
     "falcon-mamba": _SCAN,
     "gemma3n": "AltUp's parallel hidden states",
     "hunyuan-dense": "norms of heads behind RoPE",
@@ -101,7 +101,10 @@ USUAL: dict[str, tuple[str, ...]] = {
 """Tensors of the first layer that tell `find_network` what a header does not state. All files of these architectures
 have them, so a model can be described without its file (`edge/model/layout.py`)."""
 
-USUAL_EXPERTS = {"gemma4": ("ffn_gate_up_exps.weight", "ffn_down_exps.weight")}
+USUAL_EXPERTS = {
+    "deepseek2": ("ffn_down_exps.weight", "exp_probs_b.bias"),
+    "gemma4": ("ffn_gate_up_exps.weight", "ffn_down_exps.weight"),
+}
 """As `USUAL`, in mixtures of experts; those of other architectures are not fused."""
 
 

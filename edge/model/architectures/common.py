@@ -137,6 +137,12 @@ def read_experts(header: Header, router: Router = "softmax", *, shared: bool = F
     )
 
 
+def leading_dense(header: Header) -> int:
+    """The first layers of a mixture, which have a dense feed-forward network."""
+    key = "leading_dense_block_count"
+    return header.count(key, "layers") if header.value(key) else 0
+
+
 def read_factor(header: Header, key: str, default: float = 1.0) -> float:
     """A scalar factor of the header; 0 counts as absent, as in llama.cpp."""
     return default if header.value(key) == 0 else header.positive(key, default, below=1e6)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from edge.errors import UnsupportedError
 from edge.formats.gguf_fields import Header
-from edge.model.architectures.common import read_experts
+from edge.model.architectures.common import leading_dense, read_experts
 from edge.model.architectures.lfm2 import hybrid
 from edge.model.cores import Dense
 from edge.model.layers import Network
@@ -23,5 +23,5 @@ def network(header: Header, spec: ModelSpec) -> Network:
         raise UnsupportedError(f"{header.file.path}: routers without a sigmoid run on llama.cpp only")
     dense = Dense(header.count("feed_forward_length", "ffn"))
     experts = replace(read_experts(header, "sigmoid"), choice_bias=True)
-    leading = header.count("leading_dense_block_count", "layers") if header.value("leading_dense_block_count") else 0
+    leading = leading_dense(header)
     return hybrid(header, spec, [dense if layer < leading else experts for layer in range(spec.layers)])

@@ -47,12 +47,13 @@ class Quantized:
     scales: Value  # their start; stride / 32 for each row
     sums: Mapping[int, Sums]  # by group size
     stride: int
+    first: Value | int = 0  # the block of each row that products begin with
 
     def words_at(self, row: Value) -> Value:
-        return self.words + row * (self.stride // 4)
+        return self.words + row * (self.stride // 4) + self.first * (BLOCK // 4)
 
     def blocks_at(self, row: Value) -> Value:
-        return row * (self.stride // BLOCK)
+        return row * (self.stride // BLOCK) + self.first
 
 
 def quantize(

@@ -245,7 +245,7 @@ def soften(
         with loop(i64(0), count) as tile:
             power = power_of(load(work.memory, scores + tile * 16) - spread(maximum))
             powers.value = powers.value + power
-            scales = cache.scales(cache.value_scales, first_row, tiles.at(start + tile))
+            scales = cache.scales(cache.scales_of_values, first_row, tiles.at(start + tile))
             packed = pack(power * scales[0] if scales else power)
             lanes = lanes_of(packed)
             store(work.memory, scores + tile * lanes, packed, lanes)
@@ -264,6 +264,9 @@ def soften(
 
 def _mix(target: Target, cache: Cache, rows: int, first_row: Value, block: _Block, work: Work, fetch: bool) -> None:
     """work.out += powers · V over a block's rows."""
+    if cache.shared:
+        _mix_keys(target, cache, rows, first_row, block, work)
+        return
     if _is_narrow(cache):
         _mix_narrow(cache, rows, first_row, block, work)
         return
@@ -311,6 +314,34 @@ def mix(
                         sums[line, part].value = add(sums[line, part].value, power, values[part])
             for key, each in sums.items():
                 store(work.memory, places[key], each.value)
+
+
+def _mix_keys(target: Target, cache: Cache, rows: int, first_row: Value, block: _Block, work: Work) -> None:
+    """`_mix` where keys are mixed: each lane of a sum has the products of its rows of the tiles, which are summed up at
+    the block's end."""
+    height = min(rows, max(1, target.mix_registers // 3))
+    fitting = max(1, target.mix_registers // (height * cache.form.packed))
+    step = next(count for count in range(fitting, 0, -1) if cache.key_width % count == 0)  # elements at a time
+    for top in range(0, rows, height):
+        lines = range(top, min(top + height, rows))
+        with loop(i64(0), i64(cache.key_width // step)) as part:
+            sums = [[Register() for _ in range(step * cache.form.packed)] for _ in lines]
+            for register in itertools.chain(*sums):
+                register.value = floats(0)
+            with loop(i64(0), block.count) as index:
+                tile = block.tiles.at(block.start + index)
+                there = T.ramp(T.cast(tile * 16, "int32"), T.int32(1), 16) < spread(T.cast(block.most, "int32"))
+                scores = let(work.scores + index * 16)
+                powers = [let(load(work.memory, scores + line * (work.block * 16))) for line in lines]
+                keys = [key for at in range(step) for key in cache.load_keys(first_row, tile, part * step + at)]
+                for number, key in enumerate(keys):
+                    key = let(T.Select(there, key, floats(0)))  # rows behind the last may be no numbers
+                    for own, power in zip(sums, powers, strict=True):
+                        own[number].value = own[number].value + power * key
+            for line, found in zip(lines, sums, strict=True):
+                at = let(work.out + line * cache.value + part * (step * cache.form.packed))
+                for number, each in enumerate(found):
+                    T.buffer_store(work.memory, work.memory[at + number] + total(each.value), [at + number])
 
 
 def _is_narrow(cache: Cache) -> bool:
@@ -367,17 +398,21 @@ def _accumulate(sums: Sequence[Sequence[Register]], factors: Sequence[Value], ve
             each.value = each.value + pinned(x * vector)
 
 
-def finish(cache: Cache, size: int, index: int, work: Work, out: Buffer, at: Value) -> None:
+Restore = Callable[[Sequence[Value]], Sequence[Value]]
+"""From sums of stored values to sums of values, 16 in each vector."""
+
+
+def finish(cache: Cache, size: int, index: int, work: Work, out: Buffer, at: Value, restore: Restore) -> None:
     """out[at : at + size] = work.out / work.sums for one query row."""
     inverse = let(T.float32(1) / work.memory[work.sums + index])
     first = work.out + index * cache.value
     vectors = [let(load(work.memory, first + part * 16) * spread(inverse)) for part in range(cache.value // 16)]
-    _store_head(cache.transform(vectors), out, at, size)
+    _store_head(restore(vectors), out, at, size)
 
 
 def merge(
     cache: Cache, memory: Buffer, size: int, count: Value, part_stride: int, index: Value, outs: Value,
-    maxima: Value, sums: Value, out: Buffer, at: Value,
+    maxima: Value, sums: Value, out: Buffer, at: Value, restore: Restore,
 ) -> None:  # fmt: skip
     """out[at : at + size] = one query row, merged from the parts of `count` threads.
 
@@ -398,12 +433,12 @@ def merge(
             where = outs + part * part_stride + index * cache.value + position * 16
             each.value = each.value + spread(weight) * load(memory, where)
     inverse = let(T.float32(1) / weights.value)
-    _store_head(cache.transform([let(each.value * spread(inverse)) for each in mixed]), out, at, size)
+    _store_head(restore([let(each.value * spread(inverse)) for each in mixed]), out, at, size)
 
 
 def _store_head(vectors: Sequence[Value], out: Buffer, at: Value, size: int) -> None:
     """Store vectors of 16 lanes, the last one in part if the head's size is not a multiple of 16."""
-    for part, vector in enumerate(vectors):
+    for part, vector in enumerate(vectors[: -(-size // 16)]):
         left = size - part * 16
         if left >= 16:
             store(out, at + part * 16, vector)

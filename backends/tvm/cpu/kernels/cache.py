@@ -3,7 +3,7 @@
 Keys lie in tiles of 16 rows, transposed, so that 16 scores come out of 16 lanes without a sum across lanes:
 K [rows / 16, width, 16], V [rows, width]. `width` elements hold a key or a value, which is padded with zeros to a
 multiple of 16 values. The rows of all heads of all layers lie one after the other; those of each head begin with a
-tile.
+tile. Where values are the beginnings of their keys, there is no V: whole keys are mixed, and the rest is dropped.
 Quantized rows have scales: [rows / 16, scales, 16]. `row_formats.py` defines elements and scales.
 """
 
@@ -52,7 +52,8 @@ class Cache:
     starts: Buffer
     kv_heads: int  # the most of a layer
     key: int  # values of a key, padded
-    value: int  # of a value
+    value: int  # of a value; `key` if values are `shared`
+    shared: bool = False  # values are read from keys
     middle: float = 0.0
 
     @property
@@ -86,11 +87,16 @@ class Cache:
 
     def load_some_values(self, first_row: Value, row: Value, dimension: Value) -> Value:
         """4 dimensions of a row, from `dimension` on; not of packed formats."""
+        if self.shared:
+            (values,) = self._decode(load(self.keys, self._element(first_row + row, dimension), 4, stride=16))
+            return values
         (values,) = self._decode(load(self.values, (first_row + row) * self.value_width + dimension, 4))
         return values
 
     def load_values(self, first_row: Value, row: Value, parts: Sequence[int]) -> dict[int, Value]:
         """Parts of 16 dimensions of one row, float32, not yet scaled."""
+        if self.shared:
+            return {part: self._load_dimensions(first_row + row, part) for part in parts}
         at, packed = (first_row + row) * self.value_width, self.form.packed
         found: dict[int, Value] = {}
         for group in sorted({part // packed for part in parts}):
@@ -101,6 +107,24 @@ class Cache:
             found |= {group * packed + index: vector for index, vector in enumerate(vectors)}
         return {part: found[part] for part in parts}
 
+    def _load_dimensions(self, row: Value, part: int) -> Value:
+        """16 dimensions of a key."""
+        count = 16 // self.form.packed
+        stored = load(self.keys, self._element(row, i64(part * count)), count, stride=16)
+        if self.form.packed == 1:
+            (found,) = self._decode(stored)
+            return found
+        (found,) = self._moved([row_formats.decode_neighbours(stored)])
+        return found
+
+    def _element(self, row: Value, element: Value) -> Value:
+        """The offset of an element of a key; the next one of its row lies 16 behind."""
+        return let((quotient(row, 16) * self.key_width + element) * 16 + remainder(row, 16))
+
+    @property
+    def scales_of_values(self) -> Buffer:
+        return self.key_scales if self.shared else self.value_scales
+
     def scales(self, scales: Buffer, first_row: Value, tile: Value) -> list[Value]:
         """The scales of 16 rows, in the order of `RowFormat`."""
         at, count = (first_row + tile * 16) * self.form.scales, self.form.scales
@@ -110,6 +134,8 @@ class Cache:
 
     def fetch_values(self, first_row: Value, tile: Value, index: Value, tiles: int) -> None:
         """Prefetch part `index` of `key_width` parts of the values of `tiles` tiles."""
+        if self.shared:
+            return
         share = -(-tiles * 16 * self.value_width // self.key_width)  # elements
         for line in range(-(-share // self._line)):
             prefetch(self.values, (first_row + tile * 16) * self.value_width + index * share + line * self._line)
@@ -134,6 +160,8 @@ class Cache:
                 store(self.keys, start + part * 256, vector, stride=16)
 
     def write_value(self, first_row: Value, row: Value, vectors: Sequence[Value]) -> None:
+        if self.shared:
+            return
         start = let((first_row + row) * self.value_width)
         elements = self._encode(self.value_scales, first_row + row, vectors)
         if self.form.packed == 2:
@@ -186,7 +214,7 @@ def move_rows(name: str, row: RowShape, kv_dtype: str) -> Any:
 def _copy(form: RowFormat, shape: RowShape, arrays: dict[str, Buffer], source: Value, target: Value) -> None:
     """Row `target` becomes a copy of row `source`; both count from the start of the arrays."""
     keys, values = arrays["keys"], arrays["values"]
-    width, value_width = shape.key // form.packed, shape.value // form.packed
+    width, value_width = shape.key // form.packed, shape.stored_value // form.packed
     from_key, to_key = (let(quotient(row, 16) * 16 * width + remainder(row, 16)) for row in (source, target))
     both = min(width, value_width)
     for first, last in ((0, both), (both, max(width, value_width))):
@@ -199,5 +227,5 @@ def _copy(form: RowFormat, shape: RowShape, arrays: dict[str, Buffer], source: V
                 T.buffer_store(values, values[source * value_width + element], [target * value_width + element])
     for number in range(form.scales):
         from_scale, to_scale = (let(scale_at(row, number, form.scales)) for row in (source, target))
-        for name in ("key_scales", "value_scales"):
+        for name in ("key_scales",) if shape.shared else ("key_scales", "value_scales"):
             T.buffer_store(arrays[name], arrays[name][from_scale], [to_scale])

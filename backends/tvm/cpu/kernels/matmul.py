@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels.activations import CENTER, Quantized
+from edge.backends.tvm.cpu.kernels.activations import BLOCK, CENTER, Quantized
 from edge.backends.tvm.cpu.kernels.isa import Isa, Simd128
 from edge.backends.tvm.cpu.kernels.vectors import (
     LANES,
@@ -79,6 +79,11 @@ class Inputs:
     start: Value
     stride: int
     quantized: Quantized | None
+
+    def from_block(self, first: Value) -> Inputs:
+        """The same rows without their values before this block of 32."""
+        quantized = self.quantized and replace(self.quantized, first=first)
+        return replace(self, start=let(self.start + first * BLOCK), quantized=quantized)
 
 
 def multiply(

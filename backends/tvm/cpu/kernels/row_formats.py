@@ -105,6 +105,12 @@ def decode_half(elements: Value) -> Value:
     return let(T.vectorcombine("float32x16", *(T.cast(T.cast(each, "int32x8"), "float32x8") for each in (low, high))))
 
 
+def decode_neighbours(elements: Value) -> Value:
+    """8 bytes of int4 as 16 float32, of neighbours in each byte the low half first."""
+    both = decode_half(elements)
+    return let(T.Shuffle([both], [index // 2 + index % 2 * 8 for index in range(16)]))
+
+
 def packed(low: Value, high: Value, lanes: int) -> Value:
     """Two vectors of codes as one of bytes."""
     return low | T.shift_left(high, spread(T.uint8(4), lanes))

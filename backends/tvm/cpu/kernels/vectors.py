@@ -46,8 +46,8 @@ def ints(value: int, lanes: int = LANES) -> Value:
     return spread(T.int32(value), lanes)
 
 
-def load(buffer: Buffer, at: Value, lanes: int = LANES) -> Value:
-    return buffer[T.ramp(at, i64(1), lanes)] if lanes > 1 else buffer[at]
+def load(buffer: Buffer, at: Value, lanes: int = LANES, stride: int = 1) -> Value:
+    return buffer[T.ramp(at, i64(stride), lanes)] if lanes > 1 else buffer[at]
 
 
 def store(buffer: Buffer, at: Value, value: Value, lanes: int = LANES, stride: int = 1) -> None:

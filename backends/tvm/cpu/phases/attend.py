@@ -46,14 +46,14 @@ def attend_step(b: PassBuilder, layer: Value) -> None:
                 attend(b.target, b.cache, b.floats, queries, first_row, mine, work, limits, fetch=True)
 
 
-def merge_parts(b: PassBuilder, token: Value, row: Value) -> None:
+def merge_parts(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
     """Merge all parts of a token into row `row` of the heads' outputs."""
     core, work = b.attention, _work(b, let(token * b.parts), i64(0))
-    out = let(b.at("mixed") + row * round_up(core.width, 32))
+    out = let(b.at("mixed") + row * round_up(core.mixed, 32))
     with loop(i64(0), i64(core.heads)) as head:
         merge(
             b.cache, b.floats, core.row.value, b.parts, b.at("part_stride"), head,
-            work.out, work.maxima, work.sums, b.floats, out + head * core.row.value,
+            work.out, work.maxima, work.sums, b.floats, out + head * core.row.value, b.restore(layer),
         )  # fmt: skip
 
 
@@ -94,8 +94,8 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
                 line = let(first + index)
                 with when(line < rows):
                     head = kv_head * core.group + remainder(line, core.group)
-                    at = let(b.at("mixed") + token_of(line) * round_up(core.width, 32) + head * core.row.value)
-                    finish(b.cache, core.row.value, index, work, b.floats, at)
+                    at = let(b.at("mixed") + token_of(line) * round_up(core.mixed, 32) + head * core.row.value)
+                    finish(b.cache, core.row.value, index, work, b.floats, at, b.restore(layer))
 
         if memory is not None:
             groups = let(quotient(T.min(i64(side), rows - first) + (height - 1), height))

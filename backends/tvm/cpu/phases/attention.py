@@ -1,4 +1,4 @@
-"""Softmax attention: three units, of which qkv.py and attend.py have the work."""
+"""Softmax attention: three units, of which qkv.py (or latent.py) and attend.py have the work."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, load, loop, s
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.attend import attend_chunk, attend_step, merge_parts, observe_last
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
+from edge.backends.tvm.cpu.phases.latent import expand, make_latent_rows
 from edge.backends.tvm.cpu.phases.pages import score_pages
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.cpu.phases.qkv import qkv
@@ -16,6 +17,9 @@ from edge.backends.tvm.packing.cores import round_up
 
 
 def qkv_unit(b: PassBuilder, layer: Value) -> None:
+    if b.attention.latent:
+        make_latent_rows(b, layer)
+        return
     norm, joined = b.block.norm, 2 * b.shape.hidden if b.attention.joined else 0
     if joined:
         b.quantize_chunk("joined", joined, layer, "qkv")
@@ -39,15 +43,15 @@ def attend_unit(b: PassBuilder, layer: Value) -> None:
         observe_last(b, layer)  # the next phase reads nothing that this changes
     if b.stepwise and not b.single and not b.apart:  # the code of steps, too, which merge on their way to the output
         with when(b.count > 1), b.phase("merge", layer), b.shared_out(b.count) as token:
-            merge_parts(b, token, token)
+            merge_parts(b, layer, token, token)
 
 
 def output_unit(b: PassBuilder, layer: Value) -> None:
-    width = round_up(b.attention.width, 32)
+    width, latent = round_up(b.attention.mixed, 32), b.attention.latent is not None
     if b.apart:
         with b.phase("merge", layer), b.shared_out(b.count) as token:
-            _merge(b, token, token)
-            b.quantize_row("mixed", width, token, token, b.blocks("output"))
+            _merge(b, layer, token, token)
+            b.quantize_row("mixed", width, token, token, b.blocks("expand" if latent else "output"))
     elif "attn_q_gate" in b.names and not b.single:
         with b.phase("gate", layer), b.shared_out(b.count) as token:
             _apply_gate(b, token, token)
@@ -56,18 +60,22 @@ def output_unit(b: PassBuilder, layer: Value) -> None:
             b.clip_row(layer, "attn_output", let(b.at("mixed") + token * width), width)
 
     def merge_step(b: PassBuilder, layer: Value) -> None:
-        _merge(b, i64(0), b.thread)
+        _merge(b, layer, i64(0), b.thread)
         b.mark("merge", layer)
 
     first = merge_step if b.single else None
+    if latent:
+        expand(b, layer, width, first)
+        project(b, layer, "expanded", b.attention.width, "output")
+        return
     project(b, layer, "mixed", width, "output", private=True, first=first, quantized=b.apart)
 
 
 UNITS: dict[str, Unit] = {"qkv": qkv_unit, "attend": attend_unit, "output": output_unit}
 
 
-def _merge(b: PassBuilder, token: Value, row: Value) -> None:
-    merge_parts(b, token, row)
+def _merge(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
+    merge_parts(b, layer, token, row)
     if "attn_q_gate" in b.names:
         _apply_gate(b, token, row)
 

@@ -14,12 +14,13 @@ from edge.backends.tvm.cpu import timing
 from edge.backends.tvm.cpu.arguments import CROSS, Job, Table, cross_dtype
 from edge.backends.tvm.cpu.kernels import team
 from edge.backends.tvm.cpu.kernels.activations import Quantized, Sums, quantize
+from edge.backends.tvm.cpu.kernels.attention import Restore
 from edge.backends.tvm.cpu.kernels.cache import Cache
 from edge.backends.tvm.cpu.kernels.functions import NORMS
 from edge.backends.tvm.cpu.kernels.isa import ISAS
 from edge.backends.tvm.cpu.kernels.low_rank import add_low_rank
 from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix, Weights, multiply
-from edge.backends.tvm.cpu.kernels.row_formats import memory_types
+from edge.backends.tvm.cpu.kernels.row_formats import memory_types, reflect
 from edge.backends.tvm.cpu.kernels.threads import meet
 from edge.backends.tvm.cpu.kernels.timing import add_time
 from edge.backends.tvm.cpu.kernels.vectors import (
@@ -152,9 +153,20 @@ class PassBuilder:
         types, row = memory_types(dtype), self.attention.row.padded(LANES)
         return Cache(
             isa=self.isa, dtype=dtype, starts=self._view("starts", "int32"),
-            kv_heads=self.shape.kv_heads, key=row.key, value=row.value,
+            kv_heads=self.shape.kv_heads, key=row.key, value=row.key if row.shared else row.value, shared=row.shared,
             **{name: self._view(self._arena(name), dtype) for name, dtype in types.items()},
         )  # fmt: skip
+
+    def restore(self, layer: Value) -> Restore:
+        """From sums of stored values to sums of values."""
+        if self.cache.shared and self.cache.form.transformed:
+            return lambda vectors: self.reflected(layer, i64(0), self.cache.transform(vectors))
+        return self.cache.transform
+
+    def reflected(self, layer: Value, kv_head: Value, vectors: Sequence[Value]) -> list[Value]:
+        """A key or query, 16 values a vector, reflected by the normal of its head."""
+        first = let(self.at("normals") + (self.rows_of(layer) * self.shape.kv_heads + kv_head) * self.shape.padded_head)
+        return reflect(vectors, [let(load(self.floats, first + part * 16)) for part in range(len(vectors))])
 
     @functools.cached_property
     def positions(self) -> Buffer:
@@ -259,12 +271,12 @@ class PassBuilder:
 
     def product(
         self, name: str, layer: Value, tile: Value, inputs: Inputs, rows: Sequence[Value], expert: Value = None,
-        low_rows: Sequence[Value] = (),
+        low_rows: Sequence[Value] = (), *, adapted: bool = True,
     ) -> list[Register]:  # fmt: skip
         """As `multiply`, with a matrix of the layer, plus its bias if it has one; or with an expert's.
 
-        low_rows: `PassBuilder.rows` of the tokens, where `rows` are others. There is code for every block type that the
-        matrix has in some layer; each layer selects its own.
+        low_rows: `PassBuilder.rows` of the tokens, where `rows` are others. adapted: an adapter may change the matrix.
+        There is code for every block type that the matrix has in some layer; each layer selects its own.
         """
         moved = None if expert is None else let(self.table[self.layer_at(layer, "expert_moves") + expert])
         group, index = self._place_of(name)
@@ -289,7 +301,7 @@ class PassBuilder:
         if f"{name}.output_min" in self.names:
             for each in sums:
                 each.value = self.clipped(layer, name, "output", each.value)
-        if self.design.lora and expert is None:
+        if self.design.lora and adapted and expert is None:
             self._add_low_rank(name, layer, tile, low_rows or rows, sums)
         return sums
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.matmul import Inputs
-from edge.backends.tvm.cpu.kernels.row_formats import reflect
 from edge.backends.tvm.cpu.kernels.vectors import (
     Strip,
     Value,
@@ -77,10 +76,10 @@ def _query_tile(b: PassBuilder, layer: Value, tile: Value, inputs: Inputs) -> No
     with b.batches() as tokens:
         sums = b.product("attn_q", layer, tile, inputs, b.rows(tokens))
         for token, each in zip(tokens, sums, strict=True):
-            _store_query(b, head, token, part, _rotate(b, layer, each.value, token, part))
+            store_query(b, head, token, part, rotate(b, layer, each.value, token, part))
 
 
-def _store_query(b: PassBuilder, head: Value, token: Value, part: Value | int, vector: Value) -> None:
+def store_query(b: PassBuilder, head: Value, token: Value, part: Value | int, vector: Value) -> None:
     """The query heads of a KV head lie side by side, [KV heads, tokens · group, head]."""
     core, size = b.attention, b.cache.key
     first = b.at("queries") + quotient(head, core.group) * b.at("query_rows") * size
@@ -115,16 +114,14 @@ def _store_head(b: PassBuilder, name: str, layer: Value, head: Value, token: Val
         return
     if f"{name}_norm" in b.names:
         vectors = _norm_head(b, f"{name}_norm", layer, vectors)
-    vectors = [let(_rotate(b, layer, vector, token, i64(part))) for part, vector in enumerate(vectors)]
+    vectors = [let(rotate(b, layer, vector, token, i64(part))) for part, vector in enumerate(vectors)]
     if b.cache.form.transformed:
-        first = let(b.at("normals") + (b.rows_of(layer) * b.shape.kv_heads + kv_head) * b.shape.padded_head)
-        normals = [let(load(b.floats, first + part * 16)) for part in range(len(vectors))]
-        vectors = reflect(vectors, normals)
+        vectors = b.reflected(layer, kv_head, vectors)
     if name == "attn_k":
         b.cache.write_key(b.first_row(layer, head, token), b.row(layer, head, token), vectors)
     else:
         for part, vector in enumerate(b.cache.transform(vectors)):
-            _store_query(b, head, token, part, vector)
+            store_query(b, head, token, part, vector)
 
 
 def _norm_head(b: PassBuilder, norm: str, layer: Value, vectors: Sequence[Value]) -> list[Value]:
@@ -143,7 +140,7 @@ def unit(vectors: Sequence[Value], size: int, epsilon: float) -> list[Value]:
     return [vector * scale for vector in vectors]
 
 
-def _rotate(b: PassBuilder, layer: Value, vector: Value, token: Value, part: Value) -> Value:
+def rotate(b: PassBuilder, layer: Value, vector: Value, token: Value, part: Value) -> Value:
     """RoPE on 8 neighbouring pairs: (a, b) → (a cos − b sin, b cos + a sin). The table holds −sin, +sin."""
     head = b.shape.padded_head
     at = let(b.layer_at(layer, "angles") + (b.first_angle + token) * (2 * head) + part * 16)

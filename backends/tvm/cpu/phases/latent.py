@@ -1,0 +1,146 @@
+"""Multi-head latent attention (`edge.model.cores.Latent`): what stands in place of qkv.py, and before the output.
+
+All heads read one row, so that attention itself is that of a single KV head. A matrix of each head multiplies its query
+before, and its output behind: a head's tiles read its share of the row that holds all heads.
+"""
+
+from __future__ import annotations
+
+from edge.backends.tvm.cpu.kernels.functions import NORMS
+from edge.backends.tvm.cpu.kernels.matmul import Inputs
+from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, load, quotient, remainder, store, when
+from edge.backends.tvm.cpu.phases.adapt import adapt
+from edge.backends.tvm.cpu.phases.builder import PassBuilder
+from edge.backends.tvm.cpu.phases.project import Part
+from edge.backends.tvm.cpu.phases.qkv import rotate, store_query, unit
+from edge.model.cores import Latent
+
+
+def make_latent_rows(b: PassBuilder, layer: Value) -> None:
+    """Queries to scratch, the row to the cache."""
+    latent, norm = _latent(b), b.block.norm
+    b.normalise_chunk(norm, layer, "qkv")
+    with b.phase("qkv", layer):
+        inputs = b.normalised_inputs(norm, layer, "qkv")
+        adapt(b, "qkv", layer, inputs)
+        if latent.rank:
+            _multiply(b, layer, "attn_q_a", inputs, "ranked", latent.rank)
+        else:
+            _make_queries(b, layer, "attn_q", inputs)
+        _multiply(b, layer, "attn_kv_a_mqa", inputs, "latents", b.attention.row.key)
+    if latent.rank:
+        _rank(b, layer)
+    width = b.attention.heads * latent.plain
+    b.quantize_chunk("plain", width, layer, "absorb")
+    with b.phase("absorb", layer):
+        _absorb(b, layer, b.quantized_inputs("plain", width, layer, "absorb", private=False))
+        with b.shared_out(b.count) as token:
+            _store_row(b, layer, token)
+    if b.cache.form.transformed:
+        _transform_queries(b, layer)
+
+
+def expand(b: PassBuilder, layer: Value, width: int, first: Part | None) -> None:
+    """`attn_v_b` of each head times what it has mixed. first: as for `project`."""
+    if not b.apart:
+        b.quantize_chunk("mixed", width, layer, "expand")
+    with b.phase("expand", layer):
+        if first:
+            first(b, layer)
+        if b.apart:
+            inputs = b.inputs("mixed", width)
+        else:
+            inputs = b.quantized_inputs("mixed", width, layer, "expand", private=True)
+        core, parts = b.attention, _latent(b).value // 16
+        with b.tiles(core.heads * parts) as tile:
+            own = inputs.from_block(let(quotient(tile, parts) * (core.row.value // 32)))
+            with b.batches() as tokens:
+                sums = b.product("attn_v_b", layer, tile, own, b.rows(tokens), adapted=False)
+                for token, each in zip(tokens, sums, strict=True):
+                    store(b.floats, b.at("expanded") + token * core.width + tile * 16, each.value)
+
+
+def _latent(b: PassBuilder) -> Latent:
+    assert b.attention.latent is not None
+    return b.attention.latent
+
+
+def _multiply(b: PassBuilder, layer: Value, name: str, inputs: Inputs, out: str, rows: int) -> None:
+    """Row `token` of `out` = matrix · inputs."""
+    with b.tiles(rows // 16) as tile, b.batches() as tokens:
+        for token, each in zip(tokens, b.product(name, layer, tile, inputs, b.rows(tokens)), strict=True):
+            store(b.floats, b.at(out) + token * rows + tile * 16, each.value)
+
+
+def _rank(b: PassBuilder, layer: Value) -> None:
+    """Queries from their own latent vector."""
+    rank = _latent(b).rank
+
+    def norm(token: Value, row: Value) -> None:
+        NORMS["rms"](
+            b.floats, let(b.at("ranked") + token * rank), b.weights.floats, let(b.layer_at(layer, "attn_q_a_norm")),
+            None, rank, rank, b.shape.norm_eps, b.floats, let(b.at("ranked_normed") + row * rank),
+        )  # fmt: skip
+        b.quantize_row("ranked_normed", rank, row, row, b.blocks("queries"))
+
+    if not b.single:
+        with b.phase("rank", layer), b.shared_out(b.count) as token:
+            norm(token, token)
+    with b.phase("queries", layer):
+        if b.single:
+            norm(i64(0), b.thread)
+            b.mark("rank", layer)
+        inputs = b.inputs("ranked_normed", rank)
+        adapt(b, "queries", layer, inputs)
+        _make_queries(b, layer, "attn_q_b", inputs)
+
+
+def _make_queries(b: PassBuilder, layer: Value, name: str, inputs: Inputs) -> None:
+    """The parts of queries without a position to `plain`; the others, rotated, to the ends of queries."""
+    core, latent = b.attention, _latent(b)
+    plain, parts = latent.plain // 16, (latent.plain + core.row.key - core.row.value) // 16
+    with b.tiles(core.heads * parts) as tile:
+        head, part = let(quotient(tile, parts)), let(remainder(tile, parts))
+        behind = let(part - plain + core.row.value // 16)
+        with b.batches() as tokens:
+            for token, each in zip(tokens, b.product(name, layer, tile, inputs, b.rows(tokens)), strict=True):
+                with when(part < plain):
+                    at = b.at("plain") + (token * core.heads + head) * latent.plain + part * 16
+                    store(b.floats, at, each.value)
+                with when(part >= plain):
+                    store_query(b, head, token, behind, rotate(b, layer, each.value, token, behind))
+
+
+def _absorb(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
+    """The beginnings of queries: `attn_k_b` of each head times the part without a position."""
+    core, parts = b.attention, b.attention.row.value // 16
+    with b.tiles(core.heads * parts) as tile:
+        head, part = let(quotient(tile, parts)), let(remainder(tile, parts))
+        own = inputs.from_block(let(head * (_latent(b).plain // 32)))
+        with b.batches() as tokens:
+            sums = b.product("attn_k_b", layer, tile, own, b.rows(tokens), adapted=False)
+            for token, each in zip(tokens, sums, strict=True):
+                store_query(b, head, token, part, each.value)
+
+
+def _store_row(b: PassBuilder, layer: Value, token: Value) -> None:
+    """The normalised latent vector, and the key behind it, rotated."""
+    row, first = b.attention.row, let(b.at("latents") + token * b.attention.row.key)
+    vectors = [let(load(b.floats, first + part * 16)) for part in range(row.key // 16)]
+    parts, weight = row.value // 16, let(b.layer_at(layer, "attn_kv_a_norm"))
+    normed = unit(vectors[:parts], row.value, b.shape.norm_eps)
+    values = [let(each * load(b.weights.floats, weight + part * 16)) for part, each in enumerate(normed)]
+    keys = [let(rotate(b, layer, each, token, i64(parts + part))) for part, each in enumerate(vectors[parts:])]
+    at = b.first_row(layer, i64(0), token), b.row(layer, i64(0), token)
+    whole = [*values, *keys]
+    b.cache.write_key(*at, b.reflected(layer, i64(0), whole) if b.cache.form.transformed else whole)
+
+
+def _transform_queries(b: PassBuilder, layer: Value) -> None:
+    """Whole queries, as the cache transforms keys."""
+    size = b.cache.key
+    with b.phase("transform", layer), b.shared_out(let(b.count * b.attention.heads)) as line:
+        first = let(b.at("queries") + line * size)
+        vectors = [let(load(b.floats, first + part * 16)) for part in range(size // 16)]
+        for part, each in enumerate(b.cache.transform(b.reflected(layer, i64(0), vectors))):
+            store(b.floats, first + part * 16, each)
