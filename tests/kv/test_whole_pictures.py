@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_architectures import open_family, require_native
 from test_policies import KEEPING, POLICIES, STREAMING, Heads, heads
 
-from edge.backends.row_lists import without_gaps
+from edge.backends.row_lists import RowLists, without_gaps
 from edge.kv import POLICY_NAMES, make_policy, pinned_rows
 from edge.model.given import GivenRows
 from edge.model.prompt import Prompt
@@ -66,6 +66,17 @@ def test_pinned_and_new_pictures_stay_in_place_of_old_text() -> None:
 
 def test_gaps_close_around_pictures() -> None:
     assert without_gaps(np.array([3, 4, 9, 10, 11, 11, 11, 20])).tolist() == [0, 1, 2, 3, 4, 4, 4, 5]
+
+
+def test_renumbered_lists_end_alike() -> None:
+    """Of two heads, one has lost the picture that the other keeps."""
+    lists = RowLists(8)
+    lists.split(2)
+    lists.rope_positions[:, :6] = [[0, 4, 5, 5, 5, 9], [0, 2, 7, 8, 9, 0]]
+    found, following = lists.renumbered(np.array([6, 5], np.int32))
+    assert [each.tolist() for each in found] == [[1, 2, 3, 3, 3, 4], [0, 1, 2, 3, 4]]
+    lists.renumber(found, following)
+    assert (lists.next_position, following) == (5, 5)
 
 
 def prompt_with_pictures(spec: Any) -> tuple[GivenRows, IntArray]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine
+from hf_folders import edit_json
 from test_architectures import require_native
 
 from edge.converters.huggingface.reader import convert_folder
-from edge.errors import InputError, UnsupportedError
+from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.model.given import GivenRows
 from edge.model.model import Model, open_model
 from edge.model.places import Places
+from edge.model.prompt import Prompt
 from edge.model.tensors import find_network
+from edge.run.starting.loading import load
 from edge.types import AnyArray, IntArray
 
 PICTURES = GOLDEN / "pictures"
@@ -63,6 +68,40 @@ def test_pictures_equal_transformers(models: dict[str, Model], name: str, backen
     if name == "qwen3vl":
         np.testing.assert_allclose(found, golden["logits"][-1], atol=1e-3)
     engine.close()
+
+
+@pytest.mark.parametrize("backend", ["llamacpp", "onnx"])
+@pytest.mark.parametrize("name", ["qwen2vl", "qwen3vl"])
+def test_text_alone_on_engines_without_pictures(models: dict[str, Model], name: str, backend: str) -> None:
+    pytest.importorskip({"llamacpp": "llama_cpp", "onnx": "onnxruntime"}[backend])
+    model = models[name]
+    given, tokens, golden = prompt_of(name, model)
+    with load(model, backend=backend, kv_dtype="f32", max_kv_size=64, threads=1) as session:
+        with pytest.raises(UnsupportedError, match=f"the {backend} engine takes token ids, no rows"):
+            session.generate(Prompt([tokens], given=given))
+        text = tokens[tokens < model.spec.vocab]
+        np.testing.assert_allclose(session.engine.forward(text), golden["plain"][-1], atol=2e-3)
+
+
+def test_qwen2_vl_in_its_first_form(tmp_path: Path) -> None:
+    """The text model's settings stood beside the tower's, and RoPE's were called mrope."""
+    folder = tmp_path / "first"
+    shutil.copytree(PICTURES / "qwen2vl", folder)
+
+    def flat(said: dict[str, Any]) -> None:
+        text = said.pop("text_config")
+        rope = text.pop("rope_parameters")
+        scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+        text |= {"rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+        said.update({key: value for key, value in text.items() if key not in said})
+
+    edit_json(folder / "config.json", flat)
+    convert_folder(folder, tmp_path / "first.gguf", type="F32")
+    convert_folder(PICTURES / "qwen2vl", tmp_path / "now.gguf", type="F32", name="first")
+    assert (tmp_path / "first.gguf").read_bytes() == (tmp_path / "now.gguf").read_bytes()
+    edit_json(folder / "config.json", lambda said: said["rope_scaling"].update(mrope_section=[1, 1, 1]))
+    with pytest.raises(ModelFormatError, match=r"rope.dimension_sections must divide 4 pairs"):
+        convert_folder(folder, tmp_path / "damaged.gguf")
 
 
 def test_spans_beyond_a_window_are_refused(models: dict[str, Model]) -> None:

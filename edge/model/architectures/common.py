@@ -72,13 +72,17 @@ def read_rope(header: Header, spec: ModelSpec) -> Rope:
     )
 
 
-def read_sections(header: Header, spec: ModelSpec) -> tuple[int, ...]:
-    """Pairs that each component of a position rotates. Files without them are of models for text alone."""
+def read_sections(header: Header, spec: ModelSpec, *, sees: bool = False) -> tuple[int, ...]:
+    """Pairs that each component of a position rotates. Files without them are of models for text alone; sees: this one
+    is for pictures, too. Raises ModelFormatError."""
     name = f"{header.architecture}.rope.dimension_sections"
-    if not isinstance(header.file.metadata.get(name), ArrayRef):
-        return ()
-    found = tuple(int(count) for count in header.file.numbers(name) if count)
-    return found if sum(found) == spec.rope_dim // 2 else ()
+    stated = isinstance(header.file.metadata.get(name), ArrayRef)
+    found = tuple(int(count) for count in header.file.numbers(name) if count) if stated else ()
+    if sum(found) == spec.rope_dim // 2:
+        return found
+    if sees:
+        raise ModelFormatError(f"{header.file.path}: {name} must divide {spec.rope_dim // 2} pairs: convert it again")
+    return ()
 
 
 def read_yarn(header: Header, spec: ModelSpec) -> Rope:

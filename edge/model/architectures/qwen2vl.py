@@ -12,5 +12,5 @@ from edge.model.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:
-    rope = replace(read_rope(header, spec), halves=True, sections=read_sections(header, spec))
+    rope = replace(read_rope(header, spec), halves=True, sections=read_sections(header, spec, sees=True))
     return decoder(header, spec, ropes=[rope] * spec.layers)

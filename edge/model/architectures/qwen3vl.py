@@ -13,7 +13,9 @@ from edge.model.spec import ModelSpec
 
 
 def network(header: Header, spec: ModelSpec) -> Network:
-    rope = replace(read_rope(header, spec), halves=True, sections=read_sections(header, spec), interleaved=True)
+    rope = replace(
+        read_rope(header, spec), halves=True, sections=read_sections(header, spec, sees=True), interleaved=True
+    )
     stated = header.value("n_deepstack_layers")
     deepstack = header.count("n_deepstack_layers", "layers") if stated else 0
     if deepstack > spec.layers:
