@@ -36,6 +36,7 @@ from small_models import Small, write_small
 
 from edge.backends.base import Engine, GivenEngine
 from edge.backends.kv_cache import CapacityError, KVState
+from edge.backends.reference import ReferenceEngine
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.kv import KVView, make_policy
@@ -313,6 +314,17 @@ def test_given_rows_equal_tokens_with_these_embeddings(open_engine: OpenEngine, 
         with pytest.raises(InputError, match="token ids must be"):
             running.forward(tokens, unknown)
     assert engine.kv.length == 0
+
+
+def test_appended_rows_equal_those_of_tokens(open_engine: OpenEngine, golden: Golden, close_to: CloseTo) -> None:
+    engine = open_engine()
+    if not engine.capabilities.given:
+        pytest.skip("it takes tokens only")
+    oracle, count = cast(ReferenceEngine, load_engine(golden.model, "reference", "f32", capacity=64)), 24
+    oracle.forward(golden.tokens[:count])
+    rows = np.stack([np.stack([each[:, :count] for each in kind]) for kind in (oracle.kv.keys, oracle.kv.values)])
+    cast(GivenEngine, engine).append_rows(rows)
+    close_to(engine.forward_all(golden.tokens[count:]), golden.logits[count:])
 
 
 # Keeping rows

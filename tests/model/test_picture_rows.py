@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine
+from conftest import GOLDEN, SOME_GPU, load_engine
 from hf_folders import edit_json
 from test_architectures import require_native
 
@@ -81,6 +81,26 @@ def test_text_alone_on_engines_without_pictures(models: dict[str, Model], name: 
             session.generate(Prompt([tokens], given=given))
         text = tokens[tokens < model.spec.vocab]
         np.testing.assert_allclose(session.engine.forward(text), golden["plain"][-1], atol=2e-3)
+
+
+def test_pictures_on_a_gpu(models: dict[str, Model]) -> None:
+    """Rows at positions of three components; what kernels do not know is refused."""
+    model = models["qwen2vl"]
+    given, tokens, golden = prompt_of("qwen2vl", model)
+    engine: Any = load_engine(model, f"gpu@{SOME_GPU}", "f32", capacity=64, chunk=12, logits_rows=12)
+    places = given.places(tokens, 0)
+    np.testing.assert_allclose(engine.forward_all(tokens, given, places)[-8:], golden["logits"], atol=1e-3)
+    engine.kv.truncate(0)
+    text = tokens[tokens < model.spec.vocab]
+    np.testing.assert_allclose(engine.forward_all(text)[-8:], golden["plain"], atol=1e-3)
+    engine.kv.truncate(0)
+    span = Places(np.arange(4, dtype=np.int32), np.full(4, 3, np.int32))
+    with pytest.raises(UnsupportedError, match="no pictures that see all of themselves"):
+        engine.forward(text[:4], None, span)
+    deep = GivenRows(model.spec.vocab, model.spec.hidden, deepstack=1)
+    with pytest.raises(UnsupportedError, match="no parts of pictures behind layers"):
+        engine.forward(deep.add(np.ones((2, 2 * model.spec.hidden), np.float32)), deep)
+    engine.close()
 
 
 def test_qwen2_vl_in_its_first_form(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class GPU(Backend):
         picks=True,
         gpu=True,
         lora=True,
+        given=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.5, 1.0), "floats": WeightEfficiency(0.5, 1.0)},

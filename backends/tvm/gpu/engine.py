@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 
 from edge.backends.base import NOT_FINITE, EngineConfig, LoadProgress
-from edge.backends.checks import check_lora, check_positions, check_tokens
+from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, places_of
 from edge.backends.head_kv import HeadKV
 from edge.backends.kv_cache import state_key
 from edge.backends.rope import CacheRope, Rotation
@@ -31,7 +31,9 @@ from edge.devices.power.estimate import gpu_work
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
+from edge.model.given import GivenRows
 from edge.model.lora import Lora
+from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
@@ -178,30 +180,61 @@ class GPUEngine:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
         self._observed, self._votes = queries, votes
 
-    def forward(self, tokens: IntArray) -> FloatArray:
+    def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
         with gpu_work(self.config.threads):
-            self._forward(tokens)
+            self._forward(tokens, given, places)
             last: FloatArray = self._logits(1)[0]
         return last
 
-    def _forward(self, tokens: IntArray) -> None:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.announce(tokens.size)
-        for start in range(0, tokens.size, self.config.chunk):
-            part = tokens[start : start + self.config.chunk]
-            self._run(part, wanted=int(start + part.size == tokens.size))
+    def _forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> None:
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free, given)
+        for part, own in self._divide(tokens, self.config.chunk, given, places):
+            self._run(tokens[part], given, own, wanted=int(part.stop == tokens.size))
 
-    def forward_all(self, tokens: IntArray) -> FloatArray:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.announce(tokens.size)
+    def forward_all(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free, given)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = min(self.config.logits_rows, self.config.chunk)
         with gpu_work(self.config.threads):
-            for start in range(0, tokens.size, step):
-                part = tokens[start : start + step]
-                self._run(part, wanted=part.size)
-                logits[start : start + part.size] = self._logits(part.size)
+            for part, own in self._divide(tokens, step, given, places):
+                self._run(tokens[part], given, own, wanted=part.stop - part.start)
+                logits[part] = self._logits(part.stop - part.start)
         return logits
+
+    def _divide(
+        self, tokens: IntArray, most: int, given: GivenRows | None, places: Places | None
+    ) -> list[tuple[slice, Places | None]]:
+        """Announce tokens, and divide them into passes of at most `most`. Raises UnsupportedError for rows and places
+        that kernels do not know."""
+        network, count = self._network, tokens.size
+        if given and network.learned_positions and (tokens >= self.spec.vocab).any():
+            raise UnsupportedError("the gpu engine gives rows no learned positions: use --backend=cpu")
+        if given and given.deepstack and given.parts(tokens)[1:].any():
+            raise UnsupportedError("the gpu engine adds no parts of pictures behind layers: use --backend=cpu")
+        if places is None:
+            self._kv.announce(count)
+            return [(slice(at, min(at + most, count)), None) for at in range(0, count, most)]
+        places_of(self._kv, network, count, places)
+        if (places.sees != np.arange(count)).any():
+            raise UnsupportedError("the gpu engine runs no pictures that see all of themselves: use --backend=cpu")
+        if not places.consecutive and (network.learned_positions or network.temperature or any(network.windows)):
+            raise UnsupportedError("the gpu engine runs models with windows at consecutive positions only")
+        self._kv.announce(places.next_position - self._kv.next_position)
+        return [(part, places.part(part)) for part in places.passes(most)]
+
+    def append_rows(self, rows: FloatArray) -> None:
+        """See GivenEngine."""
+        kv, store, count = self._kv, self._kv.store, rows.shape[3]
+        check_free(count, kv.free)
+        kv.announce(count)
+        kv.prepare(count)
+        size = store.row.key
+        padded = np.pad(rows, [(0, 0)] * 4 + [(0, size - rows.shape[4])])
+        keys = np.stack([kv.rope.ordered(each, layer) for layer, each in enumerate(padded[0])])
+        places = store.regions.rows(kv.length + np.arange(count))
+        store.rows.set_keys(places, keys.reshape(-1, count, size), store.heads)
+        store.rows.set_values(places, padded[1].reshape(-1, count, size))
+        kv.appended(count)
 
     def run_greedy(self, token: int, count: int, banned: IntArray) -> IntArray:
         """See PickingEngine: all steps are one submission, in which each writes the next one's token."""
@@ -263,13 +296,19 @@ class GPUEngine:
         if self._token_table:
             self._token_table.close()
 
-    def _run(self, tokens: IntArray, *, wanted: int) -> None:
+    def _run(
+        self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None, *, wanted: int
+    ) -> None:
         count = tokens.size
-        self._prepare(tokens, wanted, count)
+        beyond = np.flatnonzero(tokens >= self.spec.vocab)
+        self._prepare(np.where(tokens < self.spec.vocab, tokens, np.int32(-1)), wanted, count, places)
+        width = 4 * self.design.shape.padded_hidden
+        for token, row in zip(beyond.tolist(), given.rows(tokens) if given else (), strict=True):
+            self._device.write(self._buffers["x"], width * token, np.pad(row, (0, width // 4 - row.size)))
         self._device.run(self._pass("step" if count == 1 else "chunk"), count)
         if count > 1 and wanted:
             self._device.run(self._passes["last" if wanted == 1 else "rows"], wanted)
-        self._kv.appended(count)
+        self._kv.appended(count, places)
 
     def _pass(self, name: str) -> Recording:
         """The recording of a pass, with accumulation of attention if requested."""
@@ -278,20 +317,21 @@ class GPUEngine:
         self._arena.rows.observed = True
         return self._passes[f"observed {name}"]
 
-    def _prepare(self, tokens: IntArray, wanted: int, rows: int) -> None:
-        """Prepare a pass. rows: the number that this pass and those that follow on the device append."""
+    def _prepare(self, tokens: IntArray, wanted: int, rows: int, places: Places | None = None) -> None:
+        """Prepare a pass. rows: the number that this pass and those that follow on the device append. places: of its
+        tokens; None: consecutive ones."""
         if self._closed:
             raise EngineError("the engine is closed")
         check_positions(self.spec, self._kv.next_position + rows)
         if self._arena.rows.changed:
             self._record()
         self._kv.prepare(rows)
-        self._upload(tokens, wanted, rows)
+        self._upload(tokens, wanted, rows, places)
 
-    def _upload(self, tokens: IntArray, wanted: int, rows: int) -> None:
+    def _upload(self, tokens: IntArray, wanted: int, rows: int, places: Places | None) -> None:
         """Upload the kernels' inputs: tokens, the state, the heads' rows, positions and angles."""
         kv, count, design, device = self._kv, tokens.size, self.design, self._device
-        angle = self._angle_row(rows)
+        angle = self._angle_row(rows) if places is None or places.consecutive else self._angles_of(places)
         if temperature := self._network.temperature:
             factors = temperatures(temperature, kv.next_position + np.arange(count))
             device.write(self._buffers["tables"], 4 * design.tables.temperatures, factors.astype(np.float32))
@@ -315,7 +355,7 @@ class GPUEngine:
         """The table's share of the tokens' vectors for each layer (`PerLayerInput`)."""
         size, layers = self.design.shape.layer_inputs, self.spec.layers
         found = np.zeros((tokens.size, layers, input_stride(size)), np.float32)
-        for part, rows in table.read(tokens):
+        for part, rows in table.read(np.maximum(tokens, 0)):  # of given rows, token 0's
             found[part, :, :size] = rows.reshape(-1, layers, size) * np.float32(math.sqrt(size / 2))
         return found
 
@@ -327,11 +367,19 @@ class GPUEngine:
         if not self._angles_from <= first <= first + count <= self._angles_from + self._angles_known:
             self._angles_from = first
             self._angles_known = min(count + ANGLES_AHEAD, self.design.tables.angle_rows)
-            positions = np.arange(first, first + self._angles_known)
-            for kind in range(len(rotation.angles)):
-                angles = np.stack(rotation.tables(kind, positions), axis=1)  # [positions, 2, pairs]
-                self._device.write(self._buffers["tables"], 4 * self.design.tables.angle_row(kind), angles)
+            self._write_angles(rotation, np.arange(first, first + self._angles_known))
         return first - self._angles_from
+
+    def _angles_of(self, places: Places) -> int:
+        """The row of the RoPE table where the angles of these places begin."""
+        self._angles_known, base = 0, self._kv.next_rope_position - self._kv.next_position
+        self._write_angles(self._kv.rope.rotation, places.positions + base)
+        return 0
+
+    def _write_angles(self, rotation: Rotation, positions: AnyArray) -> None:
+        for kind in range(len(rotation.angles)):
+            angles = np.stack(rotation.tables(kind, positions), axis=1)  # [positions, 2, pairs]
+            self._device.write(self._buffers["tables"], 4 * self.design.tables.angle_row(kind), angles)
 
     def _logits(self, rows: int) -> FloatArray:
         """Logits of the last pass, float32 [rows, vocab]."""

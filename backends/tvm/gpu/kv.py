@@ -133,6 +133,17 @@ class DeviceRows:
             self._write(part, KEYS, stored[own], words[own].reshape(-1))
             at += part.size
 
+    def set_values(self, rows: AnyArray, values: FloatArray) -> None:
+        """Values, float32 [heads, n, head], as `set_keys`."""
+        form = self._form
+        codes, scales = encode(self.dtype, values.reshape(rows.size, form.head))
+        words = np.ascontiguousarray(scales).view(np.uint32) if form.scaled else np.zeros((rows.size, 0), np.uint32)
+        stored, at = to_memory(form, codes), 0
+        for part in _parts(rows):
+            own = slice(at, at + part.size)
+            self._write(part, VALUES, stored[own], words[own].reshape(-1))
+            at += part.size
+
     def collect(self, paid: FloatArray) -> None:
         """See ArenaRows. Reads 4 bytes for every row of the arena, if something was observed."""
         if self.observed:
