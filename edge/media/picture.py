@@ -42,10 +42,13 @@ _REDUCED = 16_000_000  # beyond these, a JPEG file is decoded at 1/2, 1/4 or 1/8
 _MOST_RATIO = 200  # of the sides, as Qwen's processors have it
 _EACH = 7  # bytes of a pixel while it is decoded: Pillow's, and ours
 _COEFFICIENTS = 6  # bytes a pixel that a progressive JPEG file's decoder keeps
+_MOST_DIGESTS = 256  # that are remembered
 _STRIP = 128  # rows that are converted at a time
 _ORIENTATION = 0x0112  # of EXIF
 _JPEGS = ("JPEG", "MPO")
 _DATA_URL = re.compile(r"data:(?:image(?:/[\w.+-]+)?)?(?:;[\w.+=-]+)*;base64,", re.IGNORECASE)
+
+_digests = dict[bytes, bytes]()  # of pixels, by the file's and the most pixels at which it is decoded
 
 
 class Image:
@@ -132,8 +135,17 @@ class Image:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of size and pixels."""
-        return _digest(self.pixels)
+        """SHA-256 of size and pixels. A file that was read before is not decoded again for it."""
+        if self._array is not None:
+            return _digest(self._array)
+        with _stream(self._source) as stream:
+            file = hashlib.sha256(stream.read()).digest() + self._most.to_bytes(8, "little")
+        found = _digests.get(file) or _digest(self.pixels)
+        _digests.pop(file, None)
+        _digests[file] = found  # the newest last
+        while len(_digests) > _MOST_DIGESTS:
+            del _digests[next(iter(_digests))]
+        return found
 
     @property
     def url(self) -> str:

@@ -222,7 +222,9 @@ class Model:
             )  # fmt: skip
         ends = list[int]()
         blocks = self._with_bos(self._encode_segments(self._merged(segments), ends))
-        return Prompt(blocks, thinks, use, ends=ends, whole=True, given=given)
+        prompt = Prompt(blocks, thinks, use, ends=ends, whole=True, given=given)
+        prompt.looks = self.eyes.looks if self.eyes and self.eyes.eager else None
+        return prompt
 
     @property
     def tool_format(self) -> ToolFormat:

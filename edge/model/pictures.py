@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edge.errors import InputError
 from edge.media.picture import Image, decode_base64
+from edge.model.prompt import Looks
 from edge.types import FloatArray
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Eyes(Protocol):
     reserve: bytes that looking at a picture takes beside the text model."""
 
     eager: bool
+    looks: Looks  # so far
 
     @property
     def reserve(self) -> int: ...

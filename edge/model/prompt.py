@@ -10,11 +10,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge.records import dataclass
 from edge.types import IntArray
 
 if TYPE_CHECKING:
     from edge.model.given import GivenRows
     from edge.tools.use import ToolUse
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Pictures that were encoded, the rows of them, and the seconds that took."""
+
+    pictures: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def since(self, before: Looks) -> Looks:
+        """What came after these."""
+        pictures, tokens = self.pictures - before.pictures, self.tokens - before.tokens
+        return Looks(pictures, tokens, self.seconds - before.seconds)
 
 
 class Prompt:
@@ -38,6 +53,7 @@ class Prompt:
         given: GivenRows | None = None,
     ) -> None:
         self.given = given
+        self.looks: Looks | None = None  # of pictures that were encoded to make it
         self.thinks, self.tools, self.whole = thinks, tools, whole
         self._ends, self._before = ends, 0
         self._blocks: Iterator[IntArray] = iter(blocks)

@@ -13,7 +13,7 @@ from edge.backends.counts import ExpertCounts
 from edge.errors import InputError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model
-from edge.model.prompt import Prompt
+from edge.model.prompt import Looks, Prompt
 from edge.records import dataclass
 from edge.run.budgets.meters import Watch
 from edge.run.hooks import Hooks, OnPrefill
@@ -70,6 +70,7 @@ class Generation:
     team: tuple[int, ...] = ()  # its passes by the number of their threads, likewise
     stop_reason: StopReason = "interrupted"  # unless something else ends it
     limit: StopReason = "length"  # what will end the answer, if the model does not
+    looks: Looks | None = None  # of the model's eyes when it began
     at_once: Callable[[], int] | None = None  # tokens to run before other generations do; None: there are none
 
     @classmethod
@@ -122,6 +123,7 @@ class Generation:
         return cls(
             request, model, prompt, started, watch, sample, sampling.seed, thinking, StopStrings(request.stop),
             constrained, logprobs, StringIO() if keep else None, calls, hooks.prefill,
+            looks=model.eyes.looks if model.eyes else None,
         )  # fmt: skip
 
     def part_of(self, chunk: int, least: int) -> int:
@@ -218,6 +220,14 @@ class Generation:
         prefix = 0 if self.request.follow_up else self.model.prefix_rows
         known, unread = self.prompt.known, not self.prompt.ended
         return Tokens(known, self.generated, self.reused, self.ran, unread, self.unasked, prefix)
+
+    @property
+    def looked(self) -> Looks | None:
+        """What its pictures cost; None if none was encoded."""
+        found = self.prompt.looks
+        if found is None and self.looks is not None and self.model.eyes is not None:
+            found = self.model.eyes.looks.since(self.looks)
+        return found if found and found.pictures else None
 
     @property
     def is_typical(self) -> bool:

@@ -17,6 +17,7 @@ from edge.budget import format_bytes
 from edge.devices.memory import memory_use, release_free_memory
 from edge.errors import BudgetError
 from edge.media.picture import Image
+from edge.model.prompt import Looks
 from edge.model.towers import Layout, Tower
 from edge.records import dataclass
 from edge.run.sight import Eyes as Encoder
@@ -36,15 +37,6 @@ class Room:
     pixels: int
     kept: int
     limit: int | None = None
-
-
-@dataclass(frozen=True)
-class Looks:
-    """What the pictures of an answer cost."""
-
-    pictures: int = 0  # that were encoded
-    tokens: int = 0
-    seconds: float = 0.0
 
 
 class PictureEyes:

@@ -6,6 +6,7 @@ from dataclasses import asdict, field
 from typing import Any, Literal
 
 from edge.devices.power.base import Certainty, MeterKind, Scope, certainty
+from edge.model.prompt import Looks
 from edge.records import dataclass
 
 SCHEMA = 1
@@ -291,7 +292,7 @@ class RunReport:
     `text` is None if the caller asked not to keep it, `heat` where the device shows no temperature, `thoughts` where
     the model did not think. `stop_text`: the stop string before which the answer ended. `incomplete`: the stop reason,
     if it cut the answer where its grammar allowed no end. `logprobs`: of the tokens that were drawn, if the caller
-    asked for them. `beams`: of a beam search, the best first.
+    asked for them. `beams`: of a beam search, the best first. `pictures`: those that were encoded for this answer.
     """
 
     text: str | None
@@ -306,6 +307,7 @@ class RunReport:
     heat: Heat | None = None
     actions: tuple[Action, ...] = ()
     thoughts: Thoughts | None = None
+    pictures: Looks | None = None
     seed: int | None = None
     lora: tuple[AdapterUse, ...] = ()
     prefix: PrefixUse | None = None

@@ -42,6 +42,7 @@ REPORT_KEYS = {
     "heat": None,
     "actions": None,
     "thoughts": None,
+    "pictures": None,
     "lora": None,
     "prefix": None,
     "team": {"passes"},

@@ -83,6 +83,9 @@ def test_digest_is_of_size_and_pixels(tmp_path: Path) -> None:
     same = {edge.Image(each).digest for each in (pixels, file, str(file), file.read_bytes())}
     assert same == {edge.Image.of(url).digest}
     assert edge.Image(pixels.reshape(37, 23, 3)).digest not in same
+    again = edge.Image(file)
+    again._decoded = lambda: pytest.fail("decoded again")  # type: ignore[method-assign]
+    assert {again.digest} == same
 
 
 def test_large_jpeg_is_decoded_at_a_part_of_its_size() -> None:

@@ -113,6 +113,12 @@ def test_second_turn_sees_its_own_picture_and_reuses_the_first(session: edge.Ses
     assert report is not None
     assert report.tokens.reused >= 40  # all of the first picture
     assert eyes_of(session).looks.pictures <= before + 1  # only the second was encoded
+    looks = report.pictures
+    assert looks is not None
+    assert (looks.pictures, looks.tokens) == (1, 20)
+    answer(session, two)
+    assert session.report is not None
+    assert session.report.pictures is None  # its rows are there
 
 
 def test_same_text_with_another_picture_reuses_no_rows_of_it(golden: dict[str, Any]) -> None:

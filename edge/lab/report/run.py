@@ -18,6 +18,7 @@ def report_line(report: RunReport) -> list[str]:
         f"{tokens.generated:,} tokens{_at(timings.decode_tok_s)}",
         "" if thoughts is None else f"{thoughts.tokens} of them thoughts" + (", then cut" if thoughts.cut else ""),
         f"first after {_seconds(timings.ttft_s)}" if timings.ttft_s is not None else "",
+        _pictures(report),
         f"peak {format_bytes(memory.peak_rss)}" + (f" of {format_bytes(memory.budget)}" if memory.budget else ""),
         format_joules(energy.joules) + _of_budget(energy) + f" ({energy.certainty})",
         _prepared(report),
@@ -28,6 +29,15 @@ def report_line(report: RunReport) -> list[str]:
         "-v: more",
     ]
     return [" · ".join(filter(None, said))]
+
+
+def _pictures(report: RunReport) -> str:
+    """What was encoded, and how long that took."""
+    looks = report.pictures
+    if looks is None:
+        return ""
+    count = f"{looks.pictures} picture{'' if looks.pictures == 1 else 's'}"
+    return f"{count} of {looks.tokens:,} tokens seen in {_seconds(looks.seconds)}"
 
 
 def report_lines(report: RunReport) -> list[str]:
@@ -51,6 +61,7 @@ def report_lines(report: RunReport) -> list[str]:
         + _gpu_part(memory)
         + _streamed(memory),
         f"KV {kv.policy} {kv.dtype}: {kv.rows:,} of {kv.capacity:,} rows, {kv.evicted:,} evicted",
+        *([_pictures(report)] if report.pictures else []),
         *([f"planned: {report.plan['rows_by']}"] if report.plan.get("rows_by") else []),
         *([str(report.team)] if report.team and not report.team.whole else []),
         *([_drafted(report.drafted)] if report.drafted and report.drafted.tokens else []),
