@@ -181,8 +181,8 @@ NAN[1, 2] = np.nan
         ({"kind": "LORA"}, {}, "is a LoRA adapter: edge convert"),
         ({"kind": "LN_TUNING"}, {}, "peft_type is 'LN_TUNING': edge runs PROMPT_TUNING, P_TUNING, PREFIX_TUNING"),
         ({}, {"max_kv_size": 16}, "--prefix of 7 rows needs at least 30 KV rows: raise --max-kv-size 16"),
-        ({}, {"backend": "llamacpp"}, "the llamacpp engine takes no --prefix: use --backend cpu or reference"),
-        ({}, {"backend": "onnx"}, "the onnx engine takes no --prefix: use --backend cpu or reference"),
+        ({}, {"backend": "llamacpp"}, "the llamacpp engine takes no --prefix: use --backend cpu or gpu or reference"),
+        ({}, {"backend": "onnx"}, "the onnx engine takes no --prefix: use --backend cpu or gpu or reference"),
     ],
 )  # fmt: skip
 def test_wrong_prefixes_are_refused_in_a_line(
