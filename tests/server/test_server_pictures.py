@@ -34,7 +34,7 @@ BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with served("eyes/smolvlm", options={"mmproj": EYES, "kv_dtype": "f32"}) as client:
+    with served(str(GOLDEN / "eyes" / "smolvlm.gguf"), options={"mmproj": EYES, "kv_dtype": "f32"}) as client:
         yield client
 
 
