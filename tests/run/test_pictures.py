@@ -218,6 +218,22 @@ def test_encoder_beside_the_model_is_found(tmp_path: Path) -> None:
         assert session.model.eyes is None
 
 
+def test_encoder_that_does_not_fit_is_left_out(tmp_path: Path) -> None:
+    model = Path(shutil.copy(TEXT, tmp_path / "a.gguf"))
+    options = {"backend": "reference", "max_kv_size": 64}
+    with pytest.raises(edge.BudgetError) as raised:
+        edge.load(model, mmproj=EYES, memory="8MiB", **options)
+    assert raised.value.smallest is not None
+    enough = raised.value.smallest - (24 << 20)  # for the text model alone
+    with edge.load(model, memory=enough, **options) as session:
+        assert session.model.eyes is None
+    shutil.copy(EYES, tmp_path / "mmproj-a.gguf")
+    with edge.load(model, memory=enough, **options) as session:
+        assert session.model.eyes is None
+    with edge.load(model, **options) as session:
+        assert session.model.eyes is not None
+
+
 def test_image_tokens(golden: dict[str, Any]) -> None:
     model, picture = edge.open_model(TEXT), edge.Image(golden["first"])
     options = edge.Options(mmproj=EYES, backend="reference")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from edge.backends.base import Backend, LoadProgress
 from edge.devices.child import room_for_children
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter
+from edge.errors import BudgetError
 from edge.formats.gguf import GGUFFile
 from edge.grammar.grammar import Grammar
 from edge.model.catalog import find_local
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.10 has none
 
     from edge.keywords import Keywords
+
+_log = logging.getLogger("edge")
 
 
 @takes_options
@@ -94,7 +98,15 @@ def open_session(
             from edge.run.starting.hearing import HearingSession
 
             return HearingSession(opened, *plan_hearing(opened.file, options, still_to_come), options, on_load, meter)
-        backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=still_to_come)
+        try:
+            backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=still_to_come)
+        except BudgetError:
+            if opened.eyes is None or options.mmproj is not None:
+                raise
+            _log.warning("%s sees no pictures: its encoder does not fit beside it (a larger --memory)", opened.name)
+            still_to_come -= opened.eyes.reserve
+            opened = opened.with_eyes(None)
+            backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=still_to_come)
         if grammar is not None:
             check_grammar(grammar, opened)
         opened = opened.with_prefix(options.prefix_file)
