@@ -57,6 +57,14 @@ def test_every_form_has_the_text_of_the_session(client: TestClient, model: Path)
     assert chat(client)["choices"]  # the other model still answers
 
 
+def test_loaded_model_that_hears_is_described(client: TestClient) -> None:
+    post(client)
+    told = {each["id"]: each["architecture"]["input_modalities"] for each in client.get("/v1/models").json()["data"]}
+    assert told == {"llama-gqa-tied": ["text"], "ears": ["audio"]}
+    assert client.post("/api/show", json={"model": "ears"}).json()["capabilities"] == ["audio"]
+    assert client.get("/metrics").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "words"),
     [

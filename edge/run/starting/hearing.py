@@ -92,6 +92,11 @@ class HearingSession(Session):
         )  # fmt: skip
         return Transcription(ears, sound, asked)
 
+    @property
+    def team(self) -> tuple[int, ...]:
+        """Empty: passes of sounds are not counted by their threads."""
+        return ()
+
     def reset(self) -> None:
         """There is no conversation to forget."""
         self.steps.check_idle()

@@ -52,7 +52,8 @@ def _model(hub: Hub, entry: Entry, name: str, adapter: tuple[LoraFile, ...] = ()
         "parent": entry.name if adapter else None,
         "chat_template": bool(entry.template),
         "architecture": {
-            "input_modalities": ["text", "image"] if entry.sees else ["text"], "output_modalities": ["text"],
+            "input_modalities": ["audio"] if spec.ears else ["text", "image"] if entry.sees else ["text"],
+            "output_modalities": ["text"],
         },
         "meta": {
             "n_ctx": session.plan.config.capacity if session else spec.context, "n_ctx_train": spec.context,

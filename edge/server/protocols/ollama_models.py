@@ -170,6 +170,8 @@ def _digest(entry: Entry, loras: Loras) -> str:
 def _capabilities(entry: Entry) -> list[str]:
     if entry.spec.encoder:
         return ["embedding"]
+    if entry.spec.ears:
+        return ["audio"]
     thinks = entry.template and find_family(entry.template)
     others = {"tools": entry.template, "thinking": thinks, "vision": entry.sees}
     return ["completion", *(name for name, has in others.items() if has)]
