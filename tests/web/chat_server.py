@@ -28,6 +28,9 @@ class Script:
     models: tuple[str, ...] = ("tiny", "other")
     seeing: tuple[str, ...] = ()  # models that take pictures
     unchatting: tuple[str, ...] = ()  # models without a chat template, which come first
+    hearing: tuple[str, ...] = ()  # models that only hear
+    heard: list[str | dict[str, Any]] = field(default_factory=list)  # transcripts, or a status and a message
+    forms: list[bytes] = field(default_factory=list)  # bodies of transcriptions that came
     budget: int = 256 * MIB  # 0: none
     go: threading.Event = field(default_factory=threading.Event)
     gone: threading.Event = field(default_factory=threading.Event)
@@ -65,6 +68,10 @@ class _Handler(BaseHTTPRequestHandler):
                     "data": [
                         *({"id": name, "chat_template": False} for name in self.script.unchatting),
                         *(
+                            {"id": name, "chat_template": False, "architecture": {"input_modalities": ["audio"]}}
+                            for name in self.script.hearing
+                        ),
+                        *(
                             {
                                 "id": name,
                                 "chat_template": True,
@@ -83,6 +90,16 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self._refused():
+            return
+        if self.path == "/v1/audio/transcriptions":
+            self.script.forms.append(body)
+            heard = self.script.heard.pop(0)
+            if not self.headers["Content-Type"].startswith("multipart/form-data; boundary="):
+                self._send(415, b"{}")
+            elif isinstance(heard, str):
+                self._send(200, json.dumps({"text": heard}).encode())
+            else:
+                self._send(heard["status"], json.dumps({"error": {"message": heard["message"]}}).encode())
             return
         self.script.asked.append(json.loads(body))
         deltas = self.script.answers.pop(0)

@@ -19,7 +19,8 @@ export function onKeyNeeded(ask) {
  * @param {string} path @param {RequestInit} [options] @returns {Promise<Response>} */
 export async function call(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
-  const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const headers = new Headers(key ? { Authorization: `Bearer ${key}` } : {});
+  if (!(options.body instanceof FormData)) headers.set("Content-Type", "application/json"); // a form states its own
   const response = await fetch(path, { ...options, headers, cache: "no-store" }).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("the server cannot be reached");
   });
@@ -111,6 +112,14 @@ function figures(usage, timings) {
     speed && `${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s`,
     joules !== undefined && `${joulesText(joules)} J`,
   ].filter(Boolean).join(" · ");
+}
+
+/** What is said in a sound. @param {Blob} wav @param {string} model @param {AbortSignal} signal @returns {Promise<string>} */
+export async function transcribe(wav, model, signal) {
+  const body = new FormData();
+  body.append("model", model);
+  body.append("file", wav, "speech.wav");
+  return (await (await call("v1/audio/transcriptions", { method: "POST", body, signal })).json()).text.trim();
 }
 
 /** The JSON of server-sent events. @param {Response} response */

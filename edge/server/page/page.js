@@ -1,7 +1,8 @@
 /** The chat page of `edge serve`: conversations with its models, kept in this browser. */
 import { Chat, joulesText, saidOf } from "./chat/chat.js";
 import { element, icon, iconButton } from "./chat/dom.js";
-import { answer, call, onKeyNeeded } from "./http.js";
+import { answer, call, onKeyNeeded, transcribe } from "./http.js";
+import { makeMicrophone } from "./microphone.js";
 import { forgetChat, keepChat, keepLast, keepSettings, readChat, readChats, readLast, readSettings, titleOf } from "./store.js";
 
 const find = (/** @type {string} */ id) => /** @type {any} */ (document.getElementById(id));
@@ -21,6 +22,8 @@ const chat = new Chat({
   list: find("turns"), live: find("live"), form: find("ask"), changed, answersCalls: true,
   answer: (turns, signal) => answer(turns, signal, models.value, chosen, meter),
 });
+let hearing = ""; // the model that hears; empty: none
+const microphone = makeMicrophone(find("ask"), find("said"), (wav, signal) => transcribe(wav, hearing, signal));
 
 // ---- conversations ----------------------------------------------------------------------------------------------
 
@@ -189,6 +192,8 @@ async function connect() {
     models.replaceChildren(...chatting.map((/** @type {any} */ { id }) => new Option(id, id, false, id === before)));
     seeing = new Set(chatting.filter((/** @type {any} */ each) => each.architecture?.input_modalities.includes("image")).map((/** @type {any} */ each) => each.id));
     chosenModel();
+    hearing = data.find((/** @type {any} */ each) => each.architecture?.input_modalities.includes("audio"))?.id ?? "";
+    await microphone.enable(hearing !== "");
     models.disabled = chatting.length < 2;
     status.textContent = LOOPBACK.test(location.hostname) ? "On this machine" : `On ${location.host}`;
     chat.ready = true;

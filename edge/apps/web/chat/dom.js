@@ -4,6 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const ICONS = {
   copy: "M9 9h10v12H9zM15 9V3H5v12h4",
   done: "M5 13l5 5L20 7",
+  microphone: "M12 3a3 3 0 0 0-3 3v5a3 3 0 0 0 6 0V6a3 3 0 0 0-3-3zM5.5 11a6.5 6.5 0 0 0 13 0M12 17.5V21",
   picture: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.5 9.5h.01",
   menu: "M4 7h16M4 12h16M4 17h16",
   remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
