@@ -102,6 +102,17 @@ def test_ids_of_encoders(name: str) -> None:
     check(name, TEXTS + SEPARATING + odd + long + [random_text(rnd) for _ in range(examples(200))])
 
 
+def test_blank_as_a_piece(tmp_path: Path) -> None:
+    base = GGUF.read(GOLDEN / "encoders" / "bert.gguf")
+    kind, (of, texts) = base.metadata["tokenizer.ggml.tokens"]
+    texts = [{"\u2581x": " "}.get(each, each) for each in texts]  # no piece begins with an x
+    path = edited(base, **{"tokenizer.ggml.tokens": (kind, (of, texts))}).write(tmp_path / "m.gguf")
+    python = WordPiece(read_gguf(path))
+    c = CTokenizer(python)
+    for text in ("x", "x" * 99, "x" * 100, "a x"):
+        assert c.encode(text) == python.encode(text).tolist()
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(text=st.one_of(TORTURE, st.lists(st.sampled_from(ODD), max_size=12).map("".join), st.text()))
 def test_any_text_of_encoders(text: str) -> None:

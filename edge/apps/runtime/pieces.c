@@ -35,10 +35,10 @@ static bool end_word(word_splitter *s)
         for (size_t i = at; i < used && i - at < s->in->config->longest; i++) {
             hash = hash_byte(hash, s->word[i]);
             int32_t token = vocabulary_hashed(s->in, hash, s->word + at, i + 1 - at);
-            if (token >= 0)
+            if (token >= 0 && i && found < LONGEST_WORD) /* the blank alone is no beginning of a word */
                 ids[found] = token, end = i + 1;
         }
-        known = end > 0 && found < LONGEST_WORD;
+        known = end > 0;
         found += known;
     }
     return known ? s->out(s->to, ids, found) : s->out(s->to, &s->in->config->unknown, 1);
