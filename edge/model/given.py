@@ -115,6 +115,15 @@ class GivenRows:
                 found._hold(content)
         return found
 
+    def only(self, tokens: IntArray) -> GivenRows | None:
+        """A table with the contents of which some row is among these tokens; None if there is none."""
+        found = GivenRows(self.vocab, self.hidden, self.deepstack, self.components)
+        used = {*tokens[tokens >= self.vocab].tolist()}
+        for content in self._contents():
+            if not used.isdisjoint(content.ids.tolist()):
+                found._hold(content)
+        return found if found._known else None
+
     def check(self, tokens: IntArray) -> None:
         """Raise InputError for an id beyond the vocabulary without a row."""
         if not self._known.keys() >= set(tokens[tokens >= self.vocab].tolist()):

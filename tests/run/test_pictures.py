@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import weakref
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -153,6 +155,26 @@ def test_rows_of_the_last_pictures_are_kept_within_their_room(session: edge.Sess
         return eyes.looks.pictures
 
     assert (look(0, 1, 0, 1), look(2, 1, 2), look(0)) == (2, 3, 4)
+
+
+def test_session_holds_no_pictures_that_are_no_longer_in_its_cache(golden: dict[str, Any]) -> None:
+    held: list[weakref.ref[edge.Image]] = []
+
+    def picture(step: int) -> edge.Image:
+        found = edge.Image(np.roll(golden["first"], step, axis=1))
+        held.append(weakref.ref(found))
+        return found
+
+    def alive() -> int:
+        gc.collect()
+        return sum(each() is not None for each in held)
+
+    with loaded("reference") as session:
+        for step in range(3):
+            session.generate("What is it?", images=[picture(step)], max_tokens=1)
+        assert alive() == 1
+        session.generate("Hello there.", max_tokens=1)
+        assert alive() == 0
 
 
 def test_special_tokens_of_a_text_stay_text(session: edge.Session, golden: dict[str, Any]) -> None:

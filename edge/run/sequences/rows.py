@@ -65,13 +65,20 @@ class SequenceRows:
         """Begin to run a prompt."""
         self.prompts_end, self._outline = None, outline
 
-    def see(self, given: GivenRows) -> None:
+    def see(self, given: GivenRows | None) -> None:
         """Keep pictures among these rows undivided."""
-        if given.has_pictures:
+        if given is not None and given.has_pictures and self.pictures is None:
             from edge.run.sequences.pictures import RowPictures
 
-            self.pictures = self.pictures or RowPictures()
+            self.pictures = RowPictures()
+        if self.pictures:
             self.pictures.given = given
+
+    @property
+    def known(self) -> IntArray:
+        """The tokens of rows, as far as they are known, and those that have to run again, int32 [n]."""
+        since = self.pictures.since if self.pictures else array("i")
+        return np.array(self.fed + self.again + since, np.int32)
 
     def add(self, tokens: IntArray) -> None:
         """Note the tokens of new rows."""

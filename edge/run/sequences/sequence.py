@@ -36,6 +36,7 @@ from edge.run.sequences.snapshots import Mark, Outline
 from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
+    from edge.model.given import GivenRows
     from edge.model.prefix import Prefix
     from edge.prompt_cache.cache import PromptCache
 
@@ -141,6 +142,7 @@ class TokenSequence:
 
     def begin(self, prompt: Prompt, outline: Outline, *, follow_up: bool) -> Prompt:
         """Return the prompt to run; a follow-up begins with the conversation's tokens that have not been run."""
+        self._keep_given(prompt.given, self.prompt.first(None) if follow_up and self.given else None)
         if follow_up:
             prompt = Prompt(chain(self._left(), prompt.rest()), prompt.thinks, given=prompt.given)
             self.ahead.drafts.drop(len(self.pending))  # noted again as part of the prompt
@@ -148,12 +150,19 @@ class TokenSequence:
             self.ahead.restart(np.array(self.rows.fed, np.int32))
         self.prompt, self.pending = prompt, []
         self.rows.begin(outline)
-        if prompt.given:
-            self.given = prompt.given.joined(self.given)
-            self.rows.see(self.given)
         self.ran = 1
         self.ahead.begin()
         return prompt
+
+    def _keep_given(self, given: GivenRows | None, left: IntArray | None) -> None:
+        """Take a prompt's rows of ids beyond the vocabulary, and keep of others those of the prefix, of rows in the
+        cache and of tokens that are `left`: a picture is held with its pixels."""
+        if self.given:
+            used = [self.rows.known, *([] if left is None else [left]), *([self.prefix.ids] if self.prefix else [])]
+            self.given = self.given.only(np.concatenate(used))
+        if given:
+            self.given = given.joined(self.given)
+        self.rows.see(self.given)
 
     def pass_size(self, count: int) -> int:
         """The number of tokens per pass when `count` are left to run."""
