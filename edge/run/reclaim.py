@@ -33,6 +33,8 @@ class Reclaimer:
     def __init__(self, sequences: Sequence[TokenSequence]) -> None:
         self.sequences = list(sequences)
         self.needed = self._plan.bytes.total  # the planned peak of the process, in bytes
+        # The smallest capacity of a cache, in rows: here, since `spare` is read between tokens.
+        self._fewest = min(self._plan.config.capacity, max(SMALLEST_ROWS, least_rows(self._plan.sinks)))
         self.run: Generation | None = None
         self.actions: list[Action] = []
 
@@ -43,7 +45,7 @@ class Reclaimer:
     @property
     def spare(self) -> int:
         """Bytes of `needed` that can be returned."""
-        return self._cached() + sum(self._snapshots(each) + _spare_rows(each) for each in self.sequences)
+        return self._cached() + sum(self._snapshots(each) + self._spare_rows(each) for each in self.sequences)
 
     def trim(self, level: float) -> None:
         """As `Session.trim`, between two passes."""
@@ -86,7 +88,7 @@ class Reclaimer:
 
     def _give_rows(self, sequence: TokenSequence, nbytes: int, cause: str) -> int:
         kv, evicts = sequence.engine.kv, sequence.policy.evicts
-        before, floor = kv.nbytes, _floor(sequence)
+        before, floor = kv.nbytes, self._floor(sequence)
         while (lacking := nbytes - (before - kv.nbytes)) > 0 and kv.capacity > floor:  # llama.cpp: 256 rows or none
             rows = kv.capacity - -(-lacking * kv.capacity // (kv.nbytes - kv.fixed))
             rows = max(floor, rows // ROWS_STEP * ROWS_STEP)
@@ -105,22 +107,19 @@ class Reclaimer:
         plan, most = self._plan, sequence.rows.snapshots.most
         return plan.bytes.snapshots * most // plan.snapshots // plan.config.sequences if most else 0
 
+    def _spare_rows(self, sequence: TokenSequence) -> int:
+        """The bytes of KV rows that can be returned."""
+        kv = sequence.engine.kv
+        return (kv.capacity - self._floor(sequence)) * (kv.nbytes - kv.fixed) // kv.capacity
+
+    def _floor(self, sequence: TokenSequence) -> int:
+        """The smallest capacity to which the sequence's cache may shrink, in rows."""
+        kv = sequence.engine.kv
+        used = 0 if sequence.policy.evicts else kv.capacity - kv.free
+        return min(kv.capacity, max(self._fewest, used))
+
     def _note(self, what: Given, freed: int, left: int, cause: str) -> None:
         run = self.run
         token, seconds = (0, 0.0) if run is None else (run.generated, time.perf_counter() - run.started)
         self.needed -= freed
         self.actions.append(Action(token, seconds, what, freed, left, cause))
-
-
-def _spare_rows(sequence: TokenSequence) -> int:
-    """The bytes of KV rows that can be returned."""
-    kv = sequence.engine.kv
-    return (kv.capacity - _floor(sequence)) * (kv.nbytes - kv.fixed) // kv.capacity
-
-
-def _floor(sequence: TokenSequence) -> int:
-    """The smallest capacity to which the sequence's cache may shrink, in rows."""
-    plan, kv = sequence.plan, sequence.engine.kv
-    fewest = min(plan.config.capacity, max(SMALLEST_ROWS, least_rows(plan.sinks)))
-    used = 0 if sequence.policy.evicts else kv.capacity - kv.free
-    return min(kv.capacity, max(fewest, used))
