@@ -113,11 +113,12 @@ class Memory:
 class Drafted:
     """Drafted tokens that were verified, several in a pass, measured: copied from earlier text, or from a draft model
     or the model's own layer for multi-token prediction. accepted: those that the model chose. gain: speedup over passes
-    of one token each; None if none ran so."""
+    of one token each; None if none ran so. by: drafts had to pay by "seconds", or by "seconds and joules"."""
 
     tokens: int
     accepted: int
     gain: float | None
+    by: str = "seconds"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -16,11 +17,13 @@ import edge
 from edge.backends import engine_named
 from edge.backends.base import BatchedEngine, EngineConfig, VerifyingEngine
 from edge.backends.kv_cache import CapacityError, RewindError
+from edge.devices.power import app_meter
 from edge.errors import InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import DRAFT_TEXT_BYTES, make_plan
+from edge.run.drafting import power
 from edge.run.sequences.sequence import TokenSequence
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray
@@ -159,7 +162,9 @@ def test_drafts_are_limited_by_free_rows() -> None:
 
 
 def _answers(name: str, speculate: str, **options: object) -> tuple[str, edge.RunReport]:
-    keywords = {"max_kv_size": 200, "speculate": speculate, "backend": "cpu"}
+    """By a sensor that counts the same watts for all passes."""
+    meter = app_meter(lambda: 10 * time.perf_counter())
+    keywords = {"max_kv_size": 200, "speculate": speculate, "backend": "cpu", "meter": meter}
     with edge.load(GOLDEN / f"{name}.gguf", **keywords) as session:  # type: ignore[arg-type]
         prompt = np.tile(np.arange(5, 45, dtype=np.int32), 2)
         text = session.generate(prompt, max_tokens=260, ignore_eos=True, **options)
@@ -172,8 +177,11 @@ COLD, WARM = SamplingParams(temperature=0.3, seed=5, repeat_penalty=1.05), Sampl
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen35"])
 @pytest.mark.parametrize("sampling", [SamplingParams(), COLD, WARM])
-def test_answer_is_the_same_with_drafts_and_without(name: str, sampling: SamplingParams) -> None:
+def test_answer_is_the_same_with_drafts_and_without(
+    name: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Evictions included: the cache is too small for prompt and answer."""
+    monkeypatch.setattr(power, "ENOUGH", 1)
     text, report = _answers(name, "auto", sampling=sampling)
     plain, without = _answers(name, "off", sampling=sampling)
     assert text == plain
@@ -182,6 +190,7 @@ def test_answer_is_the_same_with_drafts_and_without(name: str, sampling: Samplin
     assert report.drafted is not None
     if sampling.temperature == 0:  # a small random model ends in a loop
         assert 0 < report.drafted.accepted <= report.drafted.tokens
+        assert report.drafted.by == "seconds and joules"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.devices.power import app_meter
 from edge.errors import InputError
 from edge.options import Options
 from edge.plan.plan import DRAFT_TEXT
 from edge.run.drafting.ahead import FEW as FEW_PASSES
 from edge.run.drafting.ahead import Ahead
 from edge.run.drafting.drafts import Drafts
+from edge.run.drafting.power import ENOUGH, PassPower
 
 MOST = 7
 FEW = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -172,6 +174,50 @@ def test_drafts_that_were_wrong_are_tried_again() -> None:
         found = used.run(text, text[50:300])
         assert fresh.first(found) < 60
         assert len(found) < len(wanted) + 40
+
+
+@pytest.mark.parametrize(
+    ("costs", "watts", "most"),
+    [
+        (AVX2_COSTS, 1.0, 3),
+        (AVX2_COSTS, 3.0, 0),  # 4 tokens in 1.96 times the seconds, and 5.9 times the joules
+        ({1: 1.0, 2: 2.1, 3: 3.2, 4: 4.3}, 0.1, 0),  # few joules, and more seconds than one by one
+    ],
+)
+def test_drafts_pay_by_seconds_and_by_joules(costs: dict[int, float], watts: float, most: int) -> None:
+    """watts: of passes over several tokens, in those of passes over one."""
+    now = joules = 0.0
+
+    def sensor() -> float:
+        if joules < 0:
+            raise OSError("the sensor is gone")
+        return joules
+
+    one = Ahead(3, power=PassPower(app_meter(sensor), lambda: now))
+    assert one.power
+
+    def run(rows: int) -> None:
+        nonlocal now, joules
+        assert one.power
+        one.power.start(rows)
+        now += costs[rows]
+        joules += costs[rows] * (1.0 if rows == 1 else watts)
+        one.time(1, rows - 1, costs[rows])
+
+    one.drafts.add(np.tile(np.arange(100, dtype=np.int32), 2))
+    for _ in range(ENOUGH):
+        assert one.power.known is False
+        for rows in costs:
+            run(rows)
+    assert one.power.known
+    assert one.propose(99).size == most
+    report = one.report()
+    assert report
+    assert report.by == "seconds and joules"
+    joules = -1000.0
+    run(1)
+    assert one.propose(99).size == (0 if costs[4] > 4 else 3)  # by seconds, as without a sensor
+    assert one.report().by == "seconds"  # type: ignore[union-attr]
 
 
 def test_only_auto_and_off_are_known() -> None:

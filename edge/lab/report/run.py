@@ -76,7 +76,7 @@ def report_lines(report: RunReport) -> list[str]:
 
 def _drafted(drafted: Drafted) -> str:
     gain = "" if drafted.gain is None else f": {drafted.gain:.2f} × the speed of one by one (measured)"
-    return f"drafts {drafted.accepted:,} of {drafted.tokens:,} tokens right{gain}"
+    return f"drafts {drafted.accepted:,} of {drafted.tokens:,} tokens right{gain}; they had to pay by {drafted.by}"
 
 
 def _streamed(memory: Memory) -> str:

@@ -7,7 +7,8 @@ one. c is measured as passes run, by context length, since each token reads its 
 run are interpolated. a is counted, by the length of the match that the draft came from. The first token of an unused
 draft is compared with the next token, so that drafts that were long wrong are tried again once they would be right.
 Counted on few tokens, a is as likely too high as too low, but only an overestimate costs passes: drafts have to pay by
-a lower bound of a. (Counting a by the place in the draft, too, made no text faster.)
+a lower bound of a. (Counting a by the place in the draft, too, made no text faster.) Where a sensor measures joules, c
+is the larger of the ratios of seconds and of joules.
 
 A model's draft costs n · d of these times more. Of both drafts, the one with the higher expected gain is verified.
 """
@@ -20,6 +21,7 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import field
 from itertools import islice, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +31,9 @@ from edge.run.drafting.drafter import Drafter
 from edge.run.drafting.drafts import Drafts
 from edge.run.report import Drafted
 from edge.types import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from edge.run.drafting.power import PassPower
 
 IN_VAIN = 4  # one in four of the tokens that the engine chooses may be wasted after the end of the answer
 BURST_S = 0.05  # the longest burst: text still flows, and budgets and callers are checked in time
@@ -55,12 +60,13 @@ class Ahead:
     are the last ones of the cache. Of this generation's drafts, `drafted` tokens were verified, and `accepted` right.
 
     most: drafted tokens verified in a pass; 0: none. model: drafts where it promises more than copied text. vocab: ids
-    from here on are no tokens of a text.
+    from here on are no tokens of a text. power: of passes; None where joules are estimated.
     """
 
     most: int
     model: Drafter | None = None
     vocab: int = np.iinfo(np.int32).max
+    power: PassPower | None = None
     drafts: Drafts = field(default_factory=Drafts)
     drafted: int = 0
     accepted: int = 0
@@ -166,7 +172,8 @@ class Ahead:
             return None
         alone = [count * (self._alone(context) or 0.0) for context, count in enumerate(self._tokens)]
         gain = sum(alone) / self._spent if self.drafted and any(alone) and self._spent else None
-        return Drafted(self.drafted, self.accepted, gain)
+        by = "seconds and joules" if self.power and self.power.known else "seconds"
+        return Drafted(self.drafted, self.accepted, gain, by)
 
     def propose(self, most: int, given: int = 1, behind: int = 0) -> IntArray:
         """The drafted tokens to verify, int32 [n], at most `most`; empty if none would pay. given: the number of known
@@ -202,19 +209,23 @@ class Ahead:
 
     @property
     def _share(self) -> float:
-        """The time of a token that the model drafts ÷ that of a pass over one token."""
+        """The cost of a token that the model drafts ÷ that of a pass over one token."""
         assert self.model is not None
         alone = self._alone(self._context)
-        return self._model_s / alone if self._model_s and alone else self.model.share
+        return self._watts(0) * (self._model_s / alone if self._model_s and alone else self.model.share)
 
     def _alone(self, context: int) -> float | None:
         """Seconds of a pass over one token, in a shorter context if none ran in this one; None if none is known."""
         return next((each[1][0] for each in self._times[context::-1] if 1 in each), None)
 
     def _ask(self, model: Drafter, count: int) -> IntArray:
+        if self.power:
+            self.power.start(0)
         started = time.perf_counter()
         found = model.draft(self.drafts.text, count)
         seconds = time.perf_counter() - started
+        if self.power:
+            self.power.stop(0)
         self._spent += seconds
         if model.caught_up <= _CAUGHT_UP:
             each = seconds / count
@@ -222,10 +233,17 @@ class Ahead:
             self._model_s = before + NEWEST * (min(each, OUTLIER * before) - before)
         return found
 
+    def _watts(self, rows: int) -> float:
+        """The watts of a pass ÷ those of a pass over one token, but at least 1; 0: of drafting by the model."""
+        return max(1.0, self.power.ratio(rows)) if self.power else 1.0
+
     def _cost(self, rows: int) -> float:
-        """c(rows), measured in a shorter context while it is not known in this one."""
-        if rows == 1:
-            return 1.0
+        """c(rows)."""
+        return 1.0 if rows == 1 else self._watts(rows) * self._slower(rows)
+
+    def _slower(self, rows: int) -> float:
+        """The seconds of a pass over `rows` > 1 tokens ÷ those of one, measured in a shorter context while they are not
+        known in this one."""
         for times in self._times[self._context :: -1]:
             timed = [count for count, (_, passes) in times.items() if passes >= FEW]
             if 1 in timed and (above := min((count for count in timed if count >= rows), default=0)):
@@ -237,6 +255,8 @@ class Ahead:
 
     def time(self, given: int, drafted: int, seconds: float, behind: int = 0) -> None:
         """Note the seconds of a pass over `given` known and `drafted` tokens, with `behind` rows before them."""
+        if self.power:
+            self.power.stop(given + drafted)
         self._context = bisect_right(CONTEXTS, behind)
         times = self._times[self._context]
         self._tokens[self._context] += given

@@ -49,7 +49,7 @@ class TokenSequence:
         self, engine: Engine, plan: Plan, lora: Lora | None, prompt_cache: PromptCache | None, meter: EnergyMeter,
         drafter: Drafter | None = None, learned: RowImportance | None = None, prefix: Prefix | None = None,
     ) -> None:  # fmt: skip
-        """lora: the adapters that the engine runs. meter: counts the bytes that passes read.
+        """lora: the adapters that the engine runs. meter: counts the bytes that passes read, and perhaps their joules.
         learned: the fitted importance of rows, for policies that need it. prefix: the beginning of prompts, by its
         ids."""
         self.prefix = prefix
@@ -57,7 +57,12 @@ class TokenSequence:
         self.rows = SequenceRows(engine, plan, prompt_cache, learned)
         self.policy = self.rows.policy  # that evicts rows
         self.chunk = plan.config.chunk  # tokens that are run at once, at most
-        self.ahead = Ahead(plan.config.drafts, drafter, engine.spec.vocab)
+        power = None
+        if plan.config.drafts and meter.read().kind != "estimate":
+            from edge.run.drafting.power import PassPower  # here: few devices measure joules
+
+            power = PassPower(meter)
+        self.ahead = Ahead(plan.config.drafts, drafter, engine.spec.vocab, power)
         self._meter = meter
         self._drafter = drafter
         # Whether tokens that run together have the results of separate passes.
@@ -279,6 +284,8 @@ class TokenSequence:
             self._outcome = self._run_greedy(self.pending[0], most, sample.banned)
         elif self._exact:
             draft = self._draft(most_ahead)
+            if self.ahead.power:
+                self.ahead.power.start(tokens.size + draft.size)
             started = time.perf_counter()
             if tops and tokens.size + draft.size == 1:
                 self._run_top(engine, tokens, sample.candidates)
