@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -23,7 +24,10 @@ _BLOCK_S = 0.1  # a pipe is read in such parts
 _FILE_BLOCK_S = 1.0
 _FORMATS = "edge reads WAV, FLAC, OGG and MP3; ffmpeg -i FILE sound.wav makes WAV of others"
 
+_POLL_S = 0.1  # between two calls of `check` while a pipe is empty
+
 Close = Callable[[], None]
+Check = Callable[[], None]
 Source = str | Path | bytes | AnyArray
 
 
@@ -31,8 +35,10 @@ class Sound:
     """A sound that is read from its beginning to its end, once.
 
     seconds: its length, None if that is known only at its end. cut: whether it ended before the length that its header
-    states, once it has been read.
+    states, once it has been read. check: is called before each block is read; what it raises ends the reading.
     """
+
+    check: Check | None = None
 
     def __init__(
         self, blocks: Iterator[FloatArray], name: str, seconds: float | None = None, close: Close | None = None
@@ -54,6 +60,8 @@ class Sound:
         """The next samples, float32: `count`, fewer only at the end. Waits for a pipe. Raises InputError for damage."""
         parts, size = [self._held], self._held.size
         while size < count:
+            if self.check:
+                self.check()
             block = next(self._blocks, None)
             if block is None:
                 self.cut = self.seconds is not None and (self._given + size) / RATE < self.seconds - 0.1
@@ -66,16 +74,23 @@ class Sound:
         return held[:count]
 
 
-def open_sound(source: Source, *, rate: int | None = None) -> Sound:
+def open_sound(source: Source, *, rate: int | None = None, check: Check | None = None) -> Sound:
     """Open a file, its content, an array, or stdin.
 
     source: a path, or "-" for stdin; bytes, the content of a file; or samples: float from -1 to 1, or integers, [n] or
         [n, channels]. Channels are averaged, other rates resampled to 16 kHz.
     rate: samples per second of an array (16000 if None). Of bytes and stdin: they are raw samples of 16 bits, mono,
         little endian, without a header.
+    check: is called while the sound is read, and while stdin has nothing to read; what it raises ends that.
 
     Raises InputError for what is no sound or is damaged, MissingExtraError for what needs libsndfile.
     """
+    sound = _open(source, rate, check)
+    sound.check = check
+    return sound
+
+
+def _open(source: Source, rate: int | None, check: Check | None) -> Sound:
     if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int) or not LOWEST <= rate <= HIGHEST):
         raise InputError(f"--rate must be from {LOWEST} to {HIGHEST} samples per second, not {rate!r:.40}")
     if isinstance(source, np.ndarray):
@@ -87,7 +102,8 @@ def open_sound(source: Source, *, rate: int | None = None) -> Sound:
     if str(source) == "-":
         if sys.stdin is None or sys.stdin.isatty():
             raise InputError("there is no sound on stdin: pipe a WAV file in, or raw samples with --rate")
-        return _of_file(sys.stdin.buffer, "stdin", rate, block_s=_BLOCK_S)
+        file = cast(BinaryIO, _Pipe(sys.stdin.fileno(), check)) if check else sys.stdin.buffer
+        return _of_file(file, "stdin", rate, block_s=_BLOCK_S)
     path = Path(source)
     if not path.is_file():
         raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
@@ -100,6 +116,28 @@ def open_sound(source: Source, *, rate: int | None = None) -> Sound:
     except BaseException:
         file.close()
         raise
+
+
+class _Pipe:
+    """Stdin, a wait for which can be ended. On Windows, which polls sockets alone, a wait ends with the next bytes."""
+
+    def __init__(self, number: int, check: Check) -> None:
+        self._raw, self._check = io.FileIO(number, closefd=False), check
+
+    def read(self, count: int) -> bytes:
+        """As a buffered file: fewer bytes only at the end."""
+        found = bytearray()
+        while len(found) < count:
+            self._check()
+            if sys.platform != "win32" and not select.select([self._raw], [], [], _POLL_S)[0]:
+                continue
+            part = self._raw.read(count - len(found))
+            if part is None:  # it does not block, and another process took the bytes
+                continue
+            if not part:
+                break
+            found += part
+        return bytes(found)
 
 
 def _of_array(samples: AnyArray, rate: int) -> Sound:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from threading import Timer
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +26,8 @@ from edge.run.speech.segments import Segment, Writer
 from edge.run.speech.transcript import Heard, Settings, transcribe
 from edge.run.speech.voice import voices
 from edge.run.speech.words import Word, warp
+
+PATIENCE_S = 20.0  # until the pipe is closed, for a loaded machine
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +139,27 @@ def test_budget_ends_a_transcript_at_a_place_to_go_on_from(model: Path) -> None:
         assert list(late) == []
         assert late.report is not None
         assert late.report.stop_reason == "time"
+        silent = session.transcribe(np.zeros(5 * RATE, np.float32), time_limit=1.0, time_spent=2.0)
+        assert list(silent) == []
+        assert silent.stop_reason == "time"
+
+
+@pytest.mark.parametrize("end", ["time", "interrupted", "terminated"])
+@pytest.mark.parametrize("options", [{}, {"rate": RATE}])
+def test_wait_for_a_pipe_ends(end: str, options: dict[str, Any], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = os.pipe()
+    with edge.load(model, backend="reference") as session, open(before) as stdin, open(after, "wb") as pipe:
+        monkeypatch.setattr("sys.stdin", stdin)
+        pipe.write(wav(tone())[:30] if not options else bytes(2 * RATE))
+        pipe.flush()
+        heard = session.transcribe("-", time_limit=0.3 if end == "time" else None, **options)
+        ends = {"interrupted": session.interrupt, "terminated": session.terminate}.get(end)
+        if ends:
+            Timer(0.3, ends).start()
+        (closes := Timer(PATIENCE_S, pipe.close)).start()
+        found, waiting = list(heard), closes.is_alive()
+        closes.cancel()
+        assert (found, waiting, heard.stop_reason) == ([], True, end)
 
 
 @pytest.mark.exhaustive

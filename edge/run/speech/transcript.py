@@ -96,8 +96,7 @@ def transcribe(
         asked = listener.tokenizer.encode(" " + settings.prompt.strip(), start=False) if settings.prompt.strip() else ()
         place = Place(before=tuple(map(int, asked)), language=settings.language if whisper.multilingual else "en")
     place = replace(place, seek=windows.skip(place.seek))
-    while frames := windows.open(place.seek):
-        heard.waited = windows.waited
+    while frames := _open(windows, place.seek, heard):
         quiet = _quiet(windows, place.seek, frames) if settings.voice else 0
         if quiet:
             place = replace(place, seek=place.seek + quiet)
@@ -119,6 +118,13 @@ def transcribe(
         place, segments = _window(listener, settings, place, found, frames, opening)
         heard.seconds = place.seek * FRAME_S
         yield place, segments
+
+
+def _open(windows: Windows, seek: int, heard: Heard) -> int:
+    try:
+        return windows.open(seek)
+    finally:
+        heard.waited = windows.waited
 
 
 def _quiet(windows: Windows, seek: int, frames: int) -> int:

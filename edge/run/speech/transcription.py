@@ -101,20 +101,23 @@ class Transcription(Iterator[Segment]):
             if reason := self.watch.before_pass(tokens):
                 raise _StoppedError(reason)
 
+        def check() -> None:
+            if reason := self.watch.ends_now():
+                raise _StoppedError(reason)
+
         try:
-            with open_sound(self._source, rate=asked.rate) as sound:
+            with open_sound(self._source, rate=asked.rate, check=check) as sound:
                 self.whole_s = sound.seconds
                 heard = transcribe(ears.listener, sound, self.settings, pay, self.heard, asked.place)
-                try:
-                    for self.place, found in heard:
-                        self._keep(found)
-                        if asked.on_progress:
-                            asked.on_progress(self.heard.seconds, sound.seconds)
-                        yield found
-                    self.whole_s, self.cut = self.heard.seconds, sound.cut
-                except _StoppedError as stopped:
-                    self.stop_reason = stopped.reason
-                    self.watch.pay()
+                for self.place, found in heard:
+                    self._keep(found)
+                    if asked.on_progress:
+                        asked.on_progress(self.heard.seconds, sound.seconds)
+                    yield found
+                self.whole_s, self.cut = self.heard.seconds, sound.cut
+        except _StoppedError as stopped:
+            self.stop_reason = stopped.reason
+            self.watch.pay()
         except GeneratorExit:
             self.stop_reason = ears.ended_by() or "interrupted"
             raise

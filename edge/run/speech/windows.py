@@ -42,10 +42,12 @@ class Windows:
             if self.live and self._pauses(seek):
                 break
             started = self._clock()
-            part = self._sound.read(_PART)
-            took = self._clock() - started
-            self.live = took > _LATE * _PART / RATE
-            self.waited += took if self.live else 0.0
+            try:
+                part = self._sound.read(_PART)
+            finally:
+                took = self._clock() - started
+                self.live = took > _LATE * _PART / RATE
+                self.waited += took if self.live else 0.0
             self._ended = part.size < _PART
             self._held = np.concatenate([self._held, part])
         there = (self._start + self._held.size) // HOP - seek
