@@ -87,6 +87,8 @@ def transcribe(
     targets = [None if output is None else _target(output, each, wanted) for each in files]
     if len({*targets}) < len(targets) and output is not None:
         raise InputError("two of the files have the same name, and would get the same transcript: give them one by one")
+    for target in targets:
+        _spare_sounds(target, files)
     meter = find_meter()
     first = meter.read().joules
     asked: dict[str, Any] = {
@@ -144,6 +146,16 @@ def _target(folder: Path, file: str, form: Format) -> Path:
     target = folder / f"{'stdin' if file == '-' else Path(file).stem}.{'txt' if form == 'text' else form}"
     check_file(target, force=True)
     return target
+
+
+def _spare_sounds(target: Path | None, files: list[str]) -> None:
+    """Raise InputError if a transcript, or what is kept until it is whole, would be written over a sound."""
+    from edge.errors import InputError
+
+    for written in [] if target is None else [target, target.with_name(f"{target.name}.part")]:
+        for file in files:
+            if file != "-" and written.exists() and written.samefile(file):
+                raise InputError(f"{written} is one of the sounds, and would be overwritten: choose another -o")
 
 
 def _unfinished(target: Path, file: str, model: Path, form: Format, asked: dict[str, Any]) -> Unfinished | None:

@@ -88,3 +88,12 @@ def test_wrong_arguments_are_refused(
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["talk.txt", "talk.txt.part"])
+def test_sounds_are_not_overwritten(name: str, model: Path, sound: Path) -> None:
+    (other := sound.with_name(name)).write_bytes(sound.read_bytes())
+    files = [str(other)] if name.endswith("txt") else [str(sound), str(other)]
+    done = edge("transcribe", *files, "-m", str(model), *SOME, "-o", str(sound.parent))
+    assert (done.returncode, other.read_bytes()) == (2, sound.read_bytes())
+    assert f"{name} is one of the sounds, and would be overwritten" in done.stderr
