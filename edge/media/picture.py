@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable
 from contextlib import contextmanager
 from copy import copy
-from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -40,15 +39,14 @@ MOST_DECODED = 64_000_000  # pixels that are decoded
 MOST_FILE = 256 << 20  # bytes
 _REDUCED = 16_000_000  # beyond these, a JPEG file is decoded at 1/2, 1/4 or 1/8: families scale pictures to less
 _MOST_RATIO = 200  # of the sides, as Qwen's processors have it
-_EACH = 7  # bytes of a pixel while it is decoded: Pillow's, and ours
+_EACH = 8  # bytes of a pixel of a JPEG file while it is decoded: Pillow's, and ours
+_DECODING = {"JPEG": 5, "MPO": 5, "WEBP": 13}  # bytes of a pixel besides ours, measured; WebP's has two canvases
+_OTHERS = 6  # likewise, for formats that may have alpha
 _COEFFICIENTS = 6  # bytes a pixel that a progressive JPEG file's decoder keeps
-_MOST_DIGESTS = 256  # that are remembered
 _STRIP = 128  # rows that are converted at a time
 _ORIENTATION = 0x0112  # of EXIF
 _JPEGS = ("JPEG", "MPO")
 _DATA_URL = re.compile(r"data:(?:image(?:/[\w.+-]+)?)?(?:;[\w.+=-]+)*;base64,", re.IGNORECASE)
-
-_digests = dict[bytes, bytes]()  # of pixels, by the file's and the most pixels at which it is decoded
 
 
 class Image:
@@ -72,6 +70,7 @@ class Image:
             self._array = _checked_array(source)
             self.height, self.width = int(self._array.shape[0]), int(self._array.shape[1])
             check_sides(self.name, self.width, self.height)
+            self._hash = hashlib.sha256(self._array.data).digest()  # contiguous
             return
         if isinstance(source, bytes | bytearray | memoryview):
             self._source = bytes(source)
@@ -80,6 +79,7 @@ class Image:
         else:
             raise InputError(f"a picture must be a path, bytes of a file, or an array, not {source!r:.60}")
         self._measure()
+        self._hash = _hash_of(self._source)
 
     def _measure(self) -> None:
         """Read the size, upright, from the header."""
@@ -87,7 +87,7 @@ class Image:
             whole = file.size
             self.width, self.height = _reduced(file, self._most)
             self._orientation = _orientation_of(file)
-            self.decoding = 4 * self.width * self.height  # of Pillow's own pixels
+            self.decoding = _DECODING.get(str(file.format), _OTHERS) * self.width * self.height
             if file.info.get("progressive"):
                 self.decoding += _COEFFICIENTS * whole[0] * whole[1]
         if self._orientation > 4:
@@ -109,7 +109,6 @@ class Image:
             return self
         if self._smaller is None or self._smaller[0] != nbytes:
             found = copy(self)
-            found.__dict__.pop("digest", None)
             found._most = max(1, nbytes // _EACH)
             found._measure()
             self._smaller = nbytes, found
@@ -117,7 +116,7 @@ class Image:
         if found.nbytes + found.decoding > nbytes:
             raise InputError(
                 f"{self.name} takes {format_bytes(found.nbytes + found.decoding)} while it is decoded, and there is "
-                f"room for {format_bytes(nbytes)}: make it smaller, or use a larger --memory"
+                f"room for {format_bytes(nbytes)}: make it smaller, save it as JPEG, or use a larger --memory"
             )
         return found
 
@@ -128,24 +127,13 @@ class Image:
 
     @property
     def pixels(self) -> Pixels:
-        """The pixels, uint8 [height, width, 3]. Raises InputError for a damaged file."""
-        pixels = self._array if self._array is not None else self._decoded()
-        self.__dict__.setdefault("digest", _digest(pixels))
-        return pixels
+        """The pixels, uint8 [height, width, 3]. Raises InputError for a file that is damaged, or has changed."""
+        return self._array if self._array is not None else self._decoded()
 
-    @cached_property
+    @property
     def digest(self) -> bytes:
-        """SHA-256 of size and pixels. A file that was read before is not decoded again for it."""
-        if self._array is not None:
-            return _digest(self._array)
-        with _stream(self._source) as stream:
-            file = hashlib.sha256(stream.read()).digest() + self._most.to_bytes(8, "little")
-        found = _digests.get(file) or _digest(self.pixels)
-        _digests.pop(file, None)
-        _digests[file] = found  # the newest last
-        while len(_digests) > _MOST_DIGESTS:
-            del _digests[next(iter(_digests))]
-        return found
+        """SHA-256 of the file, or of an array's pixels, and of the size: nothing is decoded for it."""
+        return hashlib.sha256(self._hash + repr((self.height, self.width)).encode()).digest()
 
     @property
     def url(self) -> str:
@@ -157,12 +145,19 @@ class Image:
             Writer.fromarray(self._array).save(stream, "PNG")
             data = stream.getvalue()
         else:
+            self._check_unchanged()
             with _stream(self._source) as file:
                 data = file.read()
         return f"data:image;base64,{base64.b64encode(data).decode()}"
 
+    def _check_unchanged(self) -> None:
+        """Raise InputError for a file with other contents than were shown: they would pass for these."""
+        if isinstance(self._source, Path) and _hash_of(self._source) != self._hash:
+            raise InputError(f"{self.name} has changed since it was shown: show it again as a new picture")
+
     def _decoded(self) -> Pixels:
         """The pixels, upright, converted in strips: a whole copy would take as much memory again."""
+        self._check_unchanged()
         with self._open() as file:
             width, height = _reduced(file, self._most)
             file.load()
@@ -310,9 +305,12 @@ def _on_white(rgba: AnyArray) -> Pixels:
     return np.asarray((mixed + 127) // 255, np.uint8)
 
 
-def _digest(pixels: Pixels) -> bytes:
-    found = hashlib.sha256(repr(pixels.shape).encode())
-    found.update(pixels.data)  # contiguous
+def _hash_of(source: Path | bytes) -> bytes:
+    """SHA-256 of a file."""
+    found = hashlib.sha256()
+    with _stream(source) as stream:
+        while block := stream.read(1 << 20):
+            found.update(block)
     return found.digest()
 
 

@@ -75,17 +75,29 @@ def test_transparent_pixels_are_composed_on_white() -> None:
     assert (edge.Image(saved(keyed, "PNG", transparency=5)).pixels == 255).all()
 
 
-def test_digest_is_of_size_and_pixels(tmp_path: Path) -> None:
+def test_digest_is_of_the_file_which_is_not_decoded_for_it(tmp_path: Path) -> None:
     pixels = np.asarray(drawn())
     file = tmp_path / "a.png"
     file.write_bytes(saved(drawn(), "PNG"))
     url = "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
-    same = {edge.Image(each).digest for each in (pixels, file, str(file), file.read_bytes())}
+    cut = edge.Image(file.read_bytes()[:-40])
+    same = {edge.Image(each).digest for each in (file, str(file), file.read_bytes())}
     assert same == {edge.Image.of(url).digest}
-    assert edge.Image(pixels.reshape(37, 23, 3)).digest not in same
-    again = edge.Image(file)
-    again._decoded = lambda: pytest.fail("decoded again")  # type: ignore[method-assign]
-    assert {again.digest} == same
+    arrays = {edge.Image(each).digest for each in (pixels, pixels.reshape(37, 23, 3))}
+    assert len({cut.digest} | same | arrays) == 4
+    with pytest.raises(edge.InputError, match="damaged"):
+        _ = cut.pixels
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_file_that_has_changed_is_not_read_as_the_picture_that_was_shown(turned: bool, tmp_path: Path) -> None:
+    file = tmp_path / "snap.png"
+    file.write_bytes(saved(drawn(), "PNG"))
+    shown = edge.Image(file)
+    file.write_bytes(saved(drawn().transpose(PIL.Transpose.ROTATE_90 if turned else PIL.Transpose.ROTATE_180), "PNG"))
+    for look in (lambda: shown.pixels, lambda: shown.url):
+        with pytest.raises(edge.InputError, match="snap.png has changed since it was shown"):
+            look()
 
 
 def test_large_jpeg_is_decoded_at_a_part_of_its_size() -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ENGINES = ("cpu", "reference")  # that take rows in place of tokens
 _SHARE = 8  # of the memory limit: for a picture's pixels, and of what is left beside the weights, for its encoding
-_LEAST_PIXELS, _MOST_PIXELS = 16 << 20, 7 * MOST_DECODED  # bytes
+_LEAST_PIXELS, _MOST_PIXELS = 16 << 20, 8 * MOST_DECODED  # bytes
 _KEPT, _MOST_KEPT = 64, 64 << 20  # the share of the memory limit that rows of the last pictures take; bytes
 
 _log = logging.getLogger("edge")
