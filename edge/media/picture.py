@@ -46,6 +46,7 @@ _COEFFICIENTS = 6  # bytes a pixel that a progressive JPEG file's decoder keeps
 _STRIP = 128  # rows that are converted at a time
 _ORIENTATION = 0x0112  # of EXIF
 _JPEGS = ("JPEG", "MPO")
+_BLANKS = dict.fromkeys(map(ord, " \t\r\n"))
 _DATA_URL = re.compile(r"data:(?:image(?:/[\w.+-]+)?)?(?:;[\w.+=-]+)*;base64,", re.IGNORECASE)
 
 
@@ -206,7 +207,7 @@ def data_of(url: str) -> bytes:
 def decode_base64(text: str) -> bytes:
     """Raises InputError."""
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
+        return base64.b64decode(text.translate(_BLANKS), validate=True)  # not split(): each part takes an object
     except (binascii.Error, ValueError):
         raise InputError("the picture's data is not base64") from None
 

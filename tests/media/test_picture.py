@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from surroundings import examples
 
 import edge
+from edge.media.picture import decode_base64
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
@@ -98,6 +99,14 @@ def test_file_that_has_changed_is_not_read_as_the_picture_that_was_shown(turned:
     for look in (lambda: shown.pixels, lambda: shown.url):
         with pytest.raises(edge.InputError, match="snap.png has changed since it was shown"):
             look()
+
+
+def test_blanks_in_base64_cost_no_memory() -> None:
+    text = "YW Jj\r\n" * 100_000
+    tracemalloc.start()
+    assert decode_base64(text) == b"abc" * 100_000
+    assert tracemalloc.get_traced_memory()[1] < 4 * len(text)
+    tracemalloc.stop()
 
 
 def test_large_jpeg_is_decoded_at_a_part_of_its_size() -> None:
