@@ -130,3 +130,19 @@ def test_refused_pictures_are_named(part: dict[str, Any], why: str, client: Test
 
 def test_capability_is_named(client: TestClient) -> None:
     assert "vision" in client.post("/api/show", json={"model": "smolvlm"}).json()["capabilities"]
+
+
+def test_ollama_has_pictures_as_the_other_protocols_have_them(client: TestClient, expected: str) -> None:
+    def said(*messages: dict[str, Any]) -> str:
+        body = {"messages": [*messages], "stream": False, "options": {"num_predict": 4}}
+        response = client.post("/api/chat", json=body)
+        assert response.status_code == 200, response.text
+        return str(response.json()["message"]["content"])
+
+    assert (
+        said({"role": "user", "content": user({"type": "image_url", "image_url": {"url": URL}})[0]["content"]})
+        == expected
+    )
+    line, question = "[picture left out: this model reads text]", {"role": "user", "content": "hi"}
+    shown = {"role": "system", "content": "Be brief.", "images": [FIRST]}
+    assert said(shown, question) == said({"role": "system", "content": f"{line}\nBe brief."}, question)

@@ -121,20 +121,21 @@ def _prompt(body: ApiChatBody | ApiGenerateBody) -> Chat | str:
     return chat_of(messages, of_chat(body.tools).tools)
 
 
-def _shown(text: str, images: Any, where: str) -> str | list[dict[str, Any]]:
-    """A content with pictures, in base64, before its text. Raises RefusedError."""
+def _shown(content: Any, images: Any, where: str, role: str = "user") -> str | list[dict[str, Any]]:
+    """A content, text or parts, behind pictures in base64, which only users and tools show. Raises RefusedError."""
+    read = content_of if role in ("user", "tool") else text_of
     if not images:
-        return text
+        return read(content, where)
     if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
-        raise RefusedError(400, f"{where} must be a list of pictures in base64", param="images", code="invalid_value")
+        raise RefusedError(400, "images must be a list of pictures in base64", param="images", code="invalid_value")
     sources = ({"type": "base64", "data": each.rpartition(",")[2]} for each in images)
     shown: list[dict[str, Any]] = [{"type": "image", "source": source} for source in sources]
-    return content_of([*shown, *([{"type": "text", "text": text}] if text else [])], where)
+    return read([*shown, *(content if isinstance(content, list) else [content] if content else [])], where)
 
 
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     """A message in OpenAI's form. Calls have no identifiers here: results name their function at most."""
-    content = _shown(text_of(message.get("content"), f"{where}.content"), message.get("images"), f"{where}.images")
+    content = _shown(message.get("content"), message.get("images"), f"{where}.content", message["role"])
     said: dict[str, Any] = {"role": message["role"], "content": content}
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list):
