@@ -10,33 +10,36 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend
 from edge.budget import format_bytes
 from edge.devices.memory import memory_use, release_free_memory
-from edge.errors import BudgetError
+from edge.errors import BudgetError, InputError
 from edge.media.picture import Image
 from edge.model.prompt import Looks
 from edge.model.towers import Layout, Tower
 from edge.records import dataclass
 from edge.run.sight import Eyes as Encoder
+from edge.run.sight import most_together
 from edge.types import FloatArray
 
 if TYPE_CHECKING:
     from edge.run.budgets.meters import EnergyMeter
 
-_SQUARE = 1 << 11  # pixels of the sides of a picture that stands for any in a plan
+_SHAPES = ((2048, 2048), (8000, 8000), (10_000, 5_000), (10_000, 1_000), (20_000, 200))
+"""Widths and heights of pictures, also upright, of which the costliest stands for any in a plan."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes for pictures. pixels: of one, while it is decoded. kept: rows of the last ones. limit: of the process,
-    while a picture is encoded without the text model; None: the plan has room for it."""
+    """Bytes for pictures. pixels: of one, while it is decoded. kept: rows of the last ones. limit: of the process."""
 
     pixels: int
     kept: int
-    limit: int | None = None
+    limit: int
 
 
 class PictureEyes:
@@ -68,16 +71,27 @@ class PictureEyes:
     @property
     def reserve(self) -> int:
         """Bytes that a plan keeps for a picture: those of its encoding, its pixels, and rows of the last ones."""
-        layout = self.tower.layout(_SQUARE, _SQUARE, self.tokens)
-        needed = max(self._encoder.need(layout), self._encoder.first_run(layout))
-        return needed + self._room.pixels + self._room.kept
+        first = max(map(self._encoder.first_run, self._largest))
+        return max(self._encoding, first) + self._room.pixels + self._room.kept
 
     @property
     def wants(self) -> int:
         """As `reserve`, once there is nothing left to compile."""
-        return (
-            self._encoder.need(self.tower.layout(_SQUARE, _SQUARE, self.tokens)) + self._room.pixels + self._room.kept
-        )
+        return self._encoding + self._room.pixels + self._room.kept
+
+    @cached_property
+    def _encoding(self) -> int:
+        return max(map(self._encoder.need, self._largest))
+
+    @cached_property
+    def _largest(self) -> list[Layout]:
+        """Layouts of pictures of some shapes, those of different costs."""
+        found = dict[tuple[int, int], Layout]()
+        for width, height in {*_SHAPES, *(each[::-1] for each in _SHAPES)}:
+            with suppress(InputError):  # too few tokens for such a shape
+                layout = self.tower.layout(width, height, self.tokens)
+                found[layout.patches, most_together(layout)] = layout
+        return [*found.values()] or [self.tower.layout(1, 1, self.tokens)]
 
     def need(self, picture: Image) -> int:
         """Bytes that looking at a picture takes at its peak."""
@@ -117,15 +131,17 @@ class PictureEyes:
         return picture.within(self._room.pixels)
 
     def _check(self, picture: Image) -> None:
-        """Raise BudgetError for a picture whose encoding takes more than the limit."""
-        if self._room.limit is None:
+        """Raise BudgetError for a picture that takes more than the limit; beside a text model, than the plan has
+        reserved."""
+        layout, within = self.layout(picture), self._within(picture)
+        encoding, first = self._encoder.need(layout), self._encoder.first_run(layout)
+        if not self.eager and max(encoding, within.decoding) + within.nbytes <= self.wants - self._room.kept:
             return
         needed = memory_use().rss + self.need(picture)
         if needed > self._room.limit:
-            first = self._encoder.first_run(self.layout(picture)) > self._encoder.need(self.layout(picture))
             raise BudgetError(
                 f"looking at {picture.name} needs {format_bytes(needed)}"
-                + (" in a first run, which compiles the encoder" if first else "")
+                + (" in a first run, which compiles the encoder" if first > encoding else "")
                 + f", the memory budget is {format_bytes(self._room.limit)}: use a larger --memory or fewer "
                 "--image-tokens",
                 smallest=needed,

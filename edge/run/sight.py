@@ -51,14 +51,14 @@ class Eyes:
 
     def need(self, layout: Layout) -> int:
         """Bytes that looking at a picture takes, beside those of the process and of the picture itself."""
-        stages = (self._backend.footprint(each.spec, self._config(_most(layout))) for each in self.tower.stages)
+        stages = (self._backend.footprint(each.spec, self._config(most_together(layout))) for each in self.tower.stages)
         states = 4 * self.tower.network.hidden * layout.patches
         largest = max(each.weights + each.kv + each.scratch + each.runtime for each in stages)
         return largest + 3 * states + self._own + _MARGIN
 
     def first_run(self, layout: Layout) -> int:
         """Bytes that a first picture takes to compile, mostly in a child; 0 if nothing is left to compile."""
-        config = self._config(_most(layout))
+        config = self._config(most_together(layout))
         return max(self._backend.first_run(each.file, each.spec, config) for each in self.tower.stages)
 
     @cached_property
@@ -87,7 +87,7 @@ class Eyes:
         """The rows of all tiles, float32 [tokens, width]."""
         tower, found = self.tower, list[FloatArray]()
         tiles, groups = tower.tiles(pixels, layout), list(_groups(layout.tiles))
-        most = _most(layout)
+        most = most_together(layout)
         with self._engines(most) as run:
             for group in groups:
                 states = [np.concatenate([tower.stem(next(tiles)) for _ in group])]
@@ -132,7 +132,7 @@ class Eyes:
         return EngineConfig(patches, patches, self._kv_dtype, self._threads, frugal=self._frugal)
 
 
-def _most(layout: Layout) -> int:
+def most_together(layout: Layout) -> int:
     """Patches of the largest pass."""
     return max(sum(rows * columns for rows, columns in group) for group in _groups(layout.tiles))
 

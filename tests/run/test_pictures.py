@@ -17,9 +17,12 @@ from test_architectures import require_native
 
 import edge
 from edge.backends import engine_named
+from edge.formats.gguf import read_gguf
 from edge.model.model import Model
+from edge.model.towers import read_tower
 from edge.prompt_cache.cache import PromptCache
 from edge.run.pictures import PictureEyes, Room
+from edge.run.sight import Eyes as Encoder
 from edge.run.starting.eyes import find_mmproj, open_eyes
 from edge.types import FloatArray, IntArray
 
@@ -145,7 +148,7 @@ def test_same_text_with_another_picture_reuses_no_rows_of_it(golden: dict[str, A
 
 def test_rows_of_the_last_pictures_are_kept_within_their_room(session: edge.Session, golden: dict[str, Any]) -> None:
     pictures = [edge.Image(np.roll(golden["first"], step, axis=1)) for step in range(3)]
-    room = Room(pixels=1 << 20, kept=2 * 20 * 32 * 4)  # for two pictures of 20 rows
+    room = Room(pixels=1 << 20, kept=2 * 20 * 32 * 4, limit=1 << 40)  # for two pictures of 20 rows
     eyes = PictureEyes(eyes_of(session).tower, engine_named("reference"), 1, room)
 
     def look(*numbers: int) -> int:
@@ -175,6 +178,24 @@ def test_session_holds_no_pictures_that_are_no_longer_in_its_cache(golden: dict[
         assert alive() == 1
         session.generate("Hello there.", max_tokens=1)
         assert alive() == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3vl", "lfm2", "gemma4"])
+def test_plan_has_room_for_the_costliest_picture(name: str) -> None:
+    tower = read_tower(read_gguf(GOLDEN / "towers" / f"{name}.gguf"))
+    backend, room = engine_named("reference"), Room(pixels=0, kept=0, limit=0)
+    reserved = PictureEyes(tower, backend, 1, room).wants
+    rng = np.random.default_rng(0)
+    for ratio, area in zip(np.exp(rng.uniform(-4, 4, 12)), rng.uniform(1e4, 64e6, 12), strict=True):
+        layout = tower.layout(int(1 + (area * ratio) ** 0.5), int(1 + (area / ratio) ** 0.5))
+        assert Encoder(tower, backend, 1).need(layout) <= 1.01 * reserved
+
+
+def test_picture_beyond_what_the_plan_reserved_is_refused(session: edge.Session, golden: dict[str, Any]) -> None:
+    picture = edge.Image(golden["first"])
+    tight = PictureEyes(eyes_of(session).tower, engine_named("reference"), 1, Room(pixels=0, kept=0, limit=1 << 20))
+    with pytest.raises(edge.BudgetError, match="looking at the picture needs"):
+        tight.look(picture, tight.layout(picture))
 
 
 def test_special_tokens_of_a_text_stay_text(session: edge.Session, golden: dict[str, Any]) -> None:

@@ -72,10 +72,9 @@ def open_eyes(
     tower, backend = find_tower(model, options), engine_of(options)
     threads, limit = options.threads or usable_cores(), memory_limit(memory_root()).bytes
     limit = options.memory or limit
-    room = Room(
-        pixels=min(_MOST_PIXELS, max(_LEAST_PIXELS, limit // _SHARE)), kept=min(_MOST_KEPT, limit // _KEPT),
-        limit=limit if eager else None,
-    )  # fmt: skip
+    left = limit - memory_use().rss - (0 if eager else model.spec.weight_bytes)
+    pixels = left // 2 if eager else limit // _SHARE  # the other half: for the encoder, while there is no text model
+    room = Room(min(_MOST_PIXELS, max(_LEAST_PIXELS, pixels)), min(_MOST_KEPT, limit // _KEPT), limit)
 
     def eyes(tokens: int | None) -> PictureEyes:
         return PictureEyes(
@@ -94,7 +93,6 @@ def open_eyes(
         found = eyes(options.image_tokens)
         found.tower.layout(1, 1, options.image_tokens)  # refuses too few
         return found
-    left = limit - memory_use().rss - (0 if eager else model.spec.weight_bytes)
     rows = (options.max_kv_size or model.spec.context) // 2
     sizes = [size for size in tower.sizes if size <= min(tower.default, rows)] or [tower.sizes[0]]
     fitting = (each for size in reversed(sizes) if (each := eyes(size)).wants <= (left if eager else left // 2))
