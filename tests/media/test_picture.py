@@ -97,7 +97,7 @@ def test_file_that_has_changed_is_not_read_as_the_picture_that_was_shown(turned:
     shown = edge.Image(file)
     file.write_bytes(saved(drawn().transpose(PIL.Transpose.ROTATE_90 if turned else PIL.Transpose.ROTATE_180), "PNG"))
     for look in (lambda: shown.pixels, lambda: shown.url):
-        with pytest.raises(edge.InputError, match="snap.png has changed since it was shown"):
+        with pytest.raises(edge.InputError, match=r"snap\.png has changed since it was shown"):
             look()
 
 
