@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time as clock
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,13 +107,14 @@ def transcribe(
             for file, target in zip(files, targets, strict=True):
                 spent = clock.perf_counter() - started, max(0.0, meter.read().joules - first)
                 kept = None if target is None else _unfinished(target, file, opened.path, wanted, asked)
-                with ended_by_signals(session):
+                with ended_by_signals(session), kept or nullcontext():
                     heard = session.transcribe(
                         file, rate=rate if file == "-" else None, time_spent=spent[0], energy_spent=spent[1],
                         place=kept.place if kept else None, keep_text=json,
                         on_progress=lambda done, whole: shown.step("hearing")(done, whole) if whole else None, **asked,
                     )  # fmt: skip
-                    found = _write(heard, shown, wanted, timestamps, kept, print_it=not json and target is None)
+                    printed = not json and target is None
+                    found = _write(heard, shown, wanted, timestamps, kept, print_it=printed)
                 shown.clear()
                 _finish(heard, file, target, kept, found, wanted, timestamps, json=json, quiet=quiet, verbose=verbose)
                 if session.terminated:
@@ -172,17 +174,18 @@ def _unfinished(target: Path, file: str, model: Path, form: Format, asked: dict[
 def _write(
     heard: Transcription, shown: Any, form: Format, timestamps: str | None, kept: Unfinished | None, *, print_it: bool
 ) -> list[Segment]:  # fmt: skip
-    """Go through a sound. Returns the segments, those of an earlier run before them."""
+    """Go through a sound. Returns the segments that are neither printed nor kept: a microphone has no end."""
     from edge.run.speech.segments import Writer
 
     writer = Writer(form, by_words=timestamps == "words", timed=timestamps is not None)
-    found = list(kept.segments) if kept else []
+    found: list[Segment] = []
     if print_it:
         print(writer.heading, end="", flush=True)
     for segments in heard.windows():
         if kept:
             kept.add(heard.place, segments)
-        found += segments
+        elif not print_it:
+            found += segments
         for each in segments:
             shown.clear()
             if print_it:
@@ -203,18 +206,20 @@ def _finish(
     report = heard.report
     assert report is not None
     whole = report.stop_reason == "eos"
+    if kept and json:
+        found = list(kept.segments())
     if target is not None and whole:
         writer = Writer(form, by_words=timestamps == "words", timed=timestamps is not None)
-        write_whole(target, writer.heading + "".join(map(writer.write, found)))
-    if kept:
-        kept.finish() if whole else kept.close()
+        write_whole(target, writer.heading + "".join(map(writer.write, kept.segments() if kept else found)))
+    if kept and whole:
+        kept.finish()
     if json:
         text = "".join(each.text for each in found).strip()
         told = {**report.to_dict(), "text": text, "segments": [each.to_dict() for each in found]}
         print_json({"file": file, **told})
     elif not quiet:
         if target is not None and whole:
-            note(f"{target} ({len(found)} segments)")
+            note(f"{target} ({heard.place.count} segments)")
         note("\n".join((speech_lines if verbose else speech_line)(report)))
         if heard.cut:
             note(f"({file} ends before the length that its header states)")

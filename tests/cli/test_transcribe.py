@@ -40,6 +40,9 @@ def test_forms_and_files(model: Path, sound: Path, tmp_path: Path) -> None:
     assert (whole["language"], whole["stop_reason"], whole["sound"]["whole_s"]) == ("de", "eos", 3.1)
     assert len(whole["segments"]) == whole["segments"][-1]["id"] + 1
     out = tmp_path / "out"
+    (wrong := tmp_path / "not.txt").write_text("no sound")
+    assert edge("transcribe", str(wrong), "-m", str(model), *SOME, "-o", str(out)).returncode == 2
+    assert list(out.iterdir()) == []
     kept = ("transcribe", str(sound), "-m", str(model), *SOME, "--format", "srt", "-o", str(out))
     cut = edge(*kept, "--time", "1ms")
     assert (cut.returncode, cut.stdout) == (4, "")

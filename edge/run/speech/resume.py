@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,13 +27,15 @@ class _Line:
 
 
 class Unfinished:
-    """The file NAME.part beside a transcript. key: what the transcript depends on; a file of another is replaced."""
+    """The file NAME.part beside a transcript. key: what the transcript depends on; a file of another is replaced.
+
+    Leaving it as a context closes the file, and removes it after an exception before the first window.
+    """
 
     def __init__(self, target: Path, key: Mapping[str, Any]) -> None:
         """Raises InputError if it cannot be written."""
         self.path = target.with_name(f"{target.name}.part")
-        self.place: Place | None = None
-        self.segments: list[Segment] = []
+        self.place: Place | None = None  # behind the last window
         head, whole = json.dumps(dict(key)), 0
         with suppress(OSError, ValueError), open(self.path, "rb") as file:
             if file.readline(_MOST_BYTES) == head.encode() + b"\n":
@@ -43,9 +45,8 @@ class Unfinished:
                         break  # it was being written
                     found = parse(_Line, json.loads(line))
                     self.place, whole = found.place, whole + len(line)
-                    self.segments += found.segments
         try:
-            self._file = open(self.path, "r+b" if whole else "wb")  # noqa: SIM115 - `close` and `finish` close it
+            self._file = open(self.path, "r+b" if whole else "wb")  # noqa: SIM115 - `__exit__` closes it
         except OSError as error:
             raise InputError(f"{self.path} cannot be written ({error.strerror})") from None
         if whole:
@@ -56,13 +57,25 @@ class Unfinished:
 
     def add(self, place: Place, segments: Sequence[Segment]) -> None:
         """Keep a window. It is on the disk when this returns."""
-        self.segments += segments
+        self.place = place
         self._file.write(json.dumps(asdict(_Line(place, tuple(segments)))).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def close(self) -> None:
+    def segments(self) -> Iterator[Segment]:
+        """Those of all windows, read from the file."""
+        with open(self.path, "rb") as file:
+            file.readline()
+            for line in file:
+                yield from parse(_Line, json.loads(line)).segments
+
+    def __enter__(self) -> Unfinished:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
+        if kind is not None and self.place is None:
+            self.path.unlink(missing_ok=True)
 
     def finish(self) -> None:
         """The transcript is whole and written: remove the file."""
