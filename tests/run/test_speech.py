@@ -135,10 +135,11 @@ def test_budget_ends_a_transcript_at_a_place_to_go_on_from(model: Path) -> None:
         assert 0 < len(some) < len(whole)
         rest = session.transcribe(tone(), temperature=0, place=heard.place)
         assert some + list(rest) == whole
-        late = session.transcribe(tone(), temperature=0, time_limit=1.0, time_spent=2.0)
+        late = session.transcribe(tone(), temperature=0, time_limit=1.0, time_spent=2.0, place=heard.place)
         assert list(late) == []
         assert late.report is not None
         assert late.report.stop_reason == "time"
+        assert late.report.sound.heard_s == heard.report.sound.heard_s
         silent = session.transcribe(np.zeros(5 * RATE, np.float32), time_limit=1.0, time_spent=2.0)
         assert list(silent) == []
         assert silent.stop_reason == "time"

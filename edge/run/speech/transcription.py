@@ -55,7 +55,7 @@ class Transcription(Iterator[Segment]):
     def __init__(self, ears: Ears, source: Source, asked: Asked) -> None:
         self.asked, self.settings, self.place = asked, asked.settings(), asked.place or Place()
         self._began_s = self.place.seek * FRAME_S
-        self.heard = Heard()
+        self.heard = Heard(self._began_s)
         self.text: list[str] | None = [] if asked.keep_text else None
         options = ears.options
         self.time = options.time if asked.time_limit is None else asked.time_limit
