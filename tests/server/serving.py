@@ -26,7 +26,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 def served(*models: str, options: dict[str, Any] | None = None, **settings: Any) -> Iterator[TestClient]:
     """A client of a server of these golden models; `client.hub` has its models. Their tokens are bytes: prompts with
     tools are longer than the rows."""
-    paths = [name if "/" in name else str(GOLDEN / f"{name}.gguf") for name in models or (MODEL,)]
+    paths = [name if name.endswith(".gguf") else str(GOLDEN / f"{name}.gguf") for name in models or (MODEL,)]
     hub = make_hub(paths, Options.parse(**{**PLAIN, **(options or {})}), Settings.parse(**{"evict": True, **settings}))
     with TestClient(make_app(hub), base_url="http://127.0.0.1:8080", raise_server_exceptions=False) as client:
         client.hub = hub  # type: ignore[attr-defined]
