@@ -190,6 +190,10 @@ def convert(
                 round_mmproj(file, target, _plain_type(path, wanted, "sees") or "F16", progress)
             report.files, report.peak = {target.name: target.stat().st_size}, memory_use().peak
             return report
+        eyes = mmproj_path(target) if _has_eyes(path, wanted) else None
+        if eyes:  # first: an encoder that is refused must leave no text model behind, nor replace another encoder
+            with _timed(report, "writing eyes", steps) as progress:
+                write_mmproj(path, work / eyes.name, _type_of_eyes(wanted), progress)
         if wanted.pruning:
             check_pruning(read_spec(file), wanted.pruning)  # before minutes of work
         if lora := open_lora(wanted.lora, file, read_spec(file), merging=True):
@@ -208,13 +212,12 @@ def convert(
                 _evaluate(before, file, report, steps)
         parameters = read_spec(file).parameters
         _write(file, work, wanted, ids, force, report, steps)
+        if eyes:
+            (work / eyes.name).replace(eyes)
         if wanted.onnx_method and wanted.evaluates:
             _evaluate(file, read_folder(target), report, steps)
     report.files = {target.name: target.stat().st_size} if target.is_file() else coreml.file_sizes(target)
-    if _has_eyes(path, wanted):
-        eyes = mmproj_path(target)
-        with _timed(report, "writing eyes", steps) as progress:
-            write_mmproj(path, eyes, _type_of_eyes(wanted), progress)
+    if eyes:
         report.files[eyes.name] = eyes.stat().st_size
     if report.quantized:
         report.bits_per_weight = report.quantized.bits_per_weight

@@ -85,9 +85,14 @@ def _of_smolvlm(config: Config, _vision: Config, processor: Mapping[str, Any]) -
     return found | _side(processor, "longest_edge", "preproc_image_size")
 
 
+def _per_side(vision: Config) -> int:
+    """Patches of a picture's side."""
+    return vision.count("image_size", "context", default=224) // vision.count("patch_size", "ffn", default=16)
+
+
 def _of_gemma3(config: Config, vision: Config, _processor: Mapping[str, Any]) -> dict[str, Any]:
     rows = isqrt(config.count("mm_tokens_per_image", "context", default=256))
-    return {"projector.scale_factor": vision.get("image_size", 224) // vision.get("patch_size", 16) // rows}
+    return {"projector.scale_factor": _per_side(vision) // rows}
 
 
 def _of_qwen(_config: Config, vision: Config, processor: Mapping[str, Any]) -> dict[str, Any]:

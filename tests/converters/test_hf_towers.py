@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from test_sight import NAMES, TOWERS
 from edge.converters.convert import Conversion, convert, preview
 from edge.converters.huggingface.mmproj import plan_mmproj, sees, write_mmproj
 from edge.converters.quantize import Settings
-from edge.errors import UnsupportedError
+from edge.errors import EdgeError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile, read_gguf
 from edge.formats.safetensors import read_header
 from edge.model.model import open_model
@@ -48,6 +49,19 @@ def test_encoder_beside_the_converted_model(tmp_path: Path) -> None:
     assert set(preview(folder, tmp_path / "other.gguf", Conversion("gguf"))[0]) == {"other.gguf", "mmproj-other.gguf"}
     tower = open_tower(read_gguf(tmp_path / "mmproj-gemma.gguf"), open_model(target).spec)
     assert tower.layout(64, 48).tokens == tower.sizes[0]
+
+
+def test_refused_encoder_leaves_the_files_as_they_were(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(TOWERS.parent / "folders" / "gemma3", tmp_path / "gemma3"))
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"]["image_size"] = "large"
+    (folder / "config.json").write_text(json.dumps(config))
+    older = tmp_path / "mmproj-gemma.gguf"
+    older.write_bytes(b"another encoder")
+    with pytest.raises(EdgeError, match="image_size"):
+        convert(folder, tmp_path / "gemma.gguf", Conversion("gguf"), force=True)
+    assert not (tmp_path / "gemma.gguf").exists()
+    assert older.read_bytes() == b"another encoder"
 
 
 def test_encoder_in_other_types(tmp_path: Path) -> None:
