@@ -14,7 +14,7 @@ from edge.backends.base import Backend
 from edge.devices.host import usable_cores
 from edge.devices.memory import memory_limit, memory_use
 from edge.devices.power import memory_root
-from edge.errors import EdgeError, InputError
+from edge.errors import EdgeError, InputError, UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.media.picture import MOST_DECODED
 from edge.model.model import Model
@@ -104,6 +104,11 @@ def engine_of(options: Options) -> Backend:
     return engine_named(options.backend if options.backend in _ENGINES else _ENGINES[0])
 
 
+def takes_rows(options: Options) -> bool:
+    """Whether the text model's engine, if one is named, takes rows in place of tokens."""
+    return options.backend in (AUTO, *_ENGINES)
+
+
 def options_that_see(options: Options) -> Options:
     """The options with an engine that takes rows, unless they name one."""
     return replace(options, backend=_ENGINES[0]) if options.backend == AUTO else options
@@ -112,6 +117,12 @@ def options_that_see(options: Options) -> Options:
 def with_eyes(model: Model, options: Options, meter: EnergyMeter | None = None) -> Model:
     """The model with its eyes if it has some: stated, or a file beside it that fits."""
     if model.template is None or find_mmproj(model, options) is None:
+        return model
+    if not takes_rows(options):
+        if options.mmproj is not None:
+            raise UnsupportedError(
+                f"the {options.backend} engine takes no pictures: use --backend=cpu, or --mmproj off"
+            )
         return model
     try:
         engine_of(options).check_supported(model.file, model.spec)

@@ -21,7 +21,7 @@ from edge.run.budgets.shares import EnergyLedger
 from edge.run.report import RunReport
 from edge.run.session import Session
 from edge.run.speech.plan import own_options
-from edge.run.starting.eyes import find_mmproj
+from edge.run.starting.eyes import find_mmproj, takes_rows
 from edge.run.starting.loading import open_session
 from edge.run.starting.opening import open_model
 from edge.server.deadline import Deadline
@@ -295,5 +295,5 @@ def _entry(model: str, options: Options) -> Entry:
     return Entry(
         name, model, opened.spec, aliases, template if isinstance(template, str) else None,
         opened.spec.weight_bytes, int(status.st_mtime), f"{path.resolve()} {status.st_size} {status.st_mtime_ns}", {},
-        opened.template is not None and find_mmproj(opened, options) is not None,
+        opened.template is not None and takes_rows(options) and find_mmproj(opened, options) is not None,
     )  # fmt: skip
