@@ -111,9 +111,12 @@ def plan(
     if rows := _rows(prediction, options, encoder=spec.encoder):
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
     if looks:
-        print(table(*looks.table(), left=1))
+        print("\n" + table(*looks.table(), left=1))
         print(f"the encoder's {format_bytes(looks.weights)} are in memory while it encodes; its time is estimated")
-        print("by the pace of the prompt, and the first token's with a prompt of the above length\n")
+        print("by the pace of the prompt, and the first token's with a prompt of the above length")
+        if over := [f"{look.tokens:,}" for look in looks.sizes if look.peak > made.limit]:
+            print(f"the limit, {format_bytes(made.limit)}, is too low for {' and '.join(over)} tokens")
+        print()
     for line in (*prediction.basis, *prediction.unknown):
         print(line)
     if lasting := next((each.sustained for each in prediction.decode if each.sustained), None):

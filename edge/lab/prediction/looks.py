@@ -80,7 +80,8 @@ def predict_looks(model: Model, options: Options, plan: Plan, prediction: Predic
                for layout in [tower.layout(width, height, most)]}  # fmt: skip
     pace = _pace(model, plan, prediction.prefill_tok_s)
     found = [_look(tower, eyes, layout, model, plan, prediction, pace) for layout in layouts.values()]
-    return Looks(width, height, tower.spec.weight_bytes, tuple(found))
+    weights = sum(info.nbytes for info in tower.mmproj.file.tensors.values())
+    return Looks(width, height, weights, tuple(found))
 
 
 def size_of(picture: str) -> tuple[int, int]:
