@@ -69,7 +69,7 @@ def sent_text(part: Mapping[str, Any]) -> str:
     """The text of a part in which a client sends a picture; empty without one."""
     source, found = part.get("source"), part.get("image_url", part.get("image"))
     if isinstance(source, Mapping):
-        found = source.get("data")
+        found = source.get("data") if source.get("type") == "base64" else None  # others are read as text
     elif isinstance(found, Mapping):
         found = found.get("url")
     return found if isinstance(found, str) else ""
