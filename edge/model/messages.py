@@ -247,10 +247,10 @@ def _content(content: Any, where: str, *, asks: bool, sees: bool) -> Text:
     from edge.model.pictures import picture_of  # here: few runs see pictures
 
     found = list[Segment]()
-    for number, (pictures, run) in enumerate(groupby(content, is_picture)):
+    for pictures, run in groupby(enumerate(content), lambda each: is_picture(each[1])):
         if pictures:
-            found += (Segment("", trusted=False, picture=picture_of(part, f"{where}[{number}]")) for part in run)
-        elif text := well_formed(text_of_parts([*run], where, "\n", strict=asks)):
+            found += (Segment("", trusted=False, picture=picture_of(part, f"{where}[{at}]")) for at, part in run)
+        elif text := well_formed(text_of_parts([part for _, part in run], where, "\n", strict=asks)):
             found.append(Segment(text, trusted=False))
     return tuple(found)
 

@@ -23,7 +23,7 @@ from edge.model.towers import read_tower
 from edge.prompt_cache.cache import PromptCache
 from edge.run.pictures import PictureEyes, Room
 from edge.run.sight import Eyes as Encoder
-from edge.run.starting.eyes import find_mmproj, open_eyes
+from edge.run.starting.eyes import find_mmproj, open_eyes, with_eyes
 from edge.types import FloatArray, IntArray
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -244,6 +244,8 @@ def test_refusals_are_one_line(session: edge.Session, golden: dict[str, Any], tm
     for url, why in {"https://example.com/a.png": "not fetched: send the picture itself", "": "no picture"}.items():
         part = {"type": "image_url", "image_url": {"url": url}}
         refused(why, messages=[{"role": "user", "content": [part]}])
+    parts = [{"type": "image", "image": golden["first"]}, part]
+    refused(r"content\[1\]: it has no picture", messages=[{"role": "user", "content": parts}])
     part = {"type": "image_url", "image_url": {"url": str(tmp_path)}}  # only {"type": "image"} names files
     refused("is no data URL", messages=[{"role": "user", "content": [part]}])
     with edge.load(TEXT, backend="reference", mmproj="off") as blind, pytest.raises(edge.InputError, match="mmproj"):
@@ -259,6 +261,10 @@ def test_encoder_beside_the_model_is_found(tmp_path: Path) -> None:
     assert find_mmproj(edge.open_model(other), edge.Options()) is None  # another model's
     with edge.load(other, backend="reference") as session:
         assert session.model.eyes is None
+    options = edge.Options(backend="llamacpp")  # takes no rows
+    assert with_eyes(edge.open_model(model), options).eyes is None
+    with pytest.raises(edge.UnsupportedError, match="the llamacpp engine takes no pictures: use --backend.cpu"):
+        with_eyes(edge.open_model(model), options.updated(mmproj=EYES))
 
 
 def test_encoder_that_does_not_fit_is_left_out(tmp_path: Path) -> None:

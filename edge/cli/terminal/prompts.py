@@ -27,12 +27,16 @@ def read_pictures(sources: Sequence[str]) -> list[Image]:
     if not sources:
         return []
     from edge.media.picture import MOST_FILE, Image  # here: few runs see pictures
+    from edge.model.pictures import picture_of
 
     if sources.count("-") > 1:
         raise InputError("--image - reads stdin, which has one picture: state it once")
     if "-" in sources and (sys.stdin is None or sys.stdin.isatty()):
         raise InputError("--image - reads a picture from stdin: pipe one in")
-    return [Image(sys.stdin.buffer.read(MOST_FILE) if each == "-" else each) for each in sources]
+    return [
+        Image(sys.stdin.buffer.read(MOST_FILE)) if each == "-" else picture_of({"image": each}, "--image")
+        for each in sources
+    ]
 
 
 def read_prompt(given: Sequence[str], file: Path | None, *, alone: bool = False) -> str | Iterator[str]:
