@@ -27,18 +27,19 @@ class Content:
     """Rows that belong together. make: returns them, float32 [n, width]; called whenever a pass needs some of them.
 
     grid: rows and columns of a picture's cells, whose positions have several components where the model's have. whole:
-    tokens of this content see all of it, and run in one pass.
+    tokens of this content see all of it, and run in one pass. seen: a picture or a tile of one, also without a grid.
     """
 
     ids: IntArray
     make: Callable[[], FloatArray]
     grid: tuple[int, int] | None = None
     whole: bool = False
+    seen: bool = False
 
     @property
     def picture(self) -> bool:
         """Whether these rows stay in a cache together, or leave it together."""
-        return self.whole or self.grid is not None
+        return self.seen or self.whole or self.grid is not None
 
     @property
     def cells(self) -> IntArray:
@@ -90,14 +91,14 @@ class GivenRows:
 
     def promise(
         self, name: bytes, count: int, make: Callable[[], FloatArray], grid: tuple[int, int] | None = None,
-        whole: bool = False,
+        whole: bool = False, *, seen: bool = False,
     ) -> IntArray:  # fmt: skip
-        """As `add`, for `count` rows that `make` returns when a pass needs them. name: differs for other rows. Raises
-        InputError."""
+        """As `add`, for `count` rows that `make` returns when a pass needs them. name: differs for other rows. seen:
+        see `Content`. Raises InputError."""
         if grid is not None and (min(grid) < 1 or grid[0] * grid[1] != count):
             raise InputError(f"a grid of {grid[0]} × {grid[1]} cells does not have {count} rows")
         named = name + repr((grid, whole)).encode() if grid or whole else name
-        content = Content(ids_of(named, count, self.vocab), make, grid, whole)
+        content = Content(ids_of(named, count, self.vocab), make, grid, whole, seen)
         self._hold(content)
         return content.ids
 

@@ -350,7 +350,7 @@ class Model:
                     continue
                 name = eyes.name(segment.picture, layout) + number.to_bytes(4, "little")
                 look = partial(_part, eyes, segment.picture, layout, number)
-                ids = given.promise(name, part, look, layout.grid, layout.whole)
+                ids = given.promise(name, part, look, layout.grid, layout.whole, seen=True)
                 found.append(Segment("", trusted=False, ids=ids))
                 number += 1
         return found, given

@@ -198,6 +198,27 @@ def test_picture_beyond_what_the_plan_reserved_is_refused(session: edge.Session,
         tight.look(picture, tight.layout(picture))
 
 
+def test_tiles_leave_the_cache_whole(golden: dict[str, Any]) -> None:
+    with loaded("reference", kv_policy="streaming", max_kv_size=64) as session:
+        kv: Any = session.engine.kv
+        rows, keep = session._sequence.rows, kv.keep
+        held, add, stayed = list[int](), rows.add, list[int]()
+
+        def noted(new: IntArray) -> None:
+            add(new)
+            held.extend(new.tolist())
+
+        def kept(selection: IntArray, **how: Any) -> None:
+            held[:] = [held[row] for row in selection.tolist()]
+            stayed.append(sum(token >= VOCAB for token in held))
+            keep(selection, **how)
+
+        rows.add, kv.keep = noted, kept
+        session.generate("What is it?", images=[golden["first"]], max_tokens=80, ignore_eos=True)
+    assert stayed
+    assert {each % 4 for each in stayed} == {0}  # rows of a tile
+
+
 def test_special_tokens_of_a_text_stay_text(session: edge.Session, golden: dict[str, Any]) -> None:
     said = messages("one", golden)
     said[0]["content"][1]["text"] = "Is <image> a <row_1_col_1> token?"
