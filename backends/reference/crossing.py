@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
 
 from edge.backends.base import EngineConfig
 from edge.backends.reference.attention import paid
@@ -19,25 +19,29 @@ from edge.types import FloatArray, IntArray
 
 @UNWARNED
 def attention_across(
-    file: GGUFFile, spec: ModelSpec, tokens: IntArray, crossed: dict[int, tuple[FloatArray, FloatArray]]
-) -> dict[int, FloatArray]:
-    """The attention that tokens, int [n], pay to the rows that they see across, in a pass of their own: by layer,
-    float32 [heads, n, rows]. crossed: see CrossEngine. Raises IndexError for more tokens than the model knows
-    positions."""
+    file: GGUFFile, spec: ModelSpec, tokens: IntArray, crossed: Iterator[tuple[int, FloatArray, FloatArray]],
+    heads: Mapping[int, Sequence[int]],
+) -> dict[int, FloatArray]:  # fmt: skip
+    """The attention that tokens, int [n], pay to the rows that they see across, in a pass of their own: of these heads
+    by layer, float32 [heads, n, rows]. crossed: each layer's number, keys and values, in order, which exist one after
+    the other; see CrossEngine. Raises IndexError for more tokens than the model knows positions."""
     names = {name: source.tensor for name, source in find_tensors(file, spec).items()}
     engine = ReferenceEngine(file, spec, EngineConfig(len(tokens), len(tokens), "f32", 1), _Weights(file, names))
-    engine.crossed = crossed
     places, found = Places.after(0, len(tokens)), dict[int, FloatArray]()
     rows = engine.kv.reserve(places)
     x = engine.weights["position_embd"][places.positions]
     x = x + read_rows(file, names["token_embd"], tokens)
-    for layer, blocks in enumerate(engine.network.layers):
+    for layer, blocks in enumerate(engine.network.layers[: max(heads) + 1]):
         at = At(layer, rows, places.positions, places.sees)
         for block in blocks:
             normed = engine.norm(x, at.name(block.norm))
             if isinstance(block.core, Attention) and block.core.across:
-                weights, _ = paid(engine, block.core, at, normed)
-                found[layer] = np.asarray(weights.reshape(block.core.heads, len(tokens), -1))
+                number, keys, values = next(crossed)
+                engine.crossed = {number: (keys, values)}
+                if layer in heads:
+                    weights, _ = paid(engine, block.core, at, normed)
+                    found[layer] = weights.reshape(block.core.heads, len(tokens), -1)[list(heads[layer])]
+                    del weights
             x = engine.add(x, block, at, engine.run_core(block, at, normed))
     return found
 

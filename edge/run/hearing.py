@@ -27,6 +27,7 @@ from edge.types import FloatArray, IntArray
 _ROWS = 64  # whose values stay in the processor's cache
 _ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 _CHUNK = 64  # most tokens of a prompt that run at once
+_OPENING, _NEIGHBOURS = 8, 12  # tokens around those of a text; copies of a head's attention while it is smoothed
 _LAST = 4  # of a prompt's tokens, whose logits `forward_all` computes at once
 
 
@@ -63,7 +64,8 @@ class Listener:
         one, other = backend.footprint(whisper.ears, ears), backend.footprint(whisper.spec, words)
         return replace(
             one, weights=one.weights + other.weights, kv=one.kv + other.kv, fixed_kv=one.fixed_kv + other.fixed_kv,
-            scratch=one.scratch + other.scratch + _window_bytes(whisper), runtime=max(one.runtime, other.runtime),
+            scratch=one.scratch + other.scratch + max(_window_bytes(whisper), _words_bytes(whisper)),
+            runtime=max(one.runtime, other.runtime),
         )  # fmt: skip
 
     @staticmethod
@@ -119,11 +121,13 @@ class Listener:
         from edge.backends.reference.crossing import attention_across  # here: only word times need it
 
         self._check_window()
-        rows = {
-            2 * layer + 1: (keys, values) for layer, keys, values in _rows_of(self.file, self.whisper, self._states)
-        }
-        paid = attention_across(words_file(self.file), self.whisper.spec, tokens, rows)
-        return np.stack([paid[2 * layer + 1][head] for layer, head in self.whisper.alignment])
+        rows = _rows_of(self.file, self.whisper, self._states)
+        heads: dict[int, list[int]] = {}
+        for layer, head in self.whisper.alignment:
+            heads.setdefault(2 * layer + 1, []).append(head)
+        crossed = ((2 * layer + 1, keys, values) for layer, keys, values in rows)
+        paid = attention_across(words_file(self.file), self.whisper.spec, tokens, crossed, heads)
+        return np.stack([paid[2 * at + 1][heads[2 * at + 1].index(head)] for at, head in self.whisper.alignment])
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
@@ -218,3 +222,12 @@ def _window_bytes(whisper: Whisper) -> int:
     hidden, matrix = whisper.spec.hidden, 8 * whisper.spec.hidden**2
     stem = 4 * whisper.frames * (2 * whisper.mels + 5 * hidden) + 4 * hidden * (3 * whisper.mels + 3 * hidden)
     return stem + 4 * whisper.positions * hidden * 6 + 4 * matrix
+
+
+def _words_bytes(whisper: Whisper) -> int:
+    """Of the times of words, while no window is encoded: attention of the heads that are kept, and either of one layer,
+    as scores and twice as their softmax, or of one head with its neighbours; two layers' keys and values, one's
+    weights."""
+    hidden, paid = whisper.spec.hidden, 4 * (whisper.context // 2 + _OPENING) * whisper.positions
+    attention = paid * (len(whisper.alignment) + max(3 * whisper.spec.heads, _NEIGHBOURS))
+    return attention + 4 * whisper.positions * hidden * 6 + 2 * 4 * 4 * hidden**2

@@ -45,11 +45,12 @@ def align(
         return []
     whole: IntArray = np.array([*opening, whisper.no_timestamps, *tokens, whisper.eot], np.int32)
     paid = listener.align(whole)[:, :, : max(1, frames // 2)]
-    paid = paid / paid.sum(axis=-1, keepdims=True)
-    spread = paid.std(axis=1, keepdims=True)
-    paid = (paid - paid.mean(axis=1, keepdims=True)) / np.where(spread == 0, 1, spread)
-    cost = -_median(paid).mean(axis=0)[len(opening) : -1]
-    rows, columns = warp(np.asarray(cost, np.float32))
+    cost = np.zeros(paid.shape[1:], np.float32)
+    for head in paid:  # one at a time: a copy of all takes more than a window does
+        head = head / head.sum(axis=-1, keepdims=True)
+        spread = head.std(axis=0, keepdims=True)
+        cost -= _median((head - head.mean(axis=0, keepdims=True)) / np.where(spread == 0, 1, spread))
+    rows, columns = warp(cost[len(opening) : -1] / np.float32(len(paid)))
     starts = columns[np.concatenate([[True], np.diff(rows) > 0])] / _PER_SECOND  # by token, and of the end
     pieces = split_words(listener.tokenizer, tokens, language)
     bounds = np.cumsum([0, *(len(each) for _, each in pieces)])
@@ -122,13 +123,13 @@ def _characters(tokenizer: TokenizerLike, tokens: Sequence[int]) -> list[tuple[s
 
 
 def _median(paid: FloatArray) -> FloatArray:
-    """Medians of neighbouring positions, [heads, tokens, positions]; reflected at both ends."""
+    """Medians of neighbouring positions, [tokens, positions]; reflected at both ends."""
     reach = _WIDTH // 2
     if paid.shape[-1] <= reach:
         return paid
-    around = np.pad(paid, [(0, 0), (0, 0), (reach, reach)], mode="reflect")
+    around = np.pad(paid, [(0, 0), (reach, reach)], mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(around, _WIDTH, axis=-1)
-    return np.stack([np.partition(head, reach, axis=-1)[..., reach] for head in windows])  # a head at a time
+    return np.asarray(np.partition(windows, reach, axis=-1)[..., reach])
 
 
 def _without_pauses(words: list[Word]) -> list[Word]:
