@@ -40,8 +40,7 @@ MOST_FILE = 256 << 20  # bytes
 _REDUCED = 16_000_000  # beyond these, a JPEG file is decoded at 1/2, 1/4 or 1/8: families scale pictures to less
 _MOST_RATIO = 200  # of the sides, as Qwen's processors have it
 _EACH = 8  # bytes of a pixel of a JPEG file while it is decoded: Pillow's, and ours
-_DECODING = {"JPEG": 5, "MPO": 5, "WEBP": 13}  # bytes of a pixel besides ours, measured; WebP's has two canvases
-_OTHERS = 6  # likewise, for formats that may have alpha
+_DECODING, _WITH_ALPHA, _WEBP = 5, 6, 13  # bytes of a pixel besides ours, measured; WebP's reader has two canvases
 _COEFFICIENTS = 6  # bytes a pixel that a progressive JPEG file's decoder keeps
 _STRIP = 128  # rows that are converted at a time
 _ORIENTATION = 0x0112  # of EXIF
@@ -88,7 +87,9 @@ class Image:
             whole = file.size
             self.width, self.height = _reduced(file, self._most)
             self._orientation = _orientation_of(file)
-            self.decoding = _DECODING.get(str(file.format), _OTHERS) * self.width * self.height
+            alpha = "A" in file.mode or "transparency" in file.info
+            each = _WEBP if file.format == "WEBP" else _WITH_ALPHA if alpha else _DECODING
+            self.decoding = each * self.width * self.height
             if file.info.get("progressive"):
                 self.decoding += _COEFFICIENTS * whole[0] * whole[1]
         if self._orientation > 4:
