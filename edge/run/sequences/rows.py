@@ -217,10 +217,12 @@ class SequenceRows:
         kv.announce(prompt.waiting)  # decides which stored rows fit this text
         if self.prompt_cache is None or queries == EVERY:
             return 0
+        tokens = prompt.peek(kv.capacity)
         most = min(prompt.waiting, kv.capacity) - max(1, queries, self._outline.opening or 0)
         if prompt.waiting > kv.capacity:  # chunks begin, and rows are evicted, where they would be without the cache
-            most -= most % step
-        tokens = prompt.peek(kv.capacity)
+            while (known := self.prompt_cache.known(kv, tokens[: max(0, most)])) % step:
+                most = known - known % step
+            most = min(most, known)
         positions = given.numbers(tokens) if given else None
         reused = self.prompt_cache.restore(kv, tokens, most, self._cost, positions)
         prompt.advance(reused)
