@@ -45,6 +45,7 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
     `auto` picks an engine that has `kv_dtype`, and logs a warning with the reason if it is not the first.
     Raises InputError for unknown names, MissingExtraError, UnsupportedError.
     """
+    _check_reads(spec)
     if name != "auto":
         if name not in _MODULES:
             raise InputError(f"unknown backend {name!r}: choose auto, {', '.join(_MODULES)}")
@@ -74,6 +75,7 @@ def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -
 
     Raises InputError for unknown names, UnsupportedError if the engine cannot run the model or does not exist there.
     """
+    _check_reads(spec)
     if name not in ("auto", *_MODULES):
         raise InputError(f"unknown backend {name!r}: choose auto, {', '.join(_MODULES)}")
     if file.folder is not None:
@@ -90,6 +92,14 @@ def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -
     engine_named(last).check_elsewhere(file, spec, system)
     _check_tokenizer(last, file)
     return engine_named(last), why
+
+
+def _check_reads(spec: ModelSpec) -> None:
+    """Refuse a model that hears as a whole; engines run its encoder and its decoder, each as a model of its own."""
+    if spec.ears:
+        raise UnsupportedError(
+            f"{spec.name} hears: edge transcribe FILE -m MODEL is what runs it, and checks its memory"
+        )
 
 
 def _usable(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:

@@ -180,7 +180,8 @@ def inspect_model(
 
 def engine_use(name: str, file: GGUFFile, spec: ModelSpec) -> EngineUse:
     """Whether an engine runs a model, and if not, why; nothing is loaded."""
-    file = words_file(file) if spec.ears else file
+    if spec.ears:
+        file, spec = words_file(file), replace(spec, ears=None)
     try:
         backend = find_backend(name, file, spec)
         dtypes = backend.CAPABILITIES.kv_dtypes

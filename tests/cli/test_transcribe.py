@@ -100,3 +100,10 @@ def test_sounds_are_not_overwritten(name: str, model: Path, sound: Path) -> None
     done = edge("transcribe", *files, "-m", str(model), *SOME, "-o", str(sound.parent))
     assert (done.returncode, other.read_bytes()) == (2, sound.read_bytes())
     assert f"{name} is one of the sounds, and would be overwritten" in done.stderr
+
+
+@pytest.mark.parametrize("device", ["host", "pixel-9"])
+def test_other_commands_say_that_it_hears(device: str, model: Path) -> None:
+    done = edge("plan", str(model), "--device", device)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "hears: edge transcribe FILE -m MODEL is what runs it" in done.stderr
