@@ -527,6 +527,12 @@ def test_pictures_are_dropped_pasted_and_sent(page: Page, server: tuple[str, Scr
         until(page, f"{TRAY} === {number}")
     click(page, "ul.pictures .small")
     until(page, f"{TRAY} === 2")
+    page.value(
+        "(() => { const carried = new DataTransfer();"
+        "carried.items.add(new File(['no picture'], 'photo.heic', { type: 'image/heic' }));"
+        "document.body.dispatchEvent(new DragEvent('drop', { dataTransfer: carried, bubbles: true })); })()"
+    )
+    until(page, "document.querySelector('ul.pictures [role=alert]')?.textContent.startsWith('photo.heic')")
     page.screenshot(tmp_path / "before.png")
     type_in(page, "What is it?")
     until(page, ANSWERED)

@@ -11,6 +11,8 @@ export function makePictures(form) {
   const tray = element("ul", { className: "pictures", ariaLabel: "Pictures" });
   /** @type {string[]} data URLs */
   let urls = [];
+  /** @type {string[]} names of files that this browser cannot read */
+  let unread = [];
   let on = false;
 
   function draw() {
@@ -22,15 +24,20 @@ export function makePictures(form) {
           onclick: () => (urls.splice(at, 1), draw()),
         }, [icon("remove")]),
       ])),
+      ...unread.map((name) => element("li", { role: "alert" }, [
+        `${name}: this browser cannot read it. Save it as JPEG or PNG first.`,
+      ])),
     );
   }
 
   /** @param {Iterable<File>} files */
   async function add(files) {
+    unread = [];
     for (const file of files) {
       if (!file.type.startsWith("image/")) continue;
       const url = await small(file).catch(() => null);
       if (url) urls.push(url);
+      else unread.push(file.name);
       draw();
     }
   }
@@ -65,6 +72,7 @@ export function makePictures(form) {
       } else {
         for (const each of [button, choose, tray]) each.remove();
         urls = [];
+        unread = [];
       }
       draw();
     },
@@ -72,6 +80,7 @@ export function makePictures(form) {
     take() {
       const taken = urls;
       urls = [];
+      unread = [];
       draw();
       return taken;
     },
