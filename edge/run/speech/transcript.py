@@ -151,7 +151,7 @@ def _window(
     if found.silent:
         return replace(place, seek=place.seek + frames), []
     whisper, offset = listener.whisper, place.seek * FRAME_S
-    parts, passed = _parts(found.tokens, whisper.first_timestamp, frames)
+    parts, passed, ended = _parts(found.tokens, whisper.first_timestamp, frames)
     segments = list[Segment]()
     for first, last, start, end in parts:
         tokens = found.tokens[first:last]
@@ -165,9 +165,9 @@ def _window(
     spoken = place.spoken
     if settings.times == "words":
         segments, spoken = _timed(listener, place, found, parts, segments, frames, opening)
-        ended = segments[-1].end if segments else 0.0
-        if passed < frames and ended > offset:  # the words' times are closer to the truth
-            passed = max(1, min(frames, round((ended - offset) / FRAME_S)))
+        until = segments[-1].end if segments else 0.0
+        if not ended and until > offset:  # the words' times are closer to the truth
+            passed = max(1, min(frames, round((until - offset) / FRAME_S)))
     kept = [each for each in segments if each.text.strip() and each.start < each.end]
     kept = [replace(each, id=place.count + number) for number, each in enumerate(kept)]
     before = (*place.before, *(token for each in kept for token in each.tokens))
@@ -177,16 +177,16 @@ def _window(
     return replace(place, seek=place.seek + passed, before=before, count=place.count + len(kept), spoken=spoken), kept
 
 
-def _parts(tokens: Sequence[int], first: int, frames: int) -> tuple[list[tuple[int, int, float, float]], int]:
-    """The segments of a window: their first token, the one behind the last, start and end in seconds; and the frames
-    that they cover. first: the first timestamp."""
+def _parts(tokens: Sequence[int], first: int, frames: int) -> tuple[list[tuple[int, int, float, float]], int, bool]:
+    """The segments of a window: their first token, the one behind the last, start and end in seconds; the frames that
+    they cover; and whether the last one ends before the window does. first: the first timestamp."""
     times = [token >= first for token in tokens]
     whole = times[-2:] == [False, True]  # one timestamp at the end: nothing is said behind it
     cuts = [place for place in range(1, len(tokens)) if times[place - 1] and times[place]]
     if not cuts:
         last = next((token - first for token in reversed(tokens) if token >= first), 0)
         end = last * STEP_S if last else frames * FRAME_S
-        return ([(0, len(tokens), 0.0, end)] if tokens else []), frames
+        return ([(0, len(tokens), 0.0, end)] if tokens else []), frames, whole
     if whole:
         cuts.append(len(tokens))
     found, start = list[tuple[int, int, float, float]](), 0
@@ -194,7 +194,7 @@ def _parts(tokens: Sequence[int], first: int, frames: int) -> tuple[list[tuple[i
         found.append((start, cut, (tokens[start] - first) * STEP_S, (tokens[cut - 1] - first) * STEP_S))
         start = cut
     passed = frames if whole else round((tokens[start - 1] - first) * STEP_S / FRAME_S)
-    return found, max(1, min(frames, passed))
+    return found, max(1, min(frames, passed)), whole
 
 
 def _timed(
