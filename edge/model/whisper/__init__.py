@@ -85,7 +85,8 @@ def read_whisper(file: GGUFFile) -> Whisper:
         raise ModelFormatError(f"{file.path}: its vocabulary has no token {missing[0]}")
     eot, sot, translate, transcribe, _, prev, no_speech, no_timestamps = (texts[text] for text in SPECIAL)
     languages = {text[2:-2]: number for text, number in texts.items() if sot < number < translate and text[:2] == "<|"}
-    multilingual = header.value(MULTILINGUAL) is True
+    stated = header.value(MULTILINGUAL)  # folders without a generation_config.json do not say it
+    multilingual = spec.vocab >= MANY_LANGUAGES if stated is None else stated is True
     return Whisper(
         spec, ears, mels, 2 * positions, positions, spec.context, spec.vocab, multilingual,
         languages if multilingual else {}, sot, eot, translate, transcribe, prev, no_speech, no_timestamps,
