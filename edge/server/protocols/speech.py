@@ -22,7 +22,7 @@ from edge.server.models.worker import Job
 from edge.server.protocols.fields import said
 from edge.server.refusal import RefusedError
 
-_SEGMENT = 2048  # bytes that a segment takes until it is sent, with its words
+_SEGMENT, _TOKEN, _WORD = 2048, 40, 400  # bytes that a segment, each of its tokens and of its words take until sent
 _TYPES = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}
 
 
@@ -79,7 +79,8 @@ def _hear(numbered: Sequence[tuple[int, Request]], session: Session, job: Job, *
     try:
         for segments in heard.windows():
             for segment in segments:
-                job.flow.claim.add("answers", _SEGMENT)
+                size = _SEGMENT + _TOKEN * len(segment.tokens) + _WORD * len(segment.words or ())
+                job.flow.claim.add("answers", size)
                 job.flow.put(Said(choice, segment))
             if job.cancelled:
                 return
