@@ -65,7 +65,9 @@ class EngineConfig:
     reads: int = 0  # cpu: most rows that a KV head reads for a single token, in pages that it selects; 0: all
     drafts: int = 0  # cpu: most drafted tokens that are verified at once (`VerifyingEngine`)
     mtp: bool = False  # for plans, not engines: a layer for multi-token prediction drafts (`StatesEngine`)
-    taps: tuple[int, ...] = ()  # cpu: layers whose inputs are kept, for drafts (`StatesEngine.layer_states`)
+    taps: list[int] = field(
+        default_factory=list
+    )  # cpu: layers whose inputs are kept, for drafts (`StatesEngine.layer_states`)
     loras: int = 1  # cpu: adapters held at once, for sequences with different ones
 
     @property

@@ -263,8 +263,8 @@ class HeadKV(Generic[Store]):
         elif dropped:
             lengths = self.lengths[: len(self._lists)].tolist()
             if self.has_tail:
-                self._rewind(self._lists.next_without(lengths[0] - dropped), dropped, end)
-            self._lists.drop(lengths[0] - dropped)
+                self._rewind(self._lists.next_without(lengths[0] - dropped, dropped), dropped, end)
+            self._lists.drop(lengths[0] - dropped, dropped)
             self._pinned.forget(np.arange(length, dtype=np.int32))
             self._retain([np.arange(each - dropped, dtype=np.int32) for each in lengths])
             self.store.place(self._lists)

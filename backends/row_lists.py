@@ -124,15 +124,16 @@ class RowLists:
             own[: each.size] = each
         self.base, self.next_rope_position = 0, following
 
-    def next_without(self, length: int) -> int:
-        """The next RoPE position when `length` rows of the first list stay. All lists have the same newest rows."""
+    def next_without(self, length: int, dropped: int) -> int:
+        """The next RoPE position after dropping the last `dropped` rows, when `length` of the first list stay. All
+        lists have the same newest rows, of which those of a picture share positions."""
         if len(self) > 1:
-            return int(self.rope_positions[0, length])
+            return max(self.next_rope_position - dropped, int(self.rope_positions[0, length]))
         return int(self.rope_positions[0, length - 1]) + 1
 
-    def drop(self, length: int) -> None:
-        """Drop the first list's rows from `length` on, and as many of the others'."""
-        self.next_rope_position = self.next_without(length)
+    def drop(self, length: int, dropped: int) -> None:
+        """Drop the last `dropped` rows; `length` of the first list stay."""
+        self.next_rope_position = self.next_without(length, dropped)
 
 
 def without_gaps(positions: AnyArray) -> AnyArray:

@@ -124,7 +124,7 @@ class Resolved:
             threads=self.threads or usable_cores(),
             sequences=options.sequences,
             drafts=self.drafts if options.draft is not None else 0,
-            taps=options.draft_file.taps if options.draft_file else (),
+            taps=list(options.draft_file.taps) if options.draft_file else [],
             logits_rows=options.logits_rows,
             observes=bool(policy.needs.queries),
             per_head=policy.needs.looks,

@@ -27,6 +27,7 @@ from edge.model.model import open_model
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+SEES = "pictures.md"  # its examples show a picture to a model
 MAKES_MODELS = ("README.md", "convert.md")  # their examples write model.gguf and small.gguf
 TIMEOUT = 600  # seconds, on a loaded machine that compiles
 
@@ -129,7 +130,10 @@ def test_row_of_dashes_is_found() -> None:
 
 def run_blocks(name: str, mark: str, folder: Path) -> None:
     for model in ("model.gguf", "small.gguf") if mark or name not in MAKES_MODELS else ():
-        shutil.copy(GOLDEN / "llama-gqa-tied.gguf", folder / model)
+        shutil.copy(GOLDEN / ("eyes/smolvlm.gguf" if name == SEES else "llama-gqa-tied.gguf"), folder / model)
+    if name == SEES:
+        shutil.copy(GOLDEN / "eyes" / "mmproj.gguf", folder / "mmproj-model.gguf")
+        shutil.copy(ROOT / "docs" / "chat-page.png", folder / "photo.jpg")
     for block in blocks_of(PAGES[name]):
         if block.mark == mark:
             where = f"{name}:{block.line}"

@@ -27,7 +27,7 @@ ONE_WAY = (  # these are not written
 )  # fmt: skip
 DTYPES = {
     "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "I32": np.int32, "U32": np.uint32,
-    "I8": np.int8, "U8": np.uint8, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8,
+    "BOOL": np.bool_, "I8": np.int8, "U8": np.uint8, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8,
 }  # fmt: skip
 
 Tensors = dict[str, tuple[str, AnyArray]]

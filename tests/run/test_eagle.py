@@ -79,7 +79,7 @@ def test_drafts_change_no_token_and_most_are_right(
     request.getfixturevalue("always")
     found, reports, plan = answers(MODEL, sampling, max_kv_size=rows, draft=head)
     assert found == plain
-    assert plan.config.taps == (0, 1)
+    assert plan.config.taps == [0, 1]
     assert not plan.config.mtp
     tried, right = drafted(reports)
     assert tried > 60

@@ -112,7 +112,8 @@ def of_config(config: Config) -> tuple[Architecture, Config]:
 
 def is_head(config: Config) -> bool:
     """Whether a `config.json` describes an EAGLE-3 head (`huggingface/eagle.py`)."""
-    names = [config.get("speculators_model_type"), *(config.get("architectures") or [])]
+    said = config.get("architectures")
+    names = [config.get("speculators_model_type"), *(said if isinstance(said, list) else [])]
     one_layer = config.get("draft_vocab_size") is not None and config.get("num_hidden_layers") == 1
     return one_layer or any("eagle3" in str(name).lower() for name in names)
 
