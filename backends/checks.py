@@ -113,6 +113,23 @@ def places_of(kv: KVCache, network: Network, count: int, places: Places | None) 
     return places
 
 
+def divide(
+    engine: str, kv: KVCache, network: Network, count: int, most: int, places: Places | None, *, whole: bool = True
+) -> list[tuple[slice, Places | None]]:
+    """Announce tokens, and divide them into passes of at most `most`, with the places of each if they are given. whole:
+    the engine runs spans that see all of themselves. Raises InputError, UnsupportedError."""
+    if places is None:
+        kv.announce(count)
+        return [(slice(at, min(at + most, count)), None) for at in range(0, count, most)]
+    places_of(kv, network, count, places)
+    if not whole and (places.sees != np.arange(count)).any():
+        raise UnsupportedError(f"the {engine} engine runs no pictures that see all of themselves: use --backend=cpu")
+    if not places.consecutive and (network.learned_positions or network.temperature or any(network.windows)):
+        raise UnsupportedError(f"the {engine} engine runs models with windows at consecutive positions only")
+    kv.announce(places.next_position - kv.next_position)
+    return [(part, places.part(part)) for part in places.passes(most)]
+
+
 def check_spans(network: Network, places: Places) -> None:
     """Refuse spans that reach out of a model's windows. Raises UnsupportedError."""
     window, longest = min(filter(None, network.windows), default=0), int(np.bincount(places.sees).max())

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from edge.backends.base import EngineConfig
-from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, check_whole_text, places_of
+from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole_text, divide, places_of
 from edge.backends.head_kv import HeadKV
 from edge.backends.tvm import ENGINE
 from edge.backends.tvm.cpu.arguments import Job
 from edge.backends.tvm.cpu.two_stages import MOST_CANDIDATES, largest_of
 from edge.backends.tvm.kv.pages import pages_read
 from edge.backends.tvm.kv.rows import HostRows
-from edge.backends.tvm.kv.store import NativeStore
+from edge.backends.tvm.kv.store import NativeStore, append_rows
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.passes import Angles, Passes
 from edge.errors import UnsupportedError
@@ -69,7 +69,7 @@ class NativeSequence:
         if tokens.size == 1 and places is None:
             self.kv.announce(1)
             return np.asarray(self.run(tokens, 1, given)[0])
-        for part, own in self._divide(tokens.size, self.config.chunk, places):
+        for part, own in divide("cpu", self.kv, self._network, tokens.size, self.config.chunk, places):
             logits = self.run(tokens[part], int(part.stop == tokens.size), given, own)
         return np.asarray(logits[0])
 
@@ -78,19 +78,6 @@ class NativeSequence:
         if self._encoder:
             check_generates(self.spec)
         return check_tokens(tokens, self.spec.vocab, self.kv.free, given)
-
-    def _divide(self, count: int, most: int, places: Places | None) -> Iterator[tuple[slice, Places | None]]:
-        """Announce tokens, and divide them into passes of at most `most`."""
-        if places is None:
-            self.kv.announce(count)
-            yield from ((slice(at, min(at + most, count)), None) for at in range(0, count, most))
-            return
-        network = self._network
-        places_of(self.kv, network, count, places)
-        if not places.consecutive and (network.learned_positions or network.temperature or any(network.windows)):
-            raise UnsupportedError("the cpu engine runs models with windows at consecutive positions only")
-        self.kv.announce(places.next_position - self.kv.next_position)
-        yield from ((part, places.part(part)) for part in list(places.passes(most)))
 
     def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
         """See TopEngine. A single token reads only a part of the head."""
@@ -102,23 +89,13 @@ class NativeSequence:
         tokens = self._checked(tokens, given)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = 1 if self._reads else min(self.config.logits_rows, self.config.chunk)  # single tokens choose rows
-        for part, own in self._divide(tokens.size, step, places):
+        for part, own in divide("cpu", self.kv, self._network, tokens.size, step, places):
             logits[part] = self.run(tokens[part], part.stop - part.start, given, own)
         return logits
 
     def append_rows(self, rows: FloatArray) -> None:
         """See GivenEngine."""
-        kv, store, count = self.kv, self.kv.store, rows.shape[3]
-        check_free(count, kv.free)
-        kv.announce(count)
-        self.prepare(count)
-        size = store.row.key
-        padded = np.pad(rows, [(0, 0)] * 4 + [(0, size - rows.shape[4])])
-        keys = np.stack([kv.rope.ordered(each, layer) for layer, each in enumerate(padded[0])])
-        places = store.regions.rows(kv.length + np.arange(count))
-        store.rows.set_keys(places, keys.reshape(-1, count, size), store.heads)
-        store.rows.set_values(places, padded[1].reshape(-1, count, size))
-        kv.appended(count)
+        append_rows(self.kv, rows, self.prepare)
 
     def hidden(self, tokens: IntArray, places: Places | None = None, given: GivenRows | None = None) -> FloatArray:
         """See HiddenEngine."""

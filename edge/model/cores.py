@@ -131,6 +131,11 @@ class RowShape:
         return 0 if self.shared else self.value
 
     @property
+    def mixed(self) -> int:
+        """Values that attention mixes: where memory is shared, whole keys, whose ends it drops."""
+        return self.key if self.shared else self.value
+
+    @property
     def values(self) -> int:
         """Stored values of all heads."""
         return self.heads * (self.key + self.stored_value)

@@ -67,13 +67,12 @@ def pair_offsets(core: Attention, target: Target) -> dict[str, int]:
     row, block = core.row.padded(LANES), target.chunk_block * 16
     return _offsets(_work(core, target.paired) | {
         "scores": target.score_rows * block, "queries": target.paired * row.key // 2,
-        "keys": block * row.key // 2, "values": block * (row.key if row.shared else row.value) // 2,
+        "keys": block * row.key // 2, "values": block * row.mixed // 2,
     })  # fmt: skip
 
 
 def _work(core: Attention, lines: int) -> dict[str, int]:
-    row = core.row.padded(LANES)
-    return {"out": lines * (row.key if row.shared else row.value), "maxima": lines, "sums": lines}
+    return {"out": lines * core.row.padded(LANES).mixed, "maxima": lines, "sums": lines}
 
 
 def _offsets(sizes: dict[str, int]) -> dict[str, int]:

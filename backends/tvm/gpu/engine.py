@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 
 from edge.backends.base import NOT_FINITE, EngineConfig, LoadProgress
-from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, places_of
+from edge.backends.checks import check_lora, check_positions, check_tokens, divide
 from edge.backends.head_kv import HeadKV
 from edge.backends.kv_cache import state_key
 from edge.backends.rope import CacheRope, Rotation
@@ -24,7 +24,7 @@ from edge.backends.tvm.gpu.program import Dispatch
 from edge.backends.tvm.gpu.state import DeviceState
 from edge.backends.tvm.gpu.weights import pack_weights
 from edge.backends.tvm.kv.memory import RING, ArenaSize
-from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_kv
+from edge.backends.tvm.kv.store import Arena, NativeStore, append_rows, choose_normals, make_kv
 from edge.backends.tvm.packing.layout import TABLE
 from edge.backends.tvm.sources import source_hash
 from edge.devices.power.estimate import gpu_work
@@ -206,35 +206,16 @@ class GPUEngine:
     ) -> list[tuple[slice, Places | None]]:
         """Announce tokens, and divide them into passes of at most `most`. Raises UnsupportedError for rows and places
         that kernels do not know."""
-        network, count = self._network, tokens.size
+        network = self._network
         if given and network.learned_positions and (tokens >= self.spec.vocab).any():
             raise UnsupportedError("the gpu engine gives rows no learned positions: use --backend=cpu")
         if given and given.deepstack and given.parts(tokens)[1:].any():
             raise UnsupportedError("the gpu engine adds no parts of pictures behind layers: use --backend=cpu")
-        if places is None:
-            self._kv.announce(count)
-            return [(slice(at, min(at + most, count)), None) for at in range(0, count, most)]
-        places_of(self._kv, network, count, places)
-        if (places.sees != np.arange(count)).any():
-            raise UnsupportedError("the gpu engine runs no pictures that see all of themselves: use --backend=cpu")
-        if not places.consecutive and (network.learned_positions or network.temperature or any(network.windows)):
-            raise UnsupportedError("the gpu engine runs models with windows at consecutive positions only")
-        self._kv.announce(places.next_position - self._kv.next_position)
-        return [(part, places.part(part)) for part in places.passes(most)]
+        return divide("gpu", self._kv, network, tokens.size, most, places, whole=False)
 
     def append_rows(self, rows: FloatArray) -> None:
         """See GivenEngine."""
-        kv, store, count = self._kv, self._kv.store, rows.shape[3]
-        check_free(count, kv.free)
-        kv.announce(count)
-        kv.prepare(count)
-        size = store.row.key
-        padded = np.pad(rows, [(0, 0)] * 4 + [(0, size - rows.shape[4])])
-        keys = np.stack([kv.rope.ordered(each, layer) for layer, each in enumerate(padded[0])])
-        places = store.regions.rows(kv.length + np.arange(count))
-        store.rows.set_keys(places, keys.reshape(-1, count, size), store.heads)
-        store.rows.set_values(places, padded[1].reshape(-1, count, size))
-        kv.appended(count)
+        append_rows(self._kv, rows, self._kv.prepare)
 
     def run_greedy(self, token: int, count: int, banned: IntArray) -> IntArray:
         """See PickingEngine: all steps are one submission, in which each writes the next one's token."""

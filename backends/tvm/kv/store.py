@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from edge.backends.base import EngineConfig
+from edge.backends.checks import check_free
 from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
 from edge.backends.ring import LayerKinds, Ring
@@ -55,6 +56,8 @@ class ArenaRows(Protocol):
         ...
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None: ...
+
+    def set_values(self, rows: AnyArray, values: FloatArray) -> None: ...
 
     def value_norms(self, rows: AnyArray) -> FloatArray:
         """Norms of values, float32 [n]."""
@@ -267,6 +270,20 @@ def make_kv(
         arena, kinds.whole, regions, windowed=windowed, observes=config.observes, pages=config.reads > 0
     )
     return HeadKV(store, kinds.whole, rope, key, config.pinned, ring, state)
+
+
+def append_rows(kv: HeadKV[NativeStore[OwnRows]], rows: FloatArray, prepare: Callable[[int], None]) -> None:
+    """See GivenEngine. prepare: makes room for rows of the next pass."""
+    store, count, size = kv.store, rows.shape[3], kv.store.row.key
+    check_free(count, kv.free)
+    kv.announce(count)
+    prepare(count)
+    padded = np.pad(rows, [(0, 0)] * 4 + [(0, size - rows.shape[4])])
+    keys = np.stack([kv.rope.ordered(each, layer) for layer, each in enumerate(padded[0])])
+    places = store.regions.rows(kv.length + np.arange(count))
+    store.rows.set_keys(places, keys.reshape(-1, count, size), store.heads)
+    store.rows.set_values(places, padded[1].reshape(-1, count, size))
+    kv.appended(count)
 
 
 def choose_normals(kv: HeadKV[NativeStore[OwnRows]], run: Callable[[IntArray], object], vocab: int) -> None:

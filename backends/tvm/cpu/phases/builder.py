@@ -153,7 +153,7 @@ class PassBuilder:
         types, row = memory_types(dtype), self.attention.row.padded(LANES)
         return Cache(
             isa=self.isa, dtype=dtype, starts=self._view("starts", "int32"),
-            kv_heads=self.shape.kv_heads, key=row.key, value=row.key if row.shared else row.value, shared=row.shared,
+            kv_heads=self.shape.kv_heads, key=row.key, value=row.mixed, shared=row.shared,
             **{name: self._view(self._arena(name), dtype) for name, dtype in types.items()},
         )  # fmt: skip
 
