@@ -1,11 +1,18 @@
-"""Reading arrays of numbers from files."""
+"""Reading numbers and arrays of them from files."""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
+
+from edge.devices.regular import open_regular
+from edge.errors import ModelFormatError
 
 
 def read_array(file: BufferedReader, dtype: Any, count: int) -> np.ndarray[Any, Any]:
@@ -15,3 +22,16 @@ def read_array(file: BufferedReader, dtype: Any, count: int) -> np.ndarray[Any, 
     """
     data = np.empty(count, dtype)
     return data[: file.readinto(data.view(np.uint8).data) // data.itemsize]
+
+
+@contextmanager
+def open_packed(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to read by `struct`. Raises ModelFormatError if it cannot be read, ends early, or has texts that are
+    none."""
+    try:
+        with open_regular(path) as file:
+            yield file
+    except OSError as error:
+        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
+    except (struct.error, UnicodeDecodeError):
+        raise ModelFormatError(f"{path}: the file is truncated or damaged") from None

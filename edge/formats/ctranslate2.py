@@ -17,8 +17,8 @@ from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
-from edge.devices.regular import open_regular
 from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.arrays import open_packed
 from edge.formats.safetensors import Stored
 
 _VERSION = 6
@@ -29,13 +29,8 @@ _MOST_DIMENSIONS = 4
 
 def read_model_bin(path: Path) -> tuple[str, dict[str, Stored]]:
     """The kind of model, such as WhisperSpec, and all tensors by name. Raises ModelFormatError, UnsupportedError."""
-    try:
-        with open_regular(path) as file:
-            return _read(file, path)
-    except OSError as error:
-        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
-    except (struct.error, UnicodeDecodeError):
-        raise ModelFormatError(f"{path}: the file is truncated or damaged") from None
+    with open_packed(path) as file:
+        return _read(file, path)
 
 
 def _read(file: BinaryIO, path: Path) -> tuple[str, dict[str, Stored]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from edge.devices.regular import open_regular
 from edge.errors import ModelFormatError, UnsupportedError
-from edge.formats.arrays import read_array
+from edge.formats.arrays import open_packed, read_array
 from edge.formats.blocks import BLOCK_TYPES, block_size, dequantize, nbytes
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
@@ -71,13 +71,8 @@ def is_whisper_bin(path: Path) -> bool:
 
 def read_whisper_bin(path: Path) -> WhisperBin:
     """Open a file. Raises ModelFormatError, UnsupportedError for a type that edge does not read."""
-    try:
-        with open_regular(path) as file:
-            return _read(file, path)
-    except OSError as error:
-        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
-    except (struct.error, UnicodeDecodeError):
-        raise ModelFormatError(f"{path}: the file is truncated or damaged") from None
+    with open_packed(path) as file:
+        return _read(file, path)
 
 
 def _read(file: BinaryIO, path: Path) -> WhisperBin:
