@@ -22,8 +22,7 @@ from edge.media.picture import Image
 from edge.model.prompt import Looks
 from edge.model.towers import Layout, Tower
 from edge.records import dataclass
-from edge.run.sight import Eyes as Encoder
-from edge.run.sight import most_together
+from edge.run.sight import Encoder, most_together
 from edge.types import FloatArray
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class PictureEyes:
     def reserve(self) -> int:
         """Bytes that a plan keeps for a picture: those of its encoding, its pixels, and rows of the last ones."""
         first = max(map(self._encoder.first_run, self._largest))
-        return max(self._encoding, first) + self._room.pixels + self._room.kept
+        return self.wants + max(0, first - self._encoding)
 
     @property
     def wants(self) -> int:
@@ -105,14 +104,10 @@ class PictureEyes:
             return self._kept[name]
         self._check(picture)
         self._tell(f"looking at {picture.name}")
-        started, rows = time.perf_counter(), self._encoder.encode(self._within(picture).pixels, layout)
-        found, at = list[FloatArray](), 0
-        for part in layout.parts:
-            if isinstance(part, int):
-                found.append(rows[at : at + part])
-                at += part
+        started = time.perf_counter()
+        found = self._encoder.encode(self._within(picture).pixels, layout)
         seconds = time.perf_counter() - started
-        self.looks = Looks(self.looks.pictures + 1, self.looks.tokens + at, self.looks.seconds + seconds)
+        self.looks = Looks(self.looks.pictures + 1, self.looks.tokens + layout.tokens, self.looks.seconds + seconds)
         if self._meter is not None:
             self._meter.add_bytes(self.tower.spec.weight_bytes)
         self._keep(name, found)

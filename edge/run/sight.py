@@ -17,24 +17,13 @@ from edge.backends.base import Backend, EngineConfig, HiddenEngine
 from edge.errors import EngineError, UnsupportedError
 from edge.model.given import GivenRows
 from edge.model.towers.tower import Layout, Stage, Tile, Tower
-from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
 _MARGIN = 16 << 20  # bytes of arrays that NumPy and Pillow make on the way
 TOGETHER = 1024  # patches of tiles that run in one pass: with more, weights are read no less often for each
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A picture for a prompt. parts: texts with special tokens, and rows, float32 [n, hidden]. grid, whole: see
-    `Layout`."""
-
-    parts: tuple[str | FloatArray, ...]
-    grid: tuple[int, int] | None
-    whole: bool
-
-
-class Eyes:
+class Encoder:
     """Encodes pictures by a tower on an engine."""
 
     def __init__(
@@ -68,23 +57,9 @@ class Eyes:
         others = (info for info in self.tower.mmproj.file.tensors.values() if info.offset not in layers)
         return sum(info.nbytes + 4 * info.elements for info in others)
 
-    def look(self, image: Any, tokens: int | None = None) -> Seen:
-        """Encode a picture: an array, uint8 [height, width, 3], or an object that has it as `pixels`. tokens: the most
-        rows; None: the tower's default. Raises InputError for too few, EngineError, the errors of `Backend.load`."""
-        pixels: AnyArray = getattr(image, "pixels", image)
-        layout = self.tower.layout(pixels.shape[1], pixels.shape[0], tokens)
-        rows, parts = self.encode(pixels, layout), list[str | FloatArray]()
-        at = 0
-        for part in layout.parts:
-            if isinstance(part, str):
-                parts.append(part)
-                continue
-            parts.append(rows[at : at + part])
-            at += part
-        return Seen(tuple(parts), layout.grid, layout.whole)
-
-    def encode(self, pixels: AnyArray, layout: Layout) -> FloatArray:
-        """The rows of all tiles, float32 [tokens, width]."""
+    def encode(self, pixels: AnyArray, layout: Layout) -> list[FloatArray]:
+        """The rows of a picture, uint8 [height, width, 3], for each part of its layout that has some, float32 [n,
+        width]. Raises EngineError, the errors of `Backend.load`."""
         tower, found = self.tower, list[FloatArray]()
         tiles, groups = tower.tiles(pixels, layout), list(_groups(layout.tiles))
         most = most_together(layout)
@@ -102,7 +77,8 @@ class Eyes:
         rows_of_all = np.concatenate(found)
         if not np.isfinite(rows_of_all).all():
             raise EngineError("the encoder produced NaN: its weights are damaged or overflow")
-        return rows_of_all
+        ends = np.cumsum([part for part in layout.parts if isinstance(part, int)])
+        return np.split(rows_of_all, ends[:-1])
 
     @contextmanager
     def _engines(self, most: int) -> Iterator[Any]:

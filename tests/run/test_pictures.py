@@ -22,7 +22,7 @@ from edge.model.model import Model
 from edge.model.towers import read_tower
 from edge.prompt_cache.cache import PromptCache
 from edge.run.pictures import PictureEyes, Room
-from edge.run.sight import Eyes as Encoder
+from edge.run.sight import Encoder
 from edge.run.starting.eyes import find_mmproj, open_eyes, with_eyes
 from edge.types import FloatArray, IntArray
 

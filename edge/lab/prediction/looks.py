@@ -20,7 +20,7 @@ from edge.model.model import Model
 from edge.model.towers import Layout, Tower
 from edge.options import Options
 from edge.plan.plan import Plan
-from edge.run.sight import Eyes
+from edge.run.sight import Encoder
 from edge.run.starting.eyes import engine_of, find_tower
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def predict_looks(model: Model, options: Options, plan: Plan, prediction: Predic
     errors of `find_tower`."""
     width, height = size_of(picture)
     tower = find_tower(model, options)
-    eyes = Eyes(tower, engine_of(options), plan.config.threads)
+    eyes = Encoder(tower, engine_of(options), plan.config.threads)
     wanted = options.image_tokens
     layouts = {layout.tokens: layout for most in ([wanted] if wanted else tower.sizes)
                for layout in [tower.layout(width, height, most)]}  # fmt: skip
@@ -97,7 +97,7 @@ def size_of(picture: str) -> tuple[int, int]:
 
 
 def _look(
-    tower: Tower, eyes: Eyes, layout: Layout, model: Model, plan: Plan, prediction: Prediction, pace: float | None
+    tower: Tower, eyes: Encoder, layout: Layout, model: Model, plan: Plan, prediction: Prediction, pace: float | None
 ) -> Look:
     flops = sum(_flops(tower, rows * columns) for rows, columns in layout.tiles)
     need, rows = eyes.need(layout), _ROW * layout.tokens * model.spec.hidden
