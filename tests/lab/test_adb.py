@@ -97,7 +97,6 @@ def test_phone_measures_itself(bench: Bench) -> None:
 
 
 @pytest.mark.wing("profiles over adb")
-@pytest.mark.exhaustive
 def test_progress_comes_and_nothing_stays(bench: Bench) -> None:
     phone, steps = bench.connect(), list[str]()
     bench.connect(lets_in=False)
