@@ -244,7 +244,7 @@ def _content(content: Any, where: str, *, asks: bool, sees: bool) -> Text:
     """The text of a content; with pictures, its parts in their order."""
     if not (sees and has_pictures(content)):
         return well_formed(text_of_parts(content, where, "\n", strict=asks))
-    from edge.model.pictures import picture_of  # here: few runs see pictures
+    from edge.model.picture_parts import picture_of  # here: few runs see pictures
 
     found = list[Segment]()
     for pictures, run in groupby(enumerate(content), lambda each: is_picture(each[1])):

@@ -33,7 +33,7 @@ from edge.types import FloatArray, IntArray
 if TYPE_CHECKING:
     from edge.media.picture import Image
     from edge.model.given import GivenRows
-    from edge.model.pictures import Eyes
+    from edge.model.picture_parts import Eyes
     from edge.model.prefix import Prefix, PrefixFile
     from edge.model.tail import Tail
     from edge.model.towers import Layout

@@ -347,7 +347,7 @@ def _checked(path: Path, messages: Any) -> Iterator[dict[str, Any]]:
         role, content, listed = (found.get(name) for name in ("role", "content", "tool_calls"))
         images: tuple[Image, ...] = ()
         if role == "user" and content is not None and has_pictures(content):
-            from edge.model.pictures import picture_of
+            from edge.model.picture_parts import picture_of
 
             where = f"{path}: message {number}"
             images = tuple(picture_of(part, where, files=False) for part in content if is_picture(part))

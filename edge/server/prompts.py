@@ -13,7 +13,7 @@ from typing import Any
 from edge.errors import InputError
 from edge.model.model import Model
 from edge.model.parts import has_pictures, is_picture, newest, text_of_parts
-from edge.model.pictures import SENT
+from edge.model.picture_parts import SENT
 from edge.model.prompt import Prompt
 from edge.model.spec import check_generates
 from edge.model.thinking import Think

@@ -17,7 +17,7 @@ from edge.backends.row_lists import RowLists, without_gaps
 from edge.kv import POLICY_NAMES, make_policy, pinned_rows
 from edge.model.given import GivenRows
 from edge.model.prompt import Prompt
-from edge.run.sequences.pictures import whole_pictures
+from edge.run.sequences.whole_pictures import whole_pictures
 from edge.run.starting.loading import load
 from edge.types import IntArray
 

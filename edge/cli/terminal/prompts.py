@@ -27,7 +27,7 @@ def read_pictures(sources: Sequence[str]) -> list[Image]:
     if not sources:
         return []
     from edge.media.picture import MOST_FILE, Image  # here: few runs see pictures
-    from edge.model.pictures import picture_of
+    from edge.model.picture_parts import picture_of
 
     if sources.count("-") > 1:
         raise InputError("--image - reads stdin, which has one picture: state it once")

@@ -18,7 +18,7 @@ from edge.kv.policy import EVERY, KVView, Needs, Policy
 from edge.types import IntArray
 
 if TYPE_CHECKING:
-    from edge.run.sequences.pictures import RowPictures
+    from edge.run.sequences.whole_pictures import RowPictures
 
 
 def view_for(kv: KVCache, needs: Needs, incoming: int = 0, learned: RowImportance | None = None) -> KVView:

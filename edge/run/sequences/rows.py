@@ -25,7 +25,7 @@ from edge.types import IntArray
 if TYPE_CHECKING:
     from edge.model.given import GivenRows
     from edge.prompt_cache.cache import PromptCache
-    from edge.run.sequences.pictures import RowPictures
+    from edge.run.sequences.whole_pictures import RowPictures
 
 
 class SequenceRows:
@@ -68,7 +68,7 @@ class SequenceRows:
     def see(self, given: GivenRows | None) -> None:
         """Keep pictures among these rows undivided."""
         if given is not None and given.has_pictures and self.pictures is None:
-            from edge.run.sequences.pictures import RowPictures
+            from edge.run.sequences.whole_pictures import RowPictures
 
             self.pictures = RowPictures()
         if self.pictures:

@@ -20,7 +20,7 @@ from edge.media.picture import MOST_DECODED
 from edge.model.model import Model
 from edge.model.towers import Tower, open_tower
 from edge.options import AUTO, NO_EYES, Options
-from edge.run.pictures import PictureEyes, Room
+from edge.run.seeing import Room, TowerEyes
 
 if TYPE_CHECKING:
     from edge.run.budgets.meters import EnergyMeter
@@ -65,7 +65,7 @@ def find_tower(model: Model, options: Options) -> Tower:
 def open_eyes(
     model: Model, options: Options, *, eager: bool = False, meter: EnergyMeter | None = None,
     tell: Callable[[str], None] = lambda _: None,
-) -> PictureEyes:  # fmt: skip
+) -> TowerEyes:  # fmt: skip
     """The model's eyes, with as many rows of a picture as the options say or the budgets allow. eager: pictures are
     encoded before the text model is loaded. Raises the errors of `find_tower`, UnsupportedError, InputError for a
     number of rows that no picture can have."""
@@ -76,8 +76,8 @@ def open_eyes(
     pixels = left // 2 if eager else limit // _SHARE  # the other half: for the encoder, while there is no text model
     room = Room(min(_MOST_PIXELS, max(_LEAST_PIXELS, pixels)), min(_MOST_KEPT, limit // _KEPT), limit)
 
-    def eyes(tokens: int | None) -> PictureEyes:
-        return PictureEyes(
+    def eyes(tokens: int | None) -> TowerEyes:
+        return TowerEyes(
             tower,
             backend,
             threads,

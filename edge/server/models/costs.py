@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edge.model.parts import is_picture
-from edge.model.pictures import sent_text
+from edge.model.picture_parts import sent_text
 from edge.run.request import Request
 
 _READ = 3  # for each byte of a body: its text, and the bytes of a picture in it

@@ -41,8 +41,8 @@ class Room:
     limit: int
 
 
-class PictureEyes:
-    """Makes rows of pictures; `edge.model.pictures.Eyes` explains the methods. eager: rows are made with the prompt."""
+class TowerEyes:
+    """`Eyes` by a tower on an engine: see `edge.model.picture_parts`. eager: rows are made with the prompt."""
 
     def __init__(
         self, tower: Tower, backend: Backend, threads: int, room: Room, *, tokens: int | None = None,
