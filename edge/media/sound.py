@@ -31,7 +31,7 @@ Check = Callable[[], None]
 Source = str | Path | bytes | AnyArray
 
 
-class Sound:
+class SoundStream:
     """A sound that is read from its beginning to its end, once.
 
     seconds: its length, None if that is known only at its end. cut: whether it ended before the length that its header
@@ -49,7 +49,7 @@ class Sound:
         self._held: FloatArray = np.empty(0, np.float32)
         self._given = 0
 
-    def __enter__(self) -> Sound:
+    def __enter__(self) -> SoundStream:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,7 +74,7 @@ class Sound:
         return held[:count]
 
 
-def open_sound(source: Source, *, rate: int | None = None, check: Check | None = None) -> Sound:
+def open_sound(source: Source, *, rate: int | None = None, check: Check | None = None) -> SoundStream:
     """Open a file, its content, an array, or stdin.
 
     source: a path, or "-" for stdin; bytes, the content of a file; or samples: float from -1 to 1, or integers, [n] or
@@ -90,7 +90,7 @@ def open_sound(source: Source, *, rate: int | None = None, check: Check | None =
     return sound
 
 
-def _open(source: Source, rate: int | None, check: Check | None) -> Sound:
+def _open(source: Source, rate: int | None, check: Check | None) -> SoundStream:
     if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int) or not LOWEST <= rate <= HIGHEST):
         raise InputError(f"--rate must be from {LOWEST} to {HIGHEST} samples per second, not {rate!r:.40}")
     if isinstance(source, np.ndarray):
@@ -140,7 +140,7 @@ class _Pipe:
         return bytes(found)
 
 
-def _of_array(samples: AnyArray, rate: int) -> Sound:
+def _of_array(samples: AnyArray, rate: int) -> SoundStream:
     if samples.ndim not in (1, 2) or (samples.ndim == 2 and not 0 < samples.shape[1] <= _MOST_CHANNELS):
         raise InputError(f"samples must be [n] or [n, channels], not {list(samples.shape)}")
     if samples.dtype.kind not in "fiu":
@@ -158,12 +158,12 @@ def _of_array(samples: AnyArray, rate: int) -> Sound:
                 middle = (bounds.max + 1) / 2 if part.dtype.kind == "u" else 0
                 yield ((part - float(middle)) / (middle or bounds.max + 1)).astype(np.float32)
 
-    return Sound(_mono(blocks(), "the array", rate), "the array", whole.shape[0] / rate)
+    return SoundStream(_mono(blocks(), "the array", rate), "the array", whole.shape[0] / rate)
 
 
 def _of_file(
     file: BinaryIO, name: str, rate: int | None, *, block_s: float = _FILE_BLOCK_S, close: Close | None = None
-) -> Sound:  # fmt: skip
+) -> SoundStream:  # fmt: skip
     if rate is not None:
         return _of_wav(file, WavFormat(rate, 1, 2, False), name, block_s, close)
     if name != "stdin":
@@ -189,7 +189,7 @@ def _of_file(
 
 def _of_wav(
     file: BinaryIO, form: WavFormat, name: str, block_s: float, close: Close | None
-) -> Sound:  # fmt: skip
+) -> SoundStream:  # fmt: skip
     _check(form.rate, form.channels, name)
     frame, left = form.width * form.channels, None if form.frames is None else form.frames
     step = max(1, int(form.rate * block_s))
@@ -208,10 +208,10 @@ def _of_wav(
             yield found
 
     seconds = None if form.frames is None else form.frames / form.rate
-    return Sound(_mono(blocks(), name, form.rate), name, seconds, close)
+    return SoundStream(_mono(blocks(), name, form.rate), name, seconds, close)
 
 
-def _of_sndfile(file: BinaryIO, name: str, close: Close | None) -> Sound:
+def _of_sndfile(file: BinaryIO, name: str, close: Close | None) -> SoundStream:
     """By libsndfile. Its errors become InputError."""
     try:
         import soundfile
@@ -245,7 +245,7 @@ def _of_sndfile(file: BinaryIO, name: str, close: Close | None) -> Sound:
             yield found
 
     known = 0 < opened.frames < 1 << 48
-    return Sound(
+    return SoundStream(
         _mono(blocks(), name, opened.samplerate), name, opened.frames / opened.samplerate if known else None, held.close
     )
 

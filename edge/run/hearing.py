@@ -21,11 +21,10 @@ from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.given import GivenRows
 from edge.model.model import make_tokenizer
-from edge.model.whisper import EARS, Whisper, ears_file, read_whisper, words_file
+from edge.model.whisper import EARS, STEM, Whisper, ears_file, read_whisper, words_file
+from edge.model.whisper.stem import Stem
 from edge.types import FloatArray, IntArray
 
-_ROWS = 64  # whose values stay in the processor's cache
-_ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 _CHUNK = 64  # most tokens of a prompt that run at once
 _OPENING, _NEIGHBOURS = 8, 12  # tokens around those of a text; copies of a head's attention while it is smoothed
 _LAST = 4  # of a prompt's tokens, whose logits `forward_all` computes at once
@@ -51,7 +50,7 @@ class Listener:
             HiddenEngine, backend.load(ears_file(file), self.whisper.ears, ears, lambda part, _="": parts[0](part))
         )
         self._words = backend.load(words_file(file), self.whisper.spec, words, lambda part, _="": parts[1](part))
-        self._stem = _Stem(file, self.whisper)
+        self._stem = _stem_of(file)
         self._states: FloatArray = np.zeros((0, self.whisper.spec.hidden), np.float32)  # of the last window
 
     @staticmethod
@@ -145,46 +144,10 @@ class Listener:
             raise InputError("nothing was heard yet: encode a window first")
 
 
-class _Stem:
-    """Two convolutions of three taps, each with GELU, the second of every other frame; and positions."""
-
-    def __init__(self, file: GGUFFile, whisper: Whisper) -> None:
-        self._taps = [np.ascontiguousarray(read_weight(file, f"{EARS}conv{number}.weight").T) for number in (1, 2)]
-        self._biases = [read_weight(file, f"{EARS}conv{number}.bias") for number in (1, 2)]
-        self._positions = read_weight(file, f"{EARS}position_embd.weight")
-
-    def rows(self, mel: FloatArray) -> FloatArray:
-        """From the spectrogram, [mels, frames], to the encoder's rows, [frames / 2, hidden]."""
-        x = mel.T
-        for stride, taps, bias in zip((1, 2), self._taps, self._biases, strict=True):
-            x = _convolve(x, taps, bias, stride)
-            _gelu(x)
-        return np.asarray(x + self._positions[: len(x)])
-
-
-def _convolve(x: FloatArray, taps: FloatArray, bias: FloatArray, stride: int) -> FloatArray:
-    """[n, inputs] to [n / stride, outputs], with zeros around x. taps: [3 · inputs, outputs]."""
-    width = x.shape[1]
-    around = np.zeros((len(x) + 2, width), np.float32)
-    around[1:-1] = x
-    count = (len(x) - 1) // stride + 1
-    windows = np.lib.stride_tricks.as_strided(
-        around, (count, 3 * width), (stride * width * 4, 4), writeable=False
-    )  # rows of `around` overlap
-    return np.asarray(windows @ taps + bias)
-
-
-def _gelu(x: FloatArray) -> None:
-    """x · Φ(x) in place, a few rows at a time; erf by Abramowitz and Stegun, 7.1.26, to 1.5e-7."""
-    for at in range(0, len(x), _ROWS):
-        part = x[at : at + _ROWS]
-        size = np.abs(part) * np.float32(0.5**0.5)
-        t = 1 / (1 + np.float32(0.3275911) * size)
-        series = np.zeros_like(t)
-        for term in _ERF:
-            series = (series + np.float32(term)) * t
-        tail = series * np.exp(-size * size)  # 1 − erf
-        part *= np.where(part < 0, tail, 2 - tail) * np.float32(0.5)
+def _stem_of(file: GGUFFile) -> Stem:
+    taps = tuple(np.ascontiguousarray(read_weight(file, f"{EARS}{name}.weight").T) for name in STEM)
+    biases = tuple(read_weight(file, f"{EARS}{name}.bias") for name in STEM)
+    return Stem(taps, biases, read_weight(file, f"{EARS}position_embd.weight"))
 
 
 def _rows_of(file: GGUFFile, whisper: Whisper, states: FloatArray) -> Iterator[tuple[int, FloatArray, FloatArray]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from edge.errors import InputError
-from edge.media.sound import Sound
+from edge.media.sound import SoundStream
 from edge.records import dataclass
 from edge.run.hearing import Listener
 from edge.run.speech.decoding import TEMPERATURES, Decoded, Decoder, Pay
@@ -81,7 +81,7 @@ class Heard:
 
 
 def transcribe(
-    listener: Listener, sound: Sound, settings: Settings, pay: Pay, heard: Heard, place: Place | None = None
+    listener: Listener, sound: SoundStream, settings: Settings, pay: Pay, heard: Heard, place: Place | None = None
 ) -> Iterator[tuple[Place, list[Segment]]]:
     """Yield the segments of each window, with the place behind it. pay: is called before each pass. heard: is kept up
     to date. place: where an earlier run ended.

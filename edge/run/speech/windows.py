@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edge.media.mel import FRAMES, HOP, RATE, WINDOW, log_mel, mel_power
-from edge.media.sound import Sound
+from edge.media.sound import SoundStream
 from edge.run.speech.voice import voices
 from edge.types import FloatArray
 
@@ -23,7 +23,7 @@ class Windows:
     """Windows of a sound, in frames of 10 ms from its beginning."""
 
     def __init__(
-        self, sound: Sound, mels: int, frames: int = FRAMES, clock: Callable[[], float] = time.monotonic
+        self, sound: SoundStream, mels: int, frames: int = FRAMES, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """mels, frames: of the model's windows."""
         self._sound, self._mels, self._frames, self._clock = sound, mels, frames, clock
