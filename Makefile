@@ -118,6 +118,7 @@ golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/towers.py
 	$(GOLDEN_PYTHON) tests/golden/eyes.py
 	$(GOLDEN_PYTHON) tests/golden/pictures.py
+	$(GOLDEN_PYTHON) tests/golden/heard.py
 	$(BIN)/python tests/golden/back.py build/folders
 	$(GOLDEN_PYTHON) tests/golden/check.py build/folders
 

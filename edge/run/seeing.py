@@ -20,7 +20,7 @@ from edge.devices.memory import memory_use, release_free_memory
 from edge.errors import BudgetError, InputError
 from edge.media.picture import Image
 from edge.model.prompt import Looks
-from edge.model.towers import Layout, Tower
+from edge.model.towers import Layout, PictureTower
 from edge.records import dataclass
 from edge.run.sight import Encoder, most_together
 from edge.types import FloatArray
@@ -45,7 +45,7 @@ class TowerEyes:
     """`Eyes` by a tower on an engine: see `edge.model.picture_parts`. eager: rows are made with the prompt."""
 
     def __init__(
-        self, tower: Tower, backend: Backend, threads: int, room: Room, *, tokens: int | None = None,
+        self, tower: PictureTower, backend: Backend, threads: int, room: Room, *, tokens: int | None = None,
         eager: bool = False, frugal: bool = False, meter: EnergyMeter | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip

@@ -17,7 +17,7 @@ from edge.backends.base import Backend, EngineConfig, HiddenEngine
 from edge.errors import EngineError, UnsupportedError
 from edge.model.given import GivenRows
 from edge.model.towers.tower import Layout, Stage, Tile, Tower
-from edge.types import AnyArray, FloatArray
+from edge.types import FloatArray
 
 _MARGIN = 16 << 20  # bytes of arrays that NumPy and Pillow make on the way
 TOGETHER = 1024  # patches of tiles that run in one pass: with more, weights are read no less often for each
@@ -57,22 +57,22 @@ class Encoder:
         others = (info for info in self.tower.mmproj.file.tensors.values() if info.offset not in layers)
         return sum(info.nbytes + 4 * info.elements for info in others)
 
-    def encode(self, pixels: AnyArray, layout: Layout) -> list[FloatArray]:
-        """The rows of a picture, uint8 [height, width, 3], for each part of its layout that has some, float32 [n,
-        width]. Raises EngineError, the errors of `Backend.load`."""
+    def encode(self, medium: Any, layout: Layout) -> list[FloatArray]:
+        """The rows of a picture, uint8 [height, width, 3], or of a Sound, for each part of its layout that has some,
+        float32 [n, width]. Raises EngineError, the errors of `Backend.load`."""
         tower, found = self.tower, list[FloatArray]()
-        tiles, groups = tower.tiles(pixels, layout), list(_groups(layout.tiles))
+        rows, groups = tower.rows(medium, layout), list(_groups(layout.tiles))
         most = most_together(layout)
         with self._engines(most) as run:
             for group in groups:
-                states = [np.concatenate([tower.stem(next(tiles)) for _ in group])]
+                states = [np.concatenate([next(rows) for _ in group])]
                 for stage in tower.stages:
                     states.append(run(stage, states[-1], group))
                 kept = [each for each, stage in zip(states[1:], tower.stages, strict=True) if stage.kept]
                 at = 0
-                for rows, columns in group:
-                    part = slice(at, at + rows * columns)
-                    found.append(tower.project([each[part] for each in kept], (rows, columns)))
+                for tile in group:
+                    part = slice(at, at + tile[0] * tile[1])
+                    found.append(tower.project([each[part] for each in kept], tile))
                     at = part.stop
         rows_of_all = np.concatenate(found)
         if not np.isfinite(rows_of_all).all():

@@ -17,7 +17,7 @@ from edge.lab.prediction.predict import Prediction
 from edge.lab.prediction.work import work_of
 from edge.media.picture import Image, check_sides
 from edge.model.model import Model
-from edge.model.towers import Layout, Tower
+from edge.model.towers import Layout, PictureTower
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.sight import Encoder
@@ -97,7 +97,13 @@ def size_of(picture: str) -> tuple[int, int]:
 
 
 def _look(
-    tower: Tower, eyes: Encoder, layout: Layout, model: Model, plan: Plan, prediction: Prediction, pace: float | None
+    tower: PictureTower,
+    eyes: Encoder,
+    layout: Layout,
+    model: Model,
+    plan: Plan,
+    prediction: Prediction,
+    pace: float | None,
 ) -> Look:
     flops = sum(_flops(tower, rows * columns) for rows, columns in layout.tiles)
     need, rows = eyes.need(layout), _ROW * layout.tokens * model.spec.hidden
@@ -115,7 +121,7 @@ def _look(
     )  # fmt: skip
 
 
-def _flops(tower: Tower, patches: int) -> float:
+def _flops(tower: PictureTower, patches: int) -> float:
     """Operations of a tile."""
     parameters = sum(
         info.elements for stage in tower.stages for info in stage.file.tensors.values() if len(info.shape) > 1

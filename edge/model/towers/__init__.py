@@ -1,4 +1,4 @@
-"""Encoders of pictures: each family has a line here and a module, which is imported only for its models."""
+"""Encoders of pictures and sounds: each family has a line here and a module, which is imported only for its models."""
 
 from __future__ import annotations
 
@@ -8,40 +8,76 @@ from reprlib import repr as brief
 from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
-from edge.model.towers.mmproj import is_mmproj, read_mmproj
-from edge.model.towers.tower import Layout, Stage, Tower
+from edge.model.towers.mmproj import AUDIO, VISION, is_mmproj, read_mmproj, senses_of
+from edge.model.towers.tower import Layout, PictureTower, SoundTower, Stage, Tower
 
-__all__ = ["Layout", "Stage", "Tower", "is_mmproj", "open_tower", "read_tower"]
+__all__ = [
+    "AUDIO", "VISION", "Layout", "PictureTower", "SoundTower", "Stage", "Tower", "is_mmproj", "open_ears", "open_tower",
+    "read_ears", "read_tower", "senses_of",
+]  # fmt: skip
 
-_FAMILIES = {  # by the kind of the projector
-    "idefics3": "idefics3:Idefics3",
-    "gemma3": "gemma3:Gemma3",
-    "lfm2": "lfm2:Lfm2",
-    "qwen2.5vl_merger": "qwen25:Qwen25",
-    "qwen3vl_merger": "qwen:Qwen3",
-    "gemma4v": "gemma4:Gemma4",
+_FAMILIES = {  # by sense and the kind of the projector
+    VISION: {
+        "idefics3": "idefics3:Idefics3",
+        "gemma3": "gemma3:Gemma3",
+        "lfm2": "lfm2:Lfm2",
+        "qwen2.5vl_merger": "qwen25:Qwen25",
+        "qwen3vl_merger": "qwen:Qwen3",
+        "gemma4v": "gemma4:Gemma4",
+    },
+    AUDIO: {
+        "ultravox": "whisper:Ultravox",
+        "qwen2a": "whisper:Qwen2Audio",
+        "voxtral": "whisper:Voxtral",
+    },
 }
 
 
-def read_tower(file: GGUFFile) -> Tower:
-    """The encoder of a file, with every tensor checked. Raises ModelFormatError, UnsupportedError."""
-    mmproj = read_mmproj(file)
-    if mmproj.kind not in _FAMILIES:
-        known = ", ".join(_FAMILIES)
-        raise UnsupportedError(f"{file.path}: edge sees with {known}, not with the encoder {brief(mmproj.kind)}")
-    module, _, name = _FAMILIES[mmproj.kind].partition(":")
-    tower: Tower = getattr(import_module(f"{__name__}.{module}"), name)(mmproj)
-    assert tower.sizes
-    assert tower.stages  # which checks all tensors
+def read_tower(file: GGUFFile) -> PictureTower:
+    """The encoder of pictures of a file, with every tensor checked. Raises ModelFormatError, UnsupportedError."""
+    tower = _read(file, VISION)
+    assert isinstance(tower, PictureTower)
     return tower
 
 
-def open_tower(file: GGUFFile, spec: ModelSpec) -> Tower:
-    """The encoder of a file for a text model. Raises the errors of `read_tower`, InputError for another model's."""
+def read_ears(file: GGUFFile) -> SoundTower:
+    """As `read_tower`, of sounds."""
+    tower = _read(file, AUDIO)
+    assert isinstance(tower, SoundTower)
+    return tower
+
+
+def open_tower(file: GGUFFile, spec: ModelSpec) -> PictureTower:
+    """The encoder of pictures for a text model. Raises the errors of `read_tower`, InputError for another model's."""
     tower = read_tower(file)
+    _check_belongs(tower, spec)
+    return tower
+
+
+def open_ears(file: GGUFFile, spec: ModelSpec) -> SoundTower:
+    """As `open_tower`, of sounds."""
+    tower = read_ears(file)
+    _check_belongs(tower, spec)
+    return tower
+
+
+def _read(file: GGUFFile, sense: str) -> Tower:
+    mmproj, families = read_mmproj(file, sense), _FAMILIES[sense]
+    if mmproj.kind not in families:
+        does = "sees" if sense == VISION else "hears"
+        raise UnsupportedError(
+            f"{file.path}: edge {does} with {', '.join(families)}, not with the encoder {brief(mmproj.kind)}"
+        )
+    module, _, name = families[mmproj.kind].partition(":")
+    tower: Tower = getattr(import_module(f"{__name__}.{module}"), name)(mmproj)
+    tower.check()
+    return tower
+
+
+def _check_belongs(tower: Tower, spec: ModelSpec) -> None:
     if spec.architecture not in tower.architectures or tower.mmproj.projected != spec.hidden:
         raise InputError(
-            f"{file.path}: an encoder for {' and '.join(tower.architectures)} models of {tower.mmproj.projected} "
-            f"values, and {spec.name} is {spec.architecture} with {spec.hidden}: choose its own"
+            f"{tower.mmproj.file.path}: an encoder for {' and '.join(tower.architectures)} models of "
+            f"{tower.mmproj.projected} values, and {spec.name} is {spec.architecture} with {spec.hidden}: "
+            "choose its own"
         )
-    return tower

@@ -10,13 +10,13 @@ import numpy as np
 
 from edge.model.layers import Network
 from edge.model.towers.pixels import joined, normalized, patches_of, resize
-from edge.model.towers.tower import Layout, Tile, Tower, embedding, siglip
+from edge.model.towers.tower import Layout, PictureTower, Tile, embedding, siglip
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
 
 @dataclass(frozen=True)
-class Gemma3(Tower):
+class Gemma3(PictureTower):
     """Each picture has the same number of rows."""
 
     marker = "<start_of_image>"

@@ -14,7 +14,7 @@ from edge.model.cores import Attention, Dense, Rope
 from edge.model.layers import Block, Network
 from edge.model.places import Places
 from edge.model.towers.pixels import joined, normalized, patches_of, resize
-from edge.model.towers.tower import Layout, Stage, Tile, Tower
+from edge.model.towers.tower import Layout, PictureTower, Stage, Tile
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
@@ -24,7 +24,7 @@ _BASE = 100.0  # of rotary positions
 
 
 @dataclass(frozen=True)
-class Gemma4(Tower):
+class Gemma4(PictureTower):
     """Patches follow each other row by row."""
 
     marker = "<|image|>"

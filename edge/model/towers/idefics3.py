@@ -11,7 +11,7 @@ import numpy as np
 
 from edge.model.layers import Network
 from edge.model.towers.pixels import joined, normalized, patches_of, resize
-from edge.model.towers.tower import Layout, Tile, Tower, embedding, siglip
+from edge.model.towers.tower import Layout, PictureTower, Tile, embedding, siglip
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -21,7 +21,7 @@ _AROUND, _GLOBAL = "<fake_token_around_image>", "<global-img>"
 
 
 @dataclass(frozen=True)
-class Idefics3(Tower):
+class Idefics3(PictureTower):
     """The sizes of a square picture are those of 1, 2, … tiles on a side."""
 
     marker = "<image>"

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge.model.layers import Network
 from edge.model.towers.pixels import gelu_erf, joined, normalized, patches_of, resize
-from edge.model.towers.tower import Layout, Tile, Tower, embedding, siglip
+from edge.model.towers.tower import Layout, PictureTower, Tile, embedding, siglip
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
@@ -23,7 +23,7 @@ _EPS = 1e-5  # of the projector's norm
 
 
 @dataclass(frozen=True)
-class Lfm2(Tower):
+class Lfm2(PictureTower):
     """The sizes are those of a picture in one piece, and of 2 to 10 tiles with the whole."""
 
     marker = "<image>"

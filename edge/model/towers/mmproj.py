@@ -1,4 +1,5 @@
-"""mmproj files: an encoder of pictures that llama.cpp keeps beside a model, as GGUF with the architecture `clip`.
+"""mmproj files: encoders of pictures and sounds that llama.cpp keeps beside a model, as GGUF with the architecture
+`clip`.
 
 `view` shows the layers of such a file as a model of its own, by our names of tensors. Nothing in a file is trusted:
 figures have bounds, shapes are checked, and a tensor that no part of the encoder reads refuses the file.
@@ -28,12 +29,12 @@ from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray
 
 ARCHITECTURE = ENCODER
-_LAYERS, _AUDIO = "v.blk.", ("a.", "mm.a.")
+VISION, AUDIO = "vision", "audio"  # names of encoders in headers; their tensors begin with the first letter
+_HEARS = ("a.", "mm.a.")  # beginnings of names of tensors of encoders of sounds
 _NAMES = {  # of a layer's tensors, where ours differ
     "ln1": "attn_norm", "ln2": "ffn_norm", "attn_out": "attn_output", "attn_post_norm": "post_attention_norm",
     "ffn_post_norm": "post_ffw_norm",
 }  # fmt: skip
-_LAST_NORM = "v.post_ln"
 _LARGEST = {"patch": 256, "side": 1 << 14}  # pixels
 _CONTEXT = 1 << 17  # patches of a pass: no encoder has a limit of its own
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -42,7 +43,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclass(frozen=True)
 class Mmproj:
-    """The checked header of a file with an encoder of pictures."""
+    """The checked header of an encoder. patch, side, mean and std are those of pictures alone."""
 
     file: GGUFFile
     kind: str  # of the projector, by which a family is known
@@ -57,6 +58,7 @@ class Mmproj:
     projected: int  # values of a row for the text model
     mean: tuple[float, ...]  # of the values of red, green, blue, which lie between 0 and 1
     std: tuple[float, ...]
+    sense: str = VISION
 
     @property
     def header(self) -> Header:
@@ -85,31 +87,39 @@ def is_mmproj(file: GGUFFile) -> bool:
     return file.metadata.get("general.architecture") == ARCHITECTURE
 
 
-def read_mmproj(file: GGUFFile) -> Mmproj:
-    """Read the header of an encoder. Raises ModelFormatError, UnsupportedError for one that sees no pictures."""
+def senses_of(file: GGUFFile) -> list[str]:
+    """The encoders in an mmproj file: VISION, AUDIO, or both."""
+    return [each for each in (VISION, AUDIO) if file.metadata.get(f"{ARCHITECTURE}.has_{each}_encoder") is True]
+
+
+def read_mmproj(file: GGUFFile, sense: str = VISION) -> Mmproj:
+    """Read the header of an encoder. Raises ModelFormatError, UnsupportedError for a file without one of this sense."""
     if not is_mmproj(file):
-        raise ModelFormatError(f"{file.path}: not an encoder of pictures (mmproj)")
+        raise ModelFormatError(f"{file.path}: not an encoder of pictures or sounds (mmproj)")
     header = Header(file, ARCHITECTURE)
-    if header.value("has_vision_encoder") is not True:
-        raise UnsupportedError(f"{file.path}: this encoder sees no pictures")
-    kind = header.value("vision.projector_type") or header.value("projector_type")
+    if sense not in senses_of(file):
+        raise UnsupportedError(
+            f"{file.path}: this encoder {'sees no pictures' if sense == VISION else 'hears nothing'}"
+        )
+    kind = header.value(f"{sense}.projector_type") or header.value("projector_type")
     if not isinstance(kind, str):
         raise ModelFormatError(f"{file.path}: clip.projector_type is missing")
     hidden, heads = (
-        header.count("vision.embedding_length", "hidden"),
-        header.count("vision.attention.head_count", "heads"),
+        header.count(f"{sense}.embedding_length", "hidden"),
+        header.count(f"{sense}.attention.head_count", "heads"),
     )
-    patch, side = (
-        _pixels(header, key, most) for key, most in zip(("patch_size", "image_size"), _LARGEST.values(), strict=True)
-    )
+    patch, side = 1, 1
+    if sense == VISION:
+        sizes = zip(("patch_size", "image_size"), _LARGEST.values(), strict=True)
+        patch, side = (_pixels(header, key, most) for key, most in sizes)
     if hidden % heads or side < patch:
         raise ModelFormatError(f"{file.path}: {hidden} values in {heads} heads, patches of {patch} in {side} pixels")
     return Mmproj(
         file, kind, "".join(filter(str.isprintable, str(file.metadata.get("general.name", file.path.stem))))[:100],
-        hidden, header.count("vision.feed_forward_length", "ffn"), header.count("vision.block_count", "layers"), heads,
-        header.positive("vision.attention.layer_norm_epsilon", 1e-6, below=1.0), patch, side,
-        header.count("vision.projection_dim", "hidden"),
-        _triple(header, "image_mean", (0.5,) * 3), _triple(header, "image_std", (0.5,) * 3),
+        hidden, header.count(f"{sense}.feed_forward_length", "ffn"), header.count(f"{sense}.block_count", "layers"),
+        heads, header.positive(f"{sense}.attention.layer_norm_epsilon", 1e-6, below=1.0), patch, side,
+        header.count(f"{sense}.projection_dim", "hidden"),
+        _triple(header, "image_mean", (0.5,) * 3), _triple(header, "image_std", (0.5,) * 3), sense,
     )  # fmt: skip
 
 
@@ -117,13 +127,15 @@ def view(mmproj: Mmproj, network: Network, own: Mapping[str, tuple[int, ...]]) -
     """The layers as a model. own: the shapes of all other tensors, the outermost dimension first; files may
     lack those with a name in brackets. Raises ModelFormatError, UnsupportedError for unknown tensors."""
     file, tensors, rest = mmproj.file, dict[str, TensorInfo](), dict[str, TensorInfo]()
+    own_letter = mmproj.sense[0]
+    last_norm = f"{own_letter}.post_ln."
     for name, info in file.tensors.items():
-        if name.startswith(_LAYERS):
+        if name.startswith(f"{own_letter}.blk."):
             _, _, number, *stem = name.split(".")
             tensors[".".join(["blk", number, *_ours(stem)])] = info
-        elif name.startswith(f"{_LAST_NORM}."):
-            tensors[name.replace(_LAST_NORM, "output_norm", 1)] = info
-        elif not name.startswith(_AUDIO):
+        elif name.startswith(last_norm) and network.encoder_norm:
+            tensors[name.replace(last_norm, "output_norm.", 1)] = info
+        elif name.startswith(_HEARS) == (mmproj.sense == AUDIO):
             rest[name] = info
     _swap_old(tensors, mmproj)
     _check(file, rest, own)

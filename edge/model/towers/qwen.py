@@ -17,7 +17,7 @@ from edge.model.cores import Dense, Rope
 from edge.model.layers import Network
 from edge.model.places import Places
 from edge.model.towers.pixels import gelu_erf, joined, normalized, patches_of, resize
-from edge.model.towers.tower import BIASED, Layout, Stage, Tile, Tower, embedding, layer
+from edge.model.towers.tower import BIASED, Layout, PictureTower, Stage, Tile, embedding, layer
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
@@ -27,7 +27,7 @@ EPS = 1e-6  # of all norms, whatever a file states
 
 
 @dataclass(frozen=True)
-class Qwen(Tower):
+class Qwen(PictureTower):
     """Rows and columns of both versions. Patches follow each other merged row by merged row, the patches of one row of
     the text model side by side."""
 

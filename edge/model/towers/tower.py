@@ -1,8 +1,9 @@
-"""A tower: an encoder of pictures, between pixels and the rows that stand in a prompt in place of tokens.
+"""A tower: an encoder of pictures or sounds, between pixels or samples and the rows that stand in a prompt in place of
+tokens.
 
 A picture is resized and may be divided into tiles, a tile into patches. The stem makes a row of each patch, layers that
 an engine runs as any encoder's change them, and the projector makes the text model's rows of them. Stem and projector
-are NumPy in float32: they take a few percent of the time.
+are NumPy in float32: they take a few percent of the time. The tiles of a sound are windows, its patches frames.
 
 A layout is known before a pixel is touched: so plans count what a picture costs from its size alone.
 """
@@ -13,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
@@ -25,19 +27,19 @@ from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 
 Tile = tuple[int, int]
-"""Rows and columns of a tile's patches."""
+"""Rows and columns of a tile's patches; 1 and the frames of a window of sound."""
 
 BIASED = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A picture's place in a prompt, and its tiles."""
+    """A picture's or a sound's place in a prompt, and its tiles."""
 
     parts: tuple[str | int, ...]  # texts with special tokens, and the numbers of rows between them
     tiles: tuple[Tile, ...]  # in the order of the rows
-    height: int  # in pixels, of the picture before it is divided
-    width: int
+    height: int  # in pixels, of the picture before it is divided; 1 for sounds
+    width: int  # samples of a sound
     grid: tuple[int, int] | None = None  # rows and columns of its rows, where their positions have several components
     whole: bool = False  # its rows see all of each other
 
@@ -64,14 +66,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Tower(ABC):
-    """An encoder of pictures. A family's class has its preprocessing, stem, network and projector."""
+    """An encoder. A family's class has its preprocessing, stem, network and projector."""
 
     mmproj: Mmproj
 
     @property
     @abstractmethod
     def marker(self) -> str:
-        """The text that the family's chat template has for a picture, in whose place the parts of a layout stand."""
+        """The text that the family's chat template has for a picture or a sound, in whose place the parts of a layout
+        stand."""
 
     @property
     @abstractmethod
@@ -97,23 +100,10 @@ class Tower(ABC):
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of stem and projector: see `view`."""
 
-    @property
     @abstractmethod
-    def sizes(self) -> tuple[int, ...]:
-        """Numbers of rows that one picture may have, ascending; where any number is possible, some of them."""
-
-    @abstractmethod
-    def layout(self, width: int, height: int, tokens: int | None = None) -> Layout:
-        """The layout of a picture of this size in pixels. tokens: the most rows; None: as many as the family's own
-        default. Raises InputError for fewer than a picture needs."""
-
-    @abstractmethod
-    def tiles(self, pixels: AnyArray, layout: Layout) -> Iterator[FloatArray]:
-        """The values of each tile's pixels, float32 [height, width, 3], of a picture, uint8 [height, width, 3]."""
-
-    @abstractmethod
-    def stem(self, tile: FloatArray) -> FloatArray:
-        """A row of each patch of a tile, [n, hidden], in the order of `places`."""
+    def rows(self, medium: Any, layout: Layout) -> Iterator[FloatArray]:
+        """The rows of each tile, [n, hidden], before the layers, in the order of `places`. medium: pixels of a picture,
+        uint8 [height, width, 3], or a Sound."""
 
     @abstractmethod
     def project(self, states: Sequence[FloatArray], tile: Tile) -> FloatArray:
@@ -123,10 +113,9 @@ class Tower(ABC):
         """The places of the tiles' patches: those of a tile see each other."""
         return Places.of_texts([rows * columns for rows, columns in tiles])
 
-    @property
-    def default(self) -> int:
-        """The most rows of a picture unless a number is chosen."""
-        return self.sizes[-1]
+    def check(self) -> None:
+        """Raise ModelFormatError or UnsupportedError for a file with other tensors."""
+        assert self.stages
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -159,6 +148,41 @@ class Tower(ABC):
         own = replace(spec, layers=stop - first, network=network, weight_bytes=share)
         return Stage(replace(file, tensors=tensors), own, windowed, kept)
 
+
+@dataclass(frozen=True)
+class PictureTower(Tower):
+    """An encoder of pictures."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of rows that one picture may have, ascending; where any number is possible, some of them."""
+
+    @abstractmethod
+    def layout(self, width: int, height: int, tokens: int | None = None) -> Layout:
+        """The layout of a picture of this size in pixels. tokens: the most rows; None: as many as the family's own
+        default. Raises InputError for fewer than a picture needs."""
+
+    @abstractmethod
+    def tiles(self, pixels: AnyArray, layout: Layout) -> Iterator[FloatArray]:
+        """The values of each tile's pixels, float32 [height, width, 3], of a picture, uint8 [height, width, 3]."""
+
+    @abstractmethod
+    def stem(self, tile: FloatArray) -> FloatArray:
+        """A row of each patch of a tile, [n, hidden], in the order of `places`."""
+
+    def rows(self, medium: Any, layout: Layout) -> Iterator[FloatArray]:
+        return map(self.stem, self.tiles(medium, layout))
+
+    def check(self) -> None:
+        assert self.sizes
+        super().check()
+
+    @property
+    def default(self) -> int:
+        """The most rows of a picture unless a number is chosen."""
+        return self.sizes[-1]
+
     def check_most(self, tokens: int | None, least: int) -> int:
         """The most rows of a picture. Raises InputError for fewer than `least`."""
         if tokens is not None and (not isinstance(tokens, int) or tokens < least):
@@ -166,6 +190,19 @@ class Tower(ABC):
                 f"--image-tokens must be at least {least}, this model's fewest for such a picture, not {tokens}"
             )
         return self.default if tokens is None else tokens
+
+
+@dataclass(frozen=True)
+class SoundTower(Tower):
+    """An encoder of sounds."""
+
+    @abstractmethod
+    def layout(self, samples: int) -> Layout:
+        """The layout of a sound of so many samples at 16 kHz."""
+
+    @abstractmethod
+    def hearing(self, samples: int) -> int:
+        """Bytes that the rows of a sound take while they are made: samples, spectrogram, convolutions."""
 
 
 def layer(

@@ -18,7 +18,7 @@ from edge.errors import EdgeError, InputError, UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.media.picture import MOST_DECODED
 from edge.model.model import Model
-from edge.model.towers import Tower, open_tower
+from edge.model.towers import PictureTower, open_tower
 from edge.options import AUTO, NO_EYES, Options
 from edge.run.seeing import Room, TowerEyes
 
@@ -49,7 +49,7 @@ def _fits(path: Path, model: Model) -> bool:
     return False
 
 
-def find_tower(model: Model, options: Options) -> Tower:
+def find_tower(model: Model, options: Options) -> PictureTower:
     """The model's encoder. Raises InputError if there is none, and the errors of `open_tower`."""
     path = find_mmproj(model, options)
     if path is None:

@@ -1,0 +1,345 @@
+"""Make the golden encoders of sounds: tiny random models, and what transformers makes of the sounds of sounds.py.
+
+Run it as `make golden` does; it needs torch, transformers and gguf. It writes, into the folder it is given or beside
+itself, in `heard/`:
+
+    NAME/       the encoder in float16, with the folder's JSON files
+    NAME.gguf   an encoder in float16, as llama.cpp's converter writes its mmproj
+    NAME.npz    of each sound (short, long): SOUND.mel, float32, each seventh value of the spectrogram that
+                transformers' extractor makes; SOUND.rows [tokens, hidden], what the text model gets in place of tokens
+    qwen2.gguf  the text model of qwen2audio, with a template of its form
+    qwen2.npz   of each conversation of `CONVERSATIONS`: NAME.ids, int32 [n], with the placeholder's id in place of
+                rows; NAME.logits, float32 [vocab], behind the last token; NAME.greedy, int32 [m], the greedy answer
+
+Ultravox is no part of transformers: its encoder here is transformers' Whisper, its projector the published one.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import TokenType
+from gguf.constants import MODEL_ARCH
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from sounds import LONG, SHORT, chirp
+from torch import nn
+from towers import STRIDE, TEXT, fill
+from transformers import (
+    Qwen2AudioConfig,
+    Qwen2AudioForConditionalGeneration,
+    VoxtralConfig,
+    VoxtralForConditionalGeneration,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+)  # fmt: skip
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+from write import CONTROL, MERGES, bytes_vocabulary, write_gguf
+
+Array = NDArray[Any]
+
+MELS, WINDOW = 16, 1  # bands; seconds of a window, 30 in real models
+AUDIO = {
+    "d_model": 24, "encoder_attention_heads": 2, "encoder_layers": 1, "encoder_ffn_dim": 40, "num_mel_bins": MELS,
+    "max_source_positions": 50 * WINDOW,
+}  # fmt: skip
+SOUNDS = {"short": chirp(SHORT), "long": chirp(LONG)}
+PLACEHOLDER, STEPS = 290, 12
+ADDED = ["<|audio_bos|>", "<|audio_eos|>"]
+ADDED += [f"<unused_{number}>" for number in range(PLACEHOLDER - len(bytes_vocabulary()) - len(ADDED))] + ["<|AUDIO|>"]
+TOKENS = bytes_vocabulary() + ADDED + [f"<rest_{number}>" for number in range(291, TEXT["vocab_size"])]
+TEMPLATE = (
+    "{% set sounds = namespace(n=0) %}{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'audio' or 'audio_url' in part %}{% set sounds.n = sounds.n + 1 %}"
+    "Audio {{ sounds.n }}: <|audio_bos|><|AUDIO|><|audio_eos|>\n{% elif 'text' in part %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CONVERSATIONS = {  # a name in brackets is that of a sound
+    "one": [("user", "[short]", "What is heard?")],
+    "two": [("user", "[short]", "What is it?"), ("assistant", "A tone."), ("user", "And this: ", "[other]", "?")],
+}
+NAMES = gguf.get_tensor_name_map(MODEL_ARCH.MMPROJ, 8)
+
+
+@dataclass
+class Golden:
+    """A model. encode: a sound to its spectrogram and rows."""
+
+    model: nn.Module
+    kind: str
+    config: dict[str, Any]  # of the folder
+    encode: Callable[[Array], tuple[Array, Array]]
+    stack: int = 0
+    extractor: Any = None
+    fields: Mapping[str, int] = field(default_factory=dict)  # that differ from `AUDIO`
+
+
+def main(out: Path, *names: str) -> None:
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    out = out / "heard"
+    out.mkdir(exist_ok=True)
+    for seed, (name, make) in enumerate(FAMILIES.items(), start=401):
+        if names and name not in names:
+            continue
+        golden = make(seed)
+        write_mmproj(out / f"{name}.gguf", golden)
+        found = {}
+        for sound, samples in SOUNDS.items():
+            if name == "qwen2audio" and sound == "long":
+                continue  # transformers cuts it
+            mel, rows = golden.encode(samples)
+            found |= {f"{sound}.mel": mel.reshape(-1)[::STRIDE].astype(np.float32), f"{sound}.rows": rows}
+            print(name, sound, mel.shape, rows.shape)
+        np.savez_compressed(out / f"{name}.npz", **found)
+        write_folder(out / name, golden)
+        if name == "qwen2audio":
+            write_gguf(out / "qwen2.gguf", text_of(golden.model), vocabulary)
+            np.savez_compressed(out / "qwen2.npz", **answers(golden))
+
+
+def write_mmproj(path: Path, golden: Golden) -> None:
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_type("mmproj")
+    writer.add_name(path.stem)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_clip_has_audio_encoder(True)
+    writer.add_clip_projector_type(golden.kind)
+    writer.add_audio_projection_dim(TEXT["hidden_size"])
+    writer.add_audio_embedding_length(AUDIO["d_model"])
+    writer.add_audio_feed_forward_length(golden.fields.get("feed_forward_length", AUDIO["encoder_ffn_dim"]))
+    writer.add_audio_block_count(AUDIO["encoder_layers"])
+    writer.add_audio_head_count(AUDIO["encoder_attention_heads"])
+    writer.add_audio_attention_layernorm_eps(1e-5)
+    writer.add_audio_num_mel_bins(MELS)
+    if golden.stack:
+        writer.add_audio_stack_factor(golden.stack)
+    for name, values in tensors_of(golden):
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensors_of(golden: Golden) -> Iterator[tuple[str, Array]]:
+    for name, tensor in state_of(golden.model).items():
+        name = f"audio.{name}" if name.startswith("multi_modal_projector") else name
+        values = tensor.numpy()
+        written = NAMES.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert written, name
+        if re.search(r"conv\d\.bias", name):
+            values = values[:, None]
+        matrix = values.ndim > 1 and "position" not in written and not written.endswith("bias")
+        yield written, np.ascontiguousarray(values, np.float16 if matrix else np.float32)
+
+
+def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of encoder and projector, by the names in folders."""
+    found = {name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()}
+    return {name: each for name, each in found.items() if not re.search("language_model|lm_head", name)}
+
+
+def write_folder(folder: Path, golden: Golden) -> None:
+    import json
+
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(golden.config, indent=1))
+    save_file(
+        {name: each.half().contiguous() for name, each in state_of(golden.model).items()}, folder / "model.safetensors"
+    )
+    if golden.extractor is not None:
+        golden.extractor.save_pretrained(folder)
+        settings = json.loads((folder / "preprocessor_config.json").read_text())
+        settings.pop("mel_filters", None)
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=1))
+
+
+def rows_seen(model: Any, count: int, **inputs: Any) -> Array:
+    """What the text model gets in place of `count` placeholders."""
+    seen: list[torch.Tensor] = []
+    hook = model.model.language_model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: seen.append(kwargs["inputs_embeds"]), with_kwargs=True
+    )
+    ids = torch.full((1, count + 2), PLACEHOLDER)
+    ids[0, 0] = ids[0, -1] = 5
+    model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs)
+    hook.remove()
+    return np.asarray(seen[0][0, 1:-1].numpy())
+
+
+def extractor(window: int = WINDOW) -> WhisperFeatureExtractor:
+    return WhisperFeatureExtractor(feature_size=MELS, chunk_length=window)
+
+
+def qwen2audio(seed: int) -> Golden:
+    config = Qwen2AudioConfig(
+        audio_config=AUDIO, text_config=TEXT | {"model_type": "qwen2", "tie_word_embeddings": False},
+        audio_token_index=PLACEHOLDER,
+    )  # fmt: skip
+    model, extract = fill(Qwen2AudioForConditionalGeneration(config), seed), extractor()
+
+    def encode(samples: Array) -> tuple[Array, Array]:
+        found = extract(samples, sampling_rate=16000, return_attention_mask=True, return_tensors="pt")
+        valid = int(found.attention_mask.sum())
+        count = ((valid - 1) // 2 + 1 - 2) // 2 + 1
+        rows = rows_seen(model, count, input_features=found.input_features, feature_attention_mask=found.attention_mask)
+        return found.input_features[0, :, :valid].numpy(), rows
+
+    return Golden(model, "qwen2a", config.to_dict(), encode, 0, extract)
+
+
+def voxtral(seed: int) -> Golden:
+    window = 2
+    audio = {
+        "hidden_size": 24, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_mel_bins": MELS, "max_source_positions": 50 * window,
+    }  # fmt: skip
+    config = VoxtralConfig(
+        audio_config=audio, text_config=TEXT | {"model_type": "llama"}, audio_token_id=PLACEHOLDER,
+        hidden_size=TEXT["hidden_size"],
+    )  # fmt: skip
+    model, extract = fill(VoxtralForConditionalGeneration(config), seed), extractor(window)
+
+    def encode(samples: Array) -> tuple[Array, Array]:
+        mel = extract(
+            samples, sampling_rate=16000, padding=True, truncation=False, pad_to_multiple_of=16000 * window,
+            return_tensors="pt",
+        ).input_features  # fmt: skip
+        parts = mel.reshape(MELS, -1, 100 * window).transpose(0, 1)
+        return mel[0].numpy(), rows_seen(model, mel.shape[2] // 8, input_features=parts)
+
+    return Golden(model, "voxtral", config.to_dict(), encode, 4, extract, {"feed_forward_length": 96})
+
+
+class Projector(nn.Module):
+    """Ultravox's."""
+
+    def __init__(self, stack: int) -> None:
+        super().__init__()
+        wide, inner = stack * AUDIO["d_model"], 32
+        self.ln_pre, self.ln_mid = LlamaRMSNorm(wide), LlamaRMSNorm(inner)
+        self.linear_1 = nn.Linear(wide, 2 * inner, bias=False)
+        self.linear_2 = nn.Linear(inner, TEXT["hidden_size"], bias=False)
+        self.stack = stack
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        whole = nn.functional.pad(states, (0, 0, 0, -states.shape[0] % self.stack))
+        value, gate = self.linear_1(self.ln_pre(whole.reshape(-1, self.stack * states.shape[1]))).chunk(2, -1)
+        return self.linear_2(self.ln_mid(nn.functional.silu(gate) * value))
+
+
+class Ultravox(nn.Module):
+    def __init__(self, stack: int) -> None:
+        super().__init__()
+        config = WhisperConfig(**AUDIO, activation_function="gelu")
+        self.audio_tower, self.multi_modal_projector = WhisperEncoder(config), Projector(stack)
+
+
+def ultravox(seed: int) -> Golden:
+    stack, extract = 8, extractor()
+    model = fill(Ultravox(stack), seed)
+    encoder = model.audio_tower
+    table, config = encoder.embed_positions.weight.clone(), encoder.config
+
+    def encode(samples: Array) -> tuple[Array, Array]:
+        mel = extract(
+            samples, sampling_rate=16000, padding="longest", pad_to_multiple_of=160, truncation=False,
+            return_tensors="pt",
+        ).input_features  # fmt: skip
+        rows = []
+        for part in mel.split(100 * WINDOW, dim=2):
+            count = (part.shape[2] + 1) // 2
+            object.__setattr__(config, "max_source_positions", part.shape[2] / 2)  # which it wants to be an int
+            encoder.embed_positions = nn.Embedding.from_pretrained(table[:count])
+            rows.append(model.multi_modal_projector(encoder(part).last_hidden_state[0]))
+        encoder.embed_positions = nn.Embedding.from_pretrained(table)
+        object.__setattr__(config, "max_source_positions", len(table))
+        return mel[0].numpy(), torch.cat(rows).numpy()
+
+    folder = {
+        "architectures": ["UltravoxModel"], "model_type": "ultravox", "audio_config": config.to_dict(),
+        "stack_factor": stack, "projector_act": "swiglu", "projector_ln_mid": True, "hidden_size": 32,
+        "text_config": TEXT | {"model_type": "llama"},
+    }  # fmt: skip
+    return Golden(model, "ultravox", folder, encode, stack)
+
+
+def text_of(model: Any) -> Any:
+    from transformers import Qwen2ForCausalLM
+
+    text = Qwen2ForCausalLM(model.config.text_config)
+    text.model, text.lm_head = model.model.language_model, model.lm_head
+    return text
+
+
+def answers(golden: Golden) -> dict[str, Array]:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.models.qwen2_audio.processing_qwen2_audio import Qwen2AudioProcessor
+
+    words = {token: number for number, token in enumerate(TOKENS)}
+    tokenizer = Tokenizer(models.BPE(words, [tuple(merge.split(" ")) for merge in MERGES]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    wrapped.add_special_tokens({"additional_special_tokens": [*CONTROL, *ADDED]})
+    wrapped.padding_side = "left"
+    processor = Qwen2AudioProcessor(extractor(), wrapped, chat_template=TEMPLATE)
+    sounds = {"short": SOUNDS["short"], "other": chirp(SHORT - 4000, 210.0)}
+    found = {}
+    for name, said in CONVERSATIONS.items():
+        messages = [
+            {"role": role, "content": [
+                {"type": "audio", "audio_url": part} if part[0] == "[" else {"type": "text", "text": part}
+                for part in parts
+            ]}
+            for role, *parts in said
+        ]  # fmt: skip
+        prompt = wrapped.apply_chat_template(
+            messages, chat_template=TEMPLATE, add_generation_prompt=True, tokenize=False
+        )
+        heard = [sounds[part[1:-1]] for _, *parts in said for part in parts if part[0] == "["]
+        inputs = processor(text=prompt, audio=heard, return_tensors="pt", sampling_rate=16000)
+        ids = inputs["input_ids"]
+        found[f"{name}.ids"] = ids[0].numpy().astype(np.int32)
+        found[f"{name}.logits"] = golden.model(**inputs).logits[0, -1].numpy()
+        answer = golden.model.generate(
+            **inputs, max_new_tokens=STEPS, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        found[f"{name}.greedy"] = answer[0, ids.shape[1] :].numpy().astype(np.int32)
+        print(name, ids.shape, found[f"{name}.greedy"])
+    return found
+
+
+def vocabulary(writer: gguf.GGUFWriter) -> None:
+    special = {*CONTROL, *TOKENS[len(bytes_vocabulary()) :]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([TokenType.CONTROL if token in special else TokenType.NORMAL for token in TOKENS])
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(0)
+    writer.add_add_bos_token(False)
+    writer.add_add_space_prefix(False)
+    writer.add_chat_template(TEMPLATE)
+
+
+FAMILIES = {"qwen2audio": qwen2audio, "ultravox": ultravox, "voxtral": voxtral}
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, *sys.argv[2:])

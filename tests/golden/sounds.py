@@ -1,0 +1,16 @@
+"""Sounds of tests, made by formulas: the script that makes golden files and the tests that read them share them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHORT, LONG = 13123, 40321  # samples, neither of which are whole frames
+
+
+def chirp(count: int, pitch: float = 90.0) -> NDArray[np.float32]:
+    """A tone that rises, with overtones and pauses, at 16 kHz."""
+    time = np.arange(count) / 16000
+    phase = 2 * np.pi * pitch * (time + 0.8 * time**2)
+    voiced = np.maximum(0.0, np.sin(2 * np.pi * 3.1 * time)) ** 2
+    return np.asarray(voiced * sum(np.sin(n * phase) / (2 * n) for n in (1, 2, 3, 5, 9)), np.float32).clip(-1, 1)
