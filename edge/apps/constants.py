@@ -227,7 +227,9 @@ def _struct(name: str, struct: np.dtype[np.void]) -> str:
 def _declaration(name: str, kind: np.dtype[np.generic]) -> str:
     if kind.subdtype:
         each, (count,) = kind.subdtype
-        return f"{_TYPES[each.str[1:]]} {name}[{count}]"
+        return f"{_declaration(name, each)}[{count}]"
+    if kind.fields:
+        return f"{next(each for each, struct in _STRUCTS.items() if struct == kind)} {name}"
     if kind.kind in "SV":
         return f"{'char' if kind.kind == 'S' else 'uint8_t'} {name}[{kind.itemsize}]"
     return f"{_TYPES[kind.str[1:]]} {name}"

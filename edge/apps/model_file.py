@@ -27,9 +27,8 @@ from edge.backends.tvm.cpu.memory import PassMemory
 from edge.backends.tvm.cpu.scratch import Kept
 from edge.backends.tvm.cpu.table import fill_table
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.packing.cores import round_up
+from edge.backends.tvm.packing.cores import LANES, round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout
-from edge.backends.tvm.packing.shape import padded_head
 from edge.backends.tvm.packing.weights import write_weights
 from edge.backends.tvm.targets import Target
 from edge.devices.profiles.profile import Power
@@ -41,7 +40,7 @@ from edge.model.model import Model
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, Progress
 
-MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 5
+MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 6
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
 
 _PIECE = 4 << 20  # bytes copied at once
@@ -69,10 +68,12 @@ TABLE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4
 HEADER = c_struct(magic="S8", version="<u4", sections="<u4", size="<u8", resident="<u8", hash="V32")
 # crc: CRC-32; 0 for WEIGHTS, GPU_WEIGHTS, TABLE and TOKENIZER.
 ENTRY = c_struct(kind="<u4", crc="<u4", offset="<u8", size="<u8")
+# A `RowShape`, padded to whole vectors. value: values of a value with memory of their own; 0: it begins its key.
+ROW_SHAPE = c_struct(heads="<u4", key="<u4", value="<u4")
 CONFIG = c_struct(
-    # The most of any layer, heads padded to 16 values; then those of the layers without and with a ring.
+    # The most of any layer. head: the largest key, padded to 16 values.
     **dict.fromkeys(("layers", "kv_heads", "heads", "hidden", "head", "vocab", "padded_vocab", "context"), "<u4"),
-    **dict.fromkeys(("whole_kv_heads", "whole_head", "ring_kv_heads", "ring_head"), "<u4"),
+    shapes=(ROW_SHAPE, (2,)),  # rows of the layers without and with a ring
     encoder="<u4",  # 1: texts run as a whole, and there are no logits
     layer_inputs="<u4",  # values per layer of a token's vector in section TABLE; 0: none
     table_type="<u4",  # index in TABLE_TYPES, plus 1; 0: none
@@ -112,9 +113,10 @@ DESIGN = c_struct(
     tiles="<u8",  # of an output head in two stages; 0: the head is read as a whole
     **dict.fromkeys(("table", "numbers"), "<u8"),  # the table's offset in the section, and its int64 numbers
 )
-ANGLES = c_struct(pairs="<u4", reserved="<u4", magnitude="<f8")  # then float64 radians[head / 2]
+# pairs: rotated pairs of neighbouring values of a key, from `first` on. Then float64 radians[head / 2].
+ANGLES = c_struct(pairs="<u4", first="<u4", magnitude="<f8")
 STRUCTS = {  # by their names in C
-    "file_header": HEADER, "file_section": ENTRY, "edge_config": CONFIG, "layer_config": LAYER,
+    "file_header": HEADER, "file_section": ENTRY, "row_shape": ROW_SHAPE, "edge_config": CONFIG, "layer_config": LAYER,
     "design_config": DESIGN, "angles_config": ANGLES,
 }  # fmt: skip
 
@@ -137,8 +139,7 @@ def config_section(
     values = {
         "layers": shape.layers, "kv_heads": shape.kv_heads, "heads": shape.heads, "hidden": shape.hidden,
         "head": shape.padded_head, "vocab": shape.vocab, "padded_vocab": shape.padded_vocab, "context": spec.context,
-        "whole_kv_heads": shape.attention.kv_heads, "whole_head": padded_head(shape.attention.head_dim),
-        "ring_kv_heads": shape.ringed.kv_heads, "ring_head": padded_head(shape.ringed.head_dim),
+        "shapes": [core.row.padded(LANES).sizes for core in (shape.attention, shape.ringed)],
         "encoder": shape.encoder, "layer_inputs": shape.layer_inputs,
         "table_type": TABLE_TYPES.index(table.type) + 1 if table else 0,
         "capacity": config.capacity, "chunk": config.chunk, "threads": config.threads, "evict_step": evict_step,
@@ -201,7 +202,8 @@ def angles_section(model: Model, layout: PackedLayout, config: EngineConfig) -> 
         for angles in rotation.angles:
             radians = np.zeros(head // 2, "<f8")
             radians[: angles.radians.size] = angles.radians
-            parts.append(filled(ANGLES, {"pairs": angles.radians.size, "magnitude": angles.magnitude}))
+            values = {"pairs": angles.radians.size, "first": angles.first // 2, "magnitude": angles.magnitude}
+            parts.append(filled(ANGLES, values))
             parts.append(radians.tobytes())
     return b"".join(parts)
 

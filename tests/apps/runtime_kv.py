@@ -43,6 +43,7 @@ SOURCES = ("rows.c", "kv.c", "kv_keys.c", "kv_state.c", "policy.c", "model.c", "
 @dataclass(frozen=True)
 class Case:
     """windows, kinds: of each layer. ring: KV heads and values of a head of layers with rings, if these have others.
+    value: of values, if they are a part of keys or smaller. first: the first rotated pair.
     states: values of each layer's fixed state; such layers keep no rows. long_from: where LongRoPE's long factors
     begin. keep: pinned rows. ties: many rows get equal attention."""
 
@@ -55,6 +56,9 @@ class Case:
     head: int = 32
     ring: tuple[int, int] | None = None
     pairs: int = 16
+    first: int = 0
+    value: int = 0
+    shared: bool = False
     capacity: int = 60
     chunk: int = 16
     context: int = 4096
@@ -90,7 +94,7 @@ class Case:
         angles = []
         for kind in range(max(self.kinds) + 1):
             radians = (10000.0 * (1 + kind)) ** (-np.arange(self.pairs) / self.pairs) / (1 + 2 * long)
-            angles.append(Angles(radians, 1.0 + 0.1 * long))
+            angles.append(Angles(radians, 1.0 + 0.1 * long, first=2 * self.first))
         return Rotation(tuple(angles), self.kinds, self.longest // 2, halves=False)
 
 
@@ -107,8 +111,8 @@ def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[HostRows]]:
     layers = len(case.windows)
     windowed = (False, True) if case.ring else (any(case.windows),)
     cores = [
-        Attention(heads, heads, values, 1.0, window=int(window))
-        for (heads, values), window in zip(case.sizes, windowed, strict=False)
+        Attention(heads, heads, size, 1.0, window=int(window), value_dim=case.value, shared_values=case.shared)
+        for (heads, size), window in zip(case.sizes, windowed, strict=False)
     ]
     blocks = tuple(Block("attn_norm", core) for core in cores)
     shape = Shape(layers, 64, 64, "rms", 1e-5, 1.0, 0.0, 1.0, False, blocks, ((0,),))
@@ -212,8 +216,7 @@ class InC:
         config, kinds, rule = np.zeros(1, CONFIG), case.layer_kinds, case.rule
         for name, value in {
             "layers": len(case.windows), "kv_heads": case.most_heads, "head": case.longest, "context": case.context,
-            **dict(zip(("whole_kv_heads", "whole_head"), case.sizes[0], strict=True)),
-            **dict(zip(("ring_kv_heads", "ring_head"), case.sizes[1], strict=True)),
+            "shapes": [(heads, size, 0 if case.shared else case.value or size) for heads, size in case.sizes],
             "capacity": case.capacity, "chunk": case.chunk, "evict_step": case.evict_step,
             "sinks": min(SINKS, pinned), "pinned": pinned, "policy": POLICIES.index(rule.name),
             "kv_dtype": KV_DTYPES.index(case.dtype),
@@ -289,7 +292,7 @@ def _angles(case: Case) -> bytes:
     for long in (False, True):
         for angles in case.rotation(long).angles:
             head, radians = np.zeros(1, ANGLES), np.zeros(case.longest // 2)
-            head["pairs"], head["magnitude"] = angles.radians.size, angles.magnitude
+            head["pairs"], head["first"], head["magnitude"] = angles.radians.size, case.first, angles.magnitude
             radians[: angles.radians.size] = angles.radians
             parts += [head.tobytes(), radians.tobytes()]
     return b"".join(parts)

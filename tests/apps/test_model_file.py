@@ -106,7 +106,8 @@ def set_field(data: bytearray, section: Section, struct: Any, field: str, value:
         ("pinned", 64), ("sinks", 5), ("policy", 4), ("kv_dtype", 4), ("kv_dtype", 3), ("whole", 2), ("ring_rows", 8),
         ("rope_kinds", 0), ("rope_kinds", 2), ("long_from", 9), ("tempered", 1), ("temperature", float("nan")),
         ("top_p", float("inf")), ("core_watts", -1.0), ("policy", 3),
-        ("whole", 0), ("states", 1 << 33), ("whole_head", 48), ("whole_kv_heads", 0), ("ring_head", 0),
+        ("whole", 0), ("states", 1 << 33), ("shapes", (2, 48, 32)), ("shapes", (0, 32, 32)), ("shapes", (2, 0, 0)),
+        ("shapes", (2, 32, 17)), ("shapes", [(2, 32, 32), (2, 32, 0)]),
         ("layer_inputs", 16), ("table_type", 1),
     ],
 )  # fmt: skip
@@ -144,7 +145,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda data: b"GGUF" + data[4:], "not a model.edge"),
         (lambda data: data[:-1], "copy it again"),
         (lambda data: data + b"x", "copy it again"),
-        (lambda data: data[:8] + b"\1" + data[9:], "version 1, this library reads 5: export both together"),
+        (lambda data: data[:8] + b"\1" + data[9:], "version 1, this library reads 6: export both together"),
         (lambda data: data[:12] + b"\xff" + data[13:], "damaged (its table of sections)"),
         (lambda data: data[:400] + b"\xff" + data[401:], "damaged (a checksum)"),
     ],

@@ -16,6 +16,7 @@ from edge.backends.kv_cache import KVState, RewindError
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # of keys too large for float16
 
 RINGED: dict[str, Any] = {"windows": (20, 0, 9), "kinds": (1, 0, 1)}
+LATENT: dict[str, Any] = {"kv_heads": 1, "head": 144, "value": 128, "shared": True, "first": 64, "pairs": 8}
 HYBRID: dict[str, Any] = {"windows": (0,) * 4, "kinds": (0,) * 4, "states": (32, 0, 80, 0)}
 CASES = {
     "streaming": Case(),
@@ -31,6 +32,11 @@ CASES = {
     "h2o small": Case("h2o", "int8", capacity=16),
     "ring": Case(**RINGED),
     "ring int8": Case("h2o", "int8", **RINGED, context=150),
+    "small values": Case(kv_heads=2, head=48, value=16, dtype="int8"),
+    "latent": Case(**LATENT, keep=19),
+    "latent int8": Case(dtype="int8", **LATENT),
+    "latent int4": Case(dtype="int4", **LATENT, keep=19),
+    "latent h2o": Case("h2o", "int8", **LATENT, context=150),
     "apart": Case(**RINGED, kv_heads=1, head=32, ring=(2, 16)),
     "apart int4": Case(dtype="int4", **RINGED, kv_heads=2, head=16, ring=(1, 48), keep=19),
     "apart h2o": Case("h2o", "int8", **RINGED, kv_heads=1, ring=(3, 32), context=150),

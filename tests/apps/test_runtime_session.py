@@ -187,11 +187,12 @@ def test_turns_can_be_taken_back() -> None:
     ("name", "policy"),
     [
         (HYBRIDS[0], "h2o"), ("nemotron_h", "streaming"), ("gpt-oss", "h2o"), ("gemma4", "streaming"),
+        ("deepseek2", "streaming"),
         *(
             exhaustive(*each)
             for each in (
                 *product(HYBRIDS[1:], ("streaming", "h2o")), (HYBRIDS[0], "streaming"), ("lfm2moe", "streaming"),
-                ("gpt-oss", "streaming"), ("gemma4", "h2o"), ("granitehybrid", "h2o"), ("gemma3", "h2o"),
+                ("gpt-oss", "streaming"), ("gemma4", "h2o"), ("deepseek2", "h2o"), ("granitehybrid", "h2o"), ("gemma3", "h2o"),
                 ("phi3-longrope", "streaming"), ("llama-window", "window"), ("spm", "streaming"),
                 *product(("qwen3moe", "qwen35moe"), ("streaming", "h2o")),
             )

@@ -134,7 +134,7 @@ class HostRows:
     def _view(self, name: str) -> AnyArray:
         """The array as stored: values [rows, width], the others [rows / 16, width, 16]."""
         array, width = self.arrays[name], self.width(name)
-        return array.reshape(-1, width) if name == "values" else array.reshape(self._tiles, width, TILE)
+        return array.reshape(self.count, width) if name == "values" else array.reshape(self._tiles, width, TILE)
 
 
 def _pack_values(codes: AnyArray) -> AnyArray:

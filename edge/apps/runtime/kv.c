@@ -8,7 +8,7 @@
  *                                                 \_ start + 0 * even   \_ start + 1 * even
  *     whole head | physical rows 0 … length - 1, in use | free, up to capacity | padding of the last tile |
  *
- * If the heads of rings have another size or number, they lie in an arena of their own. A list maps logical rows, oldest
+ * If the rows of rings have another shape, they lie in an arena of their own. A list maps logical rows, oldest
  * first, to physical rows, and gives each a position. One list serves all heads of a part until a policy keeps different rows
  * in each head (h2o). Of six rows, the second has been evicted:
  *
@@ -38,14 +38,14 @@
 static void lay_out(arena *from, kv *k, kv_part *p, bool ringed, uint32_t capacity, uint32_t start, uint32_t lists)
 {
     const edge_config *config = k->model->config;
-    uint32_t kv_heads = ringed ? config->ring_kv_heads : config->whole_kv_heads;
+    uint32_t heads = config->shapes[ringed].heads;
     uint32_t *of = take(from, sizeof *of * config->layers * config->kv_heads);
     *p = (kv_part){.start = start, .even = whole_tiles(capacity), .capacity = capacity, .longest = capacity, .lists = 1};
     for (uint32_t layer = 0; layer < config->layers; layer++) {
         const layer_config *own = k->model->layers + layer;
         if (own->rowless || (own->ringed != 0) != ringed)
             continue;
-        for (uint32_t head = 0; head < kv_heads; head++, p->heads++)
+        for (uint32_t head = 0; head < heads; head++, p->heads++)
             if (of)
                 of[p->heads] = layer * config->kv_heads + head;
     }
@@ -59,7 +59,7 @@ kv *kv_layout(arena *from, const edge_model *model, bool elsewhere)
 {
     const edge_config *config = model->config;
     bool observed = config->policy == POLICY_H2O, ringed;
-    bool apart = config->ring_kv_heads != config->whole_kv_heads || config->ring_head != config->whole_head;
+    bool apart = memcmp(config->shapes, config->shapes + 1, sizeof *config->shapes) != 0;
     kv counted = {0}, *taken = take(from, sizeof *taken), *k = taken ? taken : &counted;
     k->model = model;
     lay_out(from, k, &k->ring, true, config->ring_rows, 0, 1);
@@ -79,15 +79,15 @@ kv *kv_layout(arena *from, const edge_model *model, bool elsewhere)
 
     uint32_t heads = config->layers * config->kv_heads, rows = k->whole.start + k->whole.heads * k->whole.even;
     k->whole.rows = k->rows, k->ring.rows = k->rows + apart;
-    rows_layout(from, k->rows, model, config->whole_head, rows, elsewhere);
+    rows_layout(from, k->rows, model, config->shapes[0], rows, elsewhere);
     if (apart)
-        rows_layout(from, k->rows + 1, model, config->ring_head, in_rings, elsewhere);
+        rows_layout(from, k->rows + 1, model, config->shapes[1], in_rings, elsewhere);
     k->starts = take(from, sizeof(int32_t) * heads);
     k->lengths = take(from, sizeof(int32_t) * heads);
     k->positions = take(from, config->windowed ? sizeof(int32_t) * ((apart ? in_rings : rows) + 4ull * TILE) : 0);
     k->paid = take(from, observed ? sizeof(float) * (rows + 4ull * TILE) : 0);
     k->pinned = config->policy == POLICY_STREAMING || config->policy == POLICY_WINDOW ? config->pinned : 0;
-    k->pinned_keys = take(from, (uint64_t)sizeof(float) * k->whole.heads * k->pinned * config->whole_head);
+    k->pinned_keys = take(from, (uint64_t)sizeof(float) * k->whole.heads * k->pinned * config->shapes[0].key);
     k->pinned_positions = take(from, sizeof(int64_t) * k->pinned);
     k->angles = take(from, sizeof(float) * config->rope_kinds * config->head);
     k->key = take(from, sizeof(float) * config->head);

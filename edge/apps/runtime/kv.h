@@ -48,7 +48,7 @@ typedef struct {
     float *states;
 } kv_pointers;
 kv_pointers kv_arguments(kv *k);
-kv_rows *kv_arenas(kv *k); /* [2]: of all layers; or of layers without a ring, and of rings, whose heads differ */
+kv_rows *kv_arenas(kv *k); /* [2]: of all layers; or of layers without a ring, and of rings of another shape */
 
 /* ---- eviction ------------------------------------------------------------------------------------------------------ */
 

@@ -16,23 +16,24 @@ static void set_angles(kv *k, int64_t by, enum kv_factors factors)
         const angles_config *less = factors == BETWEEN ? find_angles(k->model, kind, false) : NULL;
         float *cosines = k->angles + (size_t)kind * config->head, *sines = cosines + pairs;
         for (uint32_t pair = 0; pair < pairs; pair++) {
-            if (pair >= angles->pairs) {
+            double radians;
+            if (!find_radians(angles, pair, &radians)) {
                 cosines[pair] = 1, sines[pair] = 0;
                 continue;
             }
-            double radians = ((const double *)(angles + 1))[pair];
-            if (less)
-                radians -= ((const double *)(less + 1))[pair];
+            double before = 0;
+            if (less && find_radians(less, pair, &before))
+                radians -= before;
             cosines[pair] = (float)cos((double)by * radians), sines[pair] = (float)sin((double)by * radians);
         }
     }
 }
 
-/* Rotates a key by the angles of `set_angles` and stores it. A head smaller than the largest uses the first angles. */
+/* Rotates a key by the angles of `set_angles` and stores it. A key smaller than the largest uses the first angles. */
 static void rotate(kv *k, const kv_part *p, uint32_t row, uint32_t head, float *key)
 {
     const edge_config *config = k->model->config;
-    uint32_t pairs = p->rows->head / 2, kind = k->model->layers[head / config->kv_heads].rope;
+    uint32_t pairs = p->rows->shape.key / 2, kind = k->model->layers[head / config->kv_heads].rope;
     const float *cosines = k->angles + (size_t)kind * config->head, *sines = cosines + config->head / 2;
     for (uint32_t pair = 0; pair < pairs; pair++) {
         float one = key[2 * pair], other = key[2 * pair + 1];
@@ -85,7 +86,7 @@ void kv_announce(kv *k, uint32_t count)
 void kv_move_keys(kv *k, const uint32_t *rows, const int64_t *from, const int64_t *to, uint32_t count)
 {
     kv_part *p = &k->whole;
-    uint32_t head = p->rows->head, first = rows[0], have = k->known;
+    uint32_t size = p->rows->shape.key, first = rows[0], have = k->known;
     uint32_t end = first + count < k->pinned ? first + count : k->pinned;
     uint32_t known = end > first && first <= have ? end - first : 0;
     for (uint32_t at = 0; at < known; at++)
@@ -94,14 +95,14 @@ void kv_move_keys(kv *k, const uint32_t *rows, const int64_t *from, const int64_
         bool kept = at < known, old = kept && first + at < have;
         set_angles(k, to[at] - (old ? k->pinned_positions[first + at] : from[at]), kv_factors(k));
         for (uint32_t each = 0; each < p->heads; each++) {
-            float *first_key = k->pinned_keys + ((size_t)each * k->pinned + first + at) * head;
+            float *first_key = k->pinned_keys + ((size_t)each * k->pinned + first + at) * size;
             uint32_t row = row_of(p, each, rows[at]);
             if (old)
-                memcpy(k->key, first_key, sizeof(float) * head);
+                memcpy(k->key, first_key, sizeof(float) * size);
             else
                 rows_key(p->rows, row, p->of[each], k->key);
             if (kept && !old)
-                memcpy(first_key, k->key, sizeof(float) * head);
+                memcpy(first_key, k->key, sizeof(float) * size);
             rotate(k, p, row, p->of[each], k->key);
         }
         if (kept && !old)

@@ -21,7 +21,7 @@ typedef struct { /* rows of the layers with a ring, or of all others */
 
 struct kv {
     const edge_model *model;
-    kv_rows rows[2];        /* arenas: of all layers; or of layers without a ring, and of rings with other heads */
+    kv_rows rows[2];        /* arenas: of all layers; or of layers without a ring, and of rings of another shape */
     kv_part whole, ring;
     int64_t first;          /* ring: position of its oldest row */
     uint32_t before, spare; /* ring: earlier rows that a token sees; rows that are dropped at once */
@@ -34,7 +34,7 @@ struct kv {
     uint32_t ends[SNAPSHOTS], held; /* length at each snapshot, ascending; number of snapshots */
     size_t state_bytes;
     uint32_t pinned, known;    /* first rows whose unrotated keys are kept: at most, and now */
-    float *pinned_keys;        /* [heads][pinned][head] */
+    float *pinned_keys;        /* [heads][pinned][key] */
     int64_t *pinned_positions; /* RoPE positions of these keys */
     float *angles, *key;       /* [kinds][2][head / 2]: cosines and sines; [head] */
     uint8_t *occupied;         /* [capacity]: working memory */

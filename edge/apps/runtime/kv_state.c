@@ -36,7 +36,7 @@ static uint64_t part_bytes(const kv_part *p)
 
 uint64_t kv_saved_bytes(const kv *k)
 {
-    uint64_t pinned = k->known * (sizeof(int64_t) + sizeof(float) * k->whole.heads * k->whole.rows->head);
+    uint64_t pinned = k->known * (sizeof(int64_t) + sizeof(float) * k->whole.heads * k->whole.rows->shape.key);
     return sizeof(kv_header) + part_bytes(&k->whole) + part_bytes(&k->ring) + pinned + k->state_bytes;
 }
 
@@ -70,13 +70,13 @@ static bool save_lists(const kv *k, const kv_part *p, bytes_out out, void *to)
 bool kv_save(const kv *k, bytes_out out, void *to)
 {
     kv_header header = header_of(k);
-    uint32_t head = k->whole.rows->head;
+    uint32_t key = k->whole.rows->shape.key;
     bool fine = out(to, &header, sizeof header) && save_rows(&k->ring, out, to) && save_rows(&k->whole, out, to) &&
                 save_lists(k, &k->ring, out, to) && save_lists(k, &k->whole, out, to);
     if (k->known)
         fine = fine && out(to, k->pinned_positions, sizeof(int64_t) * k->known);
     for (uint32_t each = 0; fine && k->known && each < k->whole.heads; each++)
-        fine = out(to, k->pinned_keys + (size_t)each * k->pinned * head, sizeof(float) * k->known * head);
+        fine = out(to, k->pinned_keys + (size_t)each * k->pinned * key, sizeof(float) * k->known * key);
     return fine && out(to, k->states, k->state_bytes);
 }
 
@@ -148,7 +148,7 @@ edge_status kv_load(kv *k, bytes_in in, void *from, edge_error *error)
 {
     kv_header h;
     kv_part *whole = &k->whole, *ring = &k->ring;
-    uint32_t head = whole->rows->head;
+    uint32_t key = whole->rows->shape.key;
     kv_clear(k);
     bool fine = in(from, &h, sizeof h) && header_is_possible(k, &h);
     if (fine && h.rows > whole->capacity)
@@ -165,7 +165,7 @@ edge_status kv_load(kv *k, bytes_in in, void *from, edge_error *error)
     for (uint32_t row = 0; fine && row < h.known; row++)
         fine = k->pinned_positions[row] >= 0 && k->pinned_positions[row] <= h.base + h.next;
     for (uint32_t each = 0; fine && h.known && each < whole->heads; each++)
-        fine = in(from, k->pinned_keys + (size_t)each * k->pinned * head, sizeof(float) * h.known * head);
+        fine = in(from, k->pinned_keys + (size_t)each * k->pinned * key, sizeof(float) * h.known * key);
     fine = fine && load_states(k, in, from);
     k->known = fine ? h.known : 0;
     if (fine)

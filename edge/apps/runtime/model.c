@@ -87,13 +87,18 @@ static edge_status find_sections(edge_model *model, edge_error *error)
     return EDGE_OK;
 }
 
+static bool rows_are_possible(const edge_config *c, const row_shape *shape)
+{
+    return within(shape->heads, 1, c->kv_heads) && within(shape->key, 16, c->head) && shape->key % 16 == 0
+        && shape->value <= c->head && shape->value % 16 == 0;
+}
+
 static bool config_is_possible(const edge_config *c)
 {
     bool shape = within(c->layers, 1, MOST_LAYERS) && within(c->kv_heads, 1, MOST_HEADS)
         && within(c->heads, c->kv_heads, MOST_HEADS) && within(c->hidden, 1, MOST_WIDTH)
         && within(c->head, 16, MOST_HEAD) && c->head % 16 == 0 && within(c->vocab, 1, MOST_VOCAB)
-        && within(c->whole_kv_heads, 1, c->kv_heads) && within(c->whole_head, 16, c->head) && c->whole_head % 16 == 0
-        && within(c->ring_kv_heads, 1, c->kv_heads) && within(c->ring_head, 16, c->head) && c->ring_head % 16 == 0
+        && rows_are_possible(c, c->shapes) && rows_are_possible(c, c->shapes + 1)
         && c->layer_inputs <= MOST_INPUTS && c->encoder <= 1 && (!c->encoder || (c->chunk == c->capacity && !c->drafts)) && !c->table_type == !c->layer_inputs
         && c->padded_vocab == whole_tiles(c->vocab) && within(c->context, 1, 1 << 30);
     bool plan = within(c->capacity, 1, MOST_ROWS) && within(c->chunk, 1, MOST_TOKENS) && c->chunk <= c->capacity
@@ -103,8 +108,7 @@ static bool config_is_possible(const edge_config *c)
     bool rings = within(c->whole, 1, c->layers) && c->ringed <= c->layers - c->whole && c->windowed <= 1
         && (c->ringed ? c->windowed && within(c->ring_rows, 1, c->capacity) && within(c->ring_window, 1, 1 << 30)
                             && (c->ring_rows == c->capacity || c->ring_rows >= c->ring_window + c->chunk)
-                      : !c->ring_rows && !c->ring_window && c->ring_kv_heads == c->whole_kv_heads
-                            && c->ring_head == c->whole_head)
+                      : !c->ring_rows && !c->ring_window && !memcmp(c->shapes, c->shapes + 1, sizeof *c->shapes))
         && (uint64_t)c->layers * c->kv_heads * (c->capacity + 15) <= INT32_MAX; /* rows of the cache */
     bool angles = within(c->rope_kinds, 1, MOST_KINDS) && c->long_from <= 1 << 30 && c->tempered <= 1
         && (!c->tempered || (c->temper_period && number_within(c->temper_slope, -1e6, 1e6)));
@@ -148,7 +152,7 @@ static bool angles_agree(const edge_model *model)
     for (uint32_t i = 0; i < (c->long_from ? 2 : 1) * c->rope_kinds; i++) {
         const angles_config *angles = (const angles_config *)(model->sections[SECTION_ANGLES] + i * angles_bytes(c));
         const double *radians = (const double *)(angles + 1);
-        if (angles->pairs > c->head / 2 || !number_within(angles->magnitude, 1e-6, 1e6))
+        if (angles->first > c->head / 2 || angles->pairs > c->head / 2 - angles->first || !number_within(angles->magnitude, 1e-6, 1e6))
             return false;
         for (uint32_t pair = 0; pair < angles->pairs; pair++)
             if (!number_within(radians[pair], -1e6, 1e6))

@@ -5,8 +5,8 @@
  *     LAYERS       a layer_config for each layer
  *     DESIGNS      uint32 count, uint32 0, design_config[count], then the tables of the designs: offsets into weights and
  *                  scratch, which only compiled code reads. They are for CONFIG.threads threads, and valid for fewer.
- *     ANGLES       for each kind of layers an angles_config and double radians[head / 2]: LongRoPE's short factors, then,
- *                  if long_from is set, its long factors
+ *     ANGLES       for each kind of layers an angles_config and double radians[head / 2], of which `pairs` are used:
+ *                  LongRoPE's short factors, then, if long_from is set, its long factors
  *     NORMALS      float[layers * kv_heads * head]: normals of the keys' reflections, if kv_dtype is int4
  *     STRINGS      name, license, policy, kv_dtype, each ends with \0
  *     TOKENIZER    see vocabulary.h
@@ -50,6 +50,13 @@ uint32_t model_designs(const edge_model *model, const design_config **designs);
 edge_status find_design(const edge_model *model, const char *isa, const design_config **design, edge_error *error);
 /* RoPE angles of a kind of layers; double radians[head / 2] follow the struct. lengthened: with LongRoPE's long factors. */
 const angles_config *find_angles(const edge_model *model, uint32_t kind, bool lengthened);
+/* Sets *radians to the angle per position of a pair of a key's values. Returns false if the pair is not rotated. */
+static inline bool find_radians(const angles_config *angles, uint32_t pair, double *radians)
+{
+    bool rotated = pair >= angles->first && pair - angles->first < angles->pairs;
+    *radians = rotated ? ((const double *)(angles + 1))[pair - angles->first] : 0;
+    return rotated;
+}
 /* The factor by which queries at a position are scaled (temperatures of edge/model/architectures/angles.py). */
 float temperature_at(const edge_config *config, int64_t position);
 

@@ -261,14 +261,14 @@ bool pass_lost_thread(const pass *p)
  * does not rotate have cosine 1 and sine 0. */
 static void fill_angles(float *table, const angles_config *angles, uint32_t head, int64_t first, uint32_t positions)
 {
-    const double *radians = (const double *)(angles + 1);
     for (uint32_t i = 0; i < positions; i++) {
         double position = (double)(first + i);
         float *cosines = table + (size_t)i * 2 * head, *sines = cosines + head;
         for (uint32_t pair = 0; pair < head / 2; pair++) {
-            bool rotated = pair < angles->pairs;
-            float cosine = rotated ? (float)(angles->magnitude * cos(position * radians[pair])) : 1;
-            float sine = rotated ? (float)(angles->magnitude * sin(position * radians[pair])) : 0;
+            double radians;
+            bool rotated = find_radians(angles, pair, &radians);
+            float cosine = rotated ? (float)(angles->magnitude * cos(position * radians)) : 1;
+            float sine = rotated ? (float)(angles->magnitude * sin(position * radians)) : 0;
             cosines[2 * pair] = cosines[2 * pair + 1] = cosine;
             sines[2 * pair] = -sine;
             sines[2 * pair + 1] = sine;

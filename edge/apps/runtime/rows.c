@@ -36,23 +36,24 @@ float rows_from_half(uint16_t half)
     return exponent || !sign ? x : -x;
 }
 
-void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t head, uint32_t count, bool elsewhere)
+void rows_layout(arena *from, kv_rows *rows, const edge_model *model, row_shape shape, uint32_t count, bool elsewhere)
 {
     static const uint8_t sizes[] = {4, 2, 1, 1}, scales[] = {0, 0, 1, 2};
     const edge_config *config = model->config;
-    uint32_t dtype = config->kv_dtype, width = dtype == KV_INT4 ? head / 2 : head;
+    uint32_t dtype = config->kv_dtype, values = dtype == KV_INT4 ? 2 : 1; /* values: of an element */
+    const uint32_t stored[] = {shape.key, shape.value, shape.key, shape.value};
     rows->device = NULL;
-    rows->dtype = dtype, rows->head = head, rows->count = count, rows->stride = config->head;
+    rows->shape = shape, rows->dtype = dtype, rows->count = count, rows->stride = config->head;
     for (int array = 0; array < ARRAYS; array++) {
         bool scaled = array >= KEY_SCALES;
-        rows->widths[array] = scaled ? scales[dtype] : width;
+        rows->widths[array] = !scaled ? stored[array] / values : stored[array] ? scales[dtype] : 0;
         rows->item[array] = !scaled ? sizes[dtype] : dtype == KV_INT4 ? 2 : 4;
         uint64_t bytes = (uint64_t)rows->widths[array] * rows->item[array];
         rows->arrays[array] = take(from, elsewhere ? 0 : (count + (uint64_t)SPARE_ROWS) * bytes);
     }
     rows->changed = take(from, EDGE_PAGE ? count / TILE : 0);
     rows->normals = dtype == KV_INT4 ? (const float *)model->sections[SECTION_NORMALS] : NULL;
-    rows->work = take(from, sizeof(float) * head);
+    rows->work = take(from, sizeof(float) * shape.key);
 }
 
 /* Returns the first element of a row in an array. *stride: bytes from one element to the next. */
@@ -161,17 +162,17 @@ void rows_restore(kv_rows *rows, uint32_t row, const uint8_t *saved)
 /* ---- keys in float32 -------------------------------------------------------------------------------------------- */
 
 /* Multiplies x by a Hadamard matrix, in blocks of the largest power of two that divides the length; its own inverse. */
-static void hadamard(float *x, uint32_t head)
+static void hadamard(float *x, uint32_t count)
 {
-    uint32_t block = head & (~head + 1);
+    uint32_t block = count & (~count + 1);
     for (uint32_t distance = 1; distance < block; distance *= 2)
-        for (uint32_t at = 0; at < head; at++)
+        for (uint32_t at = 0; at < count; at++)
             if (!(at & distance)) {
                 float first = x[at], second = x[at + distance];
                 x[at] = first + second, x[at + distance] = first - second;
             }
     float scale = (float)(1 / sqrt((double)block));
-    for (uint32_t at = 0; at < head; at++)
+    for (uint32_t at = 0; at < count; at++)
         x[at] *= scale;
 }
 
@@ -184,7 +185,7 @@ static float sum(const float *x, uint32_t count)
     }
     float parts[8];
     memcpy(parts, x, sizeof parts);
-    for (uint32_t at = 8; at < count; at++) /* a head has a multiple of 16 values */
+    for (uint32_t at = 8; at < count; at++) /* a key has a multiple of 16 values */
         parts[at % 8] += x[at];
     return ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
 }
@@ -194,10 +195,10 @@ static void reflect(const kv_rows *rows, uint32_t head, const float *x, float *o
 {
     const float *normal = rows->normals + (size_t)head * rows->stride;
     float *products = rows->work;
-    for (uint32_t at = 0; at < rows->head; at++)
+    for (uint32_t at = 0; at < rows->shape.key; at++)
         products[at] = x[at] * normal[at];
-    float twice = 2 * sum(products, rows->head);
-    for (uint32_t at = 0; at < rows->head; at++)
+    float twice = 2 * sum(products, rows->shape.key);
+    for (uint32_t at = 0; at < rows->shape.key; at++)
         out[at] = x[at] - twice * normal[at];
 }
 
@@ -231,7 +232,7 @@ void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key)
             key[2 * at + 1] = (float)(*from >> 4) * scales[0] + scales[1];
         }
     if (rows->dtype == KV_INT4) {
-        hadamard(key, rows->head);
+        hadamard(key, rows->shape.key);
         reflect(rows, head, key, key);
     }
 }
@@ -248,11 +249,11 @@ static void set_int8(const kv_rows *rows, uint32_t row, const float *key)
     size_t stride, scale_stride;
     uint8_t *to = element(rows, KEYS, row, &stride), *scale = element(rows, KEY_SCALES, row, &scale_stride);
     float most = 0;
-    for (uint32_t at = 0; at < rows->head; at++)
+    for (uint32_t at = 0; at < rows->shape.key; at++)
         most = fabsf(key[at]) > most ? fabsf(key[at]) : most;
     most /= 127;
     memcpy(scale, &most, 4);
-    for (uint32_t at = 0; at < rows->head; at++, to += stride)
+    for (uint32_t at = 0; at < rows->shape.key; at++, to += stride)
         *to = (uint8_t)code(key[at] / (most > 0 ? most : 1), -128, 127);
 }
 
@@ -260,9 +261,9 @@ static void set_int4(const kv_rows *rows, uint32_t row, float *key)
 {
     size_t stride, scale_stride;
     uint8_t *to = element(rows, KEYS, row, &stride), *scale = element(rows, KEY_SCALES, row, &scale_stride);
-    hadamard(key, rows->head);
+    hadamard(key, rows->shape.key);
     float least = key[0], most = key[0];
-    for (uint32_t at = 1; at < rows->head; at++) {
+    for (uint32_t at = 1; at < rows->shape.key; at++) {
         least = key[at] < least ? key[at] : least;
         most = key[at] > most ? key[at] : most;
     }
@@ -274,7 +275,7 @@ static void set_int4(const kv_rows *rows, uint32_t row, float *key)
         scales[each] = rows_from_half(half);
     }
     float inverse = scales[0] > 0 ? 1 / scales[0] : 0;
-    for (uint32_t at = 0; at < rows->head; at += 2, to += stride) {
+    for (uint32_t at = 0; at < rows->shape.key; at += 2, to += stride) {
         int32_t low = code((key[at] - scales[1]) * inverse, 0, INT4_STEPS);
         *to = (uint8_t)(low | code((key[at + 1] - scales[1]) * inverse, 0, INT4_STEPS) << 4);
     }
@@ -295,7 +296,7 @@ void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key)
         reflect(rows, head, key, key);
         set_int4(rows, row, key);
     } else
-        for (uint32_t at = 0; at < rows->head; at++, to += stride) {
+        for (uint32_t at = 0; at < rows->shape.key; at++, to += stride) {
             uint16_t half = rows_to_half(key[at]);
             if (rows->dtype == KV_F32)
                 memcpy(to, &key[at], 4);

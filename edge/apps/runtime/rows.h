@@ -17,19 +17,21 @@ typedef struct {
 } rows_work;
 struct rows_device { const rows_work *work; };
 
-/* An arena of rows: keys, values and scales of the heads of some layers, laid out as in backends/tvm/kv/rows.py. */
+/* An arena of rows: keys, values and scales of the heads of some layers, laid out as in backends/tvm/kv/rows.py. A row is
+ * that of one head. */
 typedef struct {
     rows_device *device;               /* holds the rows; NULL: they are in `arrays` */
-    uint32_t dtype, head, count;       /* head: values of a key; count: rows */
-    uint32_t stride;                   /* values of a normal: of the largest head */
+    row_shape shape;
+    uint32_t dtype, count;             /* count: rows */
+    uint32_t stride;                   /* values of a normal: of the largest key */
     uint8_t *arrays[4];                /* keys, values, key scales, value scales */
     uint32_t widths[4], item[4];       /* elements of a row, bytes of an element */
     const float *normals;              /* [layers * kv_heads][stride]; NULL: keys are not reflected */
     uint8_t *changed;                  /* for each tile: written since the page's GPU read it; NULL: none */
-    float *work;                       /* [head] */
+    float *work;                       /* [key] */
 } kv_rows;
 /* elsewhere: a device will hold the rows, so that the arrays take no memory. */
-void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t head, uint32_t count, bool elsewhere);
+void rows_layout(arena *from, kv_rows *rows, const edge_model *model, row_shape shape, uint32_t count, bool elsewhere);
 void rows_move(kv_rows *rows, uint32_t source, uint32_t target); /* each row at most once before rows_settle */
 void rows_settle(kv_rows *rows);                                 /* completes the moves */
 void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count); /* moves neighbouring rows, whole tiles */

@@ -45,12 +45,12 @@ static rows_device *rows_of(accelerator *a, bool ring, uint32_t count)
  * rotate. */
 static void fill_angles(gpu *g, const angles_config *angles, int64_t first, uint32_t count)
 {
-    const double *radians = (const double *)(angles + 1);
     uint32_t pairs = g->config->pairs_rotated;
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t pair = 0; pair < pairs; pair++) {
-            bool rotated = pair < angles->pairs;
-            double turned = rotated ? (double)(first + i) * radians[pair] : 0;
+            double radians;
+            bool rotated = find_radians(angles, pair, &radians);
+            double turned = (double)(first + i) * radians;
             g->angles[(size_t)i * 2 * pairs + pair] = rotated ? (float)(angles->magnitude * cos(turned)) : 1;
             g->angles[(size_t)i * 2 * pairs + pairs + pair] = rotated ? (float)(angles->magnitude * sin(turned)) : 0;
         }

@@ -14,7 +14,7 @@ void arena_layout(arena *from, gpu_arena *rows, const edge_model *model, uint32_
     const edge_config *c = model->config;
     const gpu_config *config = (const gpu_config *)model->sections[SECTION_GPU];
     gpu_arena made = {.number = number, .tile = -1};
-    rows_layout(from, &made.converter, model, number ? c->ring_head : c->whole_head, TILE, false);
+    rows_layout(from, &made.converter, model, c->shapes[number], TILE, false);
     made.coded = made.converter.widths[0] * made.converter.item[0];
     made.row_bytes = config->row_bytes[number];
     made.scale = made.converter.widths[2] * made.converter.item[2];
@@ -98,7 +98,7 @@ static void copy_half(uint8_t *to, uint32_t to_at, const uint8_t *from, uint32_t
 
 static void put_key(const gpu_arena *rows, uint8_t *tiles, uint32_t row, const uint8_t *key)
 {
-    uint32_t head = rows->converter.head, item = rows->coded / head;
+    uint32_t head = rows->converter.shape.key, item = rows->coded / head;
     for (uint32_t at = 0; at < head; at++) {
         uint32_t place = place_of(rows, at);
         if (item)
@@ -110,7 +110,7 @@ static void put_key(const gpu_arena *rows, uint8_t *tiles, uint32_t row, const u
 
 static void get_key(const gpu_arena *rows, uint8_t *tiles, uint32_t row, uint8_t *key)
 {
-    uint32_t head = rows->converter.head, item = rows->coded / head;
+    uint32_t head = rows->converter.shape.key, item = rows->coded / head;
     for (uint32_t at = 0; at < head; at++) {
         uint32_t place = place_of(rows, at);
         if (item)
@@ -124,13 +124,13 @@ static void get_key(const gpu_arena *rows, uint8_t *tiles, uint32_t row, uint8_t
  * or of the last 16 (backends/tvm/cpu/kernels/cache.py); here a byte has two neighbours. */
 static uint32_t half_of(const gpu_arena *rows, uint32_t at)
 {
-    uint32_t width = at < rows->converter.head / 32 * 32 ? 16 : 8, rest = at % (2 * width);
+    uint32_t width = at < rows->converter.shape.key / 32 * 32 ? 16 : 8, rest = at % (2 * width);
     return at - rest + rest % width * 2 + rest / width;
 }
 
 static bool has_halves(const gpu_arena *rows)
 {
-    return rows->coded < rows->converter.head;
+    return rows->coded < rows->converter.shape.key;
 }
 
 static void put_value(const gpu_arena *rows, uint8_t *to, const uint8_t *value)
@@ -139,7 +139,7 @@ static void put_value(const gpu_arena *rows, uint8_t *to, const uint8_t *value)
         memcpy(to, value, rows->coded);
         return;
     }
-    for (uint32_t at = 0; at < rows->converter.head; at++)
+    for (uint32_t at = 0; at < rows->converter.shape.key; at++)
         copy_half(to + at / 2, at, value + half_of(rows, at) / 2, half_of(rows, at));
 }
 
@@ -149,7 +149,7 @@ static void get_value(const gpu_arena *rows, const uint8_t *from, uint8_t *value
         memcpy(value, from, rows->coded);
         return;
     }
-    for (uint32_t at = 0; at < rows->converter.head; at++)
+    for (uint32_t at = 0; at < rows->converter.shape.key; at++)
         copy_half(value + half_of(rows, at) / 2, half_of(rows, at), from + at / 2, at);
 }
 
@@ -159,10 +159,10 @@ void arena_normals(gpu_arena *rows)
     const gpu_config *config = rows->gpu->config;
     const uint32_t *heads = (const uint32_t *)gpu_table(rows->gpu, config->numbers_at) + config->heads_at[rows->number];
     for (uint32_t i = 0; own->normals && i < config->heads[rows->number]; i++) {
-        for (uint32_t at = 0; at < own->head; at++)
+        for (uint32_t at = 0; at < own->shape.key; at++)
             own->work[place_of(rows, at)] = own->normals[(size_t)heads[i] * own->stride + at];
         uint64_t first = config->normals + (uint64_t)heads[i] * config->largest_head;
-        gpu_write(rows->gpu, config->tables, first * sizeof *own->work, own->work, own->head * sizeof *own->work, true);
+        gpu_write(rows->gpu, config->tables, first * sizeof *own->work, own->work, own->shape.key * sizeof *own->work, true);
     }
 }
 

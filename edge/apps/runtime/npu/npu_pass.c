@@ -121,15 +121,15 @@ static void fill_tables(const npu *n, const npu_arrays *arrays, const pass_input
     uint32_t half = n->model->config->head / 2, first = arrays->tokens - input->count;
     for (uint32_t kind = 0; kind < n->model->config->rope_kinds; kind++) {
         const angles_config *angles = find_angles(n->model, kind, input->lengthened);
-        const double *radians = (const double *)(angles + 1);
         for (uint32_t i = 0; i < input->count; i++) {
             double position = (double)(input->rope_position + i);
             size_t at = (size_t)(first + i) * half;
             float *cosines = arrays->tables[2 * kind] + at, *sines = arrays->tables[2 * kind + 1] + at;
             for (uint32_t pair = 0; pair < half; pair++) {
-                bool rotated = pair < angles->pairs;
-                cosines[pair] = rotated ? (float)(angles->magnitude * cos(position * radians[pair])) : 1;
-                sines[pair] = rotated ? (float)(angles->magnitude * sin(position * radians[pair])) : 0;
+                double radians;
+                bool rotated = find_radians(angles, pair, &radians);
+                cosines[pair] = rotated ? (float)(angles->magnitude * cos(position * radians)) : 1;
+                sines[pair] = rotated ? (float)(angles->magnitude * sin(position * radians)) : 0;
             }
         }
     }
