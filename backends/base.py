@@ -180,9 +180,13 @@ class GivenEngine(Engine, Protocol):
 class CrossEngine(Engine, Protocol):
     """An engine that runs cross attention (`Attention.across`)."""
 
-    def set_crossed(self, layer: int, keys: FloatArray, values: FloatArray) -> None:
-        """Replace the rows that tokens see across, in one layer: float32 [heads, n, head], n the same in all layers, at
-        most `EngineConfig.crossed`."""
+    def set_crossed(self, states: FloatArray) -> None:
+        """Replace the rows that tokens see across by those of an encoder's states, float32 [n, hidden], n at most
+        `EngineConfig.crossed`."""
+        ...
+
+    def crossed(self, layer: int) -> tuple[FloatArray, FloatArray]:
+        """These rows of a layer with cross attention: keys and values, float32 [heads, n, size]."""
         ...
 
 

@@ -60,7 +60,7 @@ def paid(engine: Context, core: Attention, at: At, x: FloatArray) -> tuple[Float
 
 def _across(engine: Context, core: Attention, at: At, queries: FloatArray) -> tuple[FloatArray, FloatArray]:
     """As `paid`, of rows that were given: every token sees all of them."""
-    keys, values = engine.crossed[at.layer]
+    keys, values = engine.across[at.layer]
     queries = queries.reshape(core.kv_heads, core.group, -1, core.head_dim) * np.float32(core.scale)
     return softmax(queries @ keys[:, None].swapaxes(-1, -2)), values
 

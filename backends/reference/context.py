@@ -38,7 +38,7 @@ class Context(Protocol):
     spec: ModelSpec
     kv: ReferenceKV
     weights: dict[str, FloatArray]
-    crossed: dict[int, tuple[FloatArray, FloatArray]]  # of layers with cross attention: see CrossEngine
+    across: dict[int, tuple[FloatArray, FloatArray]]  # of layers with cross attention: see `CrossEngine.crossed`
     joined: FloatArray  # by `Features`, [n, 2 · hidden]
 
     def project(self, x: FloatArray, at: At, name: str) -> FloatArray:

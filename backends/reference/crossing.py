@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from edge.backends.base import EngineConfig
 from edge.backends.reference.attention import paid
@@ -16,15 +16,17 @@ from edge.model.spec import ModelSpec
 from edge.model.tensors import find_tensors
 from edge.types import FloatArray, IntArray
 
+Crossed = Callable[[int], tuple[FloatArray, FloatArray]]
+
 
 @UNWARNED
 def attention_across(
-    file: GGUFFile, spec: ModelSpec, tokens: IntArray, crossed: Iterator[tuple[int, FloatArray, FloatArray]],
+    file: GGUFFile, spec: ModelSpec, tokens: IntArray, crossed: Crossed,
     heads: Mapping[int, Sequence[int]],
 ) -> dict[int, FloatArray]:  # fmt: skip
     """The attention that tokens, int [n], pay to the rows that they see across, in a pass of their own: of these heads
-    by layer, float32 [heads, n, rows]. crossed: each layer's number, keys and values, in order, which exist one after
-    the other; see CrossEngine. Raises IndexError for more tokens than the model knows positions."""
+    by layer, float32 [heads, n, rows]. crossed: see CrossEngine. Raises IndexError for more tokens than the model
+    knows positions."""
     names = {name: source.tensor for name, source in find_tensors(file, spec).items()}
     engine = ReferenceEngine(file, spec, EngineConfig(len(tokens), len(tokens), "f32", 1), _Weights(file, names))
     places, found = Places.after(0, len(tokens)), dict[int, FloatArray]()
@@ -36,8 +38,7 @@ def attention_across(
         for block in blocks:
             normed = engine.norm(x, at.name(block.norm))
             if isinstance(block.core, Attention) and block.core.across:
-                number, keys, values = next(crossed)
-                engine.crossed = {number: (keys, values)}
+                engine.across = {layer: crossed(layer)}  # the last layer's go
                 if layer in heads:
                     weights, _ = paid(engine, block.core, at, normed)
                     found[layer] = weights.reshape(block.core.heads, len(tokens), -1)[list(heads[layer])]

@@ -8,7 +8,7 @@ import numpy as np
 
 from edge.backends.base import Capabilities, EngineConfig
 from edge.backends.checks import check_free, check_lora, check_positions, check_tokens, check_whole_text, places_of
-from edge.backends.reference.attention import attention
+from edge.backends.reference.attention import attention, heads_of
 from edge.backends.reference.context import At
 from edge.backends.reference.delta_net import delta_net
 from edge.backends.reference.dense import dense
@@ -70,7 +70,7 @@ class ReferenceEngine:
         self.kv = ReferenceKV("reference", file, spec, config)
         self._states = self._embeddings = self.joined = np.zeros((0, spec.hidden), np.float32)
         self._held = self._states  # of a block, for the next one
-        self.crossed: dict[int, tuple[FloatArray, FloatArray]] = {}
+        self.across: dict[int, tuple[FloatArray, FloatArray]] = {}
         self._last = self._states  # of the newest pass
         self._taps: list[FloatArray] = []
 
@@ -91,9 +91,17 @@ class ReferenceEngine:
             self.kv.keys[layer][:, own] = self.kv.rope.ordered(keys, layer)
             self.kv.values[layer][:, own] = values
 
-    def set_crossed(self, layer: int, keys: FloatArray, values: FloatArray) -> None:
+    def set_crossed(self, states: FloatArray) -> None:
         """See CrossEngine."""
-        self.crossed[layer] = keys, values
+        for layer in self.network.crossings:
+            core = self.network.attention[layer]
+            assert core is not None
+            keys, values = (heads_of(self, core, At(layer), states, name) for name in core.crossing)
+            self.across[layer] = keys, values
+
+    def crossed(self, layer: int) -> tuple[FloatArray, FloatArray]:
+        """See CrossEngine."""
+        return self.across[layer]
 
     @UNWARNED
     def hidden(self, tokens: IntArray, places: Places | None = None, given: GivenRows | None = None) -> FloatArray:

@@ -98,7 +98,7 @@ class NativeEngine:
         self.observe, self.choose_rows = first.observe, first.choose_rows
         self.forward, self.forward_all, self.forward_top = first.forward, first.forward_all, first.forward_top
         self.hidden, self.verify, self.verify_top = first.hidden, first.verify, first.verify_top
-        self.set_crossed = passes.set_crossed
+        self.set_crossed, self.crossed = passes.set_crossed, passes.crossed
         self.states, self.layer_states, self.give = passes.normed_states, passes.layer_states, passes.give
         self.times = passes.arrays["times"]
         if FORMATS[config.kv_dtype].transformed:

@@ -269,24 +269,35 @@ class Passes:
             found += vector("output_norm.bias")
         return found
 
-    def set_crossed(self, layer: int, keys: FloatArray, values: FloatArray) -> None:
+    def set_crossed(self, states: FloatArray) -> None:
+        """See CrossEngine."""
+        workers, most, step = self.check_open(), self.memory.cross_stride, len(self.states)
+        if len(states) > most:
+            raise EngineError(f"{len(states)} states to read across, and there is room for {most}")
+        for at in range(0, len(states), step):
+            part = states[at : at + step]
+            self.states[: len(part)] = part
+            workers.run(kind=Job.CROSS, count=len(part), position=at, wanted=0)
+        self.table[self._cross_rows] = len(states)
+
+    def crossed(self, layer: int) -> tuple[FloatArray, FloatArray]:
         """See CrossEngine."""
         self.check_open()
-        memory, (heads, count, size) = self.memory, keys.shape
-        if count > memory.cross_stride:
-            raise EngineError(f"{count} rows to read across, and there is room for {memory.cross_stride}")
-        first = memory.cross_row(self.layout.network, layer)
-        stored = [
-            self.arrays[name].reshape(-1, memory.arrays[name].shape[1])[first : first + heads * memory.cross_stride]
-            .reshape(heads, memory.cross_stride, -1) for name in CROSS
-        ]  # fmt: skip
-        stored[1][:, :count, : values.shape[2]] = values
-        in_tiles, whole = stored[0].reshape(heads, memory.cross_stride // TILE, -1, TILE), count // TILE
-        columns = keys.swapaxes(1, 2)
-        in_tiles[:, :whole, :size] = columns[..., : whole * TILE].reshape(heads, size, whole, TILE).swapaxes(1, 2)
-        if rest := count % TILE:
-            in_tiles[:, whole, :size, :rest] = columns[..., count - rest :]
-        self.table[Table.of(self.layout.shape).slot("cross_rows")] = count
+        core = self.layout.network.attention[layer]
+        assert core is not None
+        row, stride, count = core.row, self.memory.cross_stride, int(self.table[self._cross_rows])
+        first = self.memory.cross_row(self.layout.network, layer)
+        keys, values = (
+            self.arrays[name].reshape(-1, self.memory.arrays[name].shape[1])[first : first + row.heads * stride]
+            .reshape(row.heads, stride, -1) for name in CROSS
+        )  # fmt: skip
+        in_tiles = keys.reshape(row.heads, stride // TILE, -1, TILE).swapaxes(2, 3).reshape(keys.shape)
+        found = in_tiles[:, :count, : row.key], values[:, :count, : row.value]
+        return np.asarray(found[0], np.float32), np.asarray(found[1], np.float32)
+
+    @property
+    def _cross_rows(self) -> int:
+        return Table.of(self.layout.shape).slot("cross_rows")
 
     def layer_states(self, count: int) -> FloatArray:
         """See StatesEngine."""

@@ -170,7 +170,7 @@ class Attention:
 
     `attn_q`, `attn_k`, `attn_v` project the normalised rows to heads; a group of query heads shares a KV head. With
     `rows_of`, the layer has queries only, which read the rows of an earlier layer with KV heads of the same sizes; so
-    has one `across`, which reads rows that its engine was given (`CrossEngine`): an encoder's, the same for all tokens.
+    has one `across`, whose `attn_k` and `attn_v` project states of an encoder (`CrossEngine`), the same for all tokens.
     """
 
     heads: int
@@ -206,6 +206,11 @@ class Attention:
             return ("attn_q_a" if self.latent.rank else "attn_q", "attn_kv_a_mqa")
         own = ("attn_k", "attn_v")[: 2 - self.shared_values] if self.makes_rows else ()
         return ("attn_q", *own, *(("attn_q_gate",) if self.gated else ()))
+
+    @property
+    def crossing(self) -> tuple[str, ...]:
+        """Matrices that multiply an encoder's states."""
+        return ("attn_k", "attn_v") if self.across else ()
 
     @property
     def makes_rows(self) -> bool:
@@ -247,7 +252,9 @@ class Attention:
             "attn_q": queries, "attn_k": row.heads * row.key, "attn_v": row.heads * row.value, "attn_q_gate": self.width
         }  # fmt: skip
         same, columns = {"attn_v": "attn_k"} if self.keys_as_values else {}, hidden * (1 + self.joined)
-        matrices = (Tensor(name, rows[name], columns, same_as=same.get(name, "")) for name in self.inputs)
+        matrices = (
+            Tensor(name, rows[name], columns, same_as=same.get(name, "")) for name in (*self.inputs, *self.crossing)
+        )
         yield from _with_biases(matrices, self.biases)
         for name in ("attn_q", "attn_k") if self.head_norms else ():
             if name in self.inputs:

@@ -6,7 +6,7 @@ the window's states, which all of its tokens see. Decoding is the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import cast
@@ -49,7 +49,9 @@ class Listener:
         self._ears = cast(
             HiddenEngine, backend.load(ears_file(file), self.whisper.ears, ears, lambda part, _="": parts[0](part))
         )
-        self._words = backend.load(words_file(file), self.whisper.spec, words, lambda part, _="": parts[1](part))
+        self._words = cast(
+            CrossEngine, backend.load(words_file(file), self.whisper.spec, words, lambda part, _="": parts[1](part))
+        )
         self._stem = _stem_of(file)
         self._states: FloatArray = np.zeros((0, self.whisper.spec.hidden), np.float32)  # of the last window
 
@@ -100,8 +102,7 @@ class Listener:
         given = GivenRows(whisper.ears.vocab, whisper.ears.hidden)
         ids = given.promise(b"window", len(rows), lambda: rows)
         self._states = self._ears.hidden(ids, None, given)
-        for layer, keys, values in _rows_of(self.file, whisper, self._states):
-            cast(CrossEngine, self._words).set_crossed(2 * layer + 1, keys, values)
+        self._words.set_crossed(self._states)
         self.kv.truncate(0)
 
     def forward(self, tokens: IntArray) -> FloatArray:
@@ -120,12 +121,10 @@ class Listener:
         from edge.backends.reference.crossing import attention_across  # here: only word times need it
 
         self._check_window()
-        rows = _rows_of(self.file, self.whisper, self._states)
         heads: dict[int, list[int]] = {}
         for layer, head in self.whisper.alignment:
             heads.setdefault(2 * layer + 1, []).append(head)
-        crossed = ((2 * layer + 1, keys, values) for layer, keys, values in rows)
-        paid = attention_across(words_file(self.file), self.whisper.spec, tokens, crossed, heads)
+        paid = attention_across(words_file(self.file), self.whisper.spec, tokens, self._words.crossed, heads)
         return np.stack([paid[2 * at + 1][heads[2 * at + 1].index(head)] for at, head in self.whisper.alignment])
 
     def close(self) -> None:
@@ -150,21 +149,6 @@ def _stem_of(file: GGUFFile) -> Stem:
     return Stem(taps, biases, read_weight(file, f"{EARS}position_embd.weight"))
 
 
-def _rows_of(file: GGUFFile, whisper: Whisper, states: FloatArray) -> Iterator[tuple[int, FloatArray, FloatArray]]:
-    """The keys and values of a window in each layer of the file, float32 [heads, n, head]."""
-    heads = whisper.spec.heads
-
-    def divided(columns: FloatArray) -> FloatArray:
-        """A view of [hidden, n], since keys are stored with the same value of many rows side by side."""
-        return np.asarray(columns.reshape(heads, -1, columns.shape[1]).swapaxes(1, 2))
-
-    for layer in range(whisper.spec.layers // 2):
-        name = f"blk.{layer}.cross_attn"
-        keys = read_weight(file, f"{name}_k.weight") @ states.T
-        values = states @ read_weight(file, f"{name}_v.weight").T + read_weight(file, f"{name}_v.bias")
-        yield layer, divided(keys), np.asarray(values.reshape(len(states), heads, -1).swapaxes(0, 1))
-
-
 def _configs(
     whisper: Whisper, backend: Backend, threads: int, sequences: int, kv_dtype: str
 ) -> tuple[EngineConfig, EngineConfig]:
@@ -181,10 +165,10 @@ def _configs(
 
 
 def _window_bytes(whisper: Whisper) -> int:
-    """Of the convolutions, whose inputs, products and results exist at once, and of one layer's keys and values."""
-    hidden, matrix = whisper.spec.hidden, 8 * whisper.spec.hidden**2
+    """Of the convolutions, whose inputs, products and results exist at once, and of the states."""
+    hidden = whisper.spec.hidden
     stem = 4 * whisper.frames * (2 * whisper.mels + 5 * hidden) + 4 * hidden * (3 * whisper.mels + 3 * hidden)
-    return stem + 4 * whisper.positions * hidden * 6 + 4 * matrix
+    return stem + 4 * whisper.positions * hidden * 6
 
 
 def _words_bytes(whisper: Whisper) -> int:

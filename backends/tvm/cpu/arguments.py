@@ -58,6 +58,8 @@ class Job:
     the states stay. An APPLY job with APPLIED then adds the first `count` of these tokens to the states.
     The tokens of a chunk are followed by the index of the last one that each sees (`model/places.py`); an encoder's
     then by those of the first ones, by positions, and by rows of the table of token types.
+    A CROSS job makes the rows of cross attention, in all layers from row `position` on, of `count` states of an
+    encoder, which stand in the place of embeddings.
     wanted: ESTIMATED if a step or a batch bounds the logits of all tokens instead. A RESCORE job then computes those of
     `count` tiles, for `wanted` rows (phases/estimate.py).
     """
@@ -70,6 +72,7 @@ class Job:
     QUIT, STEP, CHUNK, APPLY, BATCH = range(5)
     APPLIED, VERIFIED = 1, 2  # values of `drafts`
     RESCORE = -1
+    CROSS = -2
     ESTIMATED = -1  # a value of `wanted`
 
     @classmethod

@@ -56,6 +56,7 @@ from edge.backends.tvm.packing.cores import LANES
 from edge.backends.tvm.packing.shape import Shape
 from edge.model.cores import (
     Attention,
+    Core,
     DeltaNet,
     Dense,
     Experts,
@@ -85,7 +86,7 @@ class Program:
     def parts(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Entries and functions to be compiled together; the parts that take longest come first."""
         order = {name: number for number, name in enumerate(_BY_SIZE)}
-        names = sorted(self.units, key=lambda name: order.get(name.rstrip("_0123456789"), len(order)))
+        names = sorted(self.units, key=lambda name: order.get(_operation(name), len(order)))
         return [({}, self.units[name]) for name in names] + [(self.entries, {})]
 
 
@@ -93,7 +94,8 @@ def build(design: Design) -> Program:
     """Build a design's functions. Units are separate: LLVM takes more than twice the time for twice the size."""
     units: dict[str, dict[str, Any]] = {}
     for name, (unit, number) in _units(design).items():
-        passes = [kind for kind in pass_kinds(design) if name not in _OF_SOME or _OF_SOME[name](kind)]
+        of_some = _OF_SOME.get(_operation(name))
+        passes = [kind for kind in pass_kinds(design) if of_some is None or of_some(kind)]
         kinds = {_unit_name(kind, name): kind for kind in reversed(passes)}  # the first of equal names
         units[name] = {
             design.symbol(function): _unit(design, kind, name, unit, number)
@@ -132,6 +134,8 @@ def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
         ends = any(form[-1] == number for form in design.shape.forms)
         for name, unit in units.items():
             found[design.shape.code(number, name)] = (_then_evict(unit) if ends and name == last else unit), number
+        if _is_across(block.core):
+            found[design.shape.code(number, "crossing")] = attention.crossing_unit, number
     if design.estimates:
         found["estimate"] = lambda b, _layer: estimate(b), None
         if design.batches:
@@ -161,13 +165,18 @@ def _unit(design: Design, kind: PassKind, name: str, unit: Unit, number: int | N
 
 def _unit_name(kind: PassKind, unit: str) -> str:
     """The name of a unit's function. Batches share one for units without products, and the chunk's for equal code."""
-    operation = unit.rstrip("_0123456789")
+    operation = _operation(unit)
     if kind.apart and operation in _ALIKE:
         return f"batch_{unit}"
     if kind.attends_like and operation == "attend":
         return f"{kind.attends_like}_{unit}"
     own = _OF_ROWS if kind.apart else ("attend",)
     return f"chunk_{unit}" if kind.like_chunk and operation not in own else f"{kind.name}_{unit}"
+
+
+def _operation(unit: str) -> str:
+    """A unit's name without the number of its block."""
+    return unit.rstrip("_0123456789")
 
 
 def _declare(symbol: str, types: dict[str, str], *of_units: str) -> tuple[dict[str, Any], Value, list[Value]]:
@@ -327,6 +336,14 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
         for kind in batches[-1:]:
             with when(T.And(number == Job.RESCORE, wanted > 1)):
                 emit(kind, "rescore", i64(0), i64(0))
+    if shape.crosses:
+        chunk = next(kind for kind in pass_kinds(design) if kind.job == Job.CHUNK)
+        with when(number == Job.CROSS), loop(i64(0), i64(shape.layers)) as layer:
+            for index, form in enumerate(shape.forms):
+                across = [block for block in form if _is_across(shape.blocks[block].core)]
+                with when(table[slots.place(layer, "form")] == index):
+                    for block in across:
+                        emit(chunk, shape.code(block, "crossing"), layer, i64(0))
     of_drafts = [kind for kind in pass_kinds(design) if kind.drafts]
     if shape.states and of_drafts:
         with when(number == Job.APPLY), loop(i64(0), i64(shape.layers)) as layer:
@@ -357,6 +374,10 @@ def _layer(
                 emit(kind, name, layer, i64(0))
 
 
+def _is_across(core: Core) -> bool:
+    return isinstance(core, Attention) and core.across
+
+
 def _adds_given(design: Design) -> bool:
     return design.shape.deepstack > 0 and not design.exported
 
@@ -372,10 +393,11 @@ CORES: dict[type, dict[str, Unit]] = {
     Mamba: mamba.UNITS, ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
     NextToken: next_token.UNITS, Features: features.UNITS,
 }  # fmt: skip
-# Units that some passes lack: heads in two stages (a step rescores by the code of its whole head), parts of given rows.
+# Units that some passes lack: heads in two stages (a step rescores by the code of its whole head), parts of given rows,
+# rows of an encoder's states.
 _OF_SOME: dict[str, Callable[[PassKind], bool]] = {
     "estimate": lambda kind: kind.single or kind.apart, "rescore": lambda kind: kind.apart,
-    "deepstack": lambda kind: kind.job == Job.CHUNK,
+    "deepstack": lambda kind: kind.job == Job.CHUNK, "crossing": lambda kind: kind.job == Job.CHUNK,
 }  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
 _RECURRENT: dict[type, str] = {DeltaNet: "delta_net", Mamba: "mamba_scan", ShortConvolution: "convolve"}

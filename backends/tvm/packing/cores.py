@@ -113,7 +113,7 @@ def _attention_groups(core: Attention) -> Groups:
     if core.latent:
         found |= {"queries": ("attn_q_b",)} if core.latent.rank else {}
         found |= {"absorb": ("attn_k_b",), "expand": ("attn_v_b",)}
-    return found | {"output": (core.output,)}
+    return found | ({"crossing": core.crossing} if core.across else {}) | {"output": (core.output,)}
 
 
 def _attention_floats(core: Attention, sizes: Sizes) -> Counts:
@@ -215,9 +215,10 @@ KINDS: dict[type, Kind] = {
     Attention: Kind(
         _attention_groups,
         # merge: in a step, of the threads' parts of each head's output
-        {"quantize_x": "other", "qkv": "qkv", "rank": "qkv", "queries": "qkv", "quantize_plain": "qkv", "absorb": "qkv",
-         "transform": "qkv", "pages": "attend", "attend": "attend", "merge": "attend", "gate": "output",
-         "quantize_mixed": "output", "expand": "output", "quantize_expanded": "output", "output": "output"},
+        {"quantize_x": "other", "qkv": "qkv", "crossing": "qkv", "rank": "qkv", "queries": "qkv",
+         "quantize_plain": "qkv", "absorb": "qkv", "transform": "qkv", "pages": "attend", "attend": "attend",
+         "merge": "attend", "gate": "output", "quantize_mixed": "output", "expand": "output",
+         "quantize_expanded": "output", "output": "output"},
         _attention_floats,
         lacks=_attention_lacks,
     ),

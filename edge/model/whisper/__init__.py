@@ -30,8 +30,6 @@ STEM = ("conv1", "conv2")  # [hidden, 3 · inputs], with the inputs of one tap s
 SPECIAL = ("<|endoftext|>", "<|startoftranscript|>", "<|translate|>", "<|transcribe|>", "<|startoflm|>",
            "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>")  # fmt: skip
 TIMESTAMPS = tuple(f"<|{number / 50:.2f}|>" for number in range(FRAMES // 2 + 1))
-_CROSS = ("attn_norm", "attn_q", "attn_output")  # after `cross_`, of tensors in the passes of the decoder
-_ROWS = ("cross_attn_k", "cross_attn_v")  # those that make its rows
 _BIASES = ("attn_q", "attn_v", "attn_output", "ffn_up", "ffn_down")
 
 
@@ -72,13 +70,9 @@ def read_whisper(file: GGUFFile) -> Whisper:
     if spec.hidden != ears.hidden:
         raise ModelFormatError(f"{file.path}: encoder and decoder differ in width, {ears.hidden} and {spec.hidden}")
     mels, positions = header.count(MELS, "heads"), ears.vocab
-    layers = spec.layers // 2
-    kept = {f"{EARS}conv1": (3 * mels, ears.hidden), f"{EARS}conv2": (3 * ears.hidden, ears.hidden)}
-    kept |= {f"blk.{layer}.{name}": (ears.hidden, spec.hidden) for layer in range(layers) for name in _ROWS}
-    for name, shape in kept.items():
-        _check(file, f"{name}.weight", shape)
-        if not name.endswith("_k"):
-            _check(file, f"{name}.bias", shape[1:])
+    for name, inputs in zip(STEM, (mels, ears.hidden), strict=True):
+        _check(file, f"{EARS}{name}.weight", (3 * inputs, ears.hidden))
+        _check(file, f"{EARS}{name}.bias", (ears.hidden,))
     texts = _control_tokens(file)
     missing = [text for text in (*SPECIAL, TIMESTAMPS[0]) if text not in texts]
     if missing:
@@ -90,7 +84,7 @@ def read_whisper(file: GGUFFile) -> Whisper:
     return Whisper(
         spec, ears, mels, 2 * positions, positions, spec.context, spec.vocab, multilingual,
         languages if multilingual else {}, sot, eot, translate, transcribe, prev, no_speech, no_timestamps,
-        texts[TIMESTAMPS[0]], _alignment(file, layers, spec.heads),
+        texts[TIMESTAMPS[0]], _alignment(file, spec.layers // 2, spec.heads),
     )  # fmt: skip
 
 
@@ -135,9 +129,7 @@ def words_file(file: GGUFFile) -> GGUFFile:
         if block != "blk" or not number.isdecimal():
             tensors[name] = info
             continue
-        if rest.startswith(_ROWS):
-            continue
-        across = rest.startswith(tuple(f"cross_{each}" for each in _CROSS))
+        across = rest.startswith("cross_")
         half = 2 * int(number[:6]) + (across or rest.startswith("ffn"))
         tensors[f"blk.{half}.{rest.removeprefix('cross_') if across else rest}"] = info
     layers = {f"{ARCHITECTURE}.block_count": 2 * header.count("block_count", "layers")}

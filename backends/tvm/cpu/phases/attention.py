@@ -12,7 +12,7 @@ from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.latent import expand, make_latent_rows
 from edge.backends.tvm.cpu.phases.pages import score_pages
 from edge.backends.tvm.cpu.phases.project import project
-from edge.backends.tvm.cpu.phases.qkv import qkv
+from edge.backends.tvm.cpu.phases.qkv import cross, qkv
 from edge.backends.tvm.packing.cores import round_up
 
 
@@ -69,6 +69,14 @@ def output_unit(b: PassBuilder, layer: Value) -> None:
         project(b, layer, "expanded", b.attention.width, "output")
         return
     project(b, layer, "mixed", width, "output", private=True, first=first, quantized=b.apart)
+
+
+def crossing_unit(b: PassBuilder, layer: Value) -> None:
+    """Rows that tokens read across, of an encoder's states."""
+    width = b.shape.padded_hidden
+    b.quantize_chunk("x", width, layer, "crossing")
+    with b.phase("crossing", layer):
+        cross(b, layer, b.quantized_inputs("x", width, layer, "crossing", private=False))
 
 
 UNITS: dict[str, Unit] = {"qkv": qkv_unit, "attend": attend_unit, "output": output_unit}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tvm.tirx.script.builder import ir as T
@@ -22,6 +22,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     store,
     swap_pairs,
     total,
+    when,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.packing.cores import round_up
@@ -49,6 +50,21 @@ def qkv(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
         with b.tiles(-(-core.width // 16)) as tile, b.batches() as tokens:
             for token, each in zip(tokens, b.product("attn_q_gate", layer, tile, inputs, b.rows(tokens)), strict=True):
                 store(b.floats, b.at("gates") + token * round_up(core.width, 32) + tile * 16, each.value)
+
+
+def cross(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
+    """Keys and values of an encoder's states, from row `position` on. A head is a piece, first of keys, then of
+    values."""
+    heads = b.attention.kv_heads
+
+    def write(name: str, head: Value, token: Value, vectors: Sequence[Value]) -> None:
+        store_row = b.cache.write_key if name == "attn_k" else b.cache.write_value
+        store_row(b.first_row(layer, head, token), let(b.position + token), vectors)
+
+    with b.dealt_out(i64(2 * heads)) as piece:
+        for name, first in zip(b.attention.crossing, (0, heads), strict=True):
+            with when(T.And(piece >= first, piece < first + heads)):
+                _whole_head(b, name, layer, let(piece - first), inputs, write)
 
 
 @contextmanager
@@ -89,7 +105,13 @@ def store_query(b: PassBuilder, head: Value, token: Value, part: Value | int, ve
     store(b.floats, at, vector * floats(core.scale))
 
 
-def _whole_head(b: PassBuilder, name: str, layer: Value, head: Value, inputs: Inputs) -> None:
+Store = Callable[[str, Value, Value, Sequence[Value]], None]
+"""Stores a head of a matrix's product with a token."""
+
+
+def _whole_head(
+    b: PassBuilder, name: str, layer: Value, head: Value, inputs: Inputs, write: Store | None = None
+) -> None:
     parts = _parts(b, name)
     with b.batches() as tokens:
         strip = Strip(len(tokens) * parts)
@@ -102,7 +124,10 @@ def _whole_head(b: PassBuilder, name: str, layer: Value, head: Value, inputs: In
             token = let(tokens[0] + index)
             with b.if_in_chunk(token):
                 vectors = [let(strip[index * parts + part]) for part in range(parts)]
-                _store_head(b, name, layer, head, token, vectors)
+                if write:
+                    write(name, head, token, vectors)
+                else:
+                    _store_head(b, name, layer, head, token, vectors)
 
 
 def _store_head(b: PassBuilder, name: str, layer: Value, head: Value, token: Value, vectors: Sequence[Value]) -> None:
