@@ -22,7 +22,7 @@ class Design:
 
     exported: for the C runtime (edge/apps/runtime), which runs passes of several targets in one library: the entry
     is `edge_run_TARGET`, with C's calling convention, waiting calls edge_doze, waking edge_wake, and no weights are
-    streamed.
+    streamed. part: the encoder that the pass belongs to, such as eyes, beside the model's own pass in that library.
     """
 
     shape: Shape
@@ -42,12 +42,14 @@ class Design:
     exported: bool = False
     shared: dict[str, str] = field(default_factory=dict)  # symbols of units that another pass of the library has
     like: str = ""  # the target of the pass that has all units but a chunk's attention; none if empty
+    part: str = ""
 
     def symbol(self, name: str) -> str:
         """A C function name, unique within an app: of `run`, or of a unit such as step_qkv."""
         if name in self.shared:
             return self.shared[name]
-        return f"edge_{name}_{self.target.name if self.owns(name) else self.like}" if self.exported else f"edge_{name}"
+        target, part = self.target.name if self.owns(name) else self.like, f"{self.part}_" * bool(self.part)
+        return f"edge_{part}{name}_{target}" if self.exported else f"edge_{name}"
 
     def owns(self, name: str) -> bool:
         """Whether `run` or a unit is compiled for this design, and not another pass's of the library."""

@@ -7,7 +7,7 @@ from typing import get_args
 from edge.apps.c_struct import c_struct, filled
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.errors import InputError, UnsupportedError
-from edge.model.layers import DENSE, Pooling
+from edge.model.layers import DENSE, Network, Pooling
 from edge.model.model import DEFAULT_PROMPT, Model
 from edge.model.tensors import find_network
 
@@ -44,15 +44,12 @@ def embed_section(model: Model, layout: PackedLayout) -> bytes:
     network, tail, prompts = find_network(model.spec), model.tail, list(model.prompts.items())
     if any("\0" in each for prompt in prompts for each in prompt):
         raise InputError("a prompt of the model has a zero character")
-    norm, bias = (layout.places.get(name) for name in ("output_norm", "output_norm.bias"))
     default = model.file.metadata.get(DEFAULT_PROMPT)
     names = [name for name, _ in prompts]
     values = {
-        "pooling": POOLINGS.index(network.pooling), "norm": NORMS.index(network.norm) if network.normed else 0,
+        "pooling": POOLINGS.index(network.pooling),
         "dimensions": tail.size, "prompts": len(prompts), "end": -1 if model.text_end is None else model.text_end,
-        "prompt": names.index(default) if default in names else -1, "norm_eps": network.norm_eps,
-        "norm_weight": norm.quants if norm and network.normed else _NONE,
-        "norm_bias": bias.quants if bias and network.normed else _NONE,
+        "prompt": names.index(default) if default in names else -1, **norm_values(network, layout),
     }  # fmt: skip
     parts = list[bytes]()
     for name in DENSE:
@@ -65,3 +62,13 @@ def embed_section(model: Model, layout: PackedLayout) -> bytes:
     values |= {"dense": len(layers), "widest": max(network.hidden, *map(len, layers), 0)}
     texts = [each.encode() + b"\0" for prompt in prompts for each in prompt]
     return b"".join([filled(CONFIG, values), *parts, *texts])
+
+
+def norm_values(network: Network, layout: PackedLayout) -> dict[str, object]:
+    """Fields of CONFIG: the norm of hidden states behind the last layer."""
+    norm, bias = (layout.places.get(name) for name in ("output_norm", "output_norm.bias"))
+    return {
+        "norm": NORMS.index(network.norm) if network.normed else 0, "norm_eps": network.norm_eps,
+        "norm_weight": norm.quants if norm and network.normed else _NONE,
+        "norm_bias": bias.quants if bias and network.normed else _NONE,
+    }  # fmt: skip

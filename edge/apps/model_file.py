@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.kv.h2o import H2O
 from edge.kv.policy import Policy
-from edge.model.model import Model
+from edge.model.spec import ModelSpec
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, Progress
 
@@ -53,7 +53,7 @@ class Section(IntEnum):
     GPU, GPU_WEIGHTS, NPU, EMBED, NORMALIZER = range(13, 18)
 
 
-_TRUSTED = (
+TRUSTED = (
     Section.CONFIG, Section.LAYERS, Section.DESIGNS, Section.ANGLES, Section.NORMALS, Section.ADAPTERS, Section.GPU,
     Section.NPU,
 )  # fmt: skip
@@ -121,8 +121,17 @@ STRUCTS = {  # by their names in C
 }  # fmt: skip
 
 
+class Source(Protocol):
+    """A model, or an encoder: where its weights are, and what they compute."""
+
+    @property
+    def file(self) -> GGUFFile: ...
+    @property
+    def spec(self) -> ModelSpec: ...
+
+
 def config_section(
-    model: Model, layout: PackedLayout, config: EngineConfig, policy: Policy, evict_step: int, *,
+    model: Source, layout: PackedLayout, config: EngineConfig, policy: Policy, evict_step: int, *,
     chat: bool, sampling: SamplingParams, power: Power, kv_bytes: int, scratch_bytes: int, peak: int, pinned: int = 0,
 ) -> bytes:  # fmt: skip
     """Section CONFIG: shape, plan and recommended sampling. chat: there is a section CHAT. pinned: the most rows of a
@@ -174,7 +183,7 @@ def layers_section(layout: PackedLayout) -> bytes:
     return b"".join(filled(LAYER, each) for each in rows)
 
 
-def designs_section(model: Model, layout: PackedLayout, config: EngineConfig, targets: Sequence[Target]) -> bytes:
+def designs_section(model: Source, layout: PackedLayout, config: EngineConfig, targets: Sequence[Target]) -> bytes:
     """Scratch sizes and tables of the passes for these instruction sets, the best first."""
     head = np.array([len(targets), 0], "<u4").tobytes()
     at, rows, tables = round_up(len(head) + len(targets) * DESIGN.itemsize, ALIGNMENT), [], b""
@@ -194,7 +203,7 @@ def designs_section(model: Model, layout: PackedLayout, config: EngineConfig, ta
     return _padded(head + b"".join(rows), ALIGNMENT) + tables
 
 
-def angles_section(model: Model, layout: PackedLayout, config: EngineConfig) -> bytes:
+def angles_section(model: Source, layout: PackedLayout, config: EngineConfig) -> bytes:
     """Each kind of layer's radians per position: by LongRoPE's short factors, then, if they may apply, by the long."""
     head, parts = layout.shape.padded_head, []
     for long in (False, True) if _long_from(model, config) else (False,):
@@ -240,7 +249,7 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
     gpu = "&edge_gpu" if Section.GPU in sections else "NULL"
     page = "&edge_page" if gpu_of_page else "NULL"
     npu = "&edge_onnxruntime" if Section.NPU in sections else "NULL"
-    digest = hashlib.sha256(b"".join(sections.get(each, b"") for each in _TRUSTED)).digest()
+    digest = hashlib.sha256(b"".join(sections.get(each, b"") for each in TRUSTED)).digest()
     numbers = ", ".join(map(str, digest))
     return (
         "/* The model.edge that this library is for. Written by edge export. */\n"
@@ -297,7 +306,7 @@ def write_model(
             _copy(file.path, table.offset, out, resident, table.nbytes)
 
 
-def _long_from(model: Model, config: EngineConfig) -> int:
+def _long_from(model: Source, config: EngineConfig) -> int:
     """Positions beyond which LongRoPE's long factors apply; 0 if the cache never reaches them. As in `CacheRope`."""
     network = model.spec.network
     original = next((rope.original_context for rope in network.ropes if rope.has_long), 0) if network else 0

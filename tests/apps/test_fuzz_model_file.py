@@ -17,8 +17,8 @@ from runtime_library import RUNTIME, build
 PROGRAM = Path(__file__).parent / "runtime" / "model_fuzz.c"
 CHECKED = ("-D_GNU_SOURCE=", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 OPENING = (
-    "error.c", "model.c", "open.c", "hash.c", "chat.c", "vocabulary.c", "tokenizer.c", "words.c", "letters.c", "utf8.c",
-    "cpu.c", "posix.c", "linux.c",
+    "error.c", "model.c", "open.c", "trust.c", "hash.c", "chat.c", "vocabulary.c", "tokenizer.c", "words.c",
+    "letters.c", "utf8.c", "cpu.c", "posix.c", "linux.c",
 )  # fmt: skip
 # Byte-level words with a chat template, SentencePiece, a fixed state, a table that is not in memory.
 MODELS = ("llama-gqa-tied", "spm", "qwen35", "gemma4")

@@ -25,11 +25,12 @@ _FAMILIES = {"avxvnni", "avx2"}, {"i8mm", "dotprod", "neon"}  # the same but for
 def exported_designs(
     layout: PackedLayout, kv_dtype: str, machine: str, system: str,
     tuning: Callable[[str], Mapping[str, int]] | None = None, isas: Sequence[str] | None = None, *, lora: bool = False,
+    part: str = "",
 ) -> list[Design]:  # fmt: skip
     """The designs of a model for all instruction sets of a machine, or for `isas` of them, best first.
 
-    tuning: values that `edge tune` found for an instruction set. lora: with code for adapters. Raises UnsupportedError
-    if the machine or the system lacks one of them.
+    tuning: values that `edge tune` found for an instruction set. lora: with code for adapters. part: see `Design`.
+    Raises UnsupportedError if the machine or the system lacks one of them.
     """
     targets = app_targets(machine, system)
     if isas is not None:
@@ -42,7 +43,7 @@ def exported_designs(
         targets = [with_tuning(each, tuning(each.name)) for each in targets]
     designs = list[Design]()
     for target in reversed(targets):  # a plainer one first
-        design = replace(Design.of(layout, kv_dtype, target), exported=True, lora=lora)
+        design = replace(Design.of(layout, kv_dtype, target), exported=True, lora=lora, part=part)
         plainer = designs[0] if designs else None
         if plainer and _adds_pairs(target, plainer.target):
             found = replace(design, shared=plainer.shared, like=plainer.target.name)
@@ -110,11 +111,18 @@ def _alike(target: Target, plainer: Target) -> bool:
 
 
 def passes_source(designs: Sequence[Design]) -> str:
-    """passes.c: the table of compiled passes, in the order in which the runtime tries them."""
+    """passes.c: the tables of compiled passes, in the order in which the runtime tries them: EDGE_PASSES of the model,
+    and one of each other part's, such as EDGE_EYES_PASSES."""
     declared = "".join(f"compiled_run {each.symbol('run')};\n" for each in designs)
-    rows = "".join(f'    {{"{each.target.name}", {each.symbol("run")}}},\n' for each in designs)
+    parts = dict.fromkeys(each.part for each in designs)
     return (
         "/* The compiled passes of this library, the best first. Written by edge export. */\n"
-        f'#include "bundle.h"\n\n{declared}\n'
-        f"const compiled_pass EDGE_PASSES[] = {{\n{rows}    {{NULL, NULL}},\n}};\n"
+        f'#include "bundle.h"\n\n{declared}' + "".join(_table(part, designs) for part in parts)
     )
+
+
+def _table(part: str, designs: Sequence[Design]) -> str:
+    own = [each for each in designs if each.part == part]
+    rows = "".join(f'    {{"{each.target.name}", {each.symbol("run")}}},\n' for each in own)
+    name = f"EDGE_{part.upper()}_PASSES" if part else "EDGE_PASSES"
+    return f"\nconst compiled_pass {name}[] = {{\n{rows}    {{NULL, NULL}},\n}};\n"

@@ -18,12 +18,15 @@ typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, 
                           const float *rope, float *attention, const int32_t *starts, void *ring_keys,
                           void *ring_values, void *ring_key_scales, void *ring_value_scales,
                           const int32_t *ring_positions, float *states, const uint8_t *lora, int64_t thread);
-typedef struct { const char *isa; compiled_run *run; } compiled_pass;
+typedef struct compiled_pass { const char *isa; compiled_run *run; } compiled_pass;
 extern const compiled_pass EDGE_PASSES[]; /* passes.c: the best instruction set first; ends with NULL */
 
 /* trusted.c: SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, ADAPTERS, GPU and NPU, one behind the
  * other. */
 extern const uint8_t EDGE_TRUSTED[32];
+
+/* An encoder whose inputs are rows: the name of its file, its passes, and the hash of its trusted sections. See encoder.h. */
+typedef struct { const char *file; const compiled_pass *passes; uint8_t trusted[32]; } encoder_kind;
 
 /* Reads the rows of section TABLE of these tokens into inputs [count][layers][layer_inputs, padded to 16], times
  * sqrt(layer_inputs / 2). Returns false if the file was cut short. There is one reader for each block type: table.c. */

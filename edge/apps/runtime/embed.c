@@ -13,6 +13,7 @@
 #include "embed.h"
 #include "kv.h"
 #include "model.h"
+#include "norm.h"
 #include "pass.h"
 #include "policy.h"
 #include "session.h"
@@ -50,16 +51,6 @@ static const char *next_text(const uint8_t **at, const uint8_t *end)
     return stop ? found : NULL;
 }
 
-static bool norm_is_possible(const edge_model *model, const embed_config *c)
-{
-    uint64_t weights = model->sizes[SECTION_WEIGHTS], bytes = (uint64_t)model->config->hidden * sizeof(float);
-    const uint64_t places[] = {c->norm_weight, c->norm_bias};
-    for (int i = 0; i < 2; i++)
-        if (places[i] != UINT64_MAX && (places[i] % 4 || places[i] > weights || bytes > weights - places[i]))
-            return false;
-    return c->norm <= NORM_LAYER && (!c->norm || places[0] != UINT64_MAX);
-}
-
 /* Checks the section, and finds a prompt's text: by its name, the model's own (NULL), or "". */
 static edge_status find_prompt(embedding *e, const char *name, edge_error *error)
 {
@@ -89,31 +80,12 @@ static edge_status find_prompt(embedding *e, const char *name, edge_error *error
 
 /* ---- states to vectors ---------------------------------------------------------------------------------------------- */
 
-/* Normalizes a state as for an output head. */
-static void norm_state(const embedding *e, const float *state, double *out)
-{
-    const edge_model *model = e->session->model;
-    const embed_config *c = e->config;
-    const uint8_t *weights = model->sections[SECTION_WEIGHTS];
-    const uint32_t size = model->config->hidden;
-    double mean = 0, squares = 0;
-    for (uint32_t i = 0; c->norm == NORM_LAYER && i < size; i++)
-        mean += (double)state[i] / size;
-    for (uint32_t i = 0; i < size; i++)
-        squares += ((double)state[i] - mean) * ((double)state[i] - mean);
-    const double scale = c->norm ? 1 / sqrt(squares / size + c->norm_eps) : 1;
-    const float *weight = c->norm ? (const float *)(const void *)(weights + c->norm_weight) : NULL;
-    const float *bias = c->norm && c->norm_bias != UINT64_MAX ? (const float *)(const void *)(weights + c->norm_bias) : NULL;
-    for (uint32_t i = 0; i < size; i++)
-        out[i] = ((double)state[i] - (weight ? mean : 0)) * scale * (weight ? (double)weight[i] : 1) + (bias ? (double)bias[i] : 0);
-}
-
 /* Adds a state to the pooled ones, or puts it in their place. */
 static void pool(const embedding *e, const float *state, bool first)
 {
     const uint32_t size = e->session->model->config->hidden;
     double *pooled = e->session->pooled, *normed = pooled + e->config->widest;
-    norm_state(e, state, normed);
+    norm_state(e->session->model, e->config, state, normed);
     for (uint32_t i = 0; i < size; i++)
         pooled[i] = normed[i] + (first || e->pooling != POOL_MEAN ? 0 : pooled[i]);
 }

@@ -97,7 +97,7 @@ static bool config_is_possible(const edge_config *c)
 {
     bool shape = within(c->layers, 1, MOST_LAYERS) && within(c->kv_heads, 1, MOST_HEADS)
         && within(c->heads, c->kv_heads, MOST_HEADS) && within(c->hidden, 1, MOST_WIDTH)
-        && within(c->head, 16, MOST_HEAD) && c->head % 16 == 0 && within(c->vocab, 1, MOST_VOCAB)
+        && within(c->head, 16, MOST_HEAD) && c->head % 16 == 0 && within(c->vocab, !c->encoder, MOST_VOCAB)
         && rows_are_possible(c, c->shapes) && rows_are_possible(c, c->shapes + 1)
         && c->layer_inputs <= MOST_INPUTS && c->encoder <= 1 && (!c->encoder || (c->chunk == c->capacity && !c->drafts)) && !c->table_type == !c->layer_inputs
         && c->padded_vocab == whole_tiles(c->vocab) && within(c->context, 1, 1 << 30);
@@ -256,7 +256,7 @@ static edge_status check_sections(edge_model *model, edge_error *error)
         return damaged(error, "its programs of a GPU");
     if (model->sizes[SECTION_NORMALS] != (c->kv_dtype == KV_INT4 ? 4ull * c->layers * c->kv_heads * c->head : 0))
         return damaged(error, "its normals");
-    if (!model->sizes[SECTION_TABLE] != !c->layer_inputs || model->sizes[SECTION_TABLE] % c->vocab)
+    if (!model->sizes[SECTION_TABLE] != !c->layer_inputs || (c->layer_inputs && model->sizes[SECTION_TABLE] % (c->vocab ? c->vocab : UINT64_MAX)))
         return damaged(error, "its table of embeddings");
     if (!find_strings(model))
         return damaged(error, "its strings");

@@ -36,6 +36,7 @@ struct edge_model {
     uint64_t sizes[SECTIONS]; /* bytes; 0: the section is absent */
     uint64_t table;           /* offset of section TABLE in the file */
     const char *name, *license, *policy, *kv_dtype;
+    const struct compiled_pass *passes; /* NULL: those of the library's own model */
     volatile int32_t sessions; /* open */
 };
 

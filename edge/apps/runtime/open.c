@@ -3,28 +3,10 @@
 
 #include "bundle.h"
 #include "chat.h"
-#include "hash.h"
 #include "model.h"
 #include "system.h"
 #include "tokenizer.h"
-
-/* Compiled code trusts these sections unchecked, so they must be the ones that it was exported with. */
-static edge_status check_trusted(const edge_model *model, edge_error *error)
-{
-    static const enum section_kind trusted[] = {
-        SECTION_CONFIG, SECTION_LAYERS, SECTION_DESIGNS, SECTION_ANGLES, SECTION_NORMALS,
-        SECTION_ADAPTERS, SECTION_GPU, SECTION_NPU,
-    };
-    hasher h;
-    hash_start(&h);
-    for (size_t i = 0; i < sizeof trusted / sizeof *trusted; i++)
-        hash_add(&h, model->sections[trusted[i]], model->sizes[trusted[i]]);
-    uint8_t digest[32];
-    hash_end(&h, digest);
-    if (memcmp(digest, EDGE_TRUSTED, sizeof digest))
-        return edge_fail(error, EDGE_BAD_FILE, "this model.edge belongs to another library: export both together");
-    return EDGE_OK;
-}
+#include "trust.h"
 
 edge_status edge_open(const edge_source *source, edge_model **model, edge_error *error)
 {
@@ -39,7 +21,7 @@ edge_status edge_open(const edge_source *source, edge_model **model, edge_error 
         return edge_fail(error, EDGE_NO_MEMORY, "no memory is left to open a model");
     edge_status status = model_map(source, made, error);
     if (!status) {
-        status = check_trusted(made, error);
+        status = check_trusted(made, EDGE_TRUSTED, error);
         if (!status)
             status = tokenizer_check(made, error);
         if (!status)

@@ -159,6 +159,20 @@ int64_t edge_worked(void)
     return (int64_t)(1e9 * thread_seconds());
 }
 
+static const compiled_pass *passes_of(const edge_model *model)
+{
+    return model->passes ? model->passes : EDGE_PASSES;
+}
+
+edge_status pass_choose(const edge_model *model, const char *isa, const design_config **design, edge_error *error)
+{
+    for (const compiled_pass *each = passes_of(model); each->isa; each++)
+        if ((!isa || !strcmp(isa, each->isa)) && runs_isa(each->isa) && find_design(model, each->isa, design, NULL) == EDGE_OK)
+            return EDGE_OK;
+    return edge_fail(error, EDGE_UNSUPPORTED, "this CPU runs no code of the bundle%s%s: export it for this device",
+                     isa ? " for " : "", isa ? isa : "");
+}
+
 static void run_compiled(pass *p, int64_t number)
 {
     const kv_pointers *cache = &p->cache;
@@ -198,7 +212,7 @@ edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error 
         p->threads = 1; /* which waits */
         return EDGE_OK;
     }
-    const compiled_pass *found = EDGE_PASSES;
+    const compiled_pass *found = passes_of(p->model);
     while (found->isa && strcmp(found->isa, p->design->isa))
         found++;
     if (!found->isa)
@@ -333,7 +347,7 @@ static bool can_run(const pass *p, const int32_t *tokens, uint32_t count)
     if (!p->threads || pass_lost_thread(p) || !count || count > c->chunk || count > kv_free(p->rows)
         || !pass_reaches(p, count) || !file_is_whole(&p->model->file))
         return false;
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; tokens && i < count; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= c->vocab)
             return false;
     return true;
@@ -368,7 +382,10 @@ static bool prepare(pass *p, const int32_t *tokens, uint32_t count, uint32_t row
     kv_prepare(p->rows, rows);
     if (!p->design)
         return true;
-    memcpy(p->tokens, tokens, count * sizeof *tokens);
+    if (tokens)
+        memcpy(p->tokens, tokens, count * sizeof *tokens);
+    else
+        memset(p->tokens, 0xFF, count * sizeof *p->tokens); /* -1: their rows are there */
     for (uint32_t i = 0; i < count; i++)
         p->tokens[count + i] = (int32_t)i;
     int64_t position = kv_next_position(p->rows);
@@ -518,6 +535,12 @@ static void run_on_cpu(pass *p, uint32_t count, uint32_t observed, const picking
     kv_written(p->rows, count);
 }
 
+float *pass_inputs(pass *p, uint32_t *stride)
+{
+    *stride = (p->model->config->hidden + 31) / 32 * 32;
+    return p->floats + p->design->x;
+}
+
 const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const uint32_t *ends, uint32_t *stride)
 {
     if (p->model->config->encoder)
@@ -533,8 +556,7 @@ const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const u
     if (pass_lost_thread(p))
         return NULL;
     kv_appended(p->rows, count);
-    *stride = (p->model->config->hidden + 31) / 32 * 32;
-    return p->floats + p->design->x;
+    return pass_inputs(p, stride);
 }
 
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick)

@@ -11,6 +11,8 @@ typedef struct pass pass;
 /* design: of the instruction set that runs; NULL: the accelerator, which holds the rows, runs all passes. */
 pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows,
                   accelerator *runs_all);
+/* Finds the best design that this CPU runs, or that of an instruction set. isa: NULL for any. */
+edge_status pass_choose(const edge_model *model, const char *isa, const design_config **design, edge_error *error);
 /* Starts threads, the caller's included, or changes their number. Cannot fail for one thread. cpu_mask: bit i allows CPU i;
  * 0: all. */
 edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);
@@ -30,9 +32,10 @@ bool pass_lost_thread(const pass *p); /* true: the system has ended one, and eve
  * and there are no logits. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick);
 /* Runs whole texts of an encoder side by side, whose rows they replace, or as pass_run without logits. ends: of an encoder's
- * texts, the tokens up to the end of each. Returns the hidden states behind the last layer, [count][*stride], valid until the
- * next call. */
+ * texts, the tokens up to the end of each. tokens: NULL if the caller has written rows to pass_inputs in their place. Returns the
+ * hidden states behind the last layer, [count][*stride], valid until the next call. */
 const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const uint32_t *ends, uint32_t *stride);
+float *pass_inputs(pass *p, uint32_t *stride); /* the hidden states, which are embeddings before the first layer */
 uint32_t pass_picks(const pass *p); /* most tokens that an accelerator chooses at once; 0: it chooses none */
 /* Runs a token and drafts behind it, at most pass_drafts and as kv_at_once allows. Returns the logits [count, padded_vocab]
  * after each, as passes of their own would give them. pass_settle must follow before rows are read or changed. */

@@ -212,24 +212,6 @@ edge_status edge_set(edge_session *s, const edge_options *options, edge_error *e
 
 /* ---- beginning and end ------------------------------------------------------------------------------------------ */
 
-static bool same_text(const char *one, const char *other)
-{
-    size_t length = strlen(one);
-    return length == strlen(other) && !memcmp(one, other, length);
-}
-
-/* Finds the best compiled pass that this CPU runs. */
-static edge_status choose_design(const edge_model *model, const char *isa, const design_config **design,
-                                 edge_error *error)
-{
-    for (const compiled_pass *each = EDGE_PASSES; each->isa; each++)
-        if ((!isa || same_text(isa, each->isa)) && runs_isa(each->isa) &&
-            find_design(model, each->isa, design, NULL) == EDGE_OK)
-            return EDGE_OK;
-    return edge_fail(error, EDGE_UNSUPPORTED, "this CPU runs no code of the bundle%s%s: export it for this device",
-                     isa ? " for " : "", isa ? isa : "");
-}
-
 /* design: of the compiled pass. NULL: an accelerator of this kind runs all passes. */
 static void lay_out(arena *from, edge_session *s, edge_model *model, const design_config *design, const accelerator_kind *kind)
 {
@@ -260,7 +242,7 @@ edge_status begin_on(edge_model *model, const edge_options *options, const accel
     const design_config *design = NULL;
     edge_status status;
     *session = NULL; /* a race may leave an ended session here */
-    if (!kind && (status = choose_design(model, options->isa, &design, error)))
+    if (!kind && (status = pass_choose(model, options->isa, &design, error)))
         return status;
     edge_session counted;
     arena count = {NULL, 0};

@@ -1,0 +1,98 @@
+"""eyes.edge and the like: an encoder whose inputs are rows, beside a model, in the container of model.edge.
+
+The C runtime maps the file while it encodes (runtime/encoder.c). It has the sections of an encoder of texts that a pass
+reads, with a vocabulary of 0 tokens; EMBED says how the last states are normalised; a section of the encoder's own
+kind, such as EYES, has all else. The library has a second table of compiled passes, such as EDGE_EYES_PASSES.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.apps import embedding, model_file
+from edge.apps.c_struct import filled
+from edge.apps.model_file import TRUSTED, Section, Source, write_model
+from edge.backends.base import EngineConfig
+from edge.backends.checks import app_cores, check_cores
+from edge.backends.tvm import CPU
+from edge.backends.tvm.compiler.exported import exported_designs
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.packing.layout import PackedLayout, make_layout
+from edge.devices.profiles.profile import DeviceProfile, Power
+from edge.kv import make_policy
+from edge.sampling import SamplingParams
+from edge.types import Progress
+
+
+@dataclass(frozen=True)
+class EncoderFile:
+    """An encoder's passes and file. part: its name in the library, such as eyes."""
+
+    part: str
+    source: Source
+    layout: PackedLayout
+    config: EngineConfig  # its capacity: the most rows of a pass
+    designs: list[Design]
+    own: Mapping[Section, bytes]  # sections of the encoder's own kind
+
+    @property
+    def name(self) -> str:
+        return f"{self.part}.edge"
+
+    @property
+    def need(self) -> int:
+        """Bytes that encoding takes: weights, which are mapped, and memory."""
+        found = CPU().footprint(self.source.spec, self.config)
+        return found.weights + found.kv + found.scratch
+
+    def sections(self) -> dict[Section, bytes]:
+        """All but the weights."""
+        model, layout, config = self.source, self.layout, self.config
+        return {
+            Section.CONFIG: model_file.config_section(
+                model, layout, config, make_policy("full"), 1, chat=False, sampling=SamplingParams(), power=Power(),
+                kv_bytes=0, scratch_bytes=0, peak=self.need,
+            ),
+            Section.LAYERS: model_file.layers_section(layout),
+            Section.DESIGNS: model_file.designs_section(model, layout, config, [each.target for each in self.designs]),
+            Section.ANGLES: model_file.angles_section(model, layout, config),
+            Section.STRINGS: model_file.strings_section(model.spec.name, "", "full", config.kv_dtype),
+            Section.EMBED: _norm_section(layout),
+            **self.own,
+        }  # fmt: skip
+
+    def trusted_source(self) -> str:
+        """Text for trusted.c: an encoder_kind of this part's name."""
+        sections = self.sections()
+        digest = hashlib.sha256(b"".join(sections.get(each, b"") for each in TRUSTED)).digest()
+        passes = f"EDGE_{self.part.upper()}_PASSES"
+        return (
+            f"extern const compiled_pass {passes}[];\n"
+            f'static const encoder_kind {self.part} = {{"{self.name}", {passes}, {{{", ".join(map(str, digest))}}}}};\n'
+        )
+
+    def write(self, folder: Path, sha256: str, progress: Progress | None = None) -> None:
+        """sha256: of the encoder's own file."""
+        write_model(folder / self.name, self.sections(), bytes.fromhex(sha256), self.source.file, self.layout, progress)
+
+
+def make_encoder(
+    part: str, source: Source, profile: DeviceProfile, rows: int, threads: int, kv_dtype: str,
+    isas: Sequence[str] | None, own: Mapping[Section, bytes],
+) -> EncoderFile:  # fmt: skip
+    """Plan an encoder's file; nothing is compiled. rows: the most of a pass. Raises UnsupportedError."""
+    check_cores("C runtime of apps", source.spec, app_cores)
+    layout = make_layout(source.file, source.spec, halve=profile.system != "web")
+    config = EngineConfig(rows, rows, kv_dtype, threads)
+    designs = exported_designs(layout, kv_dtype, profile.arch, profile.system, None, isas, part=part)
+    return EncoderFile(part, source, layout, config, designs, own)
+
+
+def _norm_section(layout: PackedLayout) -> bytes:
+    """Section EMBED of an encoder whose states are normalised and nothing else."""
+    network = layout.network
+    values = {"dimensions": network.hidden, "widest": network.hidden, "end": -1, "prompt": -1}
+    return filled(embedding.CONFIG, values | embedding.norm_values(network, layout))
