@@ -28,6 +28,7 @@ class Content:
 
     grid: rows and columns of a picture's cells, whose positions have several components where the model's have. whole:
     tokens of this content see all of it, and run in one pass. seen: a picture or a tile of one, also without a grid.
+    before, behind: of a tile, the picture's tokens before its first row and behind its last, texts in between too.
     """
 
     ids: IntArray
@@ -35,11 +36,18 @@ class Content:
     grid: tuple[int, int] | None = None
     whole: bool = False
     seen: bool = False
+    before: int = 0
+    behind: int = 0
 
     @property
     def picture(self) -> bool:
         """Whether these rows stay in a cache together, or leave it together."""
         return self.seen or self.whole or self.grid is not None
+
+    @property
+    def size(self) -> int:
+        """Tokens of the content, or of the picture of a tile."""
+        return self.before + int(self.ids.size) + self.behind
 
     @property
     def cells(self) -> IntArray:
@@ -59,9 +67,14 @@ class Span:
     first: int
 
     @property
+    def begin(self) -> int:
+        """The index at which the content, or the picture of a tile, begins; negative before these tokens."""
+        return self.start - self.first - self.content.before
+
+    @property
     def end(self) -> int:
-        """The index at which the content ends, perhaps beyond these tokens."""
-        return self.start + self.content.ids.size - self.first
+        """The index at which that ends, perhaps beyond these tokens."""
+        return self.begin + self.content.size
 
 
 class GivenRows:
@@ -91,14 +104,14 @@ class GivenRows:
 
     def promise(
         self, name: bytes, count: int, make: Callable[[], FloatArray], grid: tuple[int, int] | None = None,
-        whole: bool = False, *, seen: bool = False,
+        whole: bool = False, *, seen: bool = False, before: int = 0, behind: int = 0,
     ) -> IntArray:  # fmt: skip
-        """As `add`, for `count` rows that `make` returns when a pass needs them. name: differs for other rows. seen:
+        """As `add`, for `count` rows that `make` returns when a pass needs them. name: differs for other rows. Others:
         see `Content`. Raises InputError."""
         if grid is not None and (min(grid) < 1 or grid[0] * grid[1] != count):
             raise InputError(f"a grid of {grid[0]} × {grid[1]} cells does not have {count} rows")
         named = name + repr((grid, whole)).encode() if grid or whole else name
-        content = Content(ids_of(named, count, self.vocab), make, grid, whole, seen)
+        content = Content(ids_of(named, count, self.vocab), make, grid, whole, seen, before, behind)
         self._hold(content)
         return content.ids
 
@@ -205,33 +218,27 @@ class GivenRows:
             positions[span.stop :] = (position + np.arange(span.stop, count) - moved)[:, None]
         return Places(positions.astype(np.int32), sees, floor=position - 1)
 
-    def undivided(self, tokens: IntArray, count: int, most: int) -> tuple[int, int]:
+    def undivided(self, tokens: IntArray, count: int, most: int, rows: int) -> tuple[int, int]:
         """How many of `most` tokens to run in a pass of about `count`, so that it divides no content that is `whole`:
-        more only where they begin with a longer one. And the rows to have room for: all of a picture that it begins.
-        tokens: at least the first `count`."""
+        more only where they begin with a longer one. And the rows to have room for: all of a picture that it begins,
+        which begins another pass if both take more than `rows`. tokens: at least the first `count`."""
         cut = next((each for each in self.pictures(tokens[:count]) if count < each.end), None)
         if cut is None:
             return count, count
-        run = count if not cut.content.whole else cut.start or min(cut.end, most)
-        return run, min(cut.end, most) if run > cut.start else run
+        end, start = min(cut.end, most), max(0, cut.begin)
+        run = start or end if cut.content.whole or (start and end > rows) else count
+        return run, end if run > start else run
 
     def numbers(self, tokens: IntArray) -> IntArray:
         """The positions, one of each, of tokens that begin a conversation, int32 [n]."""
         places = self.places(tokens, 0)
         return np.arange(tokens.size, dtype=np.int32) if places is None else places.numbers
 
-    def occurrences(self, tokens: IntArray) -> IntArray:
-        """The number of the picture that each token belongs to, from 1 on, int32 [n]; 0 for others."""
-        found = np.zeros(tokens.size, np.int32)
-        for number, span in enumerate(self.pictures(tokens), start=1):
-            found[span.start : span.stop] = number
-        return found
-
     def check_fits(self, most: int, rows: int, pinned: int) -> None:
         """Raise InputError for a content that cannot run: a whole one that is longer than a pass, of `most` tokens, or
         a picture with no room in `rows`, beside those that are `pinned`, and a token."""
         for content in self._contents():
-            size = content.ids.size
+            size = content.size
             if content.whole and size > most:
                 raise InputError(
                     f"a picture's {size} tokens see each other, and run in one pass, which has at most {most}: use "

@@ -344,16 +344,29 @@ class Model:
             layout, number = eyes.layout(segment.picture), 0
             if eyes.eager:
                 eyes.look(segment.picture, layout)
-            for part in layout.parts:
+            sizes = self._sizes(layout.parts)
+            for index, part in enumerate(layout.parts):
                 if isinstance(part, str):
                     found.append(Segment(part, trusted=True))
                     continue
                 name = eyes.name(segment.picture, layout) + number.to_bytes(4, "little")
                 look = partial(_part, eyes, segment.picture, layout, number)
-                ids = given.promise(name, part, look, layout.grid, layout.whole, seen=True)
+                ids = given.promise(
+                    name, part, look, layout.grid, layout.whole, seen=True, before=sum(sizes[:index]),
+                    behind=sum(sizes[index + 1 :]),
+                )  # fmt: skip
                 found.append(Segment("", trusted=False, ids=ids))
                 number += 1
         return found, given
+
+    def _sizes(self, parts: Sequence[str | int]) -> list[int]:
+        """The number of tokens of each part of a picture; 0 of the texts around it."""
+        inner = range(1, len(parts) - 1)
+        return [
+            part if isinstance(part, int)
+            else self.tokenizer.encode(part, special=True, start=False).size if index in inner else 0
+            for index, part in enumerate(parts)
+        ]  # fmt: skip
 
     def _merged(self, segments: list[Segment]) -> Iterator[Segment]:
         """Join embedded texts with the template's text around them, except where that would put a control token into

@@ -198,11 +198,15 @@ def test_picture_beyond_what_the_plan_reserved_is_refused(session: edge.Session,
         tight.look(picture, tight.layout(picture))
 
 
-def test_tiles_leave_the_cache_whole(golden: dict[str, Any]) -> None:
-    with loaded("reference", kv_policy="streaming", max_kv_size=64) as session:
+def test_tiles_leave_the_cache_with_their_picture(golden: dict[str, Any]) -> None:
+    with loaded("reference", kv_policy="streaming", max_kv_size=72, prefill_step_size=16) as session:
         kv: Any = session.engine.kv
         rows, keep = session._sequence.rows, kv.keep
         held, add, stayed = list[int](), rows.add, list[int]()
+        tokens = session.model.chat_prompt(messages("one", golden)).first(None)
+        shown = np.flatnonzero(tokens >= VOCAB)
+        picture = tokens[shown[0] : shown[-1] + 1].tolist()  # tiles, and texts between them
+        assert len(picture) > shown.size == 20
 
         def noted(new: IntArray) -> None:
             add(new)
@@ -210,13 +214,18 @@ def test_tiles_leave_the_cache_whole(golden: dict[str, Any]) -> None:
 
         def kept(selection: IntArray, **how: Any) -> None:
             held[:] = [held[row] for row in selection.tolist()]
+            first = next((at for at, token in enumerate(held) if token >= VOCAB), len(held))
             stayed.append(sum(token >= VOCAB for token in held))
+            there = held[first : first + len(picture)]
+            assert there == picture[: len(there)]
+            assert len(there) in (0, len(picture), len(held) - first)  # the last while the rest of it is to come
             keep(selection, **how)
 
         rows.add, kv.keep = noted, kept
-        session.generate("What is it?", images=[golden["first"]], max_tokens=80, ignore_eos=True)
-    assert stayed
-    assert {each % 4 for each in stayed} == {0}  # rows of a tile
+        long = [{"role": "user", "content": "Hello there, you. " * 3}, {"role": "assistant", "content": "Hm."}]
+        session.generate(messages=[*long, *messages("one", golden)], max_tokens=80, ignore_eos=True)
+    assert {0, 20} < {*stayed}
+    assert stayed[-1] == 0
 
 
 def test_special_tokens_of_a_text_stay_text(session: edge.Session, golden: dict[str, Any]) -> None:

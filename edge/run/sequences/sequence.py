@@ -110,7 +110,9 @@ class TokenSequence:
         if self.rows.again:
             count = min(most, self.chunk, len(self.rows.again))
             if self.given:
-                count = self.given.undivided(np.array(self.rows.again, np.int32), count, len(self.rows.again))[0]
+                count = self.given.undivided(
+                    np.array(self.rows.again, np.int32), count, len(self.rows.again), self.engine.kv.capacity
+                )[0]
             tokens = np.array(self.rows.again[:count], np.int32)
             self.engine.kv.announce(len(self.rows.again))
             del self.rows.again[:count]
@@ -181,7 +183,8 @@ class TokenSequence:
         `GivenRows.undivided`. behind: tokens before that pass."""
         if self.given is None:
             return count, count
-        return self.given.undivided(self.prompt.peek(behind + count)[behind:], count, self.prompt.waiting - behind)
+        tokens, rows = self.prompt.peek(behind + count)[behind:], self.engine.kv.capacity - pinned_rows(self.policy) - 1
+        return self.given.undivided(tokens, count, self.prompt.waiting - behind, rows)
 
     def halve_chunk(self, least: int) -> None:
         """Halve the tokens per pass, but to no fewer than `least`."""

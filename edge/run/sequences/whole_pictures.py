@@ -63,9 +63,10 @@ class RowPictures:
         older = self._stayed or [np.zeros(each - tokens.size, np.int32) for each in lengths]
         older = older * len(lengths) if len(older) == 1 else older
         newer, last = np.zeros(tokens.size, np.int32), max((int(each.max(initial=0)) for each in older), default=0)
-        for number, span in enumerate(spans, start=last + 1):
-            goes_on = span.first > 0 and span.start == 0 and older[0].size > 0 and older[0][-1] > 0
-            newer[span.start : span.stop] = older[0][-1] if goes_on else number
+        for begin, end in sorted({(span.begin, span.end) for span in spans}):  # tiles of a picture share theirs
+            last += 1
+            goes_on = begin < 0 and older[0].size > 0 and older[0][-1] > 0
+            newer[max(0, begin) : end] = older[0][-1] if goes_on else last
         return [np.concatenate([each, newer]) for each in older]
 
 
