@@ -73,11 +73,13 @@ Made = Iterator[tuple[str, AnyArray]]
 
 @dataclass(frozen=True)
 class _Family:
-    """kind: of the projector, in mmproj files. defaults: of vision_config. fields: those of its own."""
+    """kind: of the projector, in mmproj files. defaults: of vision_config. fields: those of its own. fixed: values that
+    files have no field for, of vision_config and of the preprocessing."""
 
     kind: str
     defaults: Mapping[str, Any]
     fields: Callable[[Config, Config, Mapping[str, Any]], dict[str, Any]]
+    fixed: Mapping[str, Any]
 
 
 def _of_smolvlm(config: Config, _vision: Config, processor: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +112,6 @@ def _of_lfm2(config: Config, vision: Config, _processor: Mapping[str, Any]) -> d
 
 
 def _of_qwen25(_config: Config, vision: Config, processor: Mapping[str, Any]) -> dict[str, Any]:
-    vision.must_be("window_size", 112)
     whole = vision.get("fullatt_block_indexes", [7])
     period = whole[0] + 1 if isinstance(whole, list) and whole else 0
     if whole != list(range(period - 1, vision.count("depth", "layers"), max(1, period))):
@@ -127,21 +128,49 @@ def _side(processor: Mapping[str, Any], key: str, name: str) -> dict[str, Any]:
     return {name: value} if isinstance(value, int) and 0 < value < 1 << 31 else {}
 
 
+_BILINEAR, _BICUBIC, _LANCZOS = 2, 3, 1  # Pillow's numbers
+_FIXED = {
+    "num_channels": 3, "in_channels": 3, "in_chans": 3, "do_rescale": True, "do_resize": True, "do_normalize": True,
+    "temporal_patch_size": 2,
+}  # fmt: skip
+_TANH = {**_FIXED, "hidden_act": "gelu_pytorch_tanh"}
 _SIGLIP = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
     "image_size": 224, "patch_size": 16, "layer_norm_eps": 1e-6,
 }  # fmt: skip
 _SMOLVLM = _Family(
-    "idefics3", _SIGLIP | {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}, _of_smolvlm
+    "idefics3", _SIGLIP | {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}, _of_smolvlm,
+    _TANH | {"resample": _LANCZOS, "do_image_splitting": True},
+)  # fmt: skip
+_QWEN = _Family(
+    "qwen3vl_merger", {"patch_size": 16, "num_position_embeddings": 2304}, _of_qwen, _TANH | {"resample": _BICUBIC}
 )
-_QWEN = _Family("qwen3vl_merger", {"patch_size": 16, "num_position_embeddings": 2304}, _of_qwen)
 _FAMILIES = {  # by model_type
-    "smolvlm": _SMOLVLM, "idefics3": _SMOLVLM, "gemma3": _Family("gemma3", _SIGLIP, _of_gemma3),
-    "lfm2_vl": _Family("lfm2", _SIGLIP | {"num_patches": 256}, _of_lfm2),
-    "qwen2_5_vl": _Family("qwen2.5vl_merger", {"patch_size": 14, "depth": 32, "image_size": 560}, _of_qwen25),
+    "smolvlm": _SMOLVLM, "idefics3": _SMOLVLM,
+    "gemma3": _Family("gemma3", _SIGLIP, _of_gemma3, _TANH | {"resample": _BILINEAR, "do_pan_and_scan": False}),
+    "lfm2_vl": _Family(
+        "lfm2", _SIGLIP | {"num_patches": 256}, _of_lfm2,
+        _TANH | {
+            "resample": _BILINEAR, "projector_hidden_act": "gelu", "do_image_splitting": True, "use_thumbnail": True,
+            "tile_size": 512, "min_tiles": 2, "max_tiles": 10, "min_image_tokens": 64, "max_image_tokens": 256,
+            "max_pixels_tolerance": 2.0,
+        },
+    ),
+    "qwen2_5_vl": _Family(
+        "qwen2.5vl_merger", {"patch_size": 14, "depth": 32, "image_size": 560}, _of_qwen25,
+        _FIXED | {"hidden_act": "silu", "window_size": 112, "resample": _BICUBIC},
+    ),
     "qwen3_vl": _QWEN, "qwen3_vl_moe": _QWEN, "qwen3_5": _QWEN, "qwen3_5_moe": _QWEN,
-    "gemma4": _Family("gemma4v", _SIGLIP | {"num_hidden_layers": 16}, lambda *_: {}),
+    "gemma4": _Family(
+        "gemma4v", _SIGLIP | {"num_hidden_layers": 16}, lambda *_: {},
+        _FIXED | {
+            "hidden_activation": "gelu_pytorch_tanh", "pooling_kernel_size": 3, "attention_bias": False,
+            "resample": _BICUBIC, "do_normalize": False,
+        },
+    ),
 }  # fmt: skip
+_THETA = {"gemma4v": 100.0}  # of rotary positions
+_RESCALED = 1 / 255
 
 
 def sees(folder: Path) -> bool:
@@ -157,8 +186,11 @@ def mmproj_path(target: Path) -> Path:
 
 
 def plan_mmproj(folder: Path, kind: str = _ODD) -> list[Planned]:
-    """The tensors of the file, whose matrices are of a block type. Reads headers only. Raises ModelFormatError."""
-    family, deep = _family(read_config(folder)), _deep(read_config(folder))
+    """The tensors of the file, whose matrices are of a block type. Reads headers only. Raises ModelFormatError,
+    UnsupportedError for settings that edge does not follow."""
+    config = read_config(folder)
+    family, deep = _family(config), _deep(config)
+    _check(folder, config, family)
     return [
         Planned(name, shape, _type(name, shape, kind))
         for tensor in read_checkpoint(folder).values() for name, shape in _named(family, deep, tensor)
@@ -219,6 +251,29 @@ def _deep(config: Config) -> list[int]:
     if not isinstance(found, list) or not all(isinstance(each, int) for each in found):
         raise ModelFormatError(f"{config.path}: deepstack_visual_indexes must be numbers of layers")
     return found
+
+
+def _check(folder: Path, config: Config, family: _Family) -> None:
+    """Refuse settings by which transformers would see something else."""
+    vision, said = _vision(config), Config(folder, _processor(folder))
+    heads = vision.get("num_attention_heads", vision.get("num_heads"))
+    for each in (vision, said, config):
+        for key, value in family.fixed.items():
+            each.must_be(key, value)
+    vision.must_be("num_key_value_heads", heads)
+    vision.must_be("head_dim", vision.get("hidden_size", 0) // (heads or 1))
+    vision.must_be("out_hidden_size", (config.part("text_config") or config).get("hidden_size"))
+    said.must_be("patch_size", vision.get("patch_size"))
+    said.must_be("merge_size", vision.get("spatial_merge_size", 2))
+    if rope := vision.part("rope_parameters"):
+        rope.must_be("rope_theta", _THETA.get(family.kind, 10000.0))
+        rope.must_be("rope_type", "axial", "default")
+    if not abs(said.get("rescale_factor", _RESCALED) - _RESCALED) < 1e-9:
+        raise UnsupportedError(f"{folder}: rescale_factor is {said.get('rescale_factor')}, which is not supported")
+    for key, edges in (("max_image_size", ("longest_edge",)), ("size", ("height", "width"))):
+        if (size := said.part(key)) and family.kind in ("idefics3", "gemma3"):  # of a tile
+            for edge in edges:
+                size.must_be(edge, vision.get("image_size"))
 
 
 def _fields(folder: Path, config: Config, family: _Family, kind: str) -> dict[str, Field]:

@@ -80,6 +80,37 @@ def test_encoder_in_other_types(tmp_path: Path) -> None:
         convert(path, tmp_path / "onnx", Conversion("onnx", settings=Settings("Q8_0", method="rtn")))
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        (
+            "smolvlm",
+            {"vision_config.hidden_act": "gelu", "do_image_splitting": False, "max_image_size.longest_edge": 64},
+        ),
+        ("gemma3", {"vision_config.num_channels": 1, "resample": 3, "do_pan_and_scan": True, "size.height": 48}),
+        ("lfm2", {"projector_hidden_act": "silu", "max_tiles": 4, "rescale_factor": 0.5}),
+        ("qwen25vl", {"vision_config.hidden_act": "quick_gelu", "vision_config.window_size": 56, "patch_size": 16}),
+        ("qwen3vl", {"vision_config.rope_parameters.rope_theta": 5.0, "vision_config.temporal_patch_size": 1}),
+        ("gemma4", {"vision_config.head_dim": 8, "vision_config.pooling_kernel_size": 2, "do_normalize": True}),
+    ],
+)
+def test_settings_that_change_what_is_seen(name: str, changes: dict[str, object], tmp_path: Path) -> None:
+    for number, (key, value) in enumerate(changes.items()):
+        folder = Path(shutil.copytree(TOWERS / name, tmp_path / f"{number}"))
+        *parts, last = key.split(".")
+        for file in ("config.json", "preprocessor_config.json"):
+            whole = json.loads((folder / file).read_text())
+            place = whole
+            for part in parts:
+                place = place.get(part, {})
+            if last in place or file[0] == "p":
+                place[last] = value
+                (folder / file).write_text(json.dumps(whole))
+                break
+        with pytest.raises(UnsupportedError, match=f"{last}.*is"):
+            plan_mmproj(folder)
+
+
 def test_unknown_tensor_of_a_tower(tmp_path: Path) -> None:
     folder = tmp_path / "smolvlm"
     shutil.copytree(TOWERS / "smolvlm", folder)
