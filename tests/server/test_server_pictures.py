@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import shutil
 from collections.abc import Iterator
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,3 +148,20 @@ def test_ollama_has_pictures_as_the_other_protocols_have_them(client: TestClient
     line, question = "[picture left out: this model reads text]", {"role": "user", "content": "hi"}
     shown = {"role": "system", "content": "Be brief.", "images": [FIRST]}
     assert said(shown, question) == said({"role": "system", "content": f"{line}\nBe brief."}, question)
+
+
+def test_eyes_left_out_for_memory_are_no_longer_offered(tmp_path: Path) -> None:
+    model = str(shutil.copy(GOLDEN / "eyes" / "smolvlm.gguf", tmp_path / "a.gguf"))
+    shutil.copy(EYES, tmp_path / "mmproj-a.gguf")
+    with pytest.raises(edge.BudgetError) as raised:
+        edge.load(model, backend="reference", mmproj="off", memory="8MiB", max_kv_size=64)
+    assert raised.value.smallest is not None
+    options = {"memory": raised.value.smallest + (36 << 20), "max_kv_size": 64, "kv_dtype": "f32"}
+    with served(model, options=options) as client:
+        offered = []
+        for _ in range(2):
+            about = client.get("/v1/models").json()["data"][0]["architecture"]["input_modalities"]
+            able = client.post("/api/show", json={"model": "a"}).json()["capabilities"]
+            offered.append(("image" in about, "vision" in able))
+            client.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1})
+        assert offered == [(True, True), (False, False)]

@@ -50,7 +50,7 @@ class Entry:
     created: int  # seconds since 1970, of the file
     identity: str  # differs for other files, and for a file that has changed
     adapters: dict[str, Loras]
-    sees: bool = False  # whether there is an encoder of pictures for it
+    sees: bool = False  # whether there is an encoder of pictures for it, for which the last load had room
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Pool:
     def _open(self, entry: Entry) -> Session:
         """Open the session of a model. Runs in the worker's thread."""
         options = self.options
-        others = [each for each in self.entries.values() if each is not entry and each.name not in self.ledger.models]
+        others = [each for each in self.entries.values() if each.name not in {entry.name, *self.ledger.models}]
         for_others = sum(map(self._least, others))
         if entry.spec.ears is not None:
             return self._open_ears(entry)
@@ -245,6 +245,7 @@ class Pool:
             session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come)
         if largest not in (None, self._lora):
             session.set_lora(self._lora)
+        self.entries[entry.name] = replace(entry, sees=session.model.eyes is not None)
         self.ledger.enter(entry.name, session.plan.bytes, before, prompts)
         return session
 
