@@ -92,11 +92,6 @@ class TowerEyes:
                 found[layout.patches, most_together(layout)] = layout
         return [*found.values()] or [self.tower.layout(1, 1, self.tokens)]
 
-    def need(self, picture: Image) -> int:
-        """Bytes that looking at a picture takes at its peak."""
-        seen, layout = self._within(picture), self.layout(picture)
-        return max(seen.decoding, self._encoder.need(layout), self._encoder.first_run(layout)) + seen.nbytes
-
     def look(self, picture: Image, layout: Layout) -> list[FloatArray]:
         name = self.name(picture, layout)
         if name in self._kept:
@@ -132,7 +127,7 @@ class TowerEyes:
         encoding, first = self._encoder.need(layout), self._encoder.first_run(layout)
         if not self.eager and max(encoding, within.decoding) + within.nbytes <= self.wants - self._room.kept:
             return
-        needed = memory_use().rss + self.need(picture)
+        needed = memory_use().rss + max(within.decoding, encoding, first) + within.nbytes
         if needed > self._room.limit:
             raise BudgetError(
                 f"looking at {picture.name} needs {format_bytes(needed)}"
