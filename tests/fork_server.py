@@ -37,6 +37,7 @@ COMPILER = """
 from edge.backends.tvm.cpu.lowering import import_compiler
 import_compiler()
 import edge.backends.tvm.cpu.elf, edge.backends.tvm.cpu.generator, edge.backends.tvm.gpu.generator
+__import__("quick_code").shorten()
 """
 COMMAND = """
 import edge.cli.application, edge.cli.commands, edge.cli.run, edge.plan.plan

@@ -28,11 +28,16 @@ os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
 import pytest
 from fork_server import fork_servers
 from hypothesis import HealthCheck, settings
+from quick_code import QUICK
 
 from edge.devices.memory.pressure import Pressure, read_pressure
 from edge.errors import speaking
 
-CACHE = Path(os.environ.get("EDGE_TEST_CACHE") or Path(__file__).parents[1] / "build" / "test-cache").absolute()
+# LLVM's optimizations are two thirds of what compiling a small model costs: `make test` does without, `make test-all`
+# has the code that users have. Workers inherit the choice.
+os.environ.setdefault(QUICK, str(int(not any(each.startswith("--exhaustive") for each in sys.argv))))
+_FOLDER = Path(__file__).parents[1] / "build" / ("test-cache" if os.environ[QUICK] == "1" else "test-cache-all")
+CACHE = Path(os.environ.get("EDGE_TEST_CACHE") or _FOLDER).absolute()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,47 @@
+"""Machine code of small models without LLVM's optimizations, which are two thirds of what compiling them costs.
+
+Processes that compile for tests call `shorten`. Code of real models, and all of `make test-all`, is what users have.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+
+QUICK = "EDGE_TEST_QUICK_CODE"
+_SMALL = 256  # values of a token's state: golden models have fewer, real ones more
+_VARIABLES = (8, 14)  # ELF's types of sections: variables that begin as zeros, and functions that a loader would call
+
+
+def shorten() -> None:
+    if os.environ.get(QUICK) != "1":
+        return
+    from edge.backends.tvm.cpu import elf
+    from edge.backends.tvm.design import Design
+
+    read, link = Design.from_json, elf.link
+
+    def read_small(text: str) -> Design:
+        design = read(text)
+        if design.shape.hidden > _SMALL or design.target.machine == "wasm32":
+            return design
+        level = int(design.exported)  # what apps link must define nothing else, which takes the least optimizations
+        return replace(design, target=replace(design.target, llvm={**design.target.llvm, "opt-level": level}))
+
+    def link_code(object_files: Sequence[bytes]) -> bytes:
+        return link(list(map(_without_variables, object_files)))
+
+    Design.from_json = staticmethod(read_small)  # type: ignore[method-assign, assignment]
+    elf.link = link_code
+
+
+def _without_variables(object_file: bytes) -> bytes:
+    """TVM declares some that no code uses; an optimizer removes them, and our linker refuses them."""
+    found = bytearray(object_file)
+    (start,), (size, count) = struct.unpack_from("<Q", found, 0x28), struct.unpack_from("<HH", found, 0x3A)
+    for at in range(start, start + size * count, size):
+        if struct.unpack_from("<I", found, at + 4)[0] in _VARIABLES:
+            struct.pack_into("<Q", found, at + 0x20, 0)
+    return bytes(found)
