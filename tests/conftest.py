@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,10 +105,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return chosen == "all" or not seldom or item.nodeid.partition("::")[2].startswith(named)
         return seldom and not share.is_done(item)
 
-    kept = [item for item in items if is_wanted(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
-    mark_wings(kept)
+    wanted = [is_wanted(item) for item in items]
+    config.hook.pytest_deselected(items=[item for item, is_kept in zip(items, wanted, strict=True) if not is_kept])
+    items[:] = compress(items, wanted)
+    mark_wings(items)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

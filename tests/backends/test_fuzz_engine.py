@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -61,7 +62,11 @@ BASES = [
 ]
 
 _OWN = "gemma2 gemma3 gpt2 granite llama-yarn mistral3 phi3-longrope qwen3 smollm3 stablelm"
-FAMILIES = [GGUF.read(GOLDEN / f"{name}.gguf") for name in _OWN.split()]
+
+
+@cache
+def families() -> list[GGUF]:
+    return [GGUF.read(GOLDEN / f"{name}.gguf") for name in _OWN.split()]
 
 
 def fallbacks() -> list[GGUF]:
@@ -340,7 +345,7 @@ def test_mutants_accepted_by_own_engines_run_and_pack(
     outcomes: Counter[str] = Counter()
     for index in range(block * MUTANTS, (block + 1) * MUTANTS):
         path = tmp_path / "mutant.gguf"
-        path.write_bytes(mutant(index, FAMILIES))
+        path.write_bytes(mutant(index, families()))
         try:
             outcomes[run_on_our_engines(path)] += 1
         except Exception as error:
