@@ -5,16 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import pickle
-import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import run_child
-from fork_server import COMMAND, forking
+from typer.testing import CliRunner
 
 from edge.backends import llamacpp
+from edge.cli.commands import app
 from edge.converters.ggml import quantize_with_llamacpp
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile, read_gguf
@@ -208,10 +208,13 @@ def test_too_small_device_names_smallest() -> None:
     assert (smallest.best, smallest.why) == (None, f"Q4_0 needs {needs >> 20} MiB")
 
 
-def test_command_prints_what_python_returns(on_a_pi: list[Fit]) -> None:
-    command = ["models", "--fits", "--device", "raspberry-pi-5", "--memory", "2GiB", "--backend", "cpu"]
-    shown = subprocess.run(forking(COMMAND, "edge", *command, "--json"), capture_output=True, check=True)
+def test_command_prints_what_python_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = {name: known_models()[name] for name in ("smollm2:135m", "qwen3:8b")}
+    monkeypatch.setattr("edge.lab.prediction.fits.known_models", lambda: some)
+    command = ["models", "--fits", "--device", "raspberry-pi-5", "--memory", "2GiB", "--backend", "cpu", "--json"]
+    shown = CliRunner().invoke(app, command, catch_exceptions=False)
     found = json.loads(shown.stdout)
     assert (found["device"], found["tokens"]) == ("raspberry-pi-5", 4096)
-    assert {each["name"] for each in found["models"]} == {each.name for each in on_a_pi}
-    assert "all figures are estimated" not in shown.stderr.decode()
+    expected = fits(device="raspberry-pi-5", memory="2GiB", backend="cpu")
+    assert [(each["name"], each["why"]) for each in found["models"]] == [(each.name, each.why) for each in expected]
+    assert "all figures are estimated" not in shown.stderr
