@@ -73,6 +73,11 @@ def answer_prompt(
             if answer.raw:
                 raise InputError("--image goes through the chat template: leave --raw out")
             options, said = options_that_see(options), said if isinstance(said, str) else "".join(said)
+            if options.image_tokens is None and (options.time is not None or options.energy is not None):
+                from edge.lab.prediction.looks import auto_tokens
+
+                tokens = auto_tokens(opened, options, pictures, len(said) // 3)
+                options = options if tokens is None else options.updated(image_tokens=tokens)
             seeing = opened.with_eyes(open_eyes(opened, options, eager=True, meter=meter, tell=shown.message))
             system = [] if answer.system is None else [{"role": "system", "content": answer.system}]
             asked = seeing.chat_prompt([*system, user_message(said, pictures)], think=think)

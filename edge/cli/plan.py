@@ -76,7 +76,7 @@ def plan(
     if image is not None:
         from edge.lab.prediction.looks import predict_looks
 
-        looks = predict_looks(found.model, options, found.plan, found.prediction, image)
+        looks = predict_looks(found, options, device, image)
     made, spec, streaming, prediction = found.plan, found.model.spec, found.streaming, found.prediction
     if json:
         where = {"path": str(found.model.path)} if offered is None else {"download": offered.about()}
@@ -113,7 +113,8 @@ def plan(
     if looks:
         print("\n" + table(*looks.table(), left=1))
         print(f"the encoder's {format_bytes(looks.weights)} are in memory while it encodes; its time is estimated")
-        print("by the pace of the prompt, and the first token's with a prompt of the above length")
+        print(f"by {looks.by or 'nothing known'}, and the first token's with a prompt of the above length")
+        print(f"--image-tokens auto: {looks.auto:,} at most, by {looks.auto_by}")
         if over := [f"{look.tokens:,}" for look in looks.sizes if look.peak > made.limit]:
             print(f"the limit, {format_bytes(made.limit)}, is too low for {' and '.join(over)} tokens")
         print()

@@ -23,11 +23,22 @@ def test_each_size_has_its_rows_memory_and_time(tmp_path: Path) -> None:
     small, large = found["sizes"]
     assert [(each["tokens"], each["patches"], each["tiles"]) for each in (small, large)] == [(4, 16, 1), (20, 80, 5)]
     parameters, layers, hidden = 4 * 24 * 24 + 2 * 24 * 40, 1, 24
-    assert small["flops"] == 2 * parameters * 16 + 4 * layers * 16**2 * hidden
+    ends = 16 * 24 * 3 * 8**2 + 4 * 32 * 4 * 24  # stem, of each patch; projector, of each row
+    assert small["flops"] == 2 * (parameters * 16 + ends) + 4 * layers * 16**2 * hidden
     assert large["flops"] == 5 * small["flops"]
     assert small["peak"] >= small["encoder"] > found["weights"] > 0
     assert large["first_token_s"] > large["seconds"] > small["seconds"]
     assert "20 tokens" in edge(*PLAN, "44x30", "--device", "raspberry-pi-5").stdout
+
+
+@pytest.mark.parametrize(("limit", "most", "why"), [
+    ((), 20, "default"), (("--time", "1s"), 20, "default"), (("--time", "0.001s"), 4, "--time 0.001s"),
+    (("--energy", "0.01J"), 4, "--energy 10 mJ"), (("--max-kv-size", "32"), 4, "the context"),
+    (("--image-tokens", "12"), 12, "--image-tokens"),
+])  # fmt: skip
+def test_auto_says_which_budget_sets_it(limit: tuple[str, ...], most: int, why: str) -> None:
+    found = edge_json(*PLAN, "44x30", "--json", "--device", "raspberry-pi-5", "--prompt-tokens", "1", *limit)["image"]
+    assert (found["auto"], why in found["auto_by"]) == (most, True), found
 
 
 @pytest.mark.parametrize(("image", "why"), [

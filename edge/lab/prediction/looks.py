@@ -1,32 +1,42 @@
 """What a picture costs, by its size alone: rows, memory, time and joules of its encoder, before a pixel is read.
 
 An encoder's products take 2 · parameters · patches operations, its attention 4 · layers · n² · width for each tile of n
-patches. They are assumed to run at the pace of the text model's prompt, in operations per second.
+patches. They run at the shares of the device's ceilings that the encoder's engine reaches with weights of these types
+or, where the ceilings are unknown, as many a second as those of the text model's prompt.
+
+`--image-tokens auto` is the largest of the family's sizes up to its default that fits the memory, leaves half of the
+context to the text, and half of --time and --energy to the answer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge.backends import engine_named
+from edge.backends.base import EngineConfig
 from edge.budget import format_bytes, format_joules
+from edge.devices.profiles import HOST, find_profile
+from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import InputError
+from edge.lab.prediction.efficiency import efficiency_of, weight_shares
+from edge.lab.prediction.errors import correction
+from edge.lab.prediction.forecast import Forecast, forecast
 from edge.lab.prediction.predict import Prediction
-from edge.lab.prediction.work import work_of
+from edge.lab.prediction.roofline import counting_s
+from edge.lab.prediction.work import Work, work_of
 from edge.media.picture import Image, check_sides
 from edge.model.model import Model
 from edge.model.towers import Layout, PictureTower
 from edge.options import Options
-from edge.plan.plan import Plan
 from edge.run.sight import Encoder
 from edge.run.starting.eyes import engine_of, find_tower
 
-if TYPE_CHECKING:
-    from edge.lab.prediction.predict import Guess
-
 _ROW = 4  # bytes of a value of a projected row
+_SHARE = 2  # budgets of seconds and joules: a half for pictures and the prompt
+_Pace = Callable[[Layout], float]
+"""Seconds that a picture's encoding takes."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,9 @@ class Looks:
     height: int
     weights: int  # bytes of the encoder, while it encodes
     sizes: tuple[Look, ...]
+    by: str  # what its time is estimated by; empty: unknown
+    auto: int  # the most tokens of a picture
+    auto_by: str  # what sets them
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows."""
@@ -69,19 +82,69 @@ class Looks:
         ]  # fmt: skip
 
 
-def predict_looks(model: Model, options: Options, plan: Plan, prediction: Prediction, picture: str) -> Looks:
+def predict_looks(found: Forecast, options: Options, device: str, picture: str) -> Looks:
     """What a picture costs beside a plan. picture: a size such as 1280x720, or a file. Raises InputError, and the
     errors of `find_tower`."""
     width, height = size_of(picture)
-    tower = find_tower(model, options)
-    eyes = Encoder(tower, engine_of(options), plan.config.threads)
+    tower, profile = find_tower(found.model, options), find_profile(device)
+    eyes = Encoder(tower, engine_of(options), found.plan.config.threads)
+    pace, by = _pace(tower, found, options, profile)
     wanted = options.image_tokens
     layouts = {layout.tokens: layout for most in ([wanted] if wanted else tower.sizes)
                for layout in [tower.layout(width, height, most)]}  # fmt: skip
-    pace = _pace(model, plan, prediction.prefill_tok_s)
-    found = [_look(tower, eyes, layout, model, plan, prediction, pace) for layout in layouts.values()]
+    sizes = [_look(tower, eyes, layout, found, pace) for layout in layouts.values()]
     weights = sum(info.nbytes for info in tower.mmproj.file.tensors.values())
-    return Looks(width, height, weights, tuple(found))
+    auto, why = _auto(tower, found, options, [(width, height)], pace, eyes)
+    return Looks(width, height, weights, tuple(sizes), by, auto, why)
+
+
+def auto_tokens(model: Model, options: Options, pictures: Sequence[Image], prompt: int) -> int | None:
+    """The most tokens of each picture, so that all of them leave half of --time and --energy to the answer; None where
+    these limit nothing. prompt: tokens of the text, about."""
+    if options.image_tokens is not None or (options.time is None and options.energy is None):
+        return None
+    found = forecast(model, options, prompt=max(1, prompt))
+    tower = find_tower(model, options)
+    eyes = Encoder(tower, engine_of(options), found.plan.config.threads)
+    pace, _ = _pace(tower, found, options, find_profile(HOST))
+    most, why = _auto(tower, found, options, [(each.width, each.height) for each in pictures], pace, eyes)
+    return most if why.startswith("--") else None
+
+
+def _auto(
+    tower: PictureTower, found: Forecast, options: Options, pictures: Sequence[tuple[int, int]], pace: _Pace | None,
+    eyes: Encoder,
+) -> tuple[int, str]:  # fmt: skip
+    """The most tokens of each picture, and what sets them."""
+    if options.image_tokens is not None:
+        return options.image_tokens, "--image-tokens"
+    rows = (options.max_kv_size or found.model.spec.context) // 2
+    sizes, by = [size for size in tower.sizes if size <= tower.default], "the family's own default"
+    for size in reversed(sizes):
+        looks = [_look(tower, eyes, tower.layout(*each, size), found, pace) for each in pictures]
+        seconds, joules = _first_token(looks, found.prediction)
+        if size > rows:
+            why = f"the context, of {2 * rows:,} tokens"
+        elif max(each.peak for each in looks) > found.plan.limit:
+            why = f"the memory, {format_bytes(found.plan.limit)}"
+        elif options.time is not None and seconds is not None and seconds > options.time / _SHARE:
+            why = f"--time {options.time:g}s"
+        elif options.energy is not None and joules is not None and joules > options.energy / _SHARE:
+            why = f"--energy {format_joules(options.energy)}"
+        else:
+            return size, by
+        by = why
+    return sizes[0], by
+
+
+def _first_token(looks: Sequence[Look], prediction: Prediction) -> tuple[float | None, float | None]:
+    """Seconds and joules up to the first token; None where the pace is unknown."""
+    prefill, watts = prediction.prefill_tok_s, prediction.watts
+    times = [look.seconds for look in looks if look.seconds is not None]
+    if prefill is None or len(times) < len(looks):
+        return None, None
+    seconds = sum(times) + (sum(look.tokens for look in looks) + prediction.prompt) / prefill.value
+    return seconds, None if watts is None else watts.value * seconds
 
 
 def size_of(picture: str) -> tuple[int, int]:
@@ -96,46 +159,55 @@ def size_of(picture: str) -> tuple[int, int]:
     return found.width, found.height
 
 
-def _look(
-    tower: PictureTower,
-    eyes: Encoder,
-    layout: Layout,
-    model: Model,
-    plan: Plan,
-    prediction: Prediction,
-    pace: float | None,
-) -> Look:
-    flops = sum(_flops(tower, rows * columns) for rows, columns in layout.tiles)
-    need, rows = eyes.need(layout), _ROW * layout.tokens * model.spec.hidden
+def _look(tower: PictureTower, eyes: Encoder, layout: Layout, found: Forecast, pace: _Pace | None) -> Look:
+    need, rows, plan = eyes.need(layout), _ROW * layout.tokens * found.model.spec.hidden, found.plan
     pixels = 3 * layout.width * layout.height
-    seconds = None if pace is None else flops / pace
-    prefill = prediction.prefill_tok_s
-    first = None
-    if seconds is not None and prefill is not None:
-        first = seconds + (layout.tokens + prediction.prompt) / prefill.value
-    watts = prediction.watts
-    return Look(
+    look = Look(
         layout.tokens, layout.tokens, layout.patches, len(layout.tiles), need, rows,
-        max(plan.bytes.interpreter + need + pixels, plan.predicted_peak) + rows, flops, seconds, first,
-        None if watts is None or first is None else watts.value * first,
+        max(plan.bytes.interpreter + need + pixels, plan.predicted_peak) + rows, sum(work_of_tower(tower, layout)),
+        None if pace is None else pace(layout), None, None,
     )  # fmt: skip
+    seconds, joules = _first_token([look], found.prediction)
+    return replace(look, first_token_s=seconds, joules=joules)
 
 
-def _flops(tower: PictureTower, patches: int) -> float:
-    """Operations of a tile."""
-    parameters = sum(
-        info.elements for stage in tower.stages for info in stage.file.tensors.values() if len(info.shape) > 1
+def work_of_tower(tower: PictureTower, layout: Layout) -> tuple[float, float, float]:
+    """Operations of a picture: of the layers' matrices, of their attention, of stem and projector."""
+    layers = {info.offset: info for stage in tower.stages for info in stage.file.tensors.values()}
+    parameters = sum(info.elements for info in layers.values() if len(info.shape) > 1)
+    others = tower.mmproj.file.tensors.items()
+    patches = layout.patches
+    stem = sum(
+        info.elements * patches for name, info in others if name.startswith("v.patch_embd") and len(info.shape) > 1
     )
+    projector = sum(info.elements * layout.tokens for name, info in others if name[:3] == "mm." and len(info.shape) > 1)
     network = tower.network
-    return 2.0 * parameters * patches + 4.0 * len(network.layers) * patches**2 * network.hidden
+    attention = sum((rows * columns) ** 2 for rows, columns in layout.tiles) * len(network.layers) * network.hidden
+    return 2.0 * parameters * patches, 4.0 * attention, 2.0 * (stem + projector)
 
 
-def _pace(model: Model, plan: Plan, prefill: Guess | None) -> float | None:
-    """Operations per second of the text model's prompt."""
+def _pace(tower: PictureTower, found: Forecast, options: Options, device: DeviceProfile) -> tuple[_Pace | None, str]:
+    """The pace of a tower, and what it is estimated by."""
+    engine, threads, plan = engine_of(options), found.plan.config.threads, found.plan
+    flops, int8 = device.flops(threads), device.int8_ops(threads)
+    prefill = found.prediction.prefill_tok_s
+    if flops is not None:
+        reach, dtype = efficiency_of(engine.NAME, device.isa), engine.CAPABILITIES.kv_dtypes[0]
+        shares = weight_shares(tower.spec, engine.NAME, EngineConfig(1, 1, dtype, threads))
+        off = None if device.name == HOST else correction(engine.NAME, device.arch, "prompt", npu=False)
+        factor = off.factor if off else 1.0
+
+        def by_ceilings(layout: Layout) -> float:
+            layers, attention, ends = work_of_tower(tower, layout)
+            seconds = counting_s(Work(0, 0, layers + attention, attention), reach, shares, dtype, flops, int8)
+            return (seconds + ends / flops) / factor
+
+        return by_ceilings, f"{device.name}'s arithmetic and the types of its weights"
     if prefill is None:
-        return None
-    footprint = engine_named(plan.backend).footprint(model.spec, plan.config)
-    return work_of(model.spec, plan.config, footprint, 512, 0).flops / 512 * prefill.value
+        return None, ""
+    footprint = engine_named(plan.backend).footprint(found.model.spec, plan.config)
+    rate = work_of(found.model.spec, plan.config, footprint, 512, 0).flops / 512 * prefill.value
+    return lambda layout: sum(work_of_tower(tower, layout)) / rate, "the pace of the prompt"
 
 
 def _seconds(value: float | None) -> str:
