@@ -36,7 +36,7 @@ from edge.server.http import (
 )
 from edge.server.hub import Hub
 from edge.server.ledger import Claim
-from edge.server.models.costs import FORM, of_body, of_bytes, picture_bytes
+from edge.server.models.costs import FORM, of_body, of_bytes, picture_bytes, pictures_in
 from edge.server.prompts import count_tokens
 from edge.server.protocols import anthropic, native, ollama, ollama_models, openapi
 from edge.server.protocols.anthropic import MessagesBody
@@ -206,9 +206,24 @@ class Endpoints:
             data = decode(body)
             del body
             claim.add("bodies", of_body(size, 0, picture_bytes(data)), waits=True)
+            if self._hub.settings.fetch_images:
+                await self._fetch(request, data, claim)
             yield data
         finally:
             claim.release()
+
+    async def _fetch(self, request: Request, data: Any, claim: Claim) -> None:
+        """Put pictures in place of their addresses, for a model that sees. Raises RefusedError."""
+        from edge.server.fetching import Fetcher  # here: few servers fetch pictures
+
+        name = data.get("model") if isinstance(data, dict) else None
+        if not any(pictures_in(data)) or not self._hub.pool.find(name if isinstance(name, str) else None)[0].sees:
+            return
+        fetcher = Fetcher(self._hub.settings.most_body)
+        fetching = asyncio.to_thread(
+            fetcher.fill, pictures_in(data), lambda size: claim.add("bodies", of_bytes(size * 4 // 3), waits=True)
+        )
+        await until_gone(request.receive, fetching)
 
     @asynccontextmanager
     async def _form(self, request: Request) -> AsyncIterator[dict[str, Any]]:

@@ -38,6 +38,10 @@ class Settings:
         "16MiB", "--max-body", group=SERVER, typed=str, parse=partial(parse_bytes, what="--max-body"),
         help="Most bytes of a request, with its pictures.",
     )  # fmt: skip
+    fetch_images: bool = option(
+        False, "--fetch-images", group=SERVER,
+        help="Fetch pictures that requests name by http and https addresses of the public internet.",
+    )  # fmt: skip
     most_wait: float = option(
         "5m", "--max-wait", group=SERVER, typed=str, parse=partial(parse_seconds, what="--max-wait"),
         help="Longest that a request waits for its turn.",

@@ -113,6 +113,22 @@ def test_openai_transcripts(tmp_path: Path) -> None:
 
 
 @installed
+def test_pictures(tmp_path: Path) -> None:
+    picture = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    model, eyes = GOLDEN / "eyes" / "smolvlm.gguf", GOLDEN / "eyes" / "mmproj.gguf"
+    file, question = tmp_path / "a.png", "What is in the picture?"
+    picture.fromarray(np.arange(30 * 44 * 3, dtype=np.uint8).reshape(30, 44, 3)).save(file)
+    with edge.load(model, backend="reference", mmproj=eyes, threads=1) as session:
+        greedy = SamplingParams(temperature=0)
+        expected = session.generate(question, images=[file], max_tokens=4, sampling=greedy)
+    with serving(str(model), "--mmproj", str(eyes), "--backend", "reference", "--threads", "1") as address:
+        found = program("pictures.py", f"{address}/v1", "smolvlm", question, file)
+    assert found["texts"] == [expected] * 4
+    assert (found["tool"] > 20, found["vision"]) == (True, True)
+    assert "damaged or cut off" in found["error"]
+
+
+@installed
 def test_anthropic(url: str, expected: str) -> None:
     found = program("anthropic_chat.py", url, MODEL, QUESTION)
     assert (found["whole"], found["streamed"]) == (expected, expected)

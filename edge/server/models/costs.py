@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from edge.model.parts import is_picture
@@ -32,23 +33,32 @@ def of_body(size: int, values: int, pictures: int) -> int:
 
 def picture_bytes(data: Any) -> int:
     """Characters of the pictures in a body's messages, which no template writes and no tokenizer reads."""
+    images = [each.get("images") for each in _messages(data)]
+    plain = sum(len(each) for some in images if isinstance(some, list) for each in some if isinstance(each, str))
+    return plain + sum(len(sent_text(part)) for part in pictures_in(data))
+
+
+def pictures_in(data: Any) -> Iterator[dict[str, Any]]:
+    """The parts of a body's messages that are pictures."""
+    for each in _messages(data):
+        yield from _in_message(each)
+
+
+def _messages(data: Any) -> list[dict[str, Any]]:
     if not isinstance(data, dict):
-        return 0
+        return []
     listed = [each for name in ("messages", "input") if isinstance(data.get(name), list) for each in data[name]]
-    return sum(_in_message(each) for each in [data, *listed] if isinstance(each, dict))
+    return [each for each in [data, *listed] if isinstance(each, dict)]
 
 
-def _in_message(message: dict[str, Any]) -> int:
-    images = message.get("images")
-    count = sum(len(each) for each in images if isinstance(each, str)) if isinstance(images, list) else 0
+def _in_message(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name in ("content", "output"):
         parts = message.get(name)
         for part in parts if isinstance(parts, list) else ():
             if is_picture(part):
-                count += len(sent_text(part))
+                yield part
             elif isinstance(part, dict) and part.get("type") == "tool_result":
-                count += _in_message({"content": part.get("content")})
-    return count
+                yield from _in_message({"content": part.get("content")})
 
 
 def of_tokens(count: int, alternatives: int | None) -> int:
