@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.apps.constants import constants_header
-from edge.apps.library import RUNTIME, Toolchain, compile_sources, run_compiler
+from edge.apps.library import EARS, RUNTIME, Toolchain, compile_sources, run_compiler
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.design import Design
 from edge.devices.output import work_folder
@@ -54,7 +54,7 @@ def find_zig() -> Toolchain:
 def make_modules(
     designs: Sequence[Design], folder: Path, *, tables: Mapping[str, str], progress: Progress | None = None
 ) -> list[Path]:
-    """Write edge-<instruction set>.wasm for every design; returns the files.
+    """Write edge-<instruction set>.wasm for every instruction set of the designs; returns the files.
 
     tables: names and texts of C files that belong to this bundle, such as trusted.c.
     Raises MissingExtraError without zig or TVM, and EngineError if one of their compilers fails.
@@ -64,13 +64,15 @@ def make_modules(
     made = list[Path]()
     with work_folder() as work:
         runtime = _runtime_objects(zig)
-        for design, compiled in zip(designs, passes, strict=True):
+        for isa in dict.fromkeys(each.target.name for each in designs):
+            own = [each for each in zip(designs, passes, strict=True) if each[0].target.name == isa]
             sources = []
-            for name, text in {"passes.c": passes_source([design]), **tables}.items():
+            for name, text in {"passes.c": passes_source([design for design, _ in own]), **tables}.items():
                 sources.append(work / name)
                 sources[-1].write_text(text, encoding="utf-8")
-            out = folder / f"edge-{design.target.name}.wasm"
-            run_compiler(zig, *_LINK, *runtime, *compile_sources(zig, _COMPILE, sources, work), compiled, "-o", out)
+            out = folder / f"edge-{isa}.wasm"
+            compiled = compile_sources(zig, _COMPILE, sources, work)
+            run_compiler(zig, *_LINK, *runtime, *compiled, *(path for _, path in own), "-o", out)
             out.chmod(0o644)  # the linker makes it executable
             made.append(out)
     return made
@@ -125,9 +127,10 @@ def _number(module: bytes, at: int) -> tuple[int, int]:
 
 def _runtime_objects(zig: Toolchain) -> list[Path]:
     """The runtime without the bundle's tables as object files, from the cache."""
-    sources = [each for each in sorted(RUNTIME.glob("*.c")) if each.name not in NATIVE] + sorted(_SOURCES.glob("*.c"))
+    sources = [each for each in sorted(RUNTIME.glob("*.c")) if each.name not in NATIVE]
+    sources += sorted(_SOURCES.glob("*.c")) + sorted(EARS.glob("*.c"))  # the linker leaves out what a site cannot use
     digest = hashlib.sha256(repr((zig.version, _COMPILE, constants_header())).encode())
-    for path in (*sorted(RUNTIME.glob("*.h")), *sorted(_SOURCES.glob("*.h")), *sources):
+    for path in (*(header for each in (RUNTIME, _SOURCES, EARS) for header in sorted(each.glob("*.h"))), *sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
 
     def compile_runtime(out: Path) -> None:

@@ -87,7 +87,7 @@ def _plan_bundle(
     losses: Losses | None,
 ) -> Plan:  # fmt: skip
     engine = _Bundled(options, lora_rank, _most_drafts(profile), profile.system if gpu else None)
-    process = _own_bytes(profile, spec) + tables
+    process = own_bytes(profile, spec) + tables
     limit, threads = (None, None) if profile.name == HOST else limits_of(profile, options)
     plan = make_plan(spec, engine, options, elsewhere=limit, process=process, threads=threads, losses=losses)
     outside = engine.outside(spec, plan.config)
@@ -106,7 +106,8 @@ def _most_drafts(profile: DeviceProfile) -> int:
     return max(each.gemm_tokens for each in targets) - 1
 
 
-def _own_bytes(profile: DeviceProfile, spec: ModelSpec) -> int:
+def own_bytes(profile: DeviceProfile, spec: ModelSpec) -> int:
+    """Bytes of a bundle's code and working memory."""
     return MODULE_BYTES + _SAMPLER_BYTES * spec.vocab if profile.system == "web" else RUNTIME_BYTES
 
 

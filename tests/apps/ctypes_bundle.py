@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edge.apps.enums import Finish, Role, Status, Trim
-from edge.apps.structs import EMBEDDING, MODEL_INFO, OPTIONS, READINGS, USAGE, members
+from edge.apps.structs import EMBEDDING, HEARING, MODEL_INFO, OPTIONS, READINGS, SEGMENT, USAGE, members
 from edge.errors import BudgetError, BusyError, EdgeError, EngineError, InputError, ModelFormatError, UnsupportedError
 from edge.types import FloatArray
 
@@ -71,6 +71,16 @@ class _Embedding(_Struct):
     _fields_ = [(name, _TYPES[kind]) for name, kind in members(EMBEDDING)]
 
 
+class _Hearing(_Struct):
+    _fields_ = [(name, _TYPES[kind]) for name, kind in members(HEARING)]
+
+
+class _Segment(_Struct):
+    _fields_ = [
+        (name, ctypes.POINTER(c_int32) if name == "tokens" else _TYPES[kind]) for name, kind in members(SEGMENT)
+    ]
+
+
 class _Piece(_Struct):
     _fields_ = [
         ("size", c_uint32), ("token", c_int32), ("finish", c_int32), ("length", c_uint32), ("text", c_char * 256),
@@ -97,7 +107,7 @@ class Bundle:
 
     def __init__(self, folder: str | Path, library: str | Path | None = None) -> None:
         """library: another one than the bundle's, such as one with sanitizers."""
-        self.library = _load(Path(library or Path(folder) / LIBRARY))
+        self.library, self.ears = _load(Path(library or Path(folder) / LIBRARY)), Path(folder) / "ears.edge"
         self._model = c_void_p()
         path = os.fsencode(Path(folder) / MODEL)
         _check(self.library.edge_open, byref(_Source(path, -1)), byref(self._model))
@@ -124,14 +134,16 @@ class Bundle:
 
     def session(self, **options: Any) -> BundleSession:
         """options: fields of edge_options; `stop` as texts."""
-        return BundleSession(self.library, self._model, options, self.dimensions)
+        return BundleSession(self.library, self._model, options, self.dimensions, self.ears)
 
 
 class BundleSession:
     """A session of a bundle's model. A context manager."""
 
-    def __init__(self, library: ctypes.CDLL, model: c_void_p, options: dict[str, Any], dimensions: int) -> None:
-        self._library, self._session, self._dimensions = library, c_void_p(), dimensions
+    def __init__(
+        self, library: ctypes.CDLL, model: c_void_p, options: dict[str, Any], dimensions: int, ears: Path
+    ) -> None:
+        self._library, self._session, self._dimensions, self._ears = library, c_void_p(), dimensions, ears
         _check(library.edge_begin, model, byref(_options(options)), byref(self._session))
 
     @property
@@ -247,6 +259,35 @@ class BundleSession:
             byref(_Embedding(**options)), c_void_p(vectors.ctypes.data), c_size_t(vectors.size),
         )  # fmt: skip
         return vectors
+
+    def listen(self, ears: Path | None = None, **options: Any) -> None:
+        """options: fields of edge_hearing."""
+        given = {each.name: each.unset for each in HEARING} | options
+        given = {name: value.encode() if isinstance(value, str) else value for name, value in given.items()}
+        given |= {each.name: None for each in HEARING if each.kind == "text" and not given[each.name]}
+        source = _Source(os.fsencode(ears or self._ears), -1)
+        self._call("edge_listen", byref(source), byref(_Hearing(**given)))
+
+    def hear(self, samples: FloatArray) -> tuple[int, dict[str, Any]]:
+        """The number of samples that were taken, and the segment."""
+        found = _Segment()
+        samples = np.ascontiguousarray(samples, np.float32)
+        taken = self._call("edge_hear", c_void_p(samples.ctypes.data), c_size_t(samples.size), byref(found))
+        fields = {name: getattr(found, name) for name, kind in members(SEGMENT)[1:]}
+        fields |= {name: (fields[name] or b"").decode() for name in ("text", "language")}
+        return taken, fields | {"tokens": tuple(found.tokens[: found.tokens_count])}
+
+    def transcribe(self, samples: FloatArray, *, piece: int = 1 << 20, **options: Any) -> Iterator[dict[str, Any]]:
+        """The segments of a sound that comes in pieces; the last one has no text, and says why the transcript ended."""
+        self.listen(**options)
+        at = 0
+        while True:
+            taken, found = self.hear(samples[at : at + piece])
+            at += taken
+            if found["text"] or found["finish"]:
+                yield found
+            if found["finish"]:
+                return
 
     def _call(self, name: str, *arguments: Any) -> int:
         return _check(getattr(self._library, name), self._session, *arguments)
