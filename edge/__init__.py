@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from edge.lab.quality.windows import divergence
     from edge.lab.searching.search import search
     from edge.media.picture import Image
+    from edge.media.recording import Sound
     from edge.model.model import Model
     from edge.options import Options
     from edge.plan.plan import Plan, make_plan
@@ -60,7 +61,7 @@ _HOMES = {
     "EdgeError": "errors", "Grammar": "grammar.grammar", "Image": "media.picture", "IncompleteError": "errors",
     "InputError": "errors", "MissingExtraError": "errors", "Model": "model.model", "ModelFormatError": "errors",
     "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
-    "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
+    "SamplingParams": "sampling", "Session": "run.session", "Sound": "media.recording", "UnsupportedError": "errors",
     "check_grammar": "grammar.matcher", "divergence": "lab.quality.windows", "eval_tasks": "lab.quality.tasks",
     "export": "apps.bundle", "export_adapter": "apps.adapter_file", "fits": "lab.prediction.fits",
     "forecast": "lab.prediction.forecast", "load": "run.starting.loading", "make_plan": "plan.plan",
@@ -71,7 +72,7 @@ _HOMES = {
 __all__ = [
     "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "Grammar", "Image", "IncompleteError",
     "InputError", "MissingExtraError", "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport",
-    "SamplingParams", "Session", "UnsupportedError", "check_grammar", "divergence", "eval_tasks", "export",
+    "SamplingParams", "Session", "Sound", "UnsupportedError", "check_grammar", "divergence", "eval_tasks", "export",
     "export_adapter", "fits", "forecast", "load", "make_plan", "models", "open_model", "perplexity", "pull", "search",
     "serve_site",
 ]  # fmt: skip

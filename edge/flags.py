@@ -21,7 +21,7 @@ GROUPS = (PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, SERVER, OUTPUT)
 
 KEYWORDS.update({
     "--at": "contexts", "--beams": "beams", "--device": "device", "--dimensions": "dimensions",
-    "--force": "force=True", "--host": "host", "--image": "images", "--include": "include",
+    "--audio": "sounds", "--force": "force=True", "--host": "host", "--image": "images", "--include": "include",
     "--instruction": "instruction", "--language": "language", "--length-penalty": "length_penalty",
     "--limit": "limit", "--max-tokens": "max_tokens",
     "--num-fewshot": "num_fewshot", "--pooling": "pooling", "--port": "port", "--prompt-name": "prompt_name",

@@ -17,11 +17,11 @@ def answer_prompt(
     sampling: dict[str, Any], output: Output,
 ) -> None:  # fmt: skip
     """Answer one prompt. sampling: fields of SamplingParams, None for those that the model's file may set."""
-    from edge.cli.terminal.prompts import read_pictures, read_prompt
+    from edge.cli.terminal.prompts import read_media, read_prompt
 
-    pictures = read_pictures(question.image or ())
+    media = read_media(question.image or (), question.audio or ())
     texts = [each for each in (text, question.prompt) if each is not None]
-    said = read_prompt(texts, question.file, alone="-" in (question.image or ()))
+    said = read_prompt(texts, question.file, alone="-" in (*(question.image or ()), *(question.audio or ())))
     from edge.cli.terminal.fetching import fetch_missing
 
     with progress(enabled=not output.quiet) as shown:
@@ -67,23 +67,29 @@ def answer_prompt(
         sampled = opened.sampling(**sampling) if question.beams is None else SamplingParams(**stated)
         if opened.template is None and not answer.raw and not output.quiet:
             note(f"{opened.name} has no chat template: it continues texts, and answers no questions (--raw: no note)")
-        if pictures:
-            from edge.run.starting.eyes import open_eyes, options_that_see
+        if media:
+            from edge.run.starting.senses import open_senses, options_that_see
 
             if answer.raw:
-                raise InputError("--image goes through the chat template: leave --raw out")
+                raise InputError(
+                    f"{'--image' if media[0].kind == 'picture' else '--audio'} goes through the chat template: leave "
+                    "--raw out"
+                )
             options, said = options_that_see(options), said if isinstance(said, str) else "".join(said)
-            if options.image_tokens is None and (options.time is not None or options.energy is not None):
+            kinds = {each.kind for each in media}
+            if "picture" in kinds and (options.time is not None or options.energy is not None):
                 from edge.lab.prediction.looks import auto_tokens
 
-                tokens = auto_tokens(opened, options, pictures, len(said) // 3)
+                tokens = auto_tokens(
+                    opened, options, [each for each in media if each.kind == "picture"], len(said) // 3
+                )
                 options = options if tokens is None else options.updated(image_tokens=tokens)
-            seeing = opened.with_eyes(open_eyes(opened, options, eager=True, meter=meter, tell=shown.message))
+            senses = open_senses(opened, options, kinds, eager=True, meter=meter, tell=shown.message)
             system = [] if answer.system is None else [{"role": "system", "content": answer.system}]
-            asked = seeing.chat_prompt([*system, user_message(said, pictures)], think=think)
+            asked = opened.with_senses(senses).chat_prompt([*system, user_message(said, media)], think=think)
         else:
             asked = opened.prompt(said, system=answer.system, raw=answer.raw, think=think)
-        options = replace(options, mmproj=NO_EYES)  # pictures, if any, have been seen
+        options = replace(options, mmproj=NO_EYES)  # pictures and sounds, if any, have been perceived
         thoughts = ThoughtView(not output.quiet and not output.json, shown)
         shown.message("reading the prompt")
         # Enough of the prompt for the plan to see whether it fits; the rest of a longer one is read while it runs.

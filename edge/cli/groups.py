@@ -25,6 +25,10 @@ class PromptOptions:
         None, "--image", group=PROMPT, twin=False,
         help="A picture before the prompt, for models that see; may be repeated; - is stdin.",
     )  # fmt: skip
+    audio: list[str] | None = option(
+        None, "--audio", group=PROMPT, twin=False,
+        help="A sound before the prompt, for models that hear: WAV, FLAC, OGG, MP3; may be repeated; - is stdin.",
+    )  # fmt: skip
     json_schema: Path | None = option(
         None, "--json-schema", group=PROMPT, twin=False, help="Answer in JSON, by the JSON schema in this file."
     )

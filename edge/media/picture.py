@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from copy import copy
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,8 @@ class Image:
     its sides. Pixels are decoded when they are read, and not kept. Raises InputError for what is no picture or
     too large, by its header alone; MissingExtraError without Pillow, which arrays do without.
     """
+
+    kind: Literal["picture"] = "picture"
 
     def __init__(self, source: str | Path | bytes | AnyArray) -> None:
         self._array: Pixels | None = None

@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -33,6 +34,8 @@ class Sound:
     heard; samples are not kept. Raises InputError for what is no sound, empty, damaged or too long, MissingExtraError
     for what needs libsndfile.
     """
+
+    kind: Literal["sound"] = "sound"
 
     def __init__(self, source: Source, rate: int | None = None) -> None:
         if isinstance(source, bytes | bytearray | memoryview):

@@ -32,6 +32,7 @@ from edge.model.messages import (
     parse_tools,
     with_properties,
 )
+from edge.model.parts import MEDIA
 from edge.model.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, OWN, TOO_MUCH, Compiled, Renderer, limit_process
 from edge.model.repairs import SUPPOSED, Tools, opened_by_user, repaired
 from edge.model.thinking import EFFORTS, Think, find_family
@@ -101,8 +102,9 @@ class ChatTemplate:
         self._lists = _LISTS in self._forms  # contents must be lists of parts
         # What the template cannot write: "tools", and names of REPAIRS.
         self._lacks = frozenset(() if "tools" in self._words else ("tools", "calls", "results"))
-        if self._words.isdisjoint(("image", "image_url")):
-            self._lacks |= {"pictures"}
+        self._lacks |= {
+            kind for kind, word in MEDIA.items() if self._words.isdisjoint((word, f"{word}_url", f"input_{word}"))
+        }
         if "tool_calls[0]" in source and not re.search(r"\bin\s+\w+\.tool_calls", source):
             self._lacks |= {"parallel"}
         # Gemma 4's first template expects results within the message of their calls, and has no role for them.
@@ -153,11 +155,11 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         *,
         continues: bool = True,
-        marker: str | None = None,
+        markers: Mapping[str, str] | None = None,
     ) -> tuple[list[Segment], bool]:
         """The prompt of a whole conversation, and whether the answer begins inside a thought. continues: an answer to a
-        last message of the assistant goes on from it. marker: what a template of the model's family writes for a
-        picture; None: the model sees none.
+        last message of the assistant goes on from it. markers: what a template of the model's family writes for media
+        that the model perceives, by their kinds.
 
         messages, tools: as in OpenAI's protocol. variables: template variables such as `enable_thinking`, beyond those
         of `think`. Raises InputError for messages that the template refuses or whose text it drops, UnsupportedError
@@ -165,21 +167,21 @@ class ChatTemplate:
         """
         if think.chosen:
             self._form("first", think)  # refuses a choice that the model lacks
-        said, known = parse_messages(messages, sees=marker is not None), with_properties(parse_tools(tools))
+        said, known = parse_messages(messages, senses=markers or ()), with_properties(parse_tools(tools))
         if "developer" not in self._words:
             said = [replace(each, role="system") if each.role == "developer" else each for each in said]
         begun = said.pop() if continues and said[-1].role == "assistant" and not said[-1].calls else None
         names = {**_MODES[think.mode], **_checked(variables or {})}
-        rendered = self._repaired(said or opened_by_user(said), known, names, marker or "")
+        rendered = self._repaired(said or opened_by_user(said), known, names, markers or {})
         segments, thinks = self._opened(rendered.marked.fill(rendered.text), think, calls=bool(known) and not begun)
         return self._begun(segments, thinks, begun) if begun else (segments, thinks)
 
     def _repaired(
-        self, messages: list[Message], tools: Tools | None, names: Mapping[str, Any], marker: str
+        self, messages: list[Message], tools: Tools | None, names: Mapping[str, Any], markers: Mapping[str, str]
     ) -> _Rendered:  # fmt: skip
         """The rendered conversation, with as few repairs as the template needs. Raises InputError."""
         lacks, supposed = set(self._lacks), list[str]()
-        first = found = self._render(messages, tools, names, lacks, marker)
+        first = found = self._render(messages, tools, names, lacks, markers)
         while found.fault:
             before = repaired(messages, tools, lacks)
             more = found.lacks - lacks or next(
@@ -190,20 +192,25 @@ class ChatTemplate:
                 raise InputError(f"the model's chat template {first.fault}")
             supposed += more - found.lacks
             lacks |= more
-            found = self._render(messages, tools, names, lacks, marker)
+            found = self._render(messages, tools, names, lacks, markers)
         for name in supposed[:-1]:  # the last one was needed
-            less = self._render(messages, tools, names, lacks - {name}, marker)
+            less = self._render(messages, tools, names, lacks - {name}, markers)
             if not less.fault:
                 lacks, found = lacks - {name}, less
         return found
 
     def _render(
-        self, messages: list[Message], tools: Tools | None, names: Mapping[str, Any], lacks: set[str], marker: str
+        self,
+        messages: list[Message],
+        tools: Tools | None,
+        names: Mapping[str, Any],
+        lacks: set[str],
+        markers: Mapping[str, str],
     ) -> _Rendered:
         """The conversation with repairs of what the template lacks, and what is wrong with it."""
         said, offered = repaired(messages, tools, lacks)
-        marker = "" if "pictures" in lacks else marker
-        marked = Marked(said, offered, guises=self._guises, lists=self._lists, marker=marker)
+        written = {kind: marker for kind, marker in markers.items() if kind not in lacks}
+        marked = Marked(said, offered, guises=self._guises, lists=self._lists, markers=written)
         answer = self._renderer.render(marked.messages, marked.tools, **names)
         if (text := answer.get("text")) is None:
             return _Rendered(marked, "", f"refuses these messages: {answer['error']}")
@@ -213,12 +220,12 @@ class ChatTemplate:
             "tools": any(not marked.shows(text, tool["function"]["name"], of_tool=True) for tool in offered or ()),
             "calls": "calls" not in lacks and any(not marked.shows(text, name) for name in calls),
             "results": any(each["role"] == "tool" for each in dropped),
-            "pictures": marked.pictures_missing(text),
-        }
+        } | dict.fromkeys(marked.media_missing(text), True)
         roles = [each["role"] for each in dropped if not each.get("tool_calls")]
         fault = f"drops the text of the {roles[0]}" if roles else ""
         if not fault and any(found.values()):
-            fault = "drops a picture" if found["pictures"] else "drops a call"
+            medium = next((kind for kind in MEDIA if found.get(kind)), "call")
+            fault = f"drops a {medium}"
         return _Rendered(marked, text, fault, frozenset(name for name, lacking in found.items() if lacking))
 
     def _opened(self, segments: list[Segment], think: Think, *, calls: bool) -> tuple[list[Segment], bool]:

@@ -11,24 +11,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count, groupby
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any
 
 from edge.errors import InputError
-from edge.model.parts import has_pictures, is_picture, newest, text_of_parts
+from edge.model.parts import MEDIA, has_media, kind_of, newest, text_of_parts
 from edge.model.rendering import BLANKS, GUISES, MARK, MOST_TEXT, mark, number_of, reveal, written
 from edge.model.text import well_formed
 from edge.records import dataclass
 from edge.types import IntArray
 
 if TYPE_CHECKING:
-    from edge.media.picture import Image
+    from edge.model.media_parts import Medium
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-SEEN = ("user", "tool")  # whose messages may have pictures
+SEEN = ("user", "tool")  # whose messages may have pictures and sounds
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # templates have all three
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
 _DEEPEST = 64  # of nested JSON
@@ -52,13 +53,13 @@ _WORDS = frozenset(
 @dataclass(frozen=True)
 class Segment:
     """A part of a prompt. `trusted` text is the template's own: its special tokens are recognized. embedded: untrusted
-    text within the template's, such as the name of a tool, which is encoded together with it. picture: stands here in
-    place of a text. ids: of rows, int32 [n], likewise."""
+    text within the template's, such as the name of a tool, which is encoded together with it. medium: a picture or a
+    sound, which stands here in place of a text. ids: of rows, int32 [n], likewise."""
 
     text: str | Iterable[str]
     trusted: bool
     embedded: bool = False
-    picture: Image | None = None
+    medium: Medium | None = None
     ids: IntArray | None = None
 
 
@@ -94,15 +95,17 @@ class Message:
     responses: tuple[Message, ...] = ()  # results of its calls, for templates that expect them here
 
 
-def parse_messages(messages: object, *, sees: bool = False) -> list[Message]:
-    """Check messages, and merge the leading system messages into one. sees: the model sees pictures. Raises
-    InputError."""
+def parse_messages(messages: object, *, senses: Collection[str] = ()) -> list[Message]:
+    """Check messages, and merge the leading system messages into one. senses: kinds of media (`MEDIA`) that the model
+    perceives. Raises InputError."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise InputError(
             f"messages must be a list such as [{{'role': 'user', 'content': 'Hi'}}], not {brief(messages)}"
         )
     question = newest([str(each.get("role")) if isinstance(each, Mapping) else "" for each in messages])
-    parsed = [_message(number, each, asks=number == question + 1, sees=sees) for number, each in enumerate(messages, 1)]
+    parsed = [
+        _message(number, each, asks=number == question + 1, senses=senses) for number, each in enumerate(messages, 1)
+    ]
     first = next((at for at, each in enumerate(parsed) if each.role not in ("system", "developer")), len(parsed))
     if first > 1:
         text = "\n\n".join(str(each.content) for each in parsed[:first])
@@ -215,7 +218,7 @@ def _tool(number: int, tool: object) -> dict[str, Any]:
                                              "parameters": dict(parameters or empty)}}  # fmt: skip
 
 
-def _message(number: int, message: object, *, asks: bool, sees: bool) -> Message:
+def _message(number: int, message: object, *, asks: bool, senses: Collection[str]) -> Message:
     where = f"message {number}"
     if not isinstance(message, Mapping):
         raise InputError(f"{where} must be an object, not {brief(message)}")
@@ -224,7 +227,7 @@ def _message(number: int, message: object, *, asks: bool, sees: bool) -> Message
         role = "tool"
     if role not in ROLES:
         raise InputError(f"{where}: role must be one of {', '.join(ROLES)}, not {brief(role)}")
-    content = _content(message.get("content"), f"{where}: content", asks=asks, sees=sees and role in SEEN)
+    content = _content(message.get("content"), f"{where}: content", asks=asks, senses=senses if role in SEEN else ())
     listed = message.get("tool_calls") or []
     if not isinstance(listed, list | tuple):
         raise InputError(f"{where}: tool_calls must be a list, not {brief(listed)}")
@@ -240,16 +243,16 @@ def _message(number: int, message: object, *, asks: bool, sees: bool) -> Message
     return Message(role, content, calls, thoughts if role == "assistant" else None, call_id, name)
 
 
-def _content(content: Any, where: str, *, asks: bool, sees: bool) -> Text:
-    """The text of a content; with pictures, its parts in their order."""
-    if not (sees and has_pictures(content)):
+def _content(content: Any, where: str, *, asks: bool, senses: Collection[str]) -> Text:
+    """The text of a content; with media that the model perceives, its parts in their order."""
+    if not has_media(content, senses):
         return well_formed(text_of_parts(content, where, "\n", strict=asks))
-    from edge.model.picture_parts import picture_of  # here: few runs see pictures
+    from edge.model.media_parts import medium_of  # here: few runs see pictures
 
     found = list[Segment]()
-    for pictures, run in groupby(enumerate(content), lambda each: is_picture(each[1])):
-        if pictures:
-            found += (Segment("", trusted=False, picture=picture_of(part, f"{where}[{at}]")) for at, part in run)
+    for media, run in groupby(enumerate(content), lambda each: kind_of(each[1]) in senses):
+        if media:
+            found += (Segment("", trusted=False, medium=medium_of(part, f"{where}[{at}]")) for at, part in run)
         elif text := well_formed(text_of_parts([part for _, part in run], where, "\n", strict=asks)):
             found.append(Segment(text, trusted=False))
     return tuple(found)
@@ -301,16 +304,16 @@ class Marked:
     """Messages and tools for a template, with marks. Raises InputError if there are too many texts.
 
     guises: whether disguised blanks may stand beside marks; False for a template that contains such characters itself.
-    lists: the template reads contents as lists of parts. marker: what it writes for a picture among them; empty: it
-    knows no pictures, which then stand within a content's mark.
+    lists: the template reads contents as lists of parts. markers: what it writes for media among them, by their kind;
+    others stand within a content's mark.
     """
 
     def __init__(
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, *, guises: bool = True,
-        lists: bool = False, marker: str = "",
+        lists: bool = False, markers: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        self._guises, self._lists, self._marker = guises, lists, marker
-        self.pictures = [part for each in messages for part in _pictures(each.content)] if marker else []
+        self._guises, self._lists, self._markers = guises, lists, markers or {}
+        self._media = [part for each in messages for part in self._written(each.content)]
         own, others = _sorted(_strings(tools)), _sorted(_texts(messages))  # a name in both has two marks
         embedded = [*own, *others]
         if len(embedded) + 2 * len(messages) > _MOST_TEXTS:
@@ -352,15 +355,26 @@ class Marked:
 
     def _parts(self, content: Text) -> str | list[dict[str, str]]:
         """A message's content, in parts where the template reads them, or writes pictures among them."""
-        if self._marker and not isinstance(content, str) and _pictures(content):
-            runs = groupby(content, lambda part: part.picture is not None)
+        if not isinstance(content, str) and self._written(content):
             found = list[dict[str, str]]()
-            for pictures, run in runs:
+            for media, run in groupby(content, self._writes):
                 parts = tuple(run)
-                text = str(parts[0].text) if len(parts) == 1 and not parts[0].trusted else parts
-                found += [{"type": "image"}] * len(parts) if pictures else [self._part(text)]
+                plain = len(parts) == 1 and not (parts[0].trusted or parts[0].medium)
+                found += (
+                    [{"type": MEDIA[_kind(each)]} for each in parts]
+                    if media
+                    else [self._part(str(parts[0].text) if plain else parts)]
+                )
             return found
         return [self._part(content)] if self._lists else self._content(content)
+
+    def _writes(self, part: Segment) -> bool:
+        """Whether the template writes a part, a medium."""
+        return part.medium is not None and _kind(part) in self._markers
+
+    def _written(self, content: Text) -> list[Segment]:
+        """The media in a content that the template writes."""
+        return [] if isinstance(content, str) else [*filter(self._writes, content)]
 
     def _part(self, text: Text) -> dict[str, str]:
         return {"type": "text", "text": self._content(text)}
@@ -419,13 +433,30 @@ class Marked:
             else:
                 segments += text
         segments.append(Segment(reveal(rendered[at:]) if self._guises else rendered[at:], trusted=True))
-        if self.pictures:
-            segments = [*_seen(segments, self._marker, iter(self.pictures))]
-        return [segment for segment in segments if segment.text or segment.picture]
+        if self._media:
+            segments = [*self._perceived(segments)]
+        return [segment for segment in segments if segment.text or segment.medium]
 
-    def pictures_missing(self, rendered: str) -> bool:
-        """Whether the template writes another number of pictures than there are."""
-        return bool(self.pictures) and rendered.count(self._marker) != len(self.pictures)
+    def _perceived(self, segments: Iterable[Segment]) -> Iterator[Segment]:
+        """The segments with media in place of the markers in the template's own text."""
+        kinds = {self._markers[kind]: kind for kind in map(_kind, self._media)}
+        markers = re.compile("|".join(map(re.escape, kinds)))
+        waiting = {kind: iter([each for each in self._media if _kind(each) == kind]) for kind in kinds.values()}
+        for each in segments:
+            if not each.trusted or each.medium:
+                yield each
+                continue
+            text, at = str(each.text), 0
+            for found in markers.finditer(text):
+                yield replace(each, text=text[at : found.start()])
+                yield next(waiting[kinds[found[0]]])
+                at = found.end()
+            yield replace(each, text=text[at:])
+
+    def media_missing(self, rendered: str) -> set[str]:
+        """The kinds of media of which the template writes another number than there are."""
+        counts = Counter(map(_kind, self._media))
+        return {kind for kind, count in counts.items() if rendered.count(self._markers[kind]) != count}
 
     def dropped(self, rendered: str) -> Iterator[int]:
         """Indexes of messages whose content the rendered text lacks."""
@@ -435,21 +466,8 @@ class Marked:
                 yield index
 
 
-def _pictures(content: Text) -> list[Segment]:
-    return [] if isinstance(content, str) else [part for part in content if part.picture is not None]
-
-
-def _seen(segments: Iterable[Segment], marker: str, pictures: Iterator[Segment]) -> Iterator[Segment]:
-    """The segments with pictures in place of the markers in the template's own text."""
-    for each in segments:
-        if not each.trusted or each.picture:
-            yield each
-            continue
-        first, *others = str(each.text).split(marker)
-        yield replace(each, text=first)
-        for text in others:
-            yield next(pictures)
-            yield replace(each, text=text)
+def _kind(part: Segment) -> str:
+    return part.medium.kind if part.medium else ""
 
 
 def _after_guises(text: str, at: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, groupby, takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from edge.formats.onnx_folder import read_folder
 from edge.model.catalog import find_model
 from edge.model.chat_template import ChatTemplate
 from edge.model.messages import Segment, parse_tools
-from edge.model.prompt import Prompt, joined
+from edge.model.prompt import Looks, Prompt, joined
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec, check_generates
 from edge.model.tensors import find_network
@@ -31,9 +32,8 @@ from edge.sampling import SamplingParams, choose_sampling
 from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
-    from edge.media.picture import Image
     from edge.model.given import GivenRows
-    from edge.model.picture_parts import Eyes
+    from edge.model.media_parts import Medium, Sense
     from edge.model.prefix import Prefix, PrefixFile
     from edge.model.tail import Tail
     from edge.model.towers import Layout
@@ -61,12 +61,12 @@ def make_tokenizer(file: GGUFFile) -> TokenizerLike:
 class Model:
     """An opened model file, not loaded: its architecture, tokenizer and chat template, checked.
 
-    tokenize: creates its tokenizer. prefix: stands before every prompt (`Session` puts it there). eyes: make rows of
-    pictures in messages.
+    tokenize: creates its tokenizer. prefix: stands before every prompt (`Session` puts it there). senses: make rows of
+    media in messages, by their kinds.
     """
 
     prefix: Prefix | None = None
-    eyes: Eyes | None = None
+    senses: Mapping[str, Sense] = MappingProxyType({})
 
     def __init__(self, file: GGUFFile, tokenize: Callable[[GGUFFile], TokenizerLike] = make_tokenizer) -> None:
         self.file, self.path = file, file.folder or file.path
@@ -101,11 +101,16 @@ class Model:
         found.prefix = file.open(self.spec)
         return found
 
-    def with_eyes(self, eyes: Eyes | None) -> Model:
-        """This model, seeing with these; None: without eyes."""
+    def with_senses(self, senses: Mapping[str, Sense]) -> Model:
+        """This model, perceiving with these."""
         found = copy(self)
-        found.eyes = eyes
+        found.senses = senses
         return found
+
+    @property
+    def looks(self) -> Looks:
+        """The media that its senses have encoded so far."""
+        return sum((each.looks for each in self.senses.values()), Looks())
 
     @property
     def prefix_rows(self) -> int:
@@ -210,8 +215,9 @@ class Model:
         known = known if any_call else []
         thought = Think.parse(think)
         segments, thinks = template.conversation(
-            messages, known, thought, variables, continues=continues, marker=self.eyes.marker if self.eyes else None
-        )
+            messages, known, thought, variables, continues=continues,
+            markers={kind: sense.marker for kind, sense in self.senses.items()},
+        )  # fmt: skip
         segments, given = self._shown(segments)
         callable = [tool for tool in known if tool["function"]["name"] in names]
         use = None
@@ -223,7 +229,7 @@ class Model:
         ends = list[int]()
         blocks = self._with_bos(self._encode_segments(self._merged(segments), ends))
         prompt = Prompt(blocks, thinks, use, ends=ends, whole=True, given=given)
-        prompt.looks = self.eyes.looks if self.eyes and self.eyes.eager else None
+        prompt.looks = self.looks if any(each.eager for each in self.senses.values()) else None
         return prompt
 
     @property
@@ -331,26 +337,27 @@ class Model:
                 ends.append(count)
 
     def _shown(self, segments: list[Segment]) -> tuple[list[Segment], GivenRows | None]:
-        """The segments with texts and ids of rows in place of pictures, and the rows. Raises InputError."""
-        if self.eyes is None or not any(segment.picture for segment in segments):
+        """The segments with texts and ids of rows in place of media, and the rows. Raises InputError."""
+        if not any(segment.medium for segment in segments):
             return segments, None
         from edge.model.given import GivenRows
 
-        found, given, eyes = list[Segment](), GivenRows.of(self.spec), self.eyes
+        found, given = list[Segment](), GivenRows.of(self.spec)
         for segment in segments:
-            if segment.picture is None:
+            if (medium := segment.medium) is None:
                 found.append(segment)
                 continue
-            layout, number = eyes.layout(segment.picture), 0
-            if eyes.eager:
-                eyes.look(segment.picture, layout)
+            sense = self.senses[medium.kind]
+            layout, number = sense.layout(medium), 0
+            if sense.eager:
+                sense.look(medium, layout)
             sizes = self._sizes(layout.parts)
             for index, part in enumerate(layout.parts):
                 if isinstance(part, str):
                     found.append(Segment(part, trusted=True))
                     continue
-                name = eyes.name(segment.picture, layout) + number.to_bytes(4, "little")
-                look = partial(_part, eyes, segment.picture, layout, number)
+                name = sense.name(medium, layout) + number.to_bytes(4, "little")
+                look = partial(_part, sense, medium, layout, number)
                 ids = given.promise(
                     name, part, look, layout.grid, layout.whole, seen=True, before=sum(sizes[:index]),
                     behind=sum(sizes[index + 1 :]),
@@ -417,9 +424,9 @@ class Model:
         yield from blocks
 
 
-def _part(eyes: Eyes, picture: Image, layout: Layout, number: int) -> FloatArray:
-    """The rows of a picture's part of this number."""
-    return eyes.look(picture, layout)[number]
+def _part(sense: Sense, medium: Medium, layout: Layout, number: int) -> FloatArray:
+    """The rows of a medium's part of this number."""
+    return sense.look(medium, layout)[number]
 
 
 def _needs_template(what: str) -> UnsupportedError:

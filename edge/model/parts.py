@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from edge.errors import InputError
@@ -16,6 +16,9 @@ _INPUTS = {
 }  # fmt: skip
 
 
+MEDIA = {"picture": "image", "sound": "audio"}  # kinds that models may have senses for; the type of their parts
+
+
 def left_out(what: str) -> str:
     """The line in place of something that is no text."""
     return f"[{what} left out: this model reads text]"
@@ -24,14 +27,17 @@ def left_out(what: str) -> str:
 PICTURE = left_out("picture")
 
 
-def is_picture(part: object) -> bool:
-    """Whether a part of a content is a picture, or should be."""
-    return isinstance(part, Mapping) and _INPUTS.get(str(part.get("type"))) == "picture"
+def kind_of(part: object) -> str | None:
+    """The kind of medium that a part of a content is, or should be, a key of MEDIA; None for others."""
+    found = _INPUTS.get(str(part.get("type"))) if isinstance(part, Mapping) else None
+    return found if found in MEDIA else None
 
 
-def has_pictures(content: object) -> bool:
-    """Whether a content has a picture among its parts."""
-    return isinstance(content, Sequence) and not isinstance(content, str | bytes) and any(map(is_picture, content))
+def has_media(content: object, kinds: Collection[str] = tuple(MEDIA)) -> bool:
+    """Whether a content has a medium of these kinds among its parts."""
+    if not isinstance(content, Sequence) or isinstance(content, str | bytes):
+        return False
+    return any(kind_of(each) in kinds for each in content)
 
 
 def text_of_parts(content: Any, where: str, joint: str = "", *, strict: bool = False) -> str:
@@ -77,7 +83,8 @@ def _text_of(part: Any, where: str, strict: bool) -> tuple[str, bool]:
     if inner:
         return f"{title}\n{inner}" if title else inner, True
     if kind in _INPUTS and strict:
-        unless = " unless --mmproj gives them eyes" if is_picture(part) else ""
+        sense = {"picture": "eyes", "sound": "ears"}.get(kind_of(part) or "")
+        unless = f" unless --mmproj gives them {sense}" if sense else ""
         raise InputError(f"{where} is {kind[:40]!r}: these models read text only{unless}")
     name = _INPUTS.get(kind, kind[:40])
     return left_out(f"{name} {title[:200]!r}" if title and "\n" not in title else name), True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -20,16 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Looks:
-    """Pictures that were encoded, the rows of them, and the seconds that took."""
+    """Pictures and sounds that were encoded, the rows of them, and the seconds that took."""
 
     pictures: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    sounds: int = 0
+
+    def __add__(self, other: Looks) -> Looks:
+        return Looks(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
 
     def since(self, before: Looks) -> Looks:
         """What came after these."""
-        pictures, tokens = self.pictures - before.pictures, self.tokens - before.tokens
-        return Looks(pictures, tokens, self.seconds - before.seconds)
+        return self + Looks(*(-each for each in astuple(before)))
 
 
 class Prompt:
@@ -53,7 +57,7 @@ class Prompt:
         given: GivenRows | None = None,
     ) -> None:
         self.given = given
-        self.looks: Looks | None = None  # of pictures that were encoded to make it
+        self.looks: Looks | None = None  # of media that were encoded to make it
         self.thinks, self.tools, self.whole = thinks, tools, whole
         self._ends, self._before = ends, 0
         self._blocks: Iterator[IntArray] = iter(blocks)

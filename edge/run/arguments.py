@@ -16,7 +16,7 @@ from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 if TYPE_CHECKING:
-    from edge.media.picture import Image
+    from edge.model.media_parts import Medium
 
 MOST_TOKENS = 1 << 31  # of an answer
 MOST_TOP = 100  # alternatives per token whose probabilities are reported
@@ -75,15 +75,19 @@ def check_list(name: str, value: object) -> None:
         raise InputError(f"{name} must be a list of text, not {brief(value)}")
 
 
-def check_images(images: object) -> list[Image]:
-    """Pictures; none for None. Raises InputError."""
-    if images is None:
-        return []
-    from edge.media.picture import Image
+def check_media(images: object, sounds: object) -> list[Medium]:
+    """Pictures, then sounds; None: none of them. Raises InputError."""
+    found: list[Medium] = []
+    for name, given, what in ("images", images, "pictures"), ("sounds", sounds, "sounds"):
+        if given is None:
+            continue
+        from edge.media.picture import Image
+        from edge.media.recording import Sound
 
-    if not isinstance(images, Sequence) or isinstance(images, str | bytes):
-        raise InputError(f"images must be a list of pictures, not {brief(images)}")
-    return [Image.of(each) for each in images]
+        if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+            raise InputError(f"{name} must be a list of {what}, not {brief(given)}")
+        found += [Image.of(each) if name == "images" else Sound.of(each) for each in given]
+    return found
 
 
 def check_limit(max_tokens: object) -> int | None:

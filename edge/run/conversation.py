@@ -24,20 +24,22 @@ import numpy as np
 from edge.errors import InputError, UnsupportedError
 from edge.formats.json_file import read_given
 from edge.model.messages import parse_messages, parse_tools
-from edge.model.parts import has_pictures, is_picture, text_of_parts
+from edge.model.parts import has_media, kind_of, text_of_parts
 from edge.model.prompt import Prompt
 from edge.model.spec import check_generates
 from edge.model.thinking import Think
-from edge.run.arguments import check_images, check_text
+from edge.run.arguments import check_media, check_text
 from edge.run.batching.scheduler import Pieces
 from edge.run.report import RunReport, ToolCall
-from edge.run.request import Picture, user_message
+from edge.run.request import Heard, Picture, user_message
 from edge.run.sequences.snapshots import Mark, changed_opening
 from edge.run.session import Session
 from edge.types import IntArray
 
 if TYPE_CHECKING:
     from edge.media.picture import Image
+    from edge.media.recording import Sound
+    from edge.model.media_parts import Medium
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Turn:
     """A question and its answer. before: the session's position when the turn began; None once the cache no longer
     holds it. opened: the position where the answer began, if thoughts follow that the template drops later. steps:
     messages between question and answer: tool calls and their results. calls: the answer's, still without results.
-    images: pictures before the question."""
+    media: pictures and sounds before the question."""
 
     user: str
     answer: str = ""
@@ -53,10 +55,10 @@ class Turn:
     opened: Mark | None = None
     steps: tuple[dict[str, Any], ...] = ()
     calls: tuple[ToolCall, ...] = ()
-    images: tuple[Image, ...] = ()
+    media: tuple[Medium, ...] = ()
 
     def messages(self) -> list[dict[str, Any]]:
-        said: list[dict[str, Any]] = [user_message(self.user, self.images), *self.steps]
+        said: list[dict[str, Any]] = [user_message(self.user, self.media), *self.steps]
         return [
             *said,
             _calling(self.answer, self.calls) if self.calls else {"role": "assistant", "content": self.answer},
@@ -109,7 +111,7 @@ class Conversation:
     @property
     def _whole(self) -> bool:
         """Whether each turn renders the whole conversation by the template."""
-        return bool(self.tools) or any(turn.steps or turn.calls or turn.images for turn in self._turns)
+        return bool(self.tools) or any(turn.steps or turn.calls or turn.media for turn in self._turns)
 
     @property
     def replays(self) -> bool:
@@ -130,11 +132,22 @@ class Conversation:
     @property
     def images(self) -> tuple[Image, ...]:
         """The pictures of the last question."""
-        return self._turns[-1].images if self._turns else ()
+        return tuple(each for each in self._media if each.kind == "picture")
 
-    def say(self, text: str, images: Sequence[Picture] = (), **options: Any) -> Pieces:
-        """Yield the pieces of the answer to one turn; options are those of `Session.stream`. images: pictures before
-        the text, for models that see.
+    @property
+    def sounds(self) -> tuple[Sound, ...]:
+        """The sounds of the last question."""
+        return tuple(each for each in self._media if each.kind == "sound")
+
+    @property
+    def _media(self) -> tuple[Any, ...]:
+        return self._turns[-1].media if self._turns else ()
+
+    def say(
+        self, text: str, images: Sequence[Picture] = (), sounds: Sequence[Heard] = (), **options: Any
+    ) -> Pieces:  # fmt: skip
+        """Yield the pieces of the answer to one turn; options are those of `Session.stream`. images,
+        sounds: before the text, for models that see or hear.
 
         The turn is part of the conversation once it has begun to run, whatever ends it: an interrupted answer stays,
         as far as it was generated. Thoughts are no part of it.
@@ -143,8 +156,9 @@ class Conversation:
             raise InputError(f"the prompt must be text, not {text!r:.60}")
         if self.calls:
             raise InputError(f"{self.calls[0].name} was called, and has no result yet: give it, or take the turn back")
-        if self._whole or images:
-            yield from self._answer(len(self._turns), Turn(text, images=tuple(check_images(images))), **options)
+        media = tuple(check_media(images, sounds))
+        if self._whole or media:
+            yield from self._answer(len(self._turns), Turn(text, media=media), **options)
             return
         session, fresh = self.session, not self._turns
         think = Think.parse(options.get("think"))
@@ -212,8 +226,8 @@ class Conversation:
 
     def retry(self, **options: Any) -> Pieces:
         """Another answer to the last question. Raises InputError if there is none."""
-        images = self.images
-        return self.say(self.undo(), images, **options)
+        images, sounds = self.images, self.sounds
+        return self.say(self.undo(), images, sounds, **options)
 
     def reset(self) -> None:
         """Forget all turns; the system prompt stays."""
@@ -300,7 +314,7 @@ def saved_turns(path: Path) -> tuple[str | None, list[Turn]]:
         if role != expected:
             raise InputError(f"{path}: message {number} is the {role}'s, where the {expected}'s must follow")
         if role == "user":
-            turns.append(Turn(content, images=message["images"]))
+            turns.append(Turn(content, media=message["media"]))
             expected = "assistant"
         elif role == "assistant":
             turns[-1], results = replace(turns[-1], answer=content, calls=message["calls"]), []
@@ -345,13 +359,13 @@ def _checked(path: Path, messages: Any) -> Iterator[dict[str, Any]]:
     for number, message in enumerate(messages, 1):
         found = message if isinstance(message, dict) else {}
         role, content, listed = (found.get(name) for name in ("role", "content", "tool_calls"))
-        images: tuple[Image, ...] = ()
-        if role == "user" and content is not None and has_pictures(content):
-            from edge.model.picture_parts import picture_of
+        media: tuple[Medium, ...] = ()
+        if role == "user" and content is not None and has_media(content):
+            from edge.model.media_parts import medium_of
 
             where = f"{path}: message {number}"
-            images = tuple(picture_of(part, where, files=False) for part in content if is_picture(part))
-            content = text_of_parts([part for part in content if not is_picture(part)], where)
+            media = tuple(medium_of(part, where, files=False) for part in content if kind_of(part))
+            content = text_of_parts([part for part in content if not kind_of(part)], where)
         if role not in ("system", "user", "assistant", "tool") or not (isinstance(content, str) or listed):
             raise InputError(
                 f"{path}: message {number} must have a role (system, user, assistant or tool) and a content, which is "
@@ -366,9 +380,9 @@ def _checked(path: Path, messages: Any) -> Iterator[dict[str, Any]]:
         except InputError as error:
             raise InputError(f"{path}: {error}".replace("message 1", f"message {number}")) from None
         calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in parsed.calls)
-        yield {"role": role, "content": content or "", "calls": calls, "images": images}
+        yield {"role": role, "content": content or "", "calls": calls, "media": media}
 
 
-def _url(picture: Any) -> str:
-    """A picture in a saved conversation."""
-    return str(picture.url)
+def _url(medium: Any) -> str:
+    """A picture or a sound in a saved conversation."""
+    return str(medium.url)

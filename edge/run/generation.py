@@ -70,7 +70,7 @@ class Generation:
     team: tuple[int, ...] = ()  # its passes by the number of their threads, likewise
     stop_reason: StopReason = "interrupted"  # unless something else ends it
     limit: StopReason = "length"  # what will end the answer, if the model does not
-    looks: Looks | None = None  # of the model's eyes when it began
+    looks: Looks = Looks()  # of the model's senses when it began
     at_once: Callable[[], int] | None = None  # tokens to run before other generations do; None: there are none
 
     @classmethod
@@ -123,7 +123,7 @@ class Generation:
         return cls(
             request, model, prompt, started, watch, sample, sampling.seed, thinking, StopStrings(request.stop),
             constrained, logprobs, StringIO() if keep else None, calls, hooks.prefill,
-            looks=model.eyes.looks if model.eyes else None,
+            looks=model.looks,
         )  # fmt: skip
 
     def part_of(self, chunk: int, least: int) -> int:
@@ -223,11 +223,9 @@ class Generation:
 
     @property
     def looked(self) -> Looks | None:
-        """What its pictures cost; None if none was encoded."""
-        found = self.prompt.looks
-        if found is None and self.looks is not None and self.model.eyes is not None:
-            found = self.model.eyes.looks.since(self.looks)
-        return found if found and found.pictures else None
+        """What its pictures and sounds cost; None if none was encoded."""
+        found = self.prompt.looks or self.model.looks.since(self.looks)
+        return found if found.pictures or found.sounds else None
 
     @property
     def is_typical(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from edge.grammar.grammar import Grammar
 from edge.model.thinking import Think
 from edge.run.hooks import OnCall, OnLogprob, OnPrefill, OnThought
-from edge.run.request import Messages, Picture, Tools
+from edge.run.request import Heard, Messages, Picture, Tools
 from edge.run.sampling.sampler import Processor
 from edge.sampling import SamplingParams
 
@@ -21,6 +21,7 @@ class AnswerKeywords(TypedDict, total=False):
 
     messages: Messages | None
     images: Sequence[Picture] | None
+    sounds: Sequence[Heard] | None
     tools: Tools | None
     tool_choice: str | Mapping[str, Any] | None
     parallel_tool_calls: bool

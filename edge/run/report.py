@@ -293,7 +293,8 @@ class RunReport:
     `text` is None if the caller asked not to keep it, `heat` where the device shows no temperature, `thoughts` where
     the model did not think. `stop_text`: the stop string before which the answer ended. `incomplete`: the stop reason,
     if it cut the answer where its grammar allowed no end. `logprobs`: of the tokens that were drawn, if the caller
-    asked for them. `beams`: of a beam search, the best first. `pictures`: those that were encoded for this answer.
+    asked for them. `beams`: of a beam search, the best first. `media`: pictures and sounds that were encoded for this
+    answer.
     """
 
     text: str | None
@@ -308,7 +309,7 @@ class RunReport:
     heat: Heat | None = None
     actions: tuple[Action, ...] = ()
     thoughts: Thoughts | None = None
-    pictures: Looks | None = None
+    media: Looks | None = None
     seed: int | None = None
     lora: tuple[AdapterUse, ...] = ()
     prefix: PrefixUse | None = None

@@ -42,7 +42,7 @@ def report_of(
         heat=None if zone is None else Heat(zone.name, watch.hottest, options.max_temp),
         actions=loaded.reclaimer.take_actions(),
         thoughts=run.thinking.report(),
-        pictures=run.looked,
+        media=run.looked,
         seed=run.seed,
         lora=tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in adapters),
         prefix=PrefixUse(prefix.file.name, prefix.ids.size, prefix.file.sha256) if prefix else None,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge.errors import InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model
+from edge.model.parts import MEDIA
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
 from edge.options import Options
@@ -18,8 +19,8 @@ from edge.records import dataclass
 from edge.run.arguments import (
     check_function,
     check_grammar,
-    check_images,
     check_limit,
+    check_media,
     check_number,
     check_prompt,
     check_sampling,
@@ -33,6 +34,9 @@ from edge.run.sequences.snapshots import Outline, changed_opening
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
+if TYPE_CHECKING:
+    from edge.model.media_parts import Medium
+
 DEFAULT_MAX_TOKENS = 512
 MOST_BEAMS, MOST_PENALTY = 64, 100
 INTERACTIVE, TOOLS, TITLES = range(3)
@@ -41,6 +45,7 @@ INTERACTIVE, TOOLS, TITLES = range(3)
 Text = str | Iterable[str] | IntArray | Prompt
 Messages = Sequence[Mapping[str, Any]]
 Picture = Any  # what `edge.Image` takes, or an Image
+Heard = Any  # what `edge.Sound` takes, or a Sound
 Tools = Sequence[Mapping[str, Any]]
 
 
@@ -179,33 +184,35 @@ def prompt_of(
     parallel: bool,
     continues: bool,
     images: Sequence[Picture] | None = None,
+    sounds: Sequence[Heard] | None = None,
 ) -> Text | Chat:
     """The prompt of a request, from the arguments of a call. continues: whether it continues raw text or the
-    conversation in the cache, which excludes messages, tools and pictures. Raises InputError."""
-    pictures = check_images(images)
-    if messages is None and not tools and not pictures:
+    conversation in the cache, which excludes messages, tools and media. Raises InputError."""
+    media = check_media(images, sounds)
+    if messages is None and not tools and not media:
         if prompt is None:
             raise InputError("there is no prompt: give a text, tokens or messages")
         return prompt
     if continues:
         raise InputError(
-            "messages, tools and pictures go through the chat template from the beginning: leave raw and follow_up out"
+            "messages, tools, pictures and sounds go through the chat template from the beginning: leave raw and "
+            "follow_up out"
         )
     if messages is None:
         if not isinstance(prompt, str):
-            what = "pictures" if pictures else "tools"
+            what = f"{media[0].kind}s" if media else "tools"
             raise InputError(f"a prompt with {what} must be text or messages, not {prompt!r:.60}")
-        messages = [user_message(prompt, pictures)]
+        messages = [user_message(prompt, media)]
     elif prompt is not None:
         raise InputError("give a prompt or messages, not both")
-    elif pictures:
-        raise InputError("messages have their pictures as parts of contents: leave images out")
+    elif media:
+        raise InputError("messages have pictures and sounds as parts of contents: leave images and sounds out")
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]
     return Chat(messages, tools, tool_choice, parallel)
 
 
-def user_message(text: str, pictures: Sequence[Any]) -> dict[str, Any]:
-    """A message of the user, with pictures before its text."""
-    shown = [{"type": "image", "image": each} for each in pictures]
+def user_message(text: str, media: Sequence[Medium]) -> dict[str, Any]:
+    """A message of the user, with pictures and sounds before its text."""
+    shown = [{"type": MEDIA[each.kind], MEDIA[each.kind]: each} for each in media]
     return {"role": "user", "content": [*shown, {"type": "text", "text": text}] if shown else text}

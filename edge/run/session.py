@@ -36,7 +36,7 @@ from edge.run.loaded import Loaded
 from edge.run.loop import begin, generate
 from edge.run.report import RunReport, StopReason, TokenLogprob
 from edge.run.reporting import check_complete, report_of, why_unanswered
-from edge.run.request import DEFAULT_MAX_TOKENS, Messages, Picture, Request, Text, Tools, prompt_of
+from edge.run.request import DEFAULT_MAX_TOKENS, Heard, Messages, Picture, Request, Text, Tools, prompt_of
 from edge.run.sampling.sampler import Processor
 from edge.run.sequences.sequence import TokenSequence
 from edge.run.sequences.snapshots import Mark
@@ -181,6 +181,7 @@ class Session:
         *,
         messages: Messages | None = None,
         images: Sequence[Picture] | None = None,
+        sounds: Sequence[Heard] | None = None,
         tools: Tools | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
@@ -214,6 +215,7 @@ class Session:
         messages, tools, tool_choice, parallel_tool_calls: a whole conversation in place of the prompt, and functions
             that the model may call, as in OpenAI's protocol. KV rows shared with the last conversation are kept.
         images: pictures before the prompt, for models that see: paths, bytes, arrays or `edge.Image`.
+        sounds: sounds before the prompt, for models that hear: paths, bytes, arrays at 16 kHz or `edge.Sound`.
         max_tokens: None or -1 has no limit. Thoughts count.
         sampling: how tokens are drawn (default: as the model's file recommends, otherwise greedy).
         stop: a text, or several, before which the answer ends; thoughts are not searched.
@@ -246,7 +248,7 @@ class Session:
             raise InputError(f"sampling must be SamplingParams, not {sampling!r:.60}")
         asked = prompt_of(
             prompt, messages, tools, tool_choice, system, parallel=parallel_tool_calls, continues=raw or follow_up,
-            images=images,
+            images=images, sounds=sounds,
         )  # fmt: skip
         request = Request(
             asked, max_tokens, sampling, stop, ignore_eos, system, raw, follow_up, Think.parse(think), time_limit,

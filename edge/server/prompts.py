@@ -11,9 +11,9 @@ from itertools import groupby
 from typing import Any
 
 from edge.errors import InputError
+from edge.model.media_parts import SENT
 from edge.model.model import Model
-from edge.model.parts import has_pictures, is_picture, newest, text_of_parts
-from edge.model.picture_parts import SENT
+from edge.model.parts import MEDIA, has_media, kind_of, newest, text_of_parts
 from edge.model.prompt import Prompt
 from edge.model.spec import check_generates
 from edge.model.thinking import Think
@@ -54,14 +54,14 @@ def text_of(content: Any, where: str, *, strict: bool = False) -> str:
 
 
 def content_of(content: Any, where: str, *, strict: bool = False) -> str | list[dict[str, Any]]:
-    """A message's content: its text; with pictures a list of parts, in which these wait for a model that sees. Raises
-    RefusedError."""
-    if not has_pictures(content):
+    """A message's content: its text; with pictures and sounds a list of parts, in which these wait for a model that
+    perceives them. Raises RefusedError."""
+    if not has_media(content):
         return text_of(content, where, strict=strict)
     found = list[dict[str, Any]]()
-    for pictures, run in groupby(content, is_picture):
-        if pictures:
-            found += ({"type": "image", SENT: part, "where": where} for part in run)
+    for kind, run in groupby(content, kind_of):
+        if kind:
+            found += ({"type": MEDIA[kind], SENT: part, "where": where} for part in run)
         elif text := text_of([*run], where, strict=strict):
             found.append({"type": "text", "text": text})
     return found
@@ -114,16 +114,18 @@ def encode(request: Request, model: Model) -> Prompt:
     if isinstance(request.prompt, Chat) and model.template is None:
         why = f"{model.name} has no chat template: use /v1/completions"
         raise RefusedError(400, why, code="unsupported", param="model")
-    if isinstance(request.prompt, Chat) and model.eyes is None:
-        _check_blind(request.prompt.messages)
+    if isinstance(request.prompt, Chat):
+        _check_perceived(request.prompt.messages, model)
     return request.encode(model)
 
 
-def _check_blind(messages: Messages) -> None:
-    """Refuse pictures in the message that the user waits to see answered; in others, a line stands for them."""
+def _check_perceived(messages: Messages, model: Model) -> None:
+    """Refuse media for which the model lacks a sense in the message that the user waits to see answered; in others, a
+    line stands for them."""
     question = newest([str(each.get("role")) for each in messages])
     content = messages[question].get("content") if question >= 0 else None
-    sent = next((part for part in content if SENT in part), None) if isinstance(content, list) else None
+    parts = content if isinstance(content, list) else []
+    sent = next((part for part in parts if SENT in part and kind_of(part) not in model.senses), None)
     if sent is not None:
         text_of([sent[SENT]], sent["where"], strict=True)
 

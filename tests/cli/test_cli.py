@@ -42,7 +42,7 @@ REPORT_KEYS = {
     "heat": None,
     "actions": None,
     "thoughts": None,
-    "pictures": None,
+    "media": None,
     "lora": None,
     "prefix": None,
     "team": {"passes"},

@@ -23,7 +23,7 @@ from edge.model.towers import read_tower
 from edge.prompt_cache.cache import PromptCache
 from edge.run.seeing import Room, TowerEyes
 from edge.run.sight import Encoder
-from edge.run.starting.eyes import find_mmproj, open_eyes, with_eyes
+from edge.run.starting.senses import find_mmproj, open_eyes, with_senses
 from edge.types import FloatArray, IntArray
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -85,8 +85,8 @@ def answer(session: edge.Session, said: list[dict[str, Any]], **options: Any) ->
 
 
 def eyes_of(session: edge.Session) -> TowerEyes:
-    assert isinstance(session.model.eyes, TowerEyes)
-    return session.model.eyes
+    assert isinstance(session.model.senses["picture"], TowerEyes)
+    return session.model.senses["picture"]
 
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=pytest.mark.slow)])
@@ -118,12 +118,12 @@ def test_second_turn_sees_its_own_picture_and_reuses_the_first(session: edge.Ses
     assert report is not None
     assert report.tokens.reused >= 40  # all of the first picture
     assert eyes_of(session).looks.pictures <= before + 1  # only the second was encoded
-    looks = report.pictures
+    looks = report.media
     assert looks is not None
     assert (looks.pictures, looks.tokens) == (1, 20)
     answer(session, two)
     assert session.report is not None
-    assert session.report.pictures is None  # its rows are there
+    assert session.report.media is None  # its rows are there
 
 
 def test_same_text_with_another_picture_reuses_no_rows_of_it(golden: dict[str, Any]) -> None:
@@ -241,7 +241,7 @@ def test_special_tokens_of_a_text_stay_text(session: edge.Session, golden: dict[
 def test_template_that_knows_no_pictures(session: edge.Session, golden: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "chatml.jinja"
     file.write_text(CHATML)
-    model = session.model.with_template(file).with_eyes(session.model.eyes)
+    model = session.model.with_template(file).with_senses(session.model.senses)
     tokens = tokens_of(model, messages("two", golden))
     assert (tokens == PLACEHOLDER).sum() == (golden["two.ids"] == PLACEHOLDER).sum()
     text = "".join(map(model.tokenizer.text, tokens.tolist())).replace("Ċ", "\n")
@@ -268,7 +268,7 @@ def test_refusals_are_one_line(session: edge.Session, golden: dict[str, Any], tm
 
     shown = {"images": [golden["first"]]}
     refused("leave raw and follow_up out", prompt="hi", raw=True, **shown)
-    refused("leave images out", messages=messages("one", golden), **shown)
+    refused("leave images and sounds out", messages=messages("one", golden), **shown)
     refused("images must be a list of pictures", prompt="hi", images=golden["first"].tobytes())
     refused("no such file", prompt="hi", images=["nowhere.png"])
     for url, why in {"https://example.com/a.png": "not fetched: send the picture itself", "": "no picture"}.items():
@@ -290,11 +290,11 @@ def test_encoder_beside_the_model_is_found(tmp_path: Path) -> None:
     assert find_mmproj(edge.open_model(model), edge.Options()) == tmp_path / "mmproj-a.gguf"
     assert find_mmproj(edge.open_model(other), edge.Options()) is None  # another model's
     with edge.load(other, backend="reference") as session:
-        assert session.model.eyes is None
+        assert not session.model.senses
     options = edge.Options(backend="llamacpp")  # takes no rows
-    assert with_eyes(edge.open_model(model), options).eyes is None
+    assert not with_senses(edge.open_model(model), options).senses
     with pytest.raises(edge.UnsupportedError, match="the llamacpp engine takes no pictures"):
-        with_eyes(edge.open_model(model), options.updated(mmproj=EYES))
+        with_senses(edge.open_model(model), options.updated(mmproj=EYES))
 
 
 def test_encoder_that_does_not_fit_is_left_out(tmp_path: Path) -> None:
@@ -305,12 +305,12 @@ def test_encoder_that_does_not_fit_is_left_out(tmp_path: Path) -> None:
     assert raised.value.smallest is not None
     enough = raised.value.smallest - (24 << 20)  # for the text model alone
     with edge.load(model, memory=enough, **options) as session:
-        assert session.model.eyes is None
+        assert not session.model.senses
     shutil.copy(EYES, tmp_path / "mmproj-a.gguf")
     with edge.load(model, memory=enough, **options) as session:
-        assert session.model.eyes is None
+        assert not session.model.senses
     with edge.load(model, **options) as session:
-        assert session.model.eyes is not None
+        assert session.model.senses
 
 
 def test_image_tokens(golden: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from edge.sampling import WHOLE, SamplingParams
 
 if TYPE_CHECKING:
     from edge.media.picture import Image
+    from edge.media.recording import Sound
     from edge.run.batching.scheduler import Pieces
     from edge.run.conversation import Conversation
     from edge.run.hooks import OnPrefill
@@ -48,6 +49,7 @@ class Chat:
     results: list[str] = field(default_factory=list)  # of the first calls that wait for them
     files: list[str] = field(default_factory=list)  # texts that go before the next question
     images: list[Image] = field(default_factory=list)  # pictures that go before it
+    sounds: list[Sound] = field(default_factory=list)
 
     def say(self, text: str) -> Pieces | None:
         """The answer to a turn after the files that were read, or to the results of calls, once all are there."""
@@ -55,8 +57,8 @@ class Chat:
             if not text.strip():
                 return None
             files, self.files = self.files, []
-            images, self.images = self.images, []
-            return self.ask("\n\n".join([*(file.strip("\n") for file in files), text]), images)
+            images, self.images, sounds, self.sounds = self.images, [], self.sounds, []
+            return self.ask("\n\n".join([*(file.strip("\n") for file in files), text]), images, sounds)
         self.results.append(text)
         if len(self.results) < len(self.talk.calls):
             self.show_call()
@@ -64,8 +66,8 @@ class Chat:
         results, self.results = self.results, []
         return self.talk.give(results, **self._options())
 
-    def ask(self, question: str, images: Sequence[Image] = ()) -> Pieces:
-        return self.talk.say(question, images, **self._options())
+    def ask(self, question: str, images: Sequence[Image] = (), sounds: Sequence[Sound] = ()) -> Pieces:
+        return self.talk.say(question, images, sounds, **self._options())
 
     def _options(self) -> dict[str, Any]:
         return {"on_prefill": self.on_prefill, "on_thought": self.on_thought, **vars(self.settings)}
@@ -136,6 +138,7 @@ def _reset(chat: Chat, argument: str) -> None:
     chat.talk.reset()
     chat.files.clear()
     chat.images.clear()
+    chat.sounds.clear()
     note("(the conversation is forgotten" + (", the system prompt stays)" if chat.talk.system else ")"))
 
 
@@ -149,8 +152,8 @@ def _retry(chat: Chat, argument: str) -> Pieces | None:
     if sampling.temperature == 0 or sampling.seed is not None:
         why = "temp is 0" if sampling.temperature == 0 else "the seed is fixed"
         note(f"(the same question gets the same answer, since {why}: /set temp 0.7, /set seed random)")
-    images = chat.talk.images
-    return chat.ask(chat.talk.undo(), images)
+    images, sounds = chat.talk.images, chat.talk.sounds
+    return chat.ask(chat.talk.undo(), images, sounds)
 
 
 def _read(chat: Chat, argument: str) -> None:
@@ -161,13 +164,25 @@ def _image(chat: Chat, argument: str) -> None:
     from edge.media.picture import Image  # here: few chats have pictures
 
     model = chat.talk.session.model
-    if model.eyes is None:
+    if (eyes := model.senses.get("picture")) is None:
         raise InputError(f"{model.name} sees no pictures: start with --mmproj, or put its mmproj file beside it")
     picture = Image(_file(argument))
-    tokens = model.eyes.layout(picture).tokens
+    tokens = eyes.layout(picture).tokens
     chat.images.append(picture)
     size = f"{picture.width} × {picture.height} pixels"
     note(f"({picture.name}: {size}, {tokens:,} tokens, which go before the next question)")
+
+
+def _audio(chat: Chat, argument: str) -> None:
+    from edge.media.recording import Sound  # here: few chats have sounds
+
+    model = chat.talk.session.model
+    if (ears := model.senses.get("sound")) is None:
+        raise InputError(f"{model.name} hears nothing: start with --mmproj, or put its mmproj file beside it")
+    sound = Sound(_file(argument))
+    tokens = ears.layout(sound).tokens
+    chat.sounds.append(sound)
+    note(f"({sound.name}: {sound.seconds:.1f} s, {tokens:,} tokens, which go before the next question)")
 
 
 def _save(chat: Chat, argument: str) -> None:
@@ -331,6 +346,7 @@ _COMMANDS = {
     "/set": _Command("/set [OPTION VALUE]", f"{', '.join(_NUMBERS)}, max-tokens, stop", _set),
     "/think": _Command("/think [on|off|N|NJ]", "whether, or for how many tokens or joules, the model thinks", _think),
     "/read": _Command("/read FILE", "put a file's text before the next question", _read),
+    "/audio": _Command("/audio FILE", "put a sound before the next question, for models that hear", _audio),
     "/image": _Command("/image FILE", "put a picture before the next question, for models that see", _image),
     "/save": _Command("/save FILE", "write the conversation as JSON", _save),
     "/load": _Command("/load FILE", "go on with a saved conversation", _load),

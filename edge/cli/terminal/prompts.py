@@ -6,9 +6,9 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO, TypeVar
 
 from edge.cli.terminal.show import note
 from edge.devices.platform import has_input
@@ -16,10 +16,20 @@ from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.media.picture import Image
+    from edge.media.recording import Sound
+    from edge.model.media_parts import Medium
 
+T = TypeVar("T")
 PATIENCE_S = 2.0  # for the first byte of a pipe
 _MOST_HELD = 2_000_000  # characters of a file in a conversation: more tokens than any model has positions for
 _BLOCK = 64 << 10  # characters read at a time: a prompt of any length is tokenized while it is read
+
+
+def read_media(images: Sequence[str], sounds: Sequence[str]) -> list[Medium]:
+    """The pictures of --image and the sounds of --audio. Raises InputError."""
+    if "-" in images and "-" in sounds:
+        raise InputError("stdin has one picture or one sound: name a file for the other")
+    return [*read_pictures(images), *read_sounds(sounds)]
 
 
 def read_pictures(sources: Sequence[str]) -> list[Image]:
@@ -27,16 +37,36 @@ def read_pictures(sources: Sequence[str]) -> list[Image]:
     if not sources:
         return []
     from edge.media.picture import MOST_FILE, Image  # here: few runs see pictures
-    from edge.model.picture_parts import picture_of
 
     if sources.count("-") > 1:
         raise InputError("--image - reads stdin, which has one picture: state it once")
     if "-" in sources and (sys.stdin is None or sys.stdin.isatty()):
         raise InputError("--image - reads a picture from stdin: pipe one in")
     return [
-        Image(sys.stdin.buffer.read(MOST_FILE)) if each == "-" else picture_of({"image": each}, "--image")
-        for each in sources
+        Image(sys.stdin.buffer.read(MOST_FILE)) if each == "-" else _named(Image, each, "--image") for each in sources
     ]
+
+
+def read_sounds(sources: Sequence[str]) -> list[Sound]:
+    """The sounds of --audio: files, or stdin for `-`. Raises InputError."""
+    if not sources:
+        return []
+    from edge.media.recording import MOST_FILE, Sound  # here: few runs hear
+
+    if sources.count("-") > 1:
+        raise InputError("--audio - reads stdin, which has one sound: state it once")
+    if "-" in sources and (sys.stdin is None or sys.stdin.isatty()):
+        raise InputError("--audio - reads a sound from stdin: pipe one in")
+    return [
+        Sound(sys.stdin.buffer.read(MOST_FILE)) if each == "-" else _named(Sound, each, "--audio") for each in sources
+    ]
+
+
+def _named(make: Callable[[str], T], source: str, flag: str) -> T:
+    try:
+        return make(source)
+    except InputError as error:
+        raise InputError(f"{flag}: {error}") from None
 
 
 def read_prompt(given: Sequence[str], file: Path | None, *, alone: bool = False) -> str | Iterator[str]:

@@ -31,7 +31,7 @@ from edge.model.model import Model
 from edge.model.towers import Layout, PictureTower
 from edge.options import Options
 from edge.run.sight import Encoder
-from edge.run.starting.eyes import engine_of, find_tower
+from edge.run.starting.senses import engine_of, find_tower
 
 _ROW = 4  # bytes of a value of a projected row
 _SHARE = 2  # budgets of seconds and joules: a half for pictures and the prompt

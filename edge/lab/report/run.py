@@ -18,7 +18,7 @@ def report_line(report: RunReport) -> list[str]:
         f"{tokens.generated:,} tokens{_at(timings.decode_tok_s)}",
         "" if thoughts is None else f"{thoughts.tokens} of them thoughts" + (", then cut" if thoughts.cut else ""),
         f"first after {_seconds(timings.ttft_s)}" if timings.ttft_s is not None else "",
-        _pictures(report),
+        _media(report),
         f"peak {format_bytes(memory.peak_rss)}" + (f" of {format_bytes(memory.budget)}" if memory.budget else ""),
         format_joules(energy.joules) + _of_budget(energy) + f" ({energy.certainty})",
         _prepared(report),
@@ -31,13 +31,15 @@ def report_line(report: RunReport) -> list[str]:
     return [" · ".join(filter(None, said))]
 
 
-def _pictures(report: RunReport) -> str:
+def _media(report: RunReport) -> str:
     """What was encoded, and how long that took."""
-    looks = report.pictures
+    looks = report.media
     if looks is None:
         return ""
-    count = f"{looks.pictures} picture{'' if looks.pictures == 1 else 's'}"
-    return f"{count} of {looks.tokens:,} tokens seen in {_seconds(looks.seconds)}"
+    counts = {"picture": looks.pictures, "sound": looks.sounds}
+    what = " and ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count)
+    verb = "seen and heard" if all(counts.values()) else "seen" if looks.pictures else "heard"
+    return f"{what} of {looks.tokens:,} tokens {verb} in {_seconds(looks.seconds)}"
 
 
 def report_lines(report: RunReport) -> list[str]:
@@ -61,7 +63,7 @@ def report_lines(report: RunReport) -> list[str]:
         + _gpu_part(memory)
         + _streamed(memory),
         f"KV {kv.policy} {kv.dtype}: {kv.rows:,} of {kv.capacity:,} rows, {kv.evicted:,} evicted",
-        *([_pictures(report)] if report.pictures else []),
+        *([_media(report)] if report.media else []),
         *([f"planned: {report.plan['rows_by']}"] if report.plan.get("rows_by") else []),
         *([str(report.team)] if report.team and not report.team.whole else []),
         *([_drafted(report.drafted)] if report.drafted and report.drafted.tokens else []),

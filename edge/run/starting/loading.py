@@ -80,15 +80,16 @@ def open_session(
     meter = check_meter(meter or find_meter())
     with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
         opened = (model if isinstance(model, Model) else _open(model, options)).with_template(options.chat_template)
-        if opened.eyes is None and options.mmproj != NO_EYES and not opened.spec.encoder:
-            from edge.run.starting.eyes import with_eyes  # here: few models see
+        if not opened.senses and options.mmproj != NO_EYES and not opened.spec.encoder:
+            from edge.run.starting.senses import with_senses  # here: few models see
 
-            opened = with_eyes(opened, options, meter)
+            opened = with_senses(opened, options, meter)
         still_to_come = _still_to_come() if more is None else more
-        if opened.eyes is not None:
-            from edge.run.starting.eyes import options_that_see
+        reserve = sum(each.reserve for each in opened.senses.values())
+        if opened.senses:
+            from edge.run.starting.senses import options_that_see
 
-            options, still_to_come = options_that_see(options), still_to_come + opened.eyes.reserve
+            options, still_to_come = options_that_see(options), still_to_come + reserve
         if grammar is not None:
             from edge.grammar.matcher import check_grammar, tables_bytes  # here: few runs need them
 
@@ -101,11 +102,12 @@ def open_session(
         try:
             backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=still_to_come)
         except BudgetError:
-            if opened.eyes is None or options.mmproj is not None:
+            if not opened.senses or options.mmproj is not None:
                 raise
-            _log.warning("%s sees no pictures: its encoder does not fit beside it (a larger --memory)", opened.name)
-            still_to_come -= opened.eyes.reserve
-            opened = opened.with_eyes(None)
+            lacks = " and ".join(f"{kind}s" for kind in opened.senses)
+            _log.warning("%s takes no %s: its encoder does not fit beside it (a larger --memory)", opened.name, lacks)
+            still_to_come -= reserve
+            opened = opened.with_senses({})
             backend, plan = plan_run(opened.file, opened.spec, options, on_load, more=still_to_come)
         if grammar is not None:
             check_grammar(grammar, opened)

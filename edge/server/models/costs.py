@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from edge.model.parts import is_picture
-from edge.model.picture_parts import sent_text
+from edge.model.media_parts import sent_text
+from edge.model.parts import kind_of
 from edge.run.request import Request
 
 _READ = 3  # for each byte of a body: its text, and the bytes of a picture in it
@@ -32,14 +32,18 @@ def of_body(size: int, values: int, pictures: int) -> int:
 
 
 def picture_bytes(data: Any) -> int:
-    """Characters of the pictures in a body's messages, which no template writes and no tokenizer reads."""
+    """Characters of the media in a body's messages, which no template writes and no tokenizer reads."""
     images = [each.get("images") for each in _messages(data)]
     plain = sum(len(each) for some in images if isinstance(some, list) for each in some if isinstance(each, str))
-    return plain + sum(len(sent_text(part)) for part in pictures_in(data))
+    return plain + sum(len(sent_text(part)) for part in _media_in(data))
 
 
 def pictures_in(data: Any) -> Iterator[dict[str, Any]]:
     """The parts of a body's messages that are pictures."""
+    return (part for part in _media_in(data) if kind_of(part) == "picture")
+
+
+def _media_in(data: Any) -> Iterator[dict[str, Any]]:
     for each in _messages(data):
         yield from _in_message(each)
 
@@ -55,7 +59,7 @@ def _in_message(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name in ("content", "output"):
         parts = message.get(name)
         for part in parts if isinstance(parts, list) else ():
-            if is_picture(part):
+            if kind_of(part):
                 yield part
             elif isinstance(part, dict) and part.get("type") == "tool_result":
                 yield from _in_message({"content": part.get("content")})

@@ -14,6 +14,7 @@ from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.lora import size_of
 from edge.model.lora_file import Loras, parse_lora
 from edge.model.spec import ModelSpec
+from edge.model.towers import AUDIO, VISION
 from edge.options import NO_EYES, Options
 from edge.prompt_cache.cache import PromptCache
 from edge.records import dataclass
@@ -21,9 +22,9 @@ from edge.run.budgets.shares import EnergyLedger
 from edge.run.report import RunReport
 from edge.run.session import Session
 from edge.run.speech.plan import own_options
-from edge.run.starting.eyes import find_mmproj, takes_rows
 from edge.run.starting.loading import open_session
 from edge.run.starting.opening import open_model
+from edge.run.starting.senses import senses_found, takes_rows
 from edge.server.deadline import Deadline
 from edge.server.ledger import Ledger
 from edge.server.models.worker import Job, Turns, Worker
@@ -51,6 +52,7 @@ class Entry:
     identity: str  # differs for other files, and for a file that has changed
     adapters: dict[str, Loras]
     sees: bool = False  # whether there is an encoder of pictures for it, for which the last load had room
+    hears: bool = False  # and one of sounds
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,9 @@ class Pool:
             session = open_session(entry.path, options, meter=meter, more=self.ledger.to_come)
         if largest not in (None, self._lora):
             session.set_lora(self._lora)
-        self.entries[entry.name] = replace(entry, sees=session.model.eyes is not None)
+        self.entries[entry.name] = replace(
+            entry, sees="picture" in session.model.senses, hears="sound" in session.model.senses
+        )
         self.ledger.enter(entry.name, session.plan.bytes, before, prompts)
         return session
 
@@ -293,8 +297,10 @@ def _entry(model: str, options: Options) -> Entry:
     name = path.stem if path.exists() and str(path) == str(Path(model)) else str(model)
     aliases = tuple(dict.fromkeys(each for each in (opened.name, path.name, str(model)) if each != name))
     template = opened.file.metadata.get("tokenizer.chat_template")
+    perceives = opened.template is not None and takes_rows(options)
+    senses = senses_found(opened, options) if perceives else []
     return Entry(
         name, model, opened.spec, aliases, template if isinstance(template, str) else None,
         opened.spec.weight_bytes, int(status.st_mtime), f"{path.resolve()} {status.st_size} {status.st_mtime_ns}", {},
-        opened.template is not None and takes_rows(options) and find_mmproj(opened, options) is not None,
+        VISION in senses, AUDIO in senses,
     )  # fmt: skip

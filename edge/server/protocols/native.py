@@ -52,7 +52,9 @@ def _model(hub: Hub, entry: Entry, name: str, adapter: tuple[LoraFile, ...] = ()
         "parent": entry.name if adapter else None,
         "chat_template": bool(entry.template),
         "architecture": {
-            "input_modalities": ["audio"] if spec.ears else ["text", "image"] if entry.sees else ["text"],
+            "input_modalities": [
+                *["text"][: not spec.ears], *["image"][: entry.sees], *["audio"][: entry.hears or bool(spec.ears)]
+            ],
             "output_modalities": ["text"],
         },
         "meta": {

@@ -173,7 +173,7 @@ def _capabilities(entry: Entry) -> list[str]:
     if entry.spec.ears:
         return ["audio"]
     thinks = entry.template and find_family(entry.template)
-    others = {"tools": entry.template, "thinking": thinks, "vision": entry.sees}
+    others = {"tools": entry.template, "thinking": thinks, "vision": entry.sees, "audio": entry.hears}
     return ["completion", *(name for name, has in others.items() if has)]
 
 

@@ -1,0 +1,184 @@
+"""Eyes and ears for a model: its mmproj file is found, and the most rows of a picture follow from the budgets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge.backends import engine_named
+from edge.backends.base import Backend
+from edge.devices.host import usable_cores
+from edge.devices.memory import memory_limit, memory_use
+from edge.devices.power import memory_root
+from edge.errors import EdgeError, InputError, UnsupportedError
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.media.picture import MOST_DECODED
+from edge.model.media_parts import Sense
+from edge.model.model import Model
+from edge.model.spec import ModelSpec
+from edge.model.towers import AUDIO, VISION, PictureTower, SoundTower, Tower, open_ears, open_tower, senses_of
+from edge.options import AUTO, NO_EYES, Options
+from edge.run.seeing import Room, TowerEars, TowerEyes
+
+if TYPE_CHECKING:
+    from edge.run.budgets.meters import EnergyMeter
+
+_ENGINES = ("cpu", "reference")  # that take rows in place of tokens
+_SHARE = 8  # of the memory limit: for a picture's pixels, and of what is left beside the weights, for its encoding
+_LEAST_PIXELS, _MOST_PIXELS = 16 << 20, 8 * MOST_DECODED  # bytes
+_KEPT, _MOST_KEPT = 64, 64 << 20  # the share of the memory limit that rows of the last pictures take; bytes
+
+_log = logging.getLogger("edge")
+
+
+def find_mmproj(model: Model, options: Options, sense: str = VISION) -> Path | None:
+    """The file with the model's encoder of pictures or sounds: stated, or beside the model."""
+    if options.mmproj is not None:
+        return None if options.mmproj == NO_EYES else options.mmproj
+    if model.path.is_dir():
+        return None
+    found = sorted(path for path in model.path.parent.glob("*.gguf") if "mmproj" in path.name.lower())
+    return next((path for path in found if _fits(path, model, sense)), None)
+
+
+def _fits(path: Path, model: Model, sense: str) -> bool:
+    with suppress(EdgeError):
+        return _OPEN[sense](read_gguf(path), model.spec).tensors is not None
+    return False
+
+
+_OPEN: dict[str, Callable[[GGUFFile, ModelSpec], Tower]] = {VISION: open_tower, AUDIO: open_ears}
+
+
+def senses_found(model: Model, options: Options) -> list[str]:
+    """The senses for which the model has an encoder: VISION, AUDIO. All that is stated counts, damaged or not."""
+    path = options.mmproj
+    if path is not None and path != NO_EYES and path.is_file():
+        with suppress(EdgeError):
+            return senses_of(read_gguf(path)) or [VISION]
+    return [sense for sense in (VISION, AUDIO) if find_mmproj(model, options, sense) is not None]
+
+
+def find_tower(model: Model, options: Options) -> PictureTower:
+    """The model's encoder of pictures. Raises InputError if there is none, and the errors of `open_tower`."""
+    return open_tower(_read(model, options, VISION, "sees no pictures"), model.spec)
+
+
+def find_ears(model: Model, options: Options) -> SoundTower:
+    """As `find_tower`, of sounds."""
+    return open_ears(_read(model, options, AUDIO, "hears nothing"), model.spec)
+
+
+def _read(model: Model, options: Options, sense: str, lacks: str) -> GGUFFile:
+    path = find_mmproj(model, options, sense)
+    if path is None:
+        raise InputError(
+            f"{model.name} {lacks} without an encoder: name its mmproj file by --mmproj, or put it beside the model"
+        )
+    if not path.is_file():
+        raise InputError(f"--mmproj {path}: no such file")
+    return read_gguf(path)
+
+
+def open_ears_of(
+    model: Model, options: Options, *, eager: bool = False, meter: EnergyMeter | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> TowerEars:  # fmt: skip
+    """The model's ears. eager: sounds are encoded before the text model is loaded. Raises the errors of `find_ears`,
+    UnsupportedError."""
+    tower, (room, _) = find_ears(model, options), _room(model, options, eager=eager)
+    return TowerEars(
+        tower, *_engine(options), room, eager=eager, frugal=options.memory is not None, meter=meter, tell=tell
+    )
+
+
+_KINDS = {VISION: "picture", AUDIO: "sound"}
+
+
+def open_senses(model: Model, options: Options, kinds: Collection[str], **more: Any) -> dict[str, Sense]:
+    """The model's senses for these kinds of media. more: of `open_eyes`. Raises its errors, and those of
+    `open_ears_of`."""
+    opened = {"picture": open_eyes, "sound": open_ears_of}
+    return {kind: opened[kind](model, options, **more) for kind in sorted(kinds)}
+
+
+def _engine(options: Options) -> tuple[Backend, int]:
+    return engine_of(options), options.threads or usable_cores()
+
+
+def _room(model: Model, options: Options, *, eager: bool) -> tuple[Room, int]:
+    """The room for media, and the bytes that are left beside the text model."""
+    limit = options.memory or memory_limit(memory_root()).bytes
+    left = limit - memory_use().rss - (0 if eager else model.spec.weight_bytes)
+    pixels = left // 2 if eager else limit // _SHARE  # the other half: for the encoder, while there is no text model
+    return Room(min(_MOST_PIXELS, max(_LEAST_PIXELS, pixels)), min(_MOST_KEPT, limit // _KEPT), limit), left
+
+
+def open_eyes(
+    model: Model, options: Options, *, eager: bool = False, meter: EnergyMeter | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> TowerEyes:  # fmt: skip
+    """The model's eyes, with as many rows of a picture as the options say or the budgets allow. eager: pictures are
+    encoded before the text model is loaded. Raises the errors of `find_tower`, UnsupportedError, InputError for a
+    number of rows that no picture can have."""
+    tower, (room, left) = find_tower(model, options), _room(model, options, eager=eager)
+    make = partial(
+        TowerEyes, tower, *_engine(options), room, eager=eager, frugal=options.memory is not None, meter=meter,
+        tell=tell,
+    )  # fmt: skip
+
+    def eyes(tokens: int | None) -> TowerEyes:
+        return make(tokens=tokens)
+
+    if options.image_tokens is not None:
+        found = eyes(options.image_tokens)
+        found.tower.layout(1, 1, options.image_tokens)  # refuses too few
+        return found
+    rows = (options.max_kv_size or model.spec.context) // 2
+    sizes = [size for size in tower.sizes if size <= min(tower.default, rows)] or [tower.sizes[0]]
+    fitting = (each for size in reversed(sizes) if (each := eyes(size)).wants <= (left if eager else left // 2))
+    return next(fitting, None) or eyes(sizes[0])
+
+
+def engine_of(options: Options) -> Backend:
+    """The engine that encodes."""
+    return engine_named(options.backend if options.backend in _ENGINES else _ENGINES[0])
+
+
+def takes_rows(options: Options) -> bool:
+    """Whether the text model's engine, if one is named, takes rows in place of tokens."""
+    return options.backend in (AUTO, *_ENGINES)
+
+
+def options_that_see(options: Options) -> Options:
+    """The options with an engine that takes rows, unless they name one."""
+    return replace(options, backend=_ENGINES[0]) if options.backend == AUTO else options
+
+
+def with_senses(model: Model, options: Options, meter: EnergyMeter | None = None) -> Model:
+    """The model with its eyes and ears if it has some: stated, or in a file beside it that fits."""
+    found = senses_found(model, options)
+    if model.template is None or not found:
+        return model
+    stated = options.mmproj is not None
+    if not takes_rows(options):
+        if stated:
+            raise UnsupportedError(
+                f"the {options.backend} engine takes no pictures or sounds: use --backend=cpu, or --mmproj off"
+            )
+        return model
+    senses = dict[str, Sense]()
+    for sense in found:
+        try:
+            engine_of(options).check_supported(model.file, model.spec)
+            senses |= open_senses(model, options, [_KINDS[sense]], meter=meter)
+        except EdgeError as error:
+            if stated:
+                raise
+            _log.info("the encoder beside %s is left out: %s", model.name, error)
+    return model.with_senses(senses)

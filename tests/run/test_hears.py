@@ -1,0 +1,182 @@
+"""Sounds in conversations, against transformers (tests/golden/heard.py): what the model hears, reuses and refuses."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from golden.sounds import SHORT, chirp
+from test_architectures import require_native
+
+import edge
+from edge.media.recording import wav_of
+from edge.options import Options
+from edge.prompt_cache.cache import PromptCache
+from edge.run.starting.senses import open_ears_of, with_senses
+from edge.types import FloatArray, IntArray
+
+TEXT, EARS = GOLDEN / "heard" / "qwen2.gguf", GOLDEN / "heard" / "qwen2audio.gguf"
+VOCAB, PLACEHOLDER = 300, 290
+SOUNDS = {"short": chirp(SHORT), "other": chirp(SHORT - 4000, 210.0)}
+SAID: dict[str, list[tuple[str, ...]]] = {
+    "one": [("user", "[short]", "What is heard?")],
+    "two": [("user", "[short]", "What is it?"), ("assistant", "A tone."), ("user", "And this: ", "[other]", "?")],
+}
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    with np.load(TEXT.with_suffix(".npz")) as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[edge.Session]:
+    with loaded("reference") as session:
+        yield session
+
+
+def loaded(backend: str, **options: Any) -> edge.Session:
+    return edge.load(TEXT, backend=backend, mmproj=EARS, kv_dtype="f32", threads=1, **options)
+
+
+def messages(name: str) -> list[dict[str, Any]]:
+    def part(text: str) -> dict[str, Any]:
+        if text[0] == "[":
+            return {"type": "audio", "audio": edge.Sound(SOUNDS[text[1:-1]])}
+        return {"type": "text", "text": text}
+
+    return [{"role": role, "content": [part(each) for each in parts]} for role, *parts in SAID[name]]
+
+
+def answer(session: edge.Session, said: list[dict[str, Any]], count: int = 12) -> tuple[list[int], FloatArray]:
+    """The greedy tokens of an answer, and the logits behind the prompt."""
+    found, first = list[int](), list[FloatArray]()
+
+    def look(tokens: IntArray, logits: FloatArray) -> None:
+        found[:] = [*tokens.tolist(), int(logits.argmax())]
+        if not first:
+            first.append(logits.copy())
+
+    for _ in session.stream(messages=said, max_tokens=count, ignore_eos=True, logits_processor=look):
+        pass
+    return found, first[0]
+
+
+@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=pytest.mark.slow)])
+def test_tokens_logits_and_answers_are_those_of_transformers(backend: str, golden: dict[str, Any]) -> None:
+    if backend == "cpu":
+        require_native()
+    with loaded(backend) as session:
+        for name in SAID:
+            said = messages(name)
+            tokens = session.model.chat_prompt(said).first(None)
+            np.testing.assert_array_equal(np.where(tokens >= VOCAB, PLACEHOLDER, tokens), golden[f"{name}.ids"])
+            session.reset()
+            found, first = answer(session, said)
+            expected = golden[f"{name}.logits"]
+            np.testing.assert_allclose(first, expected, atol=(2e-4, 2e-2)[backend == "cpu"] * np.abs(expected).max())
+            if backend == "reference":
+                assert found == golden[f"{name}.greedy"].tolist()
+
+
+def test_second_turn_hears_its_own_sound_and_reuses_the_first(golden: dict[str, Any]) -> None:
+    two = messages("two")
+    with loaded("reference") as session:
+        answer(session, two[:1], count=1)
+        assert answer(session, two)[0] == golden["two.greedy"].tolist()
+        report = session.report
+        assert report is not None
+        assert report.media is not None
+        assert (report.media.sounds, report.media.pictures) == (1, 0)  # only the second was encoded
+        assert report.tokens.reused >= 20  # all of the first sound
+
+
+def test_same_text_with_another_sound_reuses_no_rows_of_it(golden: dict[str, Any]) -> None:
+    one, other = messages("one"), messages("one")
+    other[0]["content"][0]["audio"] = SOUNDS["short"][::-1].copy()
+    with loaded("reference", prompt_cache=PromptCache(memory="4MiB")) as session:
+        for said in (one, other, one):
+            session.reset()
+            found, _ = answer(session, said)
+            assert (found == golden["one.greedy"].tolist()) == (said is one)
+
+
+def test_a_sound_is_the_same_as_path_bytes_and_array(session: edge.Session, tmp_path: Path) -> None:
+    samples = SOUNDS["other"]
+    path = tmp_path / "sound.wav"
+    path.write_bytes(wav_of(samples))
+    sounds = [path, str(path), path.read_bytes(), samples, edge.Sound(samples, 16000), edge.Sound(path)]
+    assert len({edge.Sound.of(each).digest for each in sounds}) == 1
+    session.reset()
+    first = "".join(session.stream("What?", sounds=[path], max_tokens=5, ignore_eos=True))
+    assert first == session.generate("What?", sounds=[samples], max_tokens=5, ignore_eos=True)
+    path.write_bytes(wav_of(samples[::-1]))
+    with pytest.raises(edge.InputError, match="has changed"):
+        sounds[5].read(np.empty(0, np.float32))
+
+
+def test_a_conversation_keeps_its_sounds_on_disk(session: edge.Session, tmp_path: Path) -> None:
+    session.reset()
+    talk = edge.Conversation(session)
+    list(talk.say("What is it?", sounds=[SOUNDS["other"]], max_tokens=3))
+    talk.save(tmp_path / "talk.json")
+    [sound] = talk.sounds
+    again = edge.Conversation(session)
+    again.load(tmp_path / "talk.json")
+    assert [each.digest for each in again.sounds] == [sound.digest]
+
+
+@pytest.mark.parametrize(("part", "said"), [
+    ({"input_audio": {"data": "!!!", "format": "wav"}}, "not base64"),
+    ({"input_audio": {"data": "AAAA", "format": "wav"}}, "no sound that can be read"),
+    ({"input_audio": {"data": "AAAA", "format": "pcm16"}}, "format must be one of"),
+    ({"input_audio": {}}, "it has no sound"),
+    ({"audio": "https://x.org/a.wav"}, "are not fetched"),
+    ({"audio": "nofile.wav"}, "no such file"),
+    ({"audio": np.zeros(0, np.float32)}, "empty"),
+    ({"audio": np.array([np.nan], np.float32)}, "no numbers"),
+    ({"audio": wav_of(np.zeros(9000))[:-9000]}, "cut off"),
+])  # fmt: skip
+def test_what_is_no_sound_is_refused_in_one_line(session: edge.Session, part: dict[str, Any], said: str) -> None:
+    content = [{"type": "input_audio" if "input_audio" in part else "audio", **part}]
+    with pytest.raises(edge.InputError, match=said) as refused:
+        session.model.chat_prompt([{"role": "user", "content": content}])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_sound_that_does_not_fit_is_refused(session: edge.Session) -> None:
+    with pytest.raises(edge.EdgeError, match="--max-kv-size"), loaded("reference", max_kv_size=16) as small:
+        small.generate("What?", sounds=[SOUNDS["short"]], max_tokens=2)
+
+
+def test_user_text_with_the_special_token_stays_text(session: edge.Session) -> None:
+    tokens = session.model.chat_prompt([{"role": "user", "content": "<|AUDIO|>"}]).first(None)
+    assert PLACEHOLDER not in tokens
+
+
+def test_models_without_ears_and_engines_of_tokens_refuse_sounds(tmp_path: Path) -> None:
+    said = messages("one")
+    with edge.load(TEXT, backend="reference", mmproj="off") as deaf, pytest.raises(edge.InputError, match="ears"):
+        deaf.model.chat_prompt(said)
+    with pytest.raises(edge.UnsupportedError, match="takes no pictures or sounds"):
+        with_senses(edge.open_model(TEXT), Options(mmproj=EARS, backend="llamacpp"))
+    with pytest.raises(edge.InputError, match="choose its own"):
+        edge.load(GOLDEN / "llama-one-layer.gguf", backend="reference", mmproj=EARS)
+    shutil.copy(EARS, tmp_path / "mmproj.gguf")
+    with pytest.raises(edge.UnsupportedError, match="hears nothing"):
+        open_ears_of(edge.open_model(TEXT), Options(mmproj=GOLDEN / "eyes" / "mmproj.gguf"))
+    shutil.copy(TEXT, tmp_path / "model.gguf")
+    with edge.load(tmp_path / "model.gguf", backend="reference") as found:
+        assert [*found.model.senses] == ["sound"]  # the file beside it
+
+
+def test_stereo_of_another_rate_is_heard() -> None:
+    samples = np.repeat(np.sin(np.arange(44100) / 9)[:, None], 2, axis=1)
+    sound = edge.Sound((samples * 30000).astype(np.int16), 44100)
+    assert sound.samples == 16000
