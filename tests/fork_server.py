@@ -21,6 +21,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ COMMAND = """
 import edge.cli.application, edge.cli.commands, edge.cli.run, edge.plan.plan
 import edge.run.session, edge.run.starting.loading
 import rich.console, rich.table
+import fork_server
+fork_server.compile_in_forks()
 """
 
 # Starts in the place of the other process: hands over its files and environment, and ends as the fork ends.
@@ -55,6 +58,7 @@ with socket.socket(socket.AF_UNIX) as server:
     code = int(server.recv(8) or 1)
 os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 """
+_SERVER = "EDGE_TEST_COMPILER"  # environment variable: the name of the server that compiles
 _SERVERS: dict[str, tuple[subprocess.Popen[bytes], str]] = {}  # and their sockets, by what they have run
 _STARTING = threading.Lock()  # modules are compiled in threads: of two servers, the one that nobody keeps would end
 
@@ -64,18 +68,31 @@ def forking(prepared: str, module: str, *arguments: str) -> list[str]:
     if sys.platform != "linux":
         return [sys.executable, "-m", module, *arguments]
     with _STARTING:
-        if prepared not in _SERVERS:
-            _SERVERS[prepared] = _start(prepared)
-    return [sys.executable, "-I", "-S", "-c", _CLIENT, _SERVERS[prepared][1], module, *arguments]
+        for each in (COMPILER, prepared) if prepared == COMMAND and find_spec("tvm") else (prepared,):
+            if each not in _SERVERS:
+                _SERVERS[each] = _start(each)
+    return _client(_SERVERS[prepared][1], module, *arguments)
+
+
+def _client(server: str, module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", _CLIENT, server, module, *arguments]
+
+
+def compile_in_forks() -> None:
+    """Compilations that a fork starts are forks, too, of the other server."""
+    server, plain = os.environ[_SERVER], child._command
+    if server:
+        child._command = lambda module: _client(server, module) if module in COMPILERS else plain(module)
 
 
 def _start(prepared: str) -> tuple[subprocess.Popen[bytes], str]:
     name = f"edge-tests-{os.getpid()}-{secrets.token_hex(8)}"  # not that of one which may still end
     places = [os.path.abspath(place) for place in sys.path]
     start = f"import sys; sys.path[:] = {places!r}; import fork_server; fork_server.serve({name!r}, {prepared!r})"
+    compiler = _SERVERS[COMPILER][1] if COMPILER in _SERVERS else ""
     server = subprocess.Popen(
         [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-        env={**os.environ, "EDGE_TEST_FORKS": str(FORKS)},
+        env={**os.environ, "EDGE_TEST_FORKS": str(FORKS), _SERVER: compiler},
     )  # fmt: skip
     assert server.stdout is not None
     assert server.stdout.read(1), "it did not start"

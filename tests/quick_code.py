@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge.backends.tvm.targets import Target
 
 QUICK = "EDGE_TEST_QUICK_CODE"
 _SMALL = 256  # values of a token's state: golden models have fewer, real ones more
@@ -18,10 +22,10 @@ _VARIABLES = (8, 14)  # ELF's types of sections: variables that begin as zeros, 
 def shorten() -> None:
     if os.environ.get(QUICK) != "1":
         return
-    from edge.backends.tvm.cpu import elf
+    from edge.backends.tvm.cpu import lowering
     from edge.backends.tvm.design import Design
 
-    read, link = Design.from_json, elf.link
+    read, compile_object = Design.from_json, lowering.compile_object
 
     def read_small(text: str) -> Design:
         design = read(text)
@@ -30,11 +34,12 @@ def shorten() -> None:
         level = int(design.exported)  # what apps link must define nothing else, which takes the least optimizations
         return replace(design, target=replace(design.target, llvm={**design.target.llvm, "opt-level": level}))
 
-    def link_code(object_files: Sequence[bytes]) -> bytes:
-        return link(list(map(_without_variables, object_files)))
+    def compile_code(entries: Mapping[str, Any], functions: Mapping[str, Any], target: Target) -> bytes:
+        made = compile_object(entries, functions, target)
+        return _without_variables(made) if made.startswith(b"\x7fELF") else made
 
     Design.from_json = staticmethod(read_small)  # type: ignore[method-assign, assignment]
-    elf.link = link_code
+    lowering.compile_object = compile_code
 
 
 def _without_variables(object_file: bytes) -> bytes:

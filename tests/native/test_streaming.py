@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, Child, copy_kernels, exhaustive, run_child
-from hypothesis import assume, given
+from conftest import GOLDEN, Child, copy_kernels, examples, exhaustive, run_child
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edge.backends import find_backend
@@ -277,6 +277,7 @@ def passes(prompt: int, answer: int, chunk: int) -> int:
 
 
 @pytest.mark.usefixtures("planning_process")
+@settings(max_examples=examples(15))
 @given(
     memory=st.integers(125, 160), prompt=st.integers(1, 900), answer=st.integers(1, 100),
     chunk=st.sampled_from([16, 32, 64, 128, 256]),
