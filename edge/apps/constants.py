@@ -15,8 +15,8 @@ from edge.apps import (
     adapter_file,
     chat,
     embedding,
+    eyes_file,
     gpu_programs,
-    hearing,
     letters,
     model_file,
     npu_graphs,
@@ -39,7 +39,6 @@ from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.targets import TARGETS
 from edge.formats.blocks import BLOCK_TYPES
-from edge.media import mel, resample, sound
 from edge.model import tokenizer, word_piece
 from edge.model.lora import MAX_RANK
 from edge.model.lora_file import MAX_SCALE
@@ -53,7 +52,6 @@ from edge.run.budgets import governor, meters
 from edge.run.drafting import ahead, drafts
 from edge.run.sampling import sampler
 from edge.run.sequences.embedding import TOGETHER
-from edge.run.speech import decoding, rules, transcript, voice, windows
 from edge.run.starting import race
 
 CONSTANTS = "constants.h"
@@ -120,7 +118,6 @@ _INTEGERS = {
     "DRAFTS_APPLIED": Job.APPLIED,
     "DRAFTS_VERIFIED": Job.VERIFIED,
     "JOB_RESCORE": Job.RESCORE,
-    "JOB_CROSS": Job.CROSS,
     "WANTED_BOUNDS": Job.ESTIMATED,
     "HEAD_TILE": blocks.TILE,
     "TILES_EACH": two_stages.TILES_EACH,
@@ -144,28 +141,6 @@ _INTEGERS = {
     "RACE_ROUNDS": race.ROUNDS,
     "RACE_STEPS": race.STEPS,
     "RACE_FEW": race.FEW,
-    "SOUND_RATE": mel.RATE,
-    "SLOWEST_SOUND": sound.LOWEST,
-    "FASTEST_SOUND": hearing.FASTEST,
-    "SINC_ZEROS": resample.ZEROS,
-    "SINC_PHASES": resample.PHASES,
-    "MEL_HOP": mel.HOP,
-    "MEL_WINDOW": mel.WINDOW,
-    "VOICE_NOISE": voice.NOISE,
-    "VOICE_SHORTEST": voice.SHORTEST,
-    "VOICE_JOINED": voice.JOINED,
-    "VOICE_CLICK": voice.CLICK,
-    "STILL_FRAMES": transcript.STILL,
-    "FRAMES_BEFORE": transcript.BEFORE,
-    "PAUSE_FRAMES": windows.PAUSE,
-    "SOUND_PART": windows.PART,
-    "ENCODING_SHARE": transcript.ENCODING,
-    "STAMP_FRAMES": round(rules.STEP_S / windows.FRAME_S),
-    "STEM_PANEL": hearing.PANEL,
-    "MOST_BANDS": hearing.MOST_BANDS,
-    "MOST_FRAMES": hearing.MOST_FRAMES,
-    "MOST_TEXT_BYTES": hearing.MOST_TEXT_BYTES,
-    "LATEST_FIRST": round(rules.LATEST_FIRST_S / rules.STEP_S),
 }
 _DOUBLES = {
     "MOST_SCALE": MAX_SCALE,
@@ -196,20 +171,10 @@ _DOUBLES = {
     "DRAFTS_REMEMBERED": ahead.MEMORY,
     "NEWEST_TIME": ahead.NEWEST,
     "OUTLIER_TIME": ahead.OUTLIER,
-    "SINC_CUTOFF": resample.CUTOFF,
-    "KAISER_BETA": resample.BETA,
-    "VOICE_FLOOR": voice.FLOOR,
-    "VOICE_ABOVE": voice.ABOVE,
-    "VOICE_LOUD_NOISE": voice.LOUD_NOISE,
-    "STAMP_S": rules.STEP_S,
-    "NO_SPEECH": decoding.NO_SPEECH,
-    "MOST_RATIO": decoding.MOST_RATIO,
-    "LEAST_LOGPROB": decoding.LEAST_LOGPROB,
-    "FORGOTTEN": transcript.FORGOTTEN,
 }
 _STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | gpu_programs.STRUCTS
 _STRUCTS |= npu_graphs.STRUCTS
-_STRUCTS |= letters.STRUCTS | embedding.STRUCTS | hearing.STRUCTS
+_STRUCTS |= letters.STRUCTS | embedding.STRUCTS | eyes_file.STRUCTS
 _STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
 _TYPES = {"i4": "int32_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 
@@ -224,10 +189,9 @@ def constants_header() -> str:
         *(f"static const double {name} = {float(value)!r};" for name, value in _DOUBLES.items()),
         f"static const double FIRST_CHANCES[] = {{{', '.join(map(repr, ahead.FIRST_CHANCES))}}};",
         f"static const uint32_t CONTEXT_ROWS[] = {{{', '.join(map(str, ahead.CONTEXTS))}}};",
-        f"static const double TEMPERATURES[] = {{{', '.join(map(repr, decoding.TEMPERATURES))}}};",
         f"static const float LARGEST_HALF = {row_formats.LARGEST};",
         _enum("section_kind", [*(f"SECTION_{each.name} = {each.value}" for each in Section), "SECTIONS"]),
-        _enum("chat_part", [*(f"CHAT_{name.upper().replace(' ', '_')}" for name in chat.PARTS), "CHAT_PARTS"]),
+        _enum("chat_part", [*(f"CHAT_{_upper(name)}" for name in chat.PARTS), "CHAT_PARTS"]),
         _enum("", (f"POLICY_{name.upper()}" for name in model_file.POLICIES)),
         _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
         f"static const uint32_t GPU_NONE = {gpu_programs.NONE}u;",
@@ -240,6 +204,10 @@ def constants_header() -> str:
         _enum("", (f"LETTER_{name}" for name in letters.GRAPHEMES)),
         _enum("", (f"POOL_{name.upper()}" for name in embedding.POOLINGS)),
         _enum("", (f"NORM_{name.upper() or 'NONE'}" for name in embedding.NORMS)),
+        _enum("", (f"EYES_{name.upper()}" for name in eyes_file.FAMILIES)),
+        _enum("pixel_filter", [*(f"FILTER_{name.upper()}" for name in eyes_file.FILTERS), "FILTERS"]),
+        _enum("eyes_text", [*(f"EYES_TEXT_{_upper(name)}" for name in eyes_file.TEXTS), "EYES_TEXTS"]),
+        _enum("eyes_matrix", [*(f"EYES_MATRIX_{name.upper()}" for name in eyes_file.MATRICES), "EYES_MATRICES"]),
         _enum("", [*(f"ISA_{each.name.upper()}" for each in TARGETS), "ISAS"]),
         "#define ISA_NAMES " + ", ".join(f'"{each.name}"' for each in TARGETS),
         f"typedef struct {{ int64_t {', '.join(Job.NAMES)}; }} pass_job;",
@@ -255,6 +223,10 @@ def _table_types() -> str:
     sizes = {each.name: (each.values, each.nbytes) for each in BLOCK_TYPES.values()}
     lines = ["X({}, {}, {})".format(name.lower(), *sizes[name]) for name in model_file.TABLE_TYPES]
     return "#define TABLE_TYPES(X) \\\n    " + " \\\n    ".join(lines)
+
+
+def _upper(name: str) -> str:
+    return name.upper().replace(" ", "_")
 
 
 def _enum(name: str, members: Iterable[str]) -> str:

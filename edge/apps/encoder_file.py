@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge.apps import embedding, model_file
@@ -47,6 +47,10 @@ class EncoderFile:
         """Bytes that encoding takes: weights, which are mapped, and memory."""
         found = CPU().footprint(self.source.spec, self.config)
         return found.weights + found.kv + found.scratch
+
+    def with_threads(self, threads: int) -> EncoderFile:
+        """The same with memory for so many threads."""
+        return replace(self, config=replace(self.config, threads=threads))
 
     def sections(self) -> dict[Section, bytes]:
         """All but the weights."""

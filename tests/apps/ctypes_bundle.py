@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from edge.apps.enums import Finish, Role, Status, Trim
-from edge.apps.structs import EMBEDDING, HEARING, MODEL_INFO, OPTIONS, READINGS, SEGMENT, USAGE, members
+from edge.apps.structs import EMBEDDING, MODEL_INFO, OPTIONS, READINGS, USAGE, members
 from edge.errors import BudgetError, BusyError, EdgeError, EngineError, InputError, ModelFormatError, UnsupportedError
-from edge.types import FloatArray
+from edge.types import AnyArray, FloatArray
 
 LIBRARY, MODEL = "libedge.so", "model.edge"
 
@@ -71,14 +71,11 @@ class _Embedding(_Struct):
     _fields_ = [(name, _TYPES[kind]) for name, kind in members(EMBEDDING)]
 
 
-class _Hearing(_Struct):
-    _fields_ = [(name, _TYPES[kind]) for name, kind in members(HEARING)]
-
-
-class _Segment(_Struct):
+class _Picture(_Struct):
     _fields_ = [
-        (name, ctypes.POINTER(c_int32) if name == "tokens" else _TYPES[kind]) for name, kind in members(SEGMENT)
-    ]
+        ("size", c_uint32), ("pixels", c_void_p), ("width", c_uint32), ("height", c_uint32), ("stride", c_uint32),
+        ("channels", c_uint32), ("tokens", c_uint32),
+    ]  # fmt: skip
 
 
 class _Piece(_Struct):
@@ -107,7 +104,8 @@ class Bundle:
 
     def __init__(self, folder: str | Path, library: str | Path | None = None) -> None:
         """library: another one than the bundle's, such as one with sanitizers."""
-        self.library, self.ears = _load(Path(library or Path(folder) / LIBRARY)), Path(folder) / "ears.edge"
+        self.library = _load(Path(library or Path(folder) / LIBRARY))
+        self._folder = Path(folder)
         self._model = c_void_p()
         path = os.fsencode(Path(folder) / MODEL)
         _check(self.library.edge_open, byref(_Source(path, -1)), byref(self._model))
@@ -132,18 +130,22 @@ class Bundle:
     def dimensions(self) -> int:
         return int(self.library.edge_dimensions(self._model))
 
+    def image_tokens(self, width: int, height: int, most: int = 0) -> int:
+        """Tokens of a picture of this size."""
+        return _check(self.library.edge_image_tokens, self._model, width, height, most)
+
     def session(self, **options: Any) -> BundleSession:
         """options: fields of edge_options; `stop` as texts."""
-        return BundleSession(self.library, self._model, options, self.dimensions, self.ears)
+        return BundleSession(self.library, self._model, options, self.dimensions, self._folder)
 
 
 class BundleSession:
     """A session of a bundle's model. A context manager."""
 
     def __init__(
-        self, library: ctypes.CDLL, model: c_void_p, options: dict[str, Any], dimensions: int, ears: Path
+        self, library: ctypes.CDLL, model: c_void_p, options: dict[str, Any], dimensions: int, folder: Path
     ) -> None:
-        self._library, self._session, self._dimensions, self._ears = library, c_void_p(), dimensions, ears
+        self._library, self._session, self._dimensions, self._folder = library, c_void_p(), dimensions, folder
         _check(library.edge_begin, model, byref(_options(options)), byref(self._session))
 
     @property
@@ -172,6 +174,15 @@ class BundleSession:
             self._call("edge_append", int(role), data, c_size_t(len(data)))
         else:
             self._call("edge_append", int(role), (c_int32 * len(text))(*text), c_size_t(len(text)))
+
+    def image(self, picture: AnyArray, eyes: str | Path = "", **fields: int | None) -> None:
+        """Show a picture, uint8 [height, width, 3 or 4], whose rows may lie apart. fields: others of edge_picture."""
+        height, width, channels = picture.shape
+        shown = _Picture(picture.ctypes.data, width, height, picture.strides[0], channels)
+        for name, value in fields.items():
+            setattr(shown, name, value)
+        place = _Source(os.fsencode(eyes or self._folder / "eyes.edge"), -1)
+        self._call("edge_image", byref(place), byref(shown))
 
     def next(self) -> Piece:
         piece = _Piece()
@@ -260,35 +271,6 @@ class BundleSession:
         )  # fmt: skip
         return vectors
 
-    def listen(self, ears: Path | None = None, **options: Any) -> None:
-        """options: fields of edge_hearing."""
-        given = {each.name: each.unset for each in HEARING} | options
-        given = {name: value.encode() if isinstance(value, str) else value for name, value in given.items()}
-        given |= {each.name: None for each in HEARING if each.kind == "text" and not given[each.name]}
-        source = _Source(os.fsencode(ears or self._ears), -1)
-        self._call("edge_listen", byref(source), byref(_Hearing(**given)))
-
-    def hear(self, samples: FloatArray) -> tuple[int, dict[str, Any]]:
-        """The number of samples that were taken, and the segment."""
-        found = _Segment()
-        samples = np.ascontiguousarray(samples, np.float32)
-        taken = self._call("edge_hear", c_void_p(samples.ctypes.data), c_size_t(samples.size), byref(found))
-        fields = {name: getattr(found, name) for name, kind in members(SEGMENT)[1:]}
-        fields |= {name: (fields[name] or b"").decode() for name in ("text", "language")}
-        return taken, fields | {"tokens": tuple(found.tokens[: found.tokens_count])}
-
-    def transcribe(self, samples: FloatArray, *, piece: int = 1 << 20, **options: Any) -> Iterator[dict[str, Any]]:
-        """The segments of a sound that comes in pieces; the last one has no text, and says why the transcript ended."""
-        self.listen(**options)
-        at = 0
-        while True:
-            taken, found = self.hear(samples[at : at + piece])
-            at += taken
-            if found["text"] or found["finish"]:
-                yield found
-            if found["finish"]:
-                return
-
     def _call(self, name: str, *arguments: Any) -> int:
         return _check(getattr(self._library, name), self._session, *arguments)
 
@@ -307,7 +289,7 @@ def _load(path: Path) -> ctypes.CDLL:
         getattr(library, name).restype = None
         getattr(library, name).argtypes = [c_void_p]
     library.edge_dimensions.restype = c_uint32
-    library.edge_tokenize.restype = library.edge_thread_ids.restype = c_int64
+    library.edge_tokenize.restype = library.edge_thread_ids.restype = library.edge_image_tokens.restype = c_int64
     return library
 
 

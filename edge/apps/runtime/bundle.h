@@ -6,7 +6,6 @@
 #include "accelerator.h"
 #include "base.h"
 #include "compose.h"
-#include "ears.h"
 #include "embed.h"
 #include "pieces.h"
 
@@ -18,8 +17,7 @@ typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, 
                           const int32_t *lengths, const int32_t *positions, const int32_t *tokens, float *logits,
                           const float *rope, float *attention, const int32_t *starts, void *ring_keys,
                           void *ring_values, void *ring_key_scales, void *ring_value_scales,
-                          const int32_t *ring_positions, float *states, const uint8_t *lora, void *cross_keys,
-                          void *cross_values, int64_t thread);
+                          const int32_t *ring_positions, float *states, const uint8_t *lora, int64_t thread);
 typedef struct compiled_pass { const char *isa; compiled_run *run; } compiled_pass;
 extern const compiled_pass EDGE_PASSES[]; /* passes.c: the best instruction set first; ends with NULL */
 
@@ -31,7 +29,7 @@ extern const uint8_t EDGE_TRUSTED[32];
 typedef struct { const char *file; const compiled_pass *passes; uint8_t trusted[32]; } encoder_kind;
 
 /* Reads the rows of section TABLE of these tokens into inputs [count][layers][layer_inputs, padded to 16], times
- * sqrt(layer_inputs / 2). Returns false if the file was cut short. There is one reader for each block type: table.c. */
+ * sqrt(layer_inputs / 2); of given rows, -1, those of token 0. Returns false if the file was cut short. There is one reader for each block type: table.c. */
 typedef bool table_reader(const edge_model *model, const int32_t *tokens, uint32_t count, float *inputs);
 extern table_reader *const EDGE_TABLE;
 #define TABLE_READER(name, values, bytes) table_reader table_##name;
@@ -48,8 +46,16 @@ extern piece_splitter *const EDGE_PIECES;
 
 extern text_composer *const EDGE_COMPOSER; /* compose.c */
 extern embedder *const EDGE_EMBED;         /* embed.c */
-extern const ears_kind *const EDGE_EARS;   /* ears.c */
-extern const encoder_kind *const EDGE_HEARS; /* of ears.edge */
+
+/* What edge_image and edge_append call in bundles that see: see.c. */
+typedef struct {
+    int64_t (*count)(const edge_model *model, uint32_t width, uint32_t height, uint32_t most, edge_error *error);
+    edge_status (*show)(edge_session *s, const edge_source *eyes, const edge_picture *picture, edge_error *error);
+    bool (*takes)(const edge_session *s, uint32_t form);
+    void (*say)(edge_session *s, uint32_t form, int32_t bos);
+} eyes_kind;
+extern const eyes_kind *const EDGE_EYES, edge_eyes;
+extern const encoder_kind *const EDGE_SEES; /* eyes.edge */
 
 /* Accelerators of a session, and of a page. */
 extern const accelerator_kind *const EDGE_GPU, *const EDGE_NPU, *const EDGE_PAGE;

@@ -6,11 +6,20 @@
 #include "budgets.h"
 #include "context.h"
 #include "drafts.h"
+#include "given.h"
 #include "kv.h"
 #include "pass.h"
 #include "policy.h"
 #include "sampler.h"
 #include "system.h"
+
+static void forget_pictures(edge_session *s)
+{
+    if (s->given)
+        given_clear(s->given);
+    policy_forget(s->policy);
+    s->shown = 0;
+}
 
 void context_reset(edge_session *s)
 {
@@ -20,6 +29,7 @@ void context_reset(edge_session *s)
     policy_pin(s->policy, 0, kv_capacity(s->rows));
     s->first = s->waiting = s->turns = s->turn_rows = s->system_rows = 0;
     s->evicted = 0;
+    forget_pictures(s);
     context_settle(s);
 }
 
@@ -35,6 +45,7 @@ void context_restart(edge_session *s)
     }
     kv_truncate(s->rows, rows);
     s->first = s->waiting = s->turns = s->turn_rows = 0;
+    forget_pictures(s);
     context_settle(s);
 }
 
@@ -164,9 +175,23 @@ static bool has_tail(const edge_session *s)
     return s->model->config->states || s->model->config->ringed;
 }
 
+/* Notes the pictures of `count` rows behind `length`, of tokens that have run. */
+static void note_pictures(edge_session *s, uint32_t length, uint32_t count)
+{
+    const int32_t *ids = s->ids + s->first;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t number = given_find(s->given, ids[i]);
+        policy_show(s->policy, length + i, number < given_count(s->given) ? number + 1 : 0);
+    }
+    if (!has_tail(s)) /* else they may run again */
+        given_ran(s->given, ids, count);
+}
+
 /* Notes that `count` waiting tokens have run, behind `length` rows. */
 static void note(edge_session *s, uint32_t length, uint32_t count)
 {
+    if (s->shown)
+        note_pictures(s, length, count);
     if (has_tail(s) && !s->evicted)
         memcpy(s->run_ids + length, s->ids + s->first, count * sizeof *s->run_ids);
     s->first += count;
@@ -232,6 +257,19 @@ static uint32_t up_to_turn(const edge_session *s, uint32_t count)
     return s->turn_rows > length ? smaller(count, smaller(step, s->turn_rows - length)) : count;
 }
 
+/* Rows that a pass over `count` waiting tokens needs room for: all of a picture that it begins. */
+static uint32_t room_for(const edge_session *s, uint32_t count)
+{
+    const int32_t *ids = s->ids + s->first;
+    uint32_t number = s->shown ? given_find(s->given, ids[count - 1]) : 0, room = count;
+    if (!s->shown || number == given_count(s->given))
+        return count;
+    const picture_rows *p = given_picture(s->given, number);
+    for (uint32_t i = count; i < s->waiting && ids[i - 1] != p->first + (int32_t)p->count - 1; i++)
+        room++;
+    return smaller(room, kv_capacity(s->rows));
+}
+
 /* Runs one pass of the prompt, if tokens wait. */
 static edge_finish run_chunk(edge_session *s)
 {
@@ -249,7 +287,7 @@ static edge_finish run_chunk(edge_session *s)
         return EDGE_ENERGY;
     if (!pass_reaches(s->pass, (uint32_t)count))
         return EDGE_CAPACITY;
-    if (!make_room(s, (uint32_t)count))
+    if (!make_room(s, room_for(s, (uint32_t)count)))
         return EDGE_MEMORY; /* planned rows were returned to the system */
     kv_announce(s->rows, left);
     if (s->drafts)
@@ -296,7 +334,11 @@ static uint32_t propose(edge_session *s)
     if (!s->drafts || s->options.speculate == EDGE_SPECULATE_OFF)
         return 0;
     uint32_t most = room_ahead(s, 1 + pass_drafts(s->pass));
-    return most > 1 ? drafts_propose(s->drafts, most - 1, kv_length(s->rows), s->draft + 1) : 0;
+    uint32_t count = most > 1 ? drafts_propose(s->drafts, most - 1, kv_length(s->rows), s->draft + 1) : 0;
+    for (uint32_t i = 0; i < count; i++)
+        if ((uint32_t)s->draft[1 + i] >= s->model->config->vocab) /* of a picture */
+            count = i;
+    return count;
 }
 
 /* Tokens that an accelerator may choose at once, by the rule of `Ahead` in edge/run/drafting/ahead.py. */
@@ -399,48 +441,6 @@ edge_finish context_step(edge_session *s)
         return EDGE_GOING;
     s->failed = true;
     return EDGE_INTERRUPTED;
-}
-
-/* ---- transcripts -------------------------------------------------------------------------------------------------- */
-
-void context_begin(edge_session *s)
-{
-    context_settle(s);
-    __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED);
-    start(s);
-}
-
-edge_finish context_look(edge_session *s, uint32_t tokens)
-{
-    return look_around(s, tokens);
-}
-
-edge_finish context_run(edge_session *s, const int32_t *ids, uint32_t count)
-{
-    for (uint32_t at = 0, part; at < count; at += part) {
-        part = smaller(s->model->config->chunk, count - at);
-        edge_finish reason = look_around(s, part);
-        if (reason)
-            return reason;
-        if (part > kv_free(s->rows))
-            return EDGE_MEMORY; /* rows were returned to the system */
-        s->logits = pass_run(s->pass, ids + at, part, 0, NULL);
-        if (!s->logits) {
-            s->failed = true;
-            return EDGE_INTERRUPTED;
-        }
-        note_bytes(s);
-        s->ran += part;
-    }
-    return EDGE_GOING;
-}
-
-void context_end(edge_session *s)
-{
-    context_pay(s);
-    s->seconds = now_seconds() - s->watch.started;
-    s->joules = watch_joules(&s->watch);
-    context_settle(s);
 }
 
 /* Tokens that must wait before the next chunk can be decided, as in `read_ahead` of edge/run/loop.py. */

@@ -4,6 +4,7 @@
 
 #include "accelerator.h"
 #include "base.h"
+#include "given.h"
 #include "kv.h"
 #include "model.h"
 
@@ -13,6 +14,7 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
                   accelerator *runs_all);
 /* Finds the best design that this CPU runs, or that of an instruction set. isa: NULL for any. */
 edge_status pass_choose(const edge_model *model, const char *isa, const design_config **design, edge_error *error);
+void pass_see(pass *p, const given *pictures); /* whose rows ids beyond the vocabulary have; NULL: there are none */
 /* Starts threads, the caller's included, or changes their number. Cannot fail for one thread. cpu_mask: bit i allows CPU i;
  * 0: all. */
 edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);
@@ -49,9 +51,5 @@ void pass_release(pass *p);         /* returns scratch to the system until the n
 /* The pass's own table of offsets, and the memory of an adapter; NULLs if the model has no room for one. */
 typedef struct { int64_t *table; uint8_t *memory; } adapter_room;
 adapter_room pass_adapter(const pass *p);
-
-/* Makes the keys and values that layers read across, of an encoder's states [count][stride], count at most cross_stride: tokens
- * see these from now on. Returns false if the file was cut short or a thread was lost. */
-bool pass_cross(pass *p, const float *states, uint32_t count, uint32_t stride);
 
 #endif

@@ -1,5 +1,6 @@
 /* Chooses the rows that stay when the cache is full: a port of edge/kv/{full,streaming,window,h2o,policy}.py and of shrink
  * and make_room in edge/run/sequences/sequence.py. */
+#include "given.h"
 #include "kv.h"
 #include "policy.h"
 
@@ -11,6 +12,10 @@ struct policy {
     int32_t *rows, *ages; /* [capacity] */
     float *paid;
     uint32_t *ranks, pinned;
+    uint16_t *shown;   /* [capacity]: pictures of rows; NULL: the bundle has no eyes */
+    uint8_t *kept;     /* [capacity] */
+    uint32_t pictures; /* the highest of the conversation's */
+    struct { uint32_t rows, chosen; bool must, done; } *each; /* [MOST_PICTURES + 1] */
 };
 
 typedef struct { policy *policy; const kv *cache; uint32_t length, budget; } eviction;
@@ -25,6 +30,10 @@ policy *policy_layout(arena *from, const edge_model *model)
     p->ages = take(from, sizeof *p->ages * observed);
     p->paid = take(from, sizeof *p->paid * observed);
     p->ranks = take(from, sizeof *p->ranks * observed);
+    const bool sees = model->sizes[SECTION_EYES];
+    p->shown = take(from, sees ? sizeof *p->shown * config->capacity : 0);
+    p->kept = take(from, sees ? config->capacity : 0);
+    p->each = take(from, sees ? sizeof *p->each * (MOST_PICTURES + 1) : 0);
     p->pinned = config->sinks;
     return taken;
 }
@@ -94,6 +103,86 @@ static void choose_heavy(void *from, uint32_t head, int32_t *rows)
             rows[kept++] = (int32_t)row;
 }
 
+/* ---- pictures -------------------------------------------------------------------------------------------------------- */
+
+void policy_show(policy *p, uint32_t row, uint32_t picture)
+{
+    p->shown[row] = (uint16_t)picture;
+    p->pictures = picture > p->pictures ? picture : p->pictures;
+}
+
+void policy_forget(policy *p) { p->pictures = 0; }
+uint32_t policy_picture(const policy *p, uint32_t row) { return p->pictures ? p->shown[row] : 0; }
+
+/* Of the pictures left, the next to keep: those that must stay, then those of which most was chosen, then the latest; 0: none. */
+static uint32_t next_picture(const policy *p)
+{
+    uint32_t best = 0;
+    for (uint32_t i = p->pictures; i > 0; i--) {
+        if (p->each[i].done || !(p->each[i].must || p->each[i].chosen))
+            continue;
+        uint64_t share = best ? (uint64_t)p->each[i].chosen * p->each[best].rows : 0;
+        uint64_t others = best ? (uint64_t)p->each[best].chosen * p->each[i].rows : 0;
+        bool before = p->each[i].must != p->each[best].must ? p->each[i].must : share > others;
+        best = !best || before ? i : best;
+    }
+    return best;
+}
+
+/* Drops the oldest `count` rows of text that are not pinned, if there are as many. Returns how many were dropped. */
+static uint32_t drop_text(policy *p, uint32_t length, uint32_t count)
+{
+    uint32_t found = 0;
+    for (uint32_t row = p->pinned; row < length; row++)
+        found += p->kept[row] && !p->shown[row];
+    if (found < count)
+        return 0;
+    for (uint32_t row = p->pinned, left = count; left; row++)
+        if (p->kept[row] && !p->shown[row])
+            p->kept[row] = 0, left--;
+    return count;
+}
+
+/* Changes the `budget` chosen rows such that each picture stays whole, or leaves: `whole_pictures` of
+ * edge/run/sequences/whole_pictures.py. Returns their number. */
+static uint32_t keep_whole(policy *p, uint32_t length, uint32_t budget)
+{
+    memset(p->each, 0, (p->pictures + 1) * sizeof *p->each);
+    memset(p->kept, 0, length);
+    uint32_t free = budget, count = 0;
+    for (uint32_t row = 0; row < length; row++)
+        p->each[p->shown[row]].rows++;
+    for (uint32_t i = 0; i < budget; i++) {
+        const uint32_t row = (uint32_t)p->rows[i];
+        p->each[p->shown[row]].chosen++;
+        p->kept[row] = !p->shown[row];
+        free -= p->kept[row];
+    }
+    for (uint32_t row = 0; row < smaller(p->pinned, length); row++)
+        p->each[p->shown[row]].must = true;
+    p->each[p->shown[length - 1]].must = true;
+    for (uint32_t picture; (picture = next_picture(p)) != 0;) {
+        const uint32_t rows = p->each[picture].rows;
+        p->each[picture].done = true;
+        if (p->each[picture].must && rows > free)
+            free += drop_text(p, length, rows - free);
+        if (rows > free)
+            continue;
+        for (uint32_t row = 0; row < length; row++)
+            p->kept[row] |= p->shown[row] == picture;
+        free -= rows;
+    }
+    for (uint32_t row = length; row-- > 0 && free;)
+        if (!p->kept[row] && !p->shown[row])
+            p->kept[row] = 1, free--;
+    for (uint32_t row = 0; row < length; row++)
+        if (p->kept[row]) {
+            p->shown[count] = p->shown[row];
+            p->rows[count++] = (int32_t)row;
+        }
+    return count;
+}
+
 uint32_t policy_shrink(policy *p, kv *k, uint32_t budget)
 {
     uint32_t length = kv_length(k), pinned = smaller(p->pinned, budget);
@@ -107,7 +196,7 @@ uint32_t policy_shrink(policy *p, kv *k, uint32_t budget)
     } else {
         for (uint32_t row = 0; row < budget; row++)
             p->rows[row] = (int32_t)(row < pinned ? row : row + length - budget);
-        kv_keep(k, p->rows, budget);
+        kv_keep(k, p->rows, p->pictures ? keep_whole(p, length, budget) : budget);
     }
     return length - kv_length(k);
 }

@@ -6,7 +6,7 @@
 #include "base.h"
 #include "budgets.h"
 #include "drafts.h"
-#include "ears.h"
+#include "given.h"
 #include "kv.h"
 #include "model.h"
 #include "pass.h"
@@ -57,6 +57,8 @@ struct edge_session {
     policy *policy;
     pass *pass;
     accelerator *accelerator; /* NULL: the CPU computes */
+    given *given;             /* pictures; NULL: the bundle has no eyes */
+    uint32_t shown;           /* pictures whose tokens wait or have run; later ones wait for a text */
     drafts *drafts;           /* NULL: the bundle verifies none */
     /* Tokens of the last pass: the generated one and `drafted` more. picked: an accelerator has chosen them, and one more,
      * which has not run. */
@@ -95,7 +97,6 @@ struct edge_session {
     int32_t token;
     float *logits;
     double *pooled;           /* [2 * widest] of embed_config; NULL: the bundle makes no vectors */
-    listener *ears;               /* NULL: the bundle hears nothing */
     double seconds, joules;   /* of the last answer that ended */
     uint32_t text_at, text_end;
     char text[TEXT_ROOM], fed[LONGEST_TEXT];
@@ -109,6 +110,7 @@ edge_status leave(edge_session *s, edge_status status);
 edge_status check_threads(const edge_session *s, edge_error *error); /* fails if the system has ended one */
 edge_status check_accelerator(const edge_session *s, edge_error *error); /* fails if the accelerator has failed */
 edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error);
+void end_answer(edge_session *s); /* for whatever reason: turns.c */
 /* The rest of edge_begin, when the engine is chosen. */
 edge_status begin_on(edge_model *model, const edge_options *options, const accelerator_kind *kind,
                      edge_session **session, edge_error *error); /* kind: NULL for the CPU */

@@ -1,16 +1,18 @@
-/* Saved conversations: a header, the KV rows, their tokens (where rewinding needs them), the tokens that wait, the system
- * prompt, marks of turns, and the SHA-256 of all of it. Only a session of the same bundle and adapter loads them. */
+/* Saved conversations: a header, pictures with the rows that may still run, the KV rows, their tokens (where rewinding needs them), the tokens that wait, the system
+ * prompt, marks of turns, the pictures of KV rows, and the SHA-256 of all of it. Only a session of the same bundle and adapter loads them. */
 #include <string.h>
 
 #include "bundle.h"
 #include "context.h"
+#include "given.h"
 #include "hash.h"
 #include "kv.h"
 #include "policy.h"
 #include "session.h"
 #include "stream.h"
+#include "system.h"
 
-enum { STATE_VERSION = 6 };
+enum { STATE_VERSION = 7, MOST_TILES = 64 };
 
 typedef struct {
     char magic[8]; /* "EDGESTA1" */
@@ -19,7 +21,11 @@ typedef struct {
     uint64_t length, evicted;
     uint32_t turn, turns, waiting, system;
     adapter_name adapter;
+    uint32_t pictures, shown;
 } state_header;
+
+/* A picture without its rows, which follow if `held` is not 0. */
+typedef struct { uint8_t hash[32]; int32_t first; uint32_t count, width, down, across, held; } saved_picture;
 
 static uint32_t held_marks(const edge_session *s)
 {
@@ -33,6 +39,83 @@ static uint32_t held_tokens(const edge_session *s, uint64_t evicted)
     return known ? kv_length(s->rows) : 0;
 }
 
+static uint32_t pictures_of(const edge_session *s)
+{
+    return s->given ? given_count(s->given) : 0;
+}
+
+static uint64_t row_bytes(const picture_rows *p)
+{
+    return p->rows ? (uint64_t)p->count * p->width * sizeof *p->rows : 0;
+}
+
+/* Bytes of pictures, and of the picture of each KV row. */
+static uint64_t picture_bytes(const edge_session *s)
+{
+    const uint32_t count = pictures_of(s);
+    uint64_t found = count ? kv_length(s->rows) * sizeof(uint16_t) : 0;
+    for (uint32_t i = 0; i < count; i++)
+        found += sizeof(saved_picture) + row_bytes(given_picture(s->given, i));
+    return found;
+}
+
+static bool put_pictures(const edge_session *s, hashed_stream *to)
+{
+    for (uint32_t i = 0; i < pictures_of(s); i++) {
+        const picture_rows *p = given_picture(s->given, i);
+        saved_picture saved = {.first = p->first, .count = p->count, .width = p->width, .down = p->down, .across = p->across,
+                               .held = p->rows != NULL};
+        memcpy(saved.hash, p->hash, sizeof saved.hash);
+        if (!stream_put(to, &saved, sizeof saved) || !stream_put(to, p->rows, row_bytes(p)))
+            return false;
+    }
+    return true;
+}
+
+static bool put_shown(const edge_session *s, hashed_stream *to)
+{
+    for (uint32_t row = 0; pictures_of(s) && row < kv_length(s->rows); row++) {
+        const uint16_t picture = (uint16_t)policy_picture(s->policy, row);
+        if (!stream_put(to, &picture, sizeof picture))
+            return false;
+    }
+    return true;
+}
+
+static bool get_pictures(edge_session *s, hashed_stream *from, uint32_t count)
+{
+    const edge_config *c = s->model->config;
+    if (count > (s->given ? MOST_PICTURES : 0))
+        return false;
+    for (uint32_t i = 0; i < count; i++) {
+        saved_picture saved;
+        if (!stream_get(from, &saved, sizeof saved) || !saved.count || saved.count > c->capacity || saved.width != c->hidden
+            || saved.first < (int32_t)c->vocab || (uint32_t)saved.first > INT32_MAX - saved.count || !saved.down || !saved.across
+            || saved.down > MOST_TILES || saved.across > MOST_TILES)
+            return false;
+        picture_rows p = {.first = saved.first, .count = saved.count, .width = saved.width, .down = saved.down,
+                          .across = saved.across};
+        memcpy(p.hash, saved.hash, sizeof p.hash);
+        if (saved.held && !(p.rows = map_memory((uint64_t)p.count * p.width * sizeof *p.rows)))
+            return false;
+        given_put(s->given, p); /* which owns the rows */
+        if (!stream_get(from, p.rows, row_bytes(&p)))
+            return false;
+    }
+    return true;
+}
+
+static bool get_shown(edge_session *s, hashed_stream *from)
+{
+    for (uint32_t row = 0; pictures_of(s) && row < kv_length(s->rows); row++) {
+        uint16_t picture;
+        if (!stream_get(from, &picture, sizeof picture) || picture > pictures_of(s))
+            return false;
+        policy_show(s->policy, row, picture);
+    }
+    return true;
+}
+
 static state_header header_of(const edge_session *s)
 {
     state_header header = {
@@ -41,13 +124,15 @@ static state_header header_of(const edge_session *s)
         .pinned = policy_pinned(s->policy),
         .length = sizeof header + (s->waiting + (uint64_t)s->system_count) * sizeof(int32_t) +
                   held_marks(s) * sizeof(turn_mark) + kv_saved_bytes(s->rows) +
-                  held_tokens(s, s->evicted) * sizeof *s->run_ids + DIGEST,
+                  held_tokens(s, s->evicted) * sizeof *s->run_ids + picture_bytes(s) + DIGEST,
         .evicted = s->evicted,
         .turn = s->turn,
         .turns = s->turns,
         .waiting = s->waiting,
         .system = s->system_count,
         .adapter = s->adapter,
+        .pictures = pictures_of(s),
+        .shown = s->shown,
     };
     memcpy(header.model, ((const file_header *)(const void *)s->model->file.data)->hash, sizeof header.model);
     memcpy(header.bundle, EDGE_TRUSTED, sizeof header.bundle);
@@ -96,11 +181,11 @@ edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
     hashed_stream to = {.stream = stream};
     uint8_t digest[DIGEST];
     hash_start(&to.sum);
-    bool written = stream_put(&to, &header, sizeof header) && kv_save(s->rows, stream_put, &to) &&
+    bool written = stream_put(&to, &header, sizeof header) && put_pictures(s, &to) && kv_save(s->rows, stream_put, &to) &&
                    stream_put(&to, s->run_ids, held_tokens(s, s->evicted) * sizeof *s->run_ids) &&
                    stream_put(&to, s->ids + s->first, s->waiting * sizeof *s->ids) &&
                    stream_put(&to, s->system, s->system_count * sizeof *s->system) &&
-                   stream_put(&to, s->marks, held_marks(s) * sizeof *s->marks);
+                   stream_put(&to, s->marks, held_marks(s) * sizeof *s->marks) && put_shown(s, &to);
     hash_end(&to.sum, digest);
     written = written && stream_put(&to, digest, sizeof digest) && to.at == header.length;
     if ((status = check_accelerator(s, error)))
@@ -108,10 +193,15 @@ edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
     return leave(s, written ? EDGE_OK : edge_fail(error, EDGE_BAD_FILE, "the state could not be written"));
 }
 
+static bool is_picture(const edge_session *s, int32_t id)
+{
+    return s->given && given_find(s->given, id) < given_count(s->given);
+}
+
 static bool are_ids(const edge_session *s, const int32_t *ids, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
-        if (ids[i] < 0 || (uint32_t)ids[i] >= s->model->config->vocab)
+        if (ids[i] < 0 || ((uint32_t)ids[i] >= s->model->config->vocab && !is_picture(s, ids[i])))
             return false;
     return true;
 }
@@ -131,7 +221,8 @@ static edge_status load(edge_session *s, const edge_stream *stream, edge_error *
     if (memcmp(&header.adapter, &ours.adapter, sizeof header.adapter))
         return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another adapter: set that one first");
     bool right = header.waiting <= s->room && header.system <= s->model->config->capacity &&
-                 header.turn <= TURN_ANSWERED && header.turn != TURN_ANSWERING;
+                 header.turn <= TURN_ANSWERED && header.turn != TURN_ANSWERING && header.shown <= header.pictures &&
+                 get_pictures(s, &from, header.pictures);
     edge_status status = right ? kv_load(s->rows, stream_get, &from, error) : EDGE_OK;
     if (status)
         return status;
@@ -141,7 +232,7 @@ static edge_status load(edge_session *s, const edge_stream *stream, edge_error *
         right = stream_get(&from, s->run_ids, held * sizeof *s->run_ids) && are_ids(s, s->run_ids, held) &&
                 stream_get(&from, s->ids, header.waiting * sizeof *s->ids) && are_ids(s, s->ids, header.waiting) &&
                 stream_get(&from, s->system, header.system * sizeof *s->system) && are_ids(s, s->system, header.system) &&
-                stream_get(&from, s->marks, held_marks(s) * sizeof *s->marks);
+                stream_get(&from, s->marks, held_marks(s) * sizeof *s->marks) && get_shown(s, &from);
     }
     for (uint32_t i = 0; right && i < held_marks(s); i++)
         right = s->marks[i].count <= MOST_LEFT && are_ids(s, s->marks[i].left, s->marks[i].count);
@@ -153,6 +244,7 @@ static edge_status load(edge_session *s, const edge_stream *stream, edge_error *
     s->waiting = header.waiting;
     s->system_count = s->system_rows = header.system;
     s->evicted = header.evicted;
+    s->shown = header.shown;
     s->turn = (enum turn)header.turn;
     return EDGE_OK;
 }

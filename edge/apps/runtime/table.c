@@ -40,7 +40,7 @@ static bool read_rows(const edge_model *model, const int32_t *tokens, uint32_t c
     uint64_t row = model->sizes[SECTION_TABLE] / c->vocab;
     float factor = (float)sqrt((double)c->layer_inputs / 2);
     for (uint32_t i = 0; i < count; i++)
-        if (!read_row(model, model->table + (uint64_t)tokens[i] * row, width, &type, factor, inputs + (size_t)i * stride))
+        if (!read_row(model, model->table + (uint64_t)(tokens[i] < 0 ? 0 : tokens[i]) * row, width, &type, factor, inputs + (size_t)i * stride))
             return false;
     return true;
 }

@@ -3,8 +3,10 @@
 #include <string.h>
 
 #include "budgets.h"
+#include "bundle.h"
 #include "chat.h"
 #include "context.h"
+#include "given.h"
 #include "kv.h"
 #include "model.h"
 #include "policy.h"
@@ -54,9 +56,14 @@ static bool has_part(const edge_session *s, enum chat_part part)
     return chat_ids(s->model, part, &count) != NULL;
 }
 
+static bool pictures_wait(const edge_session *s)
+{
+    return s->given && given_count(s->given) > s->shown;
+}
+
 static edge_status append_system(edge_session *s, const char *text, size_t count, edge_error *error)
 {
-    if (s->turn != TURN_NEW && s->turn != TURN_SYSTEM)
+    if ((s->turn != TURN_NEW && s->turn != TURN_SYSTEM) || pictures_wait(s))
         return edge_fail(error, EDGE_BAD_ARGUMENT, "the system's text comes first: rewind all turns before it");
     if (!has_part(s, CHAT_SYSTEM))
         return edge_fail(error, EDGE_UNSUPPORTED, "the model's chat template takes no system prompt");
@@ -86,6 +93,25 @@ static edge_status append_ids(edge_session *s, const int32_t *ids, size_t count,
     return EDGE_OK;
 }
 
+/* Pushes the system prompt's tokens that context_restart has not kept as rows. shown: without the template's text between it and
+ * the first user's, whose place another has before pictures. */
+static void push_system_rows(edge_session *s, bool shown)
+{
+    appending to = {s, -1};
+    uint32_t behind = 0;
+    if (shown)
+        chat_ids(s->model, CHAT_AFTER_SYSTEM, &behind);
+    const uint32_t count = s->system_count - behind;
+    if (kv_length(s->rows) > count && kv_can_truncate(s->rows, count))
+        kv_truncate(s->rows, count);
+    else if (kv_length(s->rows) > count)
+        kv_clear(s->rows);
+    s->turn_rows = kv_length(s->rows);
+    policy_pin(s->policy, count, kv_capacity(s->rows));
+    push_ids(&to, s->system + s->turn_rows, count - s->turn_rows);
+    s->system_rows = count;
+}
+
 /* Checks that a text of this role may come now, and appends the template's part before it. */
 static edge_status before_text(edge_session *s, edge_role role, edge_error *error)
 {
@@ -103,27 +129,35 @@ static edge_status before_text(edge_session *s, edge_role role, edge_error *erro
     } else if (s->turn == TURN_SYSTEM) {
         return edge_fail(error, EDGE_BAD_ARGUMENT, "a system's text needs a chat: append EDGE_USER");
     }
+    const bool shown = pictures_wait(s);
+    const uint32_t form = role == EDGE_RAW ? CHAT_PARTS : s->turn == TURN_SYSTEM ? CHAT_AFTER_SYSTEM
+        : s->turn == TURN_ANSWERED ? CHAT_NEXT : CHAT_FIRST;
+    if (shown && role != EDGE_USER && role != EDGE_RAW)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "a picture waits for a text of the user: append that first");
+    if (shown && !EDGE_EYES->takes(s, form))
+        return edge_fail(error, EDGE_UNSUPPORTED, "the model's chat template takes no picture here: append EDGE_RAW");
     if (role == EDGE_ASSISTANT) {
         push_part(s, CHAT_PAST, push_ids);
     } else if (role == EDGE_USER) {
-        appending to = {s, -1};
-        if (s->turn == TURN_SYSTEM) {
-            policy_pin(s->policy, s->system_count, kv_capacity(s->rows));
-            if (!kv_length(s->rows)) /* context_restart kept none */
-                push_ids(&to, s->system, s->system_count);
-            s->system_rows = s->system_count;
-        } else {
-            push_part(s, s->turn == TURN_NEW ? CHAT_FIRST : CHAT_NEXT, push_ids);
-        }
+        if (s->turn == TURN_SYSTEM)
+            push_system_rows(s, shown);
+        if (shown)
+            EDGE_EYES->say(s, form, s->turn == TURN_NEW ? s->vocabulary->config->bos : -1);
+        else if (s->turn != TURN_SYSTEM)
+            push_part(s, form, push_ids);
         chat_ids(s->model, CHAT_OPENING, &s->reserved);
     } else if (asked) { /* the beginning of the answer */
         push_part(s, CHAT_OPENING, push_ids);
     }
+    if (shown && role == EDGE_RAW)
+        EDGE_EYES->say(s, form, s->turn == TURN_NEW ? s->vocabulary->config->bos : -1);
     return EDGE_OK;
 }
 
 static bool starts_text(const edge_session *s, edge_role role)
 {
+    if (pictures_wait(s))
+        return false;
     if (role == EDGE_RAW)
         return s->turn == TURN_NEW;
     if (role != EDGE_USER || s->turn == TURN_SYSTEM)
@@ -137,13 +171,13 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
     turn_mark mark = context_mark(s);
     if (opens)
         s->turn_rows = mark.rows;
-    uint32_t waiting = s->waiting, at = kv_length(s->rows);
+    const uint32_t waiting = s->waiting, at = kv_length(s->rows), shown = s->shown;
     uint64_t ran = s->ran;
     s->full = false;
     edge_status status = before_text(s, role, error);
     if (status)
         return status;
-    appending to = {s, role == EDGE_RAW && s->turn == TURN_NEW ? s->vocabulary->config->bos : -1};
+    appending to = {s, role == EDGE_RAW && s->turn == TURN_NEW && !pictures_wait(s) ? s->vocabulary->config->bos : -1};
     if (role == EDGE_IDS)
         status = append_ids(s, text, count, error);
     else
@@ -157,8 +191,11 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
                            "rewind, or export with more rows", (int64_t)(kv_capacity(s->rows) - at), s->model->policy);
     if (status && s->ran == ran) { /* undo the whole call */
         s->waiting = waiting;
+        s->shown = shown;
         return status;
     }
+    if (s->given)
+        s->shown = given_count(s->given);
     if (opens)
         s->marks[s->turns++ % MOST_MARKS] = mark;
     s->turn = role == EDGE_USER ? TURN_ASKED : role == EDGE_ASSISTANT ? TURN_ANSWERED : TURN_TEXT;
@@ -166,7 +203,7 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
 }
 
 /* Ends an answer, for whatever reason. */
-static void end_answer(edge_session *s)
+void end_answer(edge_session *s)
 {
     context_drop(s);
     s->seconds = now_seconds() - s->watch.started;
@@ -178,8 +215,6 @@ static void end_answer(edge_session *s)
 /* Refuses what only models that generate can do. */
 static edge_status check_generates(const edge_session *s, edge_error *error)
 {
-    if (s->ears)
-        return edge_fail(error, EDGE_UNSUPPORTED, "the model hears, and answers no prompts: call edge_listen and edge_hear");
     if (!s->model->config->encoder)
         return EDGE_OK;
     return edge_fail(error, EDGE_UNSUPPORTED, "the model is an encoder, which answers no prompts: call edge_embed");
@@ -346,6 +381,8 @@ static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *err
         end_answer(s);
     if (!turns)
         return EDGE_OK;
+    if (s->given)
+        given_drop(s->given, s->shown); /* those that wait for a text */
     if (turns >= s->turns) {
         if (turns == UINT32_MAX)
             s->system_count = 0;

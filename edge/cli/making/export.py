@@ -24,7 +24,7 @@ def export(
         o.without(
             "time", "energy", "power", "max_temp", "gpu_memory", "prompt_cache", "prompt_cache_size", "backend",
             "provider", "gpu_layers", "lora", "sequences", "draft", "chat_template", "prefix",
-            "mmproj", "image_tokens",
+            "image_tokens",
         ),
     ],
     isa: Annotated[

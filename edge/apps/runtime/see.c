@@ -1,0 +1,164 @@
+/* Pictures in a conversation: edge_image encodes one, whose rows wait for the text behind them. */
+#include <string.h>
+
+#include "bundle.h"
+#include "chat.h"
+#include "context.h"
+#include "encoder.h"
+#include "eyes.h"
+#include "given.h"
+#include "hash.h"
+#include "kv.h"
+#include "pass.h"
+#include "policy.h"
+#include "session.h"
+#include "system.h"
+#include "tokenizer.h"
+
+static const eyes_config *config_of(const edge_model *model, edge_error *error)
+{
+    const eyes_config *c = eyes_of(model);
+    if (!c || c->projected != model->config->hidden)
+        edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (its eyes): copy or export it again");
+    return c && c->projected == model->config->hidden ? c : NULL;
+}
+
+static int64_t count_image(const edge_model *model, uint32_t width, uint32_t height, uint32_t most, edge_error *error)
+{
+    eyes_layout layout;
+    const eyes_config *c = config_of(model, error);
+    edge_status status = c ? eyes_lay_out(c, width, height, most, &layout, error) : EDGE_BAD_FILE;
+    return status ? status : (int64_t)layout.tiles * layout.each;
+}
+
+/* ---- tokens ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct { edge_session *session; int32_t bos; } saying;
+
+static bool push(void *to, const int32_t *ids, size_t count)
+{
+    saying *own = to;
+    int32_t bos = own->bos;
+    own->bos = -1;
+    if (bos >= 0 && (!count || ids[0] != bos) && !context_push(own->session, &bos, 1))
+        return false;
+    return context_push(own->session, ids, count);
+}
+
+/* The texts before a first picture, by the part of the chat template that they replace; EYES_TEXTS: none. */
+static enum eyes_text text_before(uint32_t form)
+{
+    return form == CHAT_FIRST ? EYES_TEXT_FIRST : form == CHAT_AFTER_SYSTEM ? EYES_TEXT_AFTER_SYSTEM
+        : form == CHAT_NEXT ? EYES_TEXT_NEXT : EYES_TEXTS;
+}
+
+static bool takes_image(const edge_session *s, uint32_t form)
+{
+    const eyes_config *c = eyes_of(s->model);
+    const enum eyes_text text = text_before(form);
+    return text == EYES_TEXTS || (c && c->chats >> text & 1);
+}
+
+/* Text of the template and of layouts, which is encoded together up to the next rows. */
+typedef struct { saying to; bool starts; uint32_t length; char text[2 * LONGEST_MARK]; } spoken;
+
+static void add_text(spoken *p, const char *text, size_t length)
+{
+    memcpy(p->text + p->length, text, length); /* eyes_of has checked lengths */
+    p->length += (uint32_t)length;
+}
+
+static void encode_text(spoken *p)
+{
+    if (p->length)
+        tokenizer_encode(p->to.session->tokenizer, p->text, p->length, true, p->starts, push, &p->to);
+    p->starts = false;
+    p->length = 0;
+}
+
+static void say_picture(spoken *p, const eyes_config *c, const picture_rows *picture)
+{
+    char mark[LONGEST_MARK];
+    uint32_t tiles = picture->down * picture->across;
+    eyes_layout layout = {.down = picture->down, .across = picture->across, .tiles = tiles > 1 ? tiles + 1 : 1};
+    layout.each = picture->count / layout.tiles;
+    for (uint32_t tile = 0; tile < layout.tiles; tile++) {
+        add_text(p, mark, eyes_mark(c, &layout, tile, mark));
+        encode_text(p);
+        for (uint32_t row = 0; row < layout.each; row++) {
+            const int32_t id = picture->first + (int32_t)(tile * layout.each + row);
+            push(&p->to, &id, 1);
+        }
+    }
+    add_text(p, mark, eyes_mark(c, &layout, layout.tiles, mark));
+}
+
+static void say_images(edge_session *s, uint32_t form, int32_t bos)
+{
+    const eyes_config *c = eyes_of(s->model);
+    const enum eyes_text before = text_before(form);
+    spoken p = {.to = {s, bos}, .starts = s->turn == TURN_NEW};
+    const char *text = before == EYES_TEXTS ? "" : eyes_text(c, before);
+    const uint32_t first = s->shown;
+    s->shown = given_count(s->given); /* so that passes that run meanwhile know them */
+    for (uint32_t number = first; number < s->shown; number++) {
+        add_text(&p, text, strlen(text));
+        say_picture(&p, c, given_picture(s->given, number));
+        text = eyes_text(c, EYES_TEXT_BETWEEN);
+    }
+    text = before == EYES_TEXTS ? "" : eyes_text(c, EYES_TEXT_AFTER);
+    add_text(&p, text, strlen(text));
+    encode_text(&p);
+}
+
+/* ---- edge_image --------------------------------------------------------------------------------------------------------- */
+
+static void hash_picture(const edge_session *s, const edge_picture *picture, const eyes_layout *layout, uint8_t digest[32])
+{
+    hasher h;
+    hash_start(&h);
+    hash_add(&h, EDGE_SEES->trusted, sizeof EDGE_SEES->trusted);
+    hash_add(&h, s->model->sections[SECTION_EYES], s->model->sizes[SECTION_EYES]);
+    hash_add(&h, &picture->width, sizeof picture->width);
+    hash_add(&h, &picture->channels, sizeof picture->channels);
+    hash_add(&h, layout, sizeof *layout);
+    for (uint32_t y = 0; y < picture->height; y++)
+        hash_add(&h, (const uint8_t *)picture->pixels + (size_t)y * picture->stride, (uint64_t)picture->width * picture->channels);
+    hash_end(&h, digest);
+}
+
+static edge_status show_image(edge_session *s, const edge_source *source, const edge_picture *picture, edge_error *error)
+{
+    eyes_layout layout;
+    const eyes_config *c = config_of(s->model, error);
+    if (!c)
+        return EDGE_BAD_FILE;
+    edge_status status = eyes_lay_out(c, picture->width, picture->height, picture->tokens, &layout, error);
+    if (status)
+        return status;
+    const uint32_t count = layout.tiles * layout.each, capacity = kv_capacity(s->rows), pinned = policy_pinned(s->policy);
+    if (count + pinned + 1 > capacity || (!policy_evicts(s->policy) && count + s->waiting > kv_free(s->rows)))
+        return edge_fail(error, EDGE_FULL, "the picture's %d tokens do not fit into the KV rows that are free (%d): allow fewer "
+                         "tokens, rewind, or export with more rows", (int64_t)count, (int64_t)kv_free(s->rows));
+    if (given_count(s->given) == MOST_PICTURES)
+        return edge_fail(error, EDGE_FULL, "the conversation has %d pictures, the most: rewind all turns", (int64_t)MOST_PICTURES);
+    picture_rows shown = {.count = count, .width = c->projected, .down = layout.down, .across = layout.across};
+    const uint64_t bytes = (uint64_t)count * shown.width * sizeof *shown.rows;
+    shown.rows = map_memory(bytes);
+    if (!shown.rows)
+        return edge_fail(error, EDGE_NO_MEMORY, "no memory is left for the rows of a picture: end other sessions");
+    encoder *e;
+    status = encoder_open(EDGE_SEES, source, NULL, pass_threads(s->pass), s->next_options.cpu_mask, &e, error);
+    if (!status)
+        status = eyes_encode(e, picture, &layout, &s->cancelled, shown.rows, error);
+    if (!status) {
+        hash_picture(s, picture, &layout, shown.hash);
+        given_add(s->given, shown);
+    } else {
+        unmap_memory(shown.rows, bytes);
+    }
+    encoder_close(e);
+    return status;
+}
+
+const eyes_kind edge_eyes = {count_image, show_image, takes_image, say_images};
