@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from hybrids import Bytes, bytes_of_block, make_file, random_blocks, random_tensor
-from limits import cgroup, limit
+from limited import cgroup, limit
 from machine import files_folder, machine
 from streaming import forget
 

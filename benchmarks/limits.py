@@ -33,6 +33,8 @@ dtypes, grammars, drafts, adapters, several sequences (`Session.batch`), in budg
 without these features and twice the weights more. The peak is the larger of the report's and the kernel's. An answer
 that memory ended is a failure, too (`memory`).
 
+With --pictures, a model with eyes is shown 1 to 20 pictures of up to 60 million pixels.
+
 With --first, nothing is there before: each run has an empty cache folder, and compiles, packs and tries models as a
 first run does. Its peak is that of the process and its children together, sampled every few milliseconds: the resident
 set of the process now, and the peak so far of each child. A forked child shares its parent's pages, so only its private
@@ -44,30 +46,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from limited import KEPT, MIB, Case, Outcome, cgroup, environment_of, run, run_in, surroundings
 from machine import files_folder, machine
-from processes import Together
 
 from edge.backends.tvm.gpu.hosts import all_adapters
-from edge.devices.memory import cgroup_folders
 from edge.lab.report.document import table
 from edge.model.model import open_model
-from edge.storage.cache import cache_folder
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 MODELS = ("smollm2-135m", *(str(GOLDEN / f"{name}.gguf") for name in ("llama-gqa-untied", "qwen2")))
@@ -88,153 +84,15 @@ POLICIES = {
     "gpu": PLAIN + BY_KEYS + ATTENTIVE,
 }
 TRIED = tuple(str(GOLDEN / f"{name}.gguf") for name in ("qwen3moe", "gpt-oss"))  # by llama.cpp, in a child
-KEPT = ("ok", "cut", "refused")
-MIB = 1 << 20
-# Never written to: ONNX Runtime reserves by powers of two, 50 MiB, llama.cpp for its threads, 3 to 9 MiB (measured).
-_UNTOUCHED = {"onnx": 64 * MIB, "llamacpp": 16 * MIB}
-_TIMEOUT_S = 900
 
 GRAMMARS = ("", "", "regex", "json_schema")
-REGEX = "[ -~]*"
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "ages": {"type": "array", "items": {"type": "integer"}}},
-}
+PICTURES = (
+    (0.3, "PNG"), (2, "WEBP"), (2, "BMP"), (12, "JPEG"), (12, "PNG"), (20, "JPEG progressive"), (50, "JPEG"),
+    (50, "JPEG"), (60, "PNG"),
+)  # fmt: skip
+"""Millions of pixels, and formats."""
 RANKS = (0, 0, 4, 16)  # of adapters; 0: none
 CHARACTERS = 2  # of the prompt for each token of the context, about
-
-# In the child: edge's own modules are there before anything is limited, engines and models are not.
-_CHILD = """
-import os, resource, sys
-budget, untouched, group, first = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "first"
-resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
-from edge.cli import main
-import edge.cli.commands, edge.run.starting.loading, numpy
-numpy.ones((300, 300), numpy.float32) @ numpy.ones((300, 300), numpy.float32)
-with open("/proc/self/status") as file:
-    fields = dict(line.split(":", 1) for line in file)
-held, data = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmData"))
-most = data + max(0, budget - held) + untouched
-if not first:
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-if group:
-    with open(group + "/cgroup.procs", "w") as file:
-        file.write(str(os.getpid()))
-if sys.argv[5] != "batch":
-    sys.argv[:] = ["edge", *sys.argv[5:]]
-    main()
-    sys.exit()
-
-import json, threading, edge
-asked, text = json.loads(sys.argv[6]), sys.stdin.read()
-grammar, model = asked["grammar"] and edge.Grammar(**asked["grammar"]), edge.open_model(asked["model"])
-reports = []
-try:
-    if grammar:
-        edge.check_grammar(grammar, model)
-    with edge.load(model, **asked["options"]) as session, session.batch() as batch:
-        def answer(number):
-            said = batch.stream(
-                text[number:], raw=True, ignore_eos=True, max_tokens=asked["tokens"], grammar=grammar or None
-            )
-            for _ in said: pass
-            reports.append(said.report.to_dict())
-        threads = [threading.Thread(target=answer, args=[each]) for each in range(asked["options"]["sequences"])]
-        for each in threads: each.start()
-        for each in threads: each.join()
-except edge.EdgeError as error:
-    print(f"edge: {error}", file=sys.stderr)
-    sys.exit(error.exit_code)
-print(json.dumps(max(reports, key=lambda each: each["stop_reason"] == "memory")))
-sys.exit(0 if len(reports) == len(threads) else 1)
-"""
-
-# Linux hands a process's peak down to its children: this process stands between us and the run. It kills a run that
-# takes too long, and one that we have left, and waits for its end: what it holds would count against the next run.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-limit, program = int(sys.argv[1]), sys.argv[2:]
-child, late = os.posix_spawn(program[0], program, os.environ), []
-def kill(number, _frame):
-    late.append(number)
-    os.kill(child, signal.SIGKILL)
-signal.signal(signal.SIGALRM, kill)
-signal.signal(signal.SIGTERM, kill)
-ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
-signal.alarm(limit)
-_, status, usage = os.wait4(child, 0)
-print("late" if late else os.waitstatus_to_exitcode(status), usage.ru_maxrss)
-"""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One run. budget: bytes. prompt: characters. rows: --max-kv-size, None to plan it. seconds: --time. adapter: of
-    the engine gpu. uncompiled: no driver has compiled anything."""
-
-    model: str
-    engine: str
-    policy: str
-    kv_dtype: str
-    budget: int
-    prompt: int
-    tokens: int
-    rows: int | None
-    chunk: int | None
-    seconds: int | None = None
-    first: bool = False
-    near: bool = False
-    adapter: str = ""
-    uncompiled: bool = False
-    features: bool = False
-    grammar: str = ""  # a field of Grammar
-    rank: int = 0  # of a LoRA adapter; 0: none
-    speculate: str = "auto"
-    sequences: int = 1
-    share: float = 0.0  # of the budget, between the smallest and twice the weights more
-
-    @property
-    def counts_children(self) -> bool:
-        return self.first or bool(self.adapter)
-
-    @property
-    def arguments(self) -> list[str]:
-        flags = {
-            "--backend": self.engine, "--kv-policy": self.policy, "--kv-dtype": self.kv_dtype, "-n": self.tokens,
-            "--memory": self.budget or None, "--max-kv-size": self.rows, "--prefill-step-size": self.chunk,
-            "--time": None if self.seconds is None else f"{self.seconds}s",
-            "--regex": REGEX if self.grammar == "regex" else None,
-            "--json-schema": schema_file() if self.grammar == "json_schema" else None,
-            "--lora": adapter_file(self.model, self.rank) if self.rank else None,
-            "--speculate": "off" if self.speculate == "off" else None,
-        }  # fmt: skip
-        if self.sequences > 1:
-            return ["batch", json.dumps(self._asked(flags))]
-        given = [str(each) for flag, value in flags.items() if value is not None for each in (flag, value)]
-        return ["run", self.model, "--raw", "--ignore-eos", *["--json"] * self.features, *given]
-
-    def _asked(self, flags: dict[str, object]) -> dict[str, object]:
-        """The run with several sequences, for the child's Python."""
-        others = ("-n", "--regex", "--json-schema")
-        options = {
-            flag.strip("-").replace("-", "_"): value if isinstance(value, int) else str(value)
-            for flag, value in flags.items()
-            if value is not None and flag not in others
-        }
-        options |= {"sequences": self.sequences}
-        grammar = {"regex": REGEX, "json_schema": SCHEMA}
-        asked = {self.grammar: grammar[self.grammar]} if self.grammar else None
-        return {"model": self.model, "options": options, "tokens": self.tokens, "grammar": asked}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """kind: ok, cut, refused, or what went wrong. peak: bytes."""
-
-    case: Case
-    kind: str
-    peak: int
-    said: str
 
 
 def random_case(chance: random.Random, engines: list[str], models: tuple[str, ...]) -> Case:
@@ -313,6 +171,41 @@ def features_case(chance: random.Random, model: str) -> Case:
     return replace(case, share=chance.random())
 
 
+def pictures_case(chance: random.Random, engines: list[str]) -> Case:
+    """Pictures of any sizes, which take much more than the model."""
+    engine = chance.choice([each for each in engines if each in ("cpu", "reference")])
+    return Case(
+        model=str(GOLDEN / "eyes" / "smolvlm.gguf"),
+        engine=engine,
+        policy="streaming",
+        kv_dtype=DTYPES[engine][0],
+        budget=chance.randrange(75 * MIB, 400 * MIB),
+        prompt=chance.choice((5, 300)),
+        tokens=chance.choice((1, 8)),
+        rows=None,
+        chunk=None,
+        pictures=tuple(
+            str(picture_file(*chance.choice(PICTURES), chance.randrange(8))) for _ in range(chance.choice((1, 3, 20)))
+        ),
+    )
+
+
+@cache
+def picture_file(millions: float, form: str, number: int) -> Path:
+    """A picture of about so many million pixels, of one colour. number: tells it from others, behind its end."""
+    from PIL import Image  # here: others need no Pillow
+
+    kind, _, how = form.partition(" ")
+    path = files_folder() / f"limits-{millions}-{form.replace(' ', '-')}-{number}.{kind.lower()}"
+    if not path.exists():
+        whole = path.with_name(f"limits-{millions}-{form.replace(' ', '-')}.{kind.lower()}")
+        if not whole.exists():
+            side = int((millions * 1e6 / 0.78) ** 0.5)
+            Image.new("RGB", (side, int(0.78 * side)), "teal").save(whole, kind, progressive=how == "progressive")
+        path.write_bytes(whole.read_bytes() + bytes([number]))
+    return path
+
+
 @cache
 def smallest(case: Case) -> int:
     """The smallest budget that edge names for a case."""
@@ -327,155 +220,17 @@ def with_budget(case: Case) -> Case:
     return replace(case, budget=int(smallest(alike) + case.share * 2 * open_model(case.model).spec.weight_bytes))
 
 
-@cache
-def schema_file() -> Path:
-    path = files_folder() / "limits.json"
-    path.write_text(json.dumps(SCHEMA))
-    return path
-
-
-@cache
-def adapter_file(model: str, rank: int) -> Path:
-    """A random adapter of all matrices."""
-    from lora import write_adapter  # here: others need no gguf
-
-    path = files_folder() / f"limits-{Path(model).stem}-{rank}.gguf"
-    return path if path.exists() else write_adapter(path, open_model(model), rank)
-
-
 def plan_near(case: Case, share: float) -> Case:
     """The case with `share` × the need of its plan as its budget."""
     _, model, _raw, _ignore_eos, *flags = case.arguments
     pairs = zip(flags[::2], flags[1::2], strict=True)
     given = [each for pair in pairs if pair[0] not in ("--memory", "-n") for each in pair]
     command = [sys.executable, "-m", "edge", "plan", model, *given, "--json"]
-    with _surroundings(case) as environment:
+    with surroundings(case) as environment:
         planned = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", env=environment)
     found = json.loads(planned.stdout)
     need = max(found["predicted_peak"] + found["bytes"]["reserve"], found["first_run"])
     return replace(case, budget=int(share * need))
-
-
-def run(case: Case, group: Path | None) -> Outcome:
-    """Run a case in a process of its own, with limits."""
-    with _surroundings(case) as environment:
-        return _run(case, group, environment)
-
-
-@contextmanager
-def _surroundings(case: Case) -> Iterator[dict[str, str]]:
-    """The environment of a case, with caches of its own if those that exist know too much."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = _environment(case)
-        if case.first or case.uncompiled:
-            drivers = dict.fromkeys(("MESA_SHADER_CACHE_DIR", "POCL_CACHE_DIR"), folder)
-            environment |= {"EDGE_CACHE": folder, **drivers}
-        if case.uncompiled and not case.first:
-            _copy_programs(Path(folder))
-        yield environment
-
-
-def _environment(case: Case) -> dict[str, str]:
-    return {**os.environ, "EDGE_GPU": case.adapter} if case.adapter else dict(os.environ)
-
-
-def _copy_programs(folder: Path) -> None:
-    """Copy the kernels' sources into another cache folder, and nothing that a driver has made of them."""
-    (folder / "kernels").mkdir(mode=0o700)
-    for path in (cache_folder() / "kernels").glob("*.json*"):  # with the records of their completion
-        shutil.copy2(path, folder / "kernels")
-
-
-def _run(case: Case, group: Path | None, environment: dict[str, str]) -> Outcome:
-    code = [
-        sys.executable,
-        "-c",
-        _CHILD,
-        str(case.budget),
-        str(_UNTOUCHED.get(case.engine, 0)),
-        str(group or ""),
-        "first" if case.counts_children or case.near or case.features else "",
-        *case.arguments,
-    ]
-    launcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(_TIMEOUT_S), *code], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", cwd="/", env=environment,
-    )  # fmt: skip
-    with Together(launcher.pid) as together:
-        output, said = launcher.communicate(_text(case.prompt))
-    ended, kib = output.split()[-2:] or (str(launcher.returncode), "0")  # nothing if the launcher was killed
-    peak = max(int(kib) * 1024, together.peak if case.counts_children else 0)
-    if case.features and output.startswith("{"):
-        report = json.loads(output.partition("\n")[0])
-        peak = max(peak, report.get("memory", {}).get("peak_rss", 0))
-        if report.get("stop_reason") == "memory":
-            return Outcome(case, "memory", peak, said[-2000:])
-    kind = "took too long" if ended == "late" else _kind(case, int(ended), peak, said)
-    return Outcome(case, kind, peak, said[-2000:])
-
-
-def run_in(groups: list[Path | None], case: Case) -> Outcome:
-    """Run a case in a cgroup of its own; failures are printed at once."""
-    group = groups.pop()
-    try:
-        if group:
-            limit(group, case.budget)
-        outcome = run(case, group)
-    finally:
-        groups.append(group)
-    if outcome.kind not in KEPT:
-        print(outcome.kind, " ".join(case.arguments), outcome.said.strip()[-300:], sep=" | ", flush=True)
-    return outcome
-
-
-def _kind(case: Case, status: int, peak: int, said: str) -> str:
-    if case.features and status == 4 and "--max-tokens ends it" in said:
-        status = 0  # JSON that -n cuts
-    cut = status == 3 and case.seconds is not None and "--time " in said.strip().rpartition("\n")[2]
-    if status == 0 or cut:
-        return ("cut" if cut else "ok") if peak <= case.budget else "beyond the budget"
-    if status == 3 and said.strip().rpartition("\n")[2].startswith("edge: needs "):  # behind notes, if any
-        return "refused"
-    if "MemoryError" in said or "out of memory" in said:
-        return "MemoryError"
-    return "killed" if status < 0 else f"exit {status}"
-
-
-def _text(characters: int) -> str:
-    """Words of every length, most of them new to the tokenizer, which caches words."""
-    chance = random.Random(characters)
-    words = " ".join("".join(chance.choices("etaoinshrdlu", k=chance.randrange(1, 12))) for _ in range(40_000)) + " "
-    return (words * (characters // len(words) + 1))[:characters]
-
-
-@contextmanager
-def cgroup(number: int) -> Iterator[Path | None]:
-    """A cgroup below our own whose memory can be limited; None if none can be made."""
-    for folder in cgroup_folders():
-        if not ((folder / "memory.limit_in_bytes").exists() or (folder / "memory.max").exists()):
-            continue
-        group = folder / f"edge-limits-{os.getpid()}-{number}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            yield group if limit(group, 1 << 40) else None
-        finally:
-            group.rmdir()
-        return
-    yield None
-
-
-def limit(group: Path, nbytes: int) -> bool:
-    """Set the group's limit. False if it has none."""
-    for name in ("memory.max", "memory.limit_in_bytes"):
-        try:
-            (group / name).write_text(str(nbytes))
-            return True
-        except OSError:
-            continue
-    return False
 
 
 def available(engine: str) -> bool:
@@ -502,14 +257,16 @@ def warm_up(cases: list[Case]) -> None:
         outcome = run(replace(case, policy="streaming", budget=0, prompt=1, tokens=1, rows=256, grammar=""), None)
         assert outcome.said == "" or "edge:" not in outcome.said, outcome.said
     for case in needed.values():
-        if case.engine != "reference":
+        if case.pictures:
+            run(replace(case, budget=0, pictures=(str(picture_file(*PICTURES[0], 0)),)), None)
+        elif case.engine != "reference":
             arguments = ["run", case.model, "--raw", "-p", "a", "-n", "1", "--backend", case.engine, "--max-kv-size"]
             arguments += ["256", "--kv-dtype", case.kv_dtype, "--kv-policy", case.policy]
             if case.chunk:
                 arguments += ["--prefill-step-size", str(case.chunk)]
             subprocess.run(
                 [sys.executable, "-m", "edge", *arguments], capture_output=True, check=False, cwd="/",
-                env=_environment(case),
+                env=environment_of(case),
             )  # fmt: skip
 
 
@@ -521,6 +278,7 @@ def main() -> None:
     options.add_argument("--first", action="store_true", help="first runs, with an empty cache folder each")
     options.add_argument("--near", action="store_true", help="budgets that are nearly met")
     options.add_argument("--features", action="store_true", help="grammars, drafts, adapters, sequences, long prompts")
+    options.add_argument("--pictures", action="store_true", help="pictures for a model with eyes")
     options.add_argument("--model", default=MODELS[0], help="of --features")
     options.add_argument("--engine", choices=tuple(DTYPES), action="append", help="those alone")
     options.add_argument("--warm", action="store_true", help="compiled and converted files exist already")
@@ -528,6 +286,7 @@ def main() -> None:
     chosen = options.parse_args()
     chance, engines = random.Random(chosen.seed), chosen.engine or [each for each in DTYPES if available(each)]
     draw = first_case if chosen.first else near_case if chosen.near else partial(random_case, models=MODELS)
+    draw = pictures_case if chosen.pictures else draw
     model = str(Path(chosen.model).absolute()) if Path(chosen.model).exists() else chosen.model
     cases = [features_case(chance, model) if chosen.features else draw(chance, engines) for _ in range(chosen.runs)]
     if not (chosen.warm or chosen.first):

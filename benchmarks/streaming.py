@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from limits import cgroup, limit
+from limited import cgroup, limit
 from machine import files_folder
 from model_files import large_file
 

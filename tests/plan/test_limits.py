@@ -46,6 +46,25 @@ def test_budgets_are_kept_or_refused(limits: Any) -> None:
 
 
 @pytest.mark.slow
+def test_twenty_pictures_of_fifty_million_pixels(limits: Any, tmp_path: Path) -> None:
+    """As raw pixels, each would take 150 MB."""
+    picture = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    picture.new("RGB", (8000, 6250), "teal").save(tmp_path / "a.jpg")
+    data, files = (tmp_path / "a.jpg").read_bytes(), [tmp_path / f"{number}.jpg" for number in range(20)]
+    for number, file in enumerate(files):
+        file.write_bytes(data + bytes([number]))  # behind its end: another picture for caches
+    case = limits.Case(
+        str(limits.GOLDEN / "eyes" / "smolvlm.gguf"), "reference", "streaming", "f32", 100 * limits.MIB, 10, 4,
+        None, None, pictures=tuple(map(str, files)),
+    )  # fmt: skip
+    with limits.cgroup(0) as group:
+        outcome = limits.run_in([group], case)
+        assert (outcome.kind, outcome.peak <= case.budget, "20 pictures" in outcome.said) == ("ok", True, True), outcome
+        tight = limits.run_in([group], replace(case, budget=70 * limits.MIB))
+        assert tight.kind == "refused", tight
+
+
+@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("adapter", ["wgpu:0", pytest.param("opencl:0", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("uncompiled", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
