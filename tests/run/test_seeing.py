@@ -108,22 +108,22 @@ def test_tokens_logits_and_answers_are_those_of_transformers(backend: str, golde
                 assert answer(session, said) == golden[f"{name}.greedy"].tolist()
 
 
-def test_second_turn_sees_its_own_picture_and_reuses_the_first(session: edge.Session, golden: dict[str, Any]) -> None:
-    session.reset()
-    two = messages("two", golden)
-    answer(session, two[:1], count=1)
-    before = eyes_of(session).looks.pictures
-    assert answer(session, two) == golden["two.greedy"].tolist()
-    report = session.report
-    assert report is not None
-    assert report.tokens.reused >= 40  # all of the first picture
-    assert eyes_of(session).looks.pictures <= before + 1  # only the second was encoded
-    looks = report.media
-    assert looks is not None
-    assert (looks.pictures, looks.tokens) == (1, 20)
-    answer(session, two)
-    assert session.report is not None
-    assert session.report.media is None  # its rows are there
+def test_second_turn_sees_its_own_picture_and_reuses_the_first(golden: dict[str, Any]) -> None:
+    with loaded("reference") as session:
+        two = messages("two", golden)
+        answer(session, two[:1], count=1)
+        before = eyes_of(session).looks.pictures
+        assert answer(session, two) == golden["two.greedy"].tolist()
+        report = session.report
+        assert report is not None
+        assert report.tokens.reused >= 40  # all of the first picture
+        assert eyes_of(session).looks.pictures <= before + 1  # only the second was encoded
+        looks = report.media
+        assert looks is not None
+        assert (looks.pictures, looks.tokens) == (1, 20)
+        answer(session, two)
+        assert session.report is not None
+        assert session.report.media is None  # its rows are there
 
 
 def test_same_text_with_another_picture_reuses_no_rows_of_it(golden: dict[str, Any]) -> None:
