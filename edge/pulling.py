@@ -3,6 +3,7 @@ download."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from edge.hub.repository import RemoteFile, Repository, look_up
 from edge.model.catalog import find_local, hub_reference
 from edge.model.known import known_models
 from edge.model.reader import read_spec
-from edge.options import Options, takes_options
+from edge.options import NO_EYES, Options, takes_options
 from edge.plan.device import TOKENIZER_BYTES, plan_for
 from edge.plan.plan import Plan
 from edge.storage import cache
@@ -86,15 +87,19 @@ def pull(
 
     model: a short name (`qwen3:0.6b`), `hf.co/USER/REPO`, `USER/REPO`, optionally with `:QUANT`. quant: the same; by
     default the best from 8 to 4 bits whose plan fits. device: the device that it must fit, by its name in `edge devices
-    list`. progress: called with bytes done and bytes of the file; notice: called with lines for people. The keywords
-    are options:
+    list`. progress: called with bytes done and bytes of the file; notice: called with lines for people. An encoder of
+    pictures or sounds in the repository that belongs to the model comes, too, unless mmproj is "off". The keywords are
+    options:
 
     OPTIONS
 
     Raises BudgetError before the download if nothing fits, DownloadError, CacheError, InputError, UnsupportedError.
     """
     options = Options.of(options, **keywords)
-    return take(offer(model, options, quant=quant, device=device), progress=progress, notice=notice)
+    chosen = offer(model, options, quant=quant, device=device)
+    path = take(chosen, progress=progress, notice=notice)
+    take_encoder(chosen, options, progress=progress, notice=notice)
+    return path
 
 
 def offer(model: str, options: Options, *, quant: str | None = None, device: str = HOST) -> Offer:
@@ -118,6 +123,33 @@ def take(chosen: Offer, *, progress: OnBytes = lambda done, total: None, notice:
     if file.parts:
         return _take_parts(chosen.repository, file, progress, notice)
     return download(chosen.repository, chosen.file, progress=progress, notice=notice)
+
+
+def take_encoder(
+    chosen: Offer, options: Options, *, progress: OnBytes = lambda done, total: None,
+    notice: Notice = lambda line: None,
+) -> Path | None:  # fmt: skip
+    """Download the encoder that belongs to an offer's model, unless it is here; None if there is none. In 8 bits or, if
+    the repository lacks that, 16. A failure leaves it out."""
+    if options.mmproj == NO_EYES:
+        return None
+    repository, hidden = chosen.repository, read_spec(chosen.header).hidden
+    named = [file for file in repository.files if re.search(r"mmproj.*\.gguf$", file.path, re.IGNORECASE)]
+    for file in sorted(named, key=_preference)[:_TRIED]:
+        try:
+            fields = read_header(repository, file).metadata
+            if hidden in (fields.get("clip.vision.projection_dim"), fields.get("clip.audio.projection_dim")):
+                notice(f"its encoder: {file.path}, {format_bytes(file.size)}")
+                return download(repository, file, progress=progress, notice=notice)
+        except EdgeError as error:
+            notice(f"left out: {error}")
+    return None
+
+
+def _preference(file: RemoteFile) -> tuple[int, int, str]:
+    order = ("Q8_0", "F16", "BF16", "F32")
+    label = label_of(file.path)
+    return order.index(label) if label in order else len(order), file.size, file.path
 
 
 def _take_parts(repository: Repository, file: RemoteFile, progress: OnBytes, notice: Notice) -> Path:

@@ -36,7 +36,9 @@ def pull(
         str, o.flag("--device", help="The device that it is to fit, by its name in edge devices list.")
     ] = "host",
     *,
-    options: Annotated[Options, o.only("memory", "backend", "kv_policy", "kv_dtype", "max_kv_size", "threads")],
+    options: Annotated[
+        Options, o.only("memory", "backend", "kv_policy", "kv_dtype", "max_kv_size", "threads", "mmproj")
+    ],
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -51,7 +53,7 @@ def pull(
     Interrupted, it goes on from where it was. Gemma 4, and Qwen3 of 1.7B and 4B, come with a drafter, and a line names
     that for --draft. With --json, one object a line says what happens.
     """
-    from edge.pulling import offer, take
+    from edge.pulling import offer, take, take_encoder
 
     if convert is not None:
         _pull_checkpoint(model, convert, quant, json=json, quiet=quiet)
@@ -67,9 +69,13 @@ def pull(
     with progress(enabled=not (quiet or json)) as shown:
         tell = _events() if json else transfer(shown, chosen.file.path)
         path = take(chosen, progress=tell, notice=note if not (quiet or json) else lambda line: None)
+        encoder = take_encoder(
+            chosen, options, progress=tell, notice=note if not (quiet or json) else lambda line: None
+        )
     drafter = _pull_drafter(chosen.repository.name, path, json=json, quiet=quiet)
     if json:
         draft = {} if drafter is None else {"drafter": str(drafter)}
+        draft |= {} if encoder is None else {"mmproj": str(encoder)}
         print_json({"event": "done", "path": str(path), "downloaded": not was_here, **draft})
     else:
         print(path)

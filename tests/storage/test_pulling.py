@@ -96,6 +96,30 @@ def test_pull_downloads_best_that_fits(hub: Hub) -> None:
         assert session.spec.layers == 2
 
 
+def test_pull_brings_the_encoder_that_belongs_to_a_model(hub: Hub) -> None:
+    eyes, other = (GOLDEN / "eyes" / "mmproj.gguf").read_bytes(), write_other(GOLDEN / "eyes" / "mmproj.gguf")
+    hub.repositories[NAME] = {
+        "see-Q8_0.gguf": golden("eyes/smolvlm"), "mmproj-see-F16.gguf": eyes, "mmproj-other-Q8_0.gguf": other,
+        "mmproj-damaged-Q8_0.gguf": b"nothing",
+    }  # fmt: skip
+    done = run("pull", NAME, "--json")
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert Path(found["mmproj"]).name == "mmproj-see-F16.gguf"
+    with edge.load(NAME, backend="reference", max_kv_size=64) as session:
+        assert session.model.senses.keys() == {"picture"}
+    hub.repositories["tiny/other"] = hub.repositories[NAME]
+    edge.pull("tiny/other", mmproj="off")
+    with edge.load("tiny/other", backend="reference", max_kv_size=64) as session:
+        assert not session.model.senses
+
+
+def write_other(path: Path) -> bytes:
+    """An encoder whose rows have another width."""
+    data, key = path.read_bytes(), b"clip.vision.projection_dim"
+    at = data.index(key) + len(key) + 4
+    return data[:at] + (48).to_bytes(4, "little") + data[at + 4 :]
+
+
 def test_load_downloads_what_is_not_here(hub: Hub) -> None:
     with edge.load(f"hf.co/{NAME}", backend="reference") as session:
         assert session.generate("hi", max_tokens=2, raw=True) is not None
