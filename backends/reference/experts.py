@@ -76,5 +76,7 @@ def choose(engine: Context, core: Experts, at: At, x: FloatArray) -> tuple[IntAr
         scores = scores + engine.weights[at.name("exp_probs_b.bias")]
     chosen = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, : core.used], axis=1).astype(np.int32)
     shares = np.take_along_axis(values, chosen, axis=1)
-    shares = shares * (np.float32(core.scale) / shares.sum(axis=1, keepdims=True))
+    total = shares if core.normed else values
+    of_one = core.normed or core.router == "softmax"
+    shares = shares * (np.float32(core.scale) / (total.sum(axis=1, keepdims=True) if of_one else np.float32(1)))
     return chosen, shares * engine.weights[at.name("ffn_down_exps.scale")][chosen] if core.own_norms else shares

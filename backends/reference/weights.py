@@ -25,6 +25,9 @@ def read_weights(
         values = _dequantize(file, source.tensor)
         values = values.reshape(-1) if source.is_flat else values
         weights[name] = values[None] if source.is_row else values[source.index].copy()
+        if source.transposed:
+            runs = weights[name].reshape(-1, source.run, values.shape[1])
+            weights[name] = runs.swapaxes(1, 2).reshape(-1, source.run)
         if progress:
             progress(done / len(sources))
     return weights

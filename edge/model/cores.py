@@ -162,6 +162,7 @@ class Latent:
     plain: int  # values of q
     value: int  # that a head hands to the output projection
     rank: int = 0  # queries are `attn_q_b` · norm(`attn_q_a` · x), through so many values; 0: `attn_q` · x
+    joined: bool = False  # files have `attn_k_b`, transposed, and `attn_v_b` in one matrix, `attn_kv_b`, head by head
 
 
 @dataclass(frozen=True)
@@ -275,8 +276,9 @@ class Attention:
             yield Tensor("attn_q", queries, hidden)
         yield Tensor("attn_kv_a_mqa", row.key, hidden)
         yield Tensor("attn_kv_a_norm", row.value)
-        yield Tensor("attn_k_b", heads * row.value, latent.plain, stored=(latent.plain, row.value, heads))
-        yield Tensor("attn_v_b", self.width, row.value, stored=(row.value, latent.value, heads))
+        both = (row.value, heads * (latent.plain + latent.value)) if latent.joined else ()
+        yield Tensor("attn_k_b", heads * row.value, latent.plain, stored=both or (latent.plain, row.value, heads))
+        yield Tensor("attn_v_b", self.width, row.value, stored=both or (row.value, latent.value, heads))
         yield Tensor(self.output, hidden, self.width)
 
 
@@ -314,7 +316,8 @@ class Experts:
     With logits r = `ffn_gate_inp` · x, the experts with the largest scores are chosen; ties go to the first. A score
     is the logit or, for a sigmoid router, sigmoid(r) plus `exp_probs_b`, which affects the choice only. Shares
     are e^r or sigmoid(r), divided by their sum over the chosen and multiplied by `scale`. (A softmax of all logits that
-    is normalised again over the chosen is the softmax of their logits.)
+    is normalised again over the chosen is the softmax of their logits.) If they are not `normed`, e^r is divided by the
+    sum over all experts, and sigmoid(r) by nothing.
 
         y = Σ share_e · down_e(activation(gate_e · x) ⊙ up_e · x)
 
@@ -334,6 +337,7 @@ class Experts:
     router: Router = "softmax"
     choice_bias: bool = False  # there is an `exp_probs_b`
     scale: float = 1.0
+    normed: bool = True
     shared: int = 0  # the `ffn` of the shared expert; 0: there is none
     activation: Activation = "silu"
     clamp: float = 0.0  # 0: none

@@ -18,7 +18,7 @@ from edge.model.cores import Tensor
 from edge.model.fallback import figure, read_fallback
 from edge.model.layers import Network
 from edge.model.spec import ModelSpec
-from edge.model.tensors import FUSED
+from edge.model.tensors import FUSED, JOINED
 
 Listed = tuple[str, tuple[int, ...]]
 """A tensor's name and its shape in ggml's order, the length of a row first."""
@@ -61,6 +61,8 @@ def stored_tensors(network: Network, first: Set[str]) -> Iterator[tuple[str, tup
         for part in parts
     }  # fmt: skip
     fused["attn_q_gate"] = "attn_q"
+    if any(core and core.latent and core.latent.joined for core in network.attention):
+        fused |= dict.fromkeys(("attn_k_b", "attn_v_b"), JOINED)
     found: dict[str, tuple[tuple[int, ...], Tensor]] = {}
     for name, tensor in chain(network.tensors(), ((tensor.name, tensor) for tensor in network.tail)):
         if tensor.same_as:

@@ -25,7 +25,7 @@ from edge.formats.blocks import PLAIN, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.model.lora_file import MAX_SCALE, LoraFile, LoraSize
 from edge.model.spec import ModelSpec
-from edge.model.tensors import Source
+from edge.model.tensors import JOINED, Source
 from edge.records import dataclass
 from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray
@@ -244,6 +244,9 @@ def open_lora(files: Sequence[LoraFile], file: GGUFFile, spec: ModelSpec, *, mer
         path, outside = adapter.file.path, next((name for name in adapter.pairs if not name.startswith("blk.")), "")
         if not merging and (outside or adapter.kind == DORA):
             why = f"it changes {outside}, outside of layers" if outside else "a DoRA adapter scales rows of weights"
+            raise UnsupportedError(f"{path}: {why}: merge it with edge convert MODEL FILE --lora {path}")
+        if not merging and (divided := next((name for name in adapter.pairs if name.endswith(f"{JOINED}.weight")), "")):
+            why = f"it changes {divided.removesuffix('.weight')}, whose heads are packed apart"
             raise UnsupportedError(f"{path}: {why}: merge it with edge convert MODEL FILE --lora {path}")
         adapter.check_model(file, spec)
     lora = Lora(adapters, tuple(each.scale for each in files))

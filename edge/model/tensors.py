@@ -21,6 +21,7 @@ FUSED = {  # matrices that a file may fuse into one, row after row
     "ffn_up": ("ffn_gate", "ffn_up"),
     "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),  # of each expert
 }
+JOINED = "attn_kv_b"  # see `Latent.joined`
 _FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 
@@ -36,6 +37,7 @@ class Source:
     stride: int = 0  # rows between the starts of runs
     is_row: bool = False  # a matrix of one row, which the file stores as a vector
     is_flat: bool = False  # a vector, which the file stores as a matrix
+    transposed: bool = False  # runs are matrices, whose columns are the tensor's rows
 
     @property
     def runs(self) -> list[tuple[int, int]]:
@@ -92,6 +94,9 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
     for layer, core in enumerate(network.attention):
         if core and core.gated:
             found.update(_split_gate(stored, layer, core))
+        joined = stored.get(f"blk.{layer}.{JOINED}") if core and core.latent and core.latent.joined else None
+        if core and joined:
+            found |= _split_latent(file, joined, layer, core)
     for prefix in (f"blk.{layer}" for layer in range(len(network.layers))):
         for fused, parts in FUSED.items():
             if f"{prefix}.{parts[0]}" in wanted and f"{prefix}.{parts[0]}" not in stored:
@@ -120,6 +125,8 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
 
 def _check_shape(file: GGUFFile, tensor: Tensor, source: Source) -> None:
     """Check that a tensor has exactly the described shape, on which engines rely. Raises ModelFormatError."""
+    if tensor.stored and source.run:  # `_split_latent` has checked it
+        return
     shape = file.tensors[source.tensor].shape
     expected = tensor.stored or tuple(extent for extent in (tensor.columns, tensor.rows, tensor.experts) if extent)
     found = shape if tensor.stored else (*(shape if source.is_row else shape[:-1]), source.rows)
@@ -147,6 +154,20 @@ def _split(
             found[f"{prefix}.{part}{suffix}"] = Source(name, first, *runs)
             first += tensor.rows
     return found
+
+
+def _split_latent(file: GGUFFile, name: str, layer: int, core: Attention) -> dict[str, Source]:
+    """Sources of the heads' `attn_k_b`, transposed, and `attn_v_b`, whose rows alternate in one matrix, [heads, plain +
+    value, rank]. Raises ModelFormatError."""
+    assert core.latent
+    plain, value = core.latent.plain, core.latent.value
+    expected, found = (core.row.value, core.heads * (plain + value)), file.tensors[name].shape
+    if found != expected:
+        raise ModelFormatError(f"{file.path}: {name} has shape {found} instead of {expected}")
+    return {
+        f"blk.{layer}.attn_k_b": Source(name, 0, core.heads * plain, plain, plain + value, transposed=True),
+        f"blk.{layer}.attn_v_b": Source(name, plain, core.heads * value, value, plain + value),
+    }
 
 
 def _split_gate(stored: dict[str, str], layer: int, core: Attention) -> Iterator[tuple[str, Source]]:

@@ -172,6 +172,7 @@ def host_isa() -> str:
         exhaustive(Case("mistral3")),  # queries have a temperature
         exhaustive(Case("gpt2")),  # learned positions
         Case("deepseek2", threads=3),  # latent attention
+        exhaustive(Case("minicpm3", "int8")),  # whose RoPE pairs halves
         *(exhaustive(Case("deepseek2", dtype, "h2o")) for dtype in ("int8", "int4")),
         Case("qwen35", threads=3),  # a gated delta net
         exhaustive(Case("qwen35", "int4", "h2o")),

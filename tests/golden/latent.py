@@ -1,9 +1,11 @@
-"""Make the golden model of multi-head latent attention: a tiny DeepSeek-V3, one layer dense, one of experts.
+"""Make the golden models of multi-head latent attention: a tiny DeepSeek-V3, one layer dense, one of experts; a
+DeepSeek-V2-Lite like it, as files of before April 2025 have it; a MiniCPM3; and a PLM, which is DeepSeek-V3's attention
+beside Nemotron's feed-forward networks.
 
     PYTHON tests/golden/latent.py [OUT]
 
-writes `deepseek2.gguf`, in float32, with the tensors and fields of llama.cpp's converter, and `deepseek2.npz`: tokens,
-int32 [64], and transformers' logits after the last 8.
+writes `NAME.gguf`, in float32, with the tensors and fields of llama.cpp's converter, and `NAME.npz`: tokens, int32
+[64], and transformers' logits after the last 8.
 """
 
 from __future__ import annotations
@@ -18,16 +20,29 @@ import numpy as np
 import torch
 from families import small
 from make import LOGIT_STEP, Array, fill, forward, random_tokens
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    MiniCPM3Config,
+    MiniCPM3ForCausalLM,
+    NemotronConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.nemotron.modeling_nemotron import NemotronMLP
 from write import byte_level
 
 LAST = 8
 HEADS, RANK, QUERY_RANK, PLAIN, ROTATED, VALUE = 2, 32, 32, 32, 16, 16
 MULTIPLIER = 0.7
+SHORT, LONG = ([1.0 + each / step for each in range(ROTATED // 2)] for step in (16, 8))
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "mscale": MULTIPLIER,
         "mscale_all_dim": MULTIPLIER}  # fmt: skip
 NAMES = {
-    "input_layernorm": "attn_norm", "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm",
     "self_attn.q_b_proj": "attn_q_b", "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm", "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
@@ -39,28 +54,64 @@ NAMES = {
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    model = fill(DeepseekV3ForCausalLM(configuration(YARN)).eval(), seed=71)
-    model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.tensor([0.3, -0.2, 0.1, 0.0]))
-    tokens = random_tokens(71)
-    write(out / "deepseek2.gguf", model)
-    logits = forward(model, None, tokens, position=0)[-LAST:]
-    np.savez_compressed(
-        out / "deepseek2.npz", tokens=tokens, logits=np.round(logits / LOGIT_STEP) * np.float32(LOGIT_STEP)
-    )
+    for seed, (name, (arch, model)) in enumerate(models().items(), start=71):
+        fill(model.eval(), seed=seed)
+        if name == "deepseek2":
+            model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.tensor([0.3, -0.2, 0.1, 0.0]))
+        tokens = random_tokens(seed)
+        write(out / f"{name}.gguf", arch, model, apart=name == "deepseek2")
+        logits = forward(model, None, tokens, position=0)[-LAST:]
+        np.savez_compressed(
+            out / f"{name}.npz", tokens=tokens, logits=np.round(logits / LOGIT_STEP) * np.float32(LOGIT_STEP)
+        )
 
 
-def configuration(rope: dict[str, Any]) -> PreTrainedConfig:
+def models() -> dict[str, tuple[str, PreTrainedModel]]:
+    """By the name of the golden file: the architecture in GGUF, and the model."""
+    plm = DeepseekV3ForCausalLM(configuration({"rope_type": "default"}, first_k_dense_replace=2, q_lora_rank=None))
+    for layer in plm.model.layers:
+        layer.mlp = NemotronMLP(small(NemotronConfig, hidden_act="relu2", mlp_bias=False))
+    return {
+        "deepseek2": ("deepseek2", DeepseekV3ForCausalLM(configuration(YARN))),
+        "deepseek2-lite": ("deepseek2", DeepseekV2ForCausalLM(lite())),
+        "minicpm3": ("minicpm3", MiniCPM3ForCausalLM(minicpm3())),
+        "plm": ("plm", plm),
+    }
+
+
+SIZES = {"heads": HEADS, "kv_heads": HEADS, "kv_lora_rank": RANK, "qk_nope_head_dim": PLAIN,
+         "qk_rope_head_dim": ROTATED, "v_head_dim": VALUE, "rms_norm_eps": 1e-6}  # fmt: skip
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 32,
+           "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}  # fmt: skip
+
+
+def lite() -> PreTrainedConfig:
     return small(
-        DeepseekV3Config, heads=HEADS, kv_heads=HEADS, q_lora_rank=QUERY_RANK, kv_lora_rank=RANK,
-        qk_nope_head_dim=PLAIN, qk_rope_head_dim=ROTATED, v_head_dim=VALUE, n_routed_experts=4, num_experts_per_tok=2,
-        n_shared_experts=1, moe_intermediate_size=32, first_k_dense_replace=1, n_group=1, topk_group=1,
-        norm_topk_prob=True, routed_scaling_factor=1.5, rms_norm_eps=1e-6, rope=rope,
+        DeepseekV2Config, q_lora_rank=QUERY_RANK, norm_topk_prob=False, topk_method="greedy", routed_scaling_factor=1.0,
+        rope=YARN, **SIZES, **EXPERTS,
     )  # fmt: skip
 
 
-def write(path: Path, model: PreTrainedModel) -> None:
+def minicpm3() -> PreTrainedConfig:
+    """Its factors are those that llama.cpp has for all models, and its RoPE those of two sets of the same size."""
+    rope = {
+        "rope_type": "longrope",
+        "long_factor": LONG,
+        "short_factor": SHORT,
+        "original_max_position_embeddings": 512,
+    }
+    return small(MiniCPM3Config, q_lora_rank=QUERY_RANK, max_position_embeddings=512, rope=rope, **SIZES)
+
+
+def configuration(rope: dict[str, Any], **others: Any) -> PreTrainedConfig:
+    options = {"q_lora_rank": QUERY_RANK, "norm_topk_prob": True, "routed_scaling_factor": 1.5} | EXPERTS | others
+    return small(DeepseekV3Config, rope=rope, **SIZES, **options)
+
+
+def write(path: Path, arch: str, model: PreTrainedModel, *, apart: bool) -> None:
+    """apart: `attn_k_b` and `attn_v_b` are tensors of their own, and fields describe rows of the cache."""
     config = model.config
-    writer = gguf.GGUFWriter(path, "deepseek2")
+    writer = gguf.GGUFWriter(path, arch)
     writer.add_name(path.stem)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_block_count(config.num_hidden_layers)
@@ -68,31 +119,32 @@ def write(path: Path, model: PreTrainedModel) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(HEADS)
-    writer.add_head_count_kv(1)
+    writer.add_head_count_kv(1 if apart else HEADS)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_q_lora_rank(QUERY_RANK)
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
     writer.add_kv_lora_rank(RANK)
-    writer.add_key_length(RANK + ROTATED)
-    writer.add_value_length(RANK)
-    writer.add_key_length_mla(PLAIN + ROTATED)
-    writer.add_value_length_mla(VALUE)
-    writer.add_leading_dense_block_count(config.first_k_dense_replace)
-    writer.add_expert_count(config.n_routed_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    writer.add_expert_shared_count(config.n_shared_experts)
-    writer.add_expert_weights_scale(config.routed_scaling_factor)
-    writer.add_expert_weights_norm(config.norm_topk_prob)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_key_length(RANK + ROTATED if apart else PLAIN + ROTATED)
+    writer.add_value_length(RANK if apart else VALUE)
+    if apart:
+        writer.add_key_length_mla(PLAIN + ROTATED)
+        writer.add_value_length_mla(VALUE)
+    if arch == "deepseek2":
+        write_experts(writer, config, sigmoid=apart)
     writer.add_rope_dimension_count(ROTATED)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(YARN["factor"])
-    writer.add_rope_scaling_orig_ctx_len(YARN["original_max_position_embeddings"])
-    writer.add_rope_scaling_yarn_log_mul(0.1 * MULTIPLIER)
+    if arch == "deepseek2":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(YARN["factor"])
+        writer.add_rope_scaling_orig_ctx_len(YARN["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * MULTIPLIER)
+    if arch == "minicpm3":
+        for name in ("long", "short"):
+            factors = np.array(config.rope_parameters[f"{name}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
     byte_level(writer)
-    for name, weight in tensors(model):
+    for name, weight in tensors(model, apart=apart):
         writer.add_tensor(name, np.ascontiguousarray(weight))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -100,7 +152,18 @@ def write(path: Path, model: PreTrainedModel) -> None:
     writer.close()
 
 
-def tensors(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
+def write_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig, *, sigmoid: bool) -> None:
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
+
+
+def tensors(model: PreTrainedModel, *, apart: bool) -> Iterator[tuple[str, Array]]:
     state = {name: each.numpy() for name, each in model.state_dict().items()}
     yield "token_embd.weight", state["model.embed_tokens.weight"]
     yield "output_norm.weight", state["model.norm.weight"]
@@ -109,12 +172,16 @@ def tensors(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
         for name, stem in NAMES.items():
             if (weight := state.get(f"{theirs}{name}.weight")) is not None:
                 yield f"{ours}{stem}.weight", weight
-        both = state[f"{theirs}self_attn.kv_b_proj.weight"].reshape(HEADS, PLAIN + VALUE, RANK)
-        yield f"{ours}attn_k_b.weight", both[:, :PLAIN].swapaxes(1, 2)
-        yield f"{ours}attn_v_b.weight", both[:, PLAIN:]
+        both = state[f"{theirs}self_attn.kv_b_proj.weight"]
+        if apart:
+            heads = both.reshape(HEADS, PLAIN + VALUE, RANK)
+            yield f"{ours}attn_k_b.weight", heads[:, :PLAIN].swapaxes(1, 2)
+            yield f"{ours}attn_v_b.weight", heads[:, PLAIN:]
+        else:
+            yield f"{ours}attn_kv_b.weight", both
         if (bias := state.get(f"{theirs}mlp.gate.e_score_correction_bias")) is not None:
             yield f"{ours}exp_probs_b.bias", bias
-            fused = state[f"{theirs}mlp.experts.gate_up_proj"]
+        if (fused := state.get(f"{theirs}mlp.experts.gate_up_proj")) is not None:
             gates, ups = np.split(fused, 2, axis=1)
             yield f"{ours}ffn_gate_exps.weight", gates
             yield f"{ours}ffn_up_exps.weight", ups

@@ -24,6 +24,7 @@ from edge.apps.adapter_file import export_adapter
 from edge.apps.enums import Finish, Role
 from edge.apps.library import compile_sources
 from edge.apps.module import NATIVE, PAGE, find_zig, initial_pages
+from edge.backends.tvm.targets import choose_target
 from edge.errors import BudgetError, BusyError, InputError, ModelFormatError, UnsupportedError
 
 pytestmark = [
@@ -72,13 +73,15 @@ def test_policies_and_dtypes(name: str, policy: str, dtype: str) -> None:
             exhaustive(*each)
             for each in (
                 ("qwen35", "relaxed16"),
-                *product(("lfm2", "gpt-oss", "gemma4", "lfm2moe", "qwen3moe", "qwen35moe"), ISAS),
+                *product(("lfm2", "gpt-oss", "gemma4", "deepseek2", "lfm2moe", "qwen3moe", "qwen35moe"), ISAS),
             )
         ),
     ],
 )  # fmt: skip
-def test_models_of_several_forms_answer_as_edge_does(name: str, isa: str) -> None:
+def test_models_of_several_forms_answer_as_edge_does(name: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their fixed state is saved and loaded, and comes back when the last turn is taken back."""
+    if choose_target().pair_rows:
+        monkeypatch.setenv("EDGE_ISA", "avx512vnni")  # attention in float32, as a page's
     with web_pair(modules_of(name, isa, **OPTIONS), name, isa, 2, **OPTIONS) as pair:
         check_conversation(pair)
         pair.forget()

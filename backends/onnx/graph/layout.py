@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from edge.backends.checks import check_cores, hybrid_cores, usual_cores
+from edge.backends.checks import UNNORMED, check_cores, hybrid_cores, usual_cores
 from edge.backends.onnx.graph.forms import Array, Blocks, Floats, Form, Int8, NormalFloats
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum, is_exact
 from edge.backends.ring import LayerKinds
@@ -127,6 +127,8 @@ class Layout:
 def supports(core: Core) -> str | None:
     """Why dynamic graphs cannot express a core."""
     if isinstance(core, Experts):
+        if not core.normed:
+            return UNNORMED
         return None if core.activation == "silu" else f"experts with {core.activation}"
     if isinstance(core, PerLayerInput):
         return None

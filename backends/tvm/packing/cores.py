@@ -134,9 +134,9 @@ def _attention_lacks(core: Attention) -> str | None:
     if latent := core.latent:
         rotated, row = core.row.key - core.row.value, core.row.value
         odd = any(size % 32 for size in (latent.rank, latent.plain, row, core.width))
-        if odd or rotated % LANES or latent.value % LANES or core.rope.halves:
+        if odd or rotated % LANES or latent.value % LANES:
             return f"latent attention with heads of {latent.plain}, {rotated} and {latent.value} values"
-    if core.rope.first and core.rope.halves:
+    if core.rope.first and core.rope.halves and not core.latent:
         return "heads whose first values are not rotated"
     return "clipped matrices of decoders" if core.clipped and core.causal else None
 

@@ -10,7 +10,7 @@ from edge.backends.tvm.packing.cores import groups_of, round_up
 from edge.backends.tvm.packing.shape import LAYER_INPUTS, Shape
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.cores import Experts, Tensor
+from edge.model.cores import Experts, Rope, Tensor
 from edge.model.layers import Network
 from edge.model.mtp import SHARED
 from edge.model.spec import ModelSpec
@@ -20,11 +20,13 @@ from edge.records import dataclass
 ALIGNMENT = 64  # bytes, as the widest loads require
 SECTOR = 4096  # bytes: reads that bypass the system's page cache are multiples of this
 TABLE = "per_layer_token_embd"  # not packed: its rows are read from the model's file
+TRANSPOSED = "Q8_0"  # blocks of matrices whose transpose the file has in blocks
 _TILE = 16  # rows that are multiplied at once
 _MOST_PARTS = 512  # of a row of the head: `cpu/phases/estimate.py` bounds rounding errors up to this number
 _LEAST_SHARE = 0.5  # the head's, of the bytes that a token reads: at .3 (SmolLM2) one stage was as fast
 
 _PER_HEAD = {"attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"}  # heads, each rounded up to whole tiles
+_LATENT = {"attn_q_b", "attn_kv_a_mqa"}  # of latent attention: rows that are rotated follow others
 _ROTATED = _PER_HEAD - {"attn_v"}  # by RoPE; if it pairs halves of a head, rows are interleaved: pairs are neighbours
 
 
@@ -187,22 +189,35 @@ def units_of(network: Network, name: str, tensor: Tensor) -> tuple[int, tuple[in
         core = network.attention[int(name.split(".")[1])]
         assert core is not None
         if core.latent:
-            return _TILE, ()
+            return core.latent.plain + core.rope.dim, _behind(core.latent.plain, core.rope)
         size = core.row.value if stem == "attn_v" else core.row.key
         sections = tuple(2 * pairs for pairs in core.rope.sections) if core.rope.apart else (core.rope.dim,)
         return size, sections if network.halves and stem in _ROTATED else ()
+    if stem in _LATENT:
+        core = network.attention[int(name.split(".")[1])]
+        assert core is not None
+        assert core.latent is not None
+        first = core.latent.plain if stem == "attn_q_b" else core.row.value
+        return first + core.rope.dim, _behind(first, core.rope)
     if tensor.experts:
         return tensor.rows, ()
     return network.layer_inputs if name in LAYER_INPUTS["layer_inputs"] else _TILE, ()
 
 
+def _behind(first: int, rope: Rope) -> tuple[int, ...]:
+    """`Place.interleaved` of rows whose rotated ones begin at `first`. Two rows, interleaved, keep their order."""
+    return (*[2] * (first // 2), rope.dim) if rope.halves else ()
+
+
 def _place(file: GGUFFile, tensor: Tensor, source: Source, at: int, unit: int, interleaved: tuple[int, ...]) -> Place:
     info = file.tensors[source.tensor]
-    rows = -(-source.rows // unit) * round_up(unit, _TILE)
+    rows = -(-(tensor.rows if source.transposed else source.rows) // unit) * round_up(unit, _TILE)
     if not tensor.columns:
         rows = round_up(rows, 32)
         return Place(source, rows, 1, at, 0, 4 * rows, None, unit, interleaved)
     block = BLOCKS.get(info.type)
+    if source.transposed and isinstance(block, IntegerBlock):
+        block = BLOCKS[TRANSPOSED]
     if block is None:
         raise UnsupportedError(
             f"the cpu engine has no kernels for {info.type} ({info.name}) yet: use --backend=llamacpp"

@@ -18,11 +18,12 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from edge.backends.tvm.packing.blocks import BAND
+from edge.backends.tvm.packing.blocks import BAND, FloatBlock
 from edge.backends.tvm.packing.cores import round_up
-from edge.backends.tvm.packing.layout import PackedLayout, Place
+from edge.backends.tvm.packing.layout import TRANSPOSED, PackedLayout, Place
 from edge.backends.tvm.sources import source_hash
 from edge.devices.platform import map_file
+from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.tensors import Source
 from edge.storage import cache
@@ -123,6 +124,9 @@ def _reread(path: Path) -> None:
 def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO, start: int) -> Iterator[int]:
     """Write a tensor in slices, and yield the bytes of each."""
     rows, unit = place.source.rows, place.unit
+    if place.source.transposed:
+        yield from _pack_transposed(source, info, place, out, start)
+        return
     row_bytes = info.nbytes * place.columns // info.elements
     whole = BAND * unit if place.halved else unit
     step = unit if place.stride else max(1, _SLICE // (whole * row_bytes)) * whole
@@ -140,6 +144,31 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
             yield written
             continue
         quants, scales = place.block.pack(padded.reshape(len(padded), -1, place.block.raw_bytes), info.factor)
+        for at, packed in ((quants_at, quants), (scales_at, scales)):
+            out.seek(at)
+            out.write(packed.tobytes())
+        quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
+        yield quants.nbytes + scales.nbytes
+
+
+def _pack_transposed(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO, start: int) -> Iterator[int]:
+    """As `_pack_tensor`, of the heads' matrices, each of which the file has transposed. Blocks become `TRANSPOSED`."""
+    assert place.block is not None
+    columns, heads = place.columns, place.source.rows // place.columns
+    rows = place.rows // heads
+    row_bytes = info.nbytes * rows // info.elements
+    quants_at, scales_at = start + place.quants, start + place.scales
+    for head in range(heads):
+        raw = _read_rows(source, info.offset, row_bytes, place.source, head * columns, columns)
+        if isinstance(place.block, FloatBlock):
+            turned = raw.reshape(columns, rows, -1).swapaxes(0, 1)
+        else:
+            from gguf.constants import GGMLQuantizationType  # imported late: gguf costs 6 MB
+            from gguf.quants import quantize
+
+            values = np.ascontiguousarray(dequantize(raw, info.type).T) * np.float32(info.factor)
+            turned = quantize(values, GGMLQuantizationType[TRANSPOSED]).reshape(rows, -1, place.block.raw_bytes)
+        quants, scales = place.block.pack(np.ascontiguousarray(turned))
         for at, packed in ((quants_at, quants), (scales_at, scales)):
             out.seek(at)
             out.write(packed.tobytes())

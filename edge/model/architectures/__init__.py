@@ -39,6 +39,8 @@ _NETWORKS = {
     "mistral3": "mistral3:network",
     "nemotron_h": "nemotron_h:network",
     "minicpm": "minicpm:network",
+    "minicpm3": "minicpm3:network",
+    "plm": "plm:network",
     "smollm3": "smollm3:network",
     "stablelm": "stablelm:network",
     "arcee": "arcee:network",
@@ -58,7 +60,7 @@ _NETWORKS = {
     "gemma-embedding": "gemma_embedding:network",
 }
 
-_ALIBI, _LATENT, _SCAN = "ALiBi's positions", "latent attention in one matrix", "Mamba-1's scan"
+_ALIBI, _SCAN = "ALiBi's positions", "Mamba-1's scan"
 LACKING = {
     "apertus": "the activation xIELU",
     "baichuan": _ALIBI,
@@ -70,11 +72,9 @@ LACKING = {
     "jamba": _SCAN,
     "kimi-linear": "Kimi Delta Attention",
     "mamba": _SCAN,
-    "minicpm3": _LATENT,
     "mpt": _ALIBI,
     "olmo2": "norms of whole rows of queries and keys",
     "olmoe": "norms of whole rows of queries and keys",
-    "plm": _LATENT,
     "refact": _ALIBI,
     "rwkv6": "RWKV's state",
     "rwkv7": "RWKV's state",

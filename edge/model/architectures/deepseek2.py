@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): Youtu-LLM, Moonlight, GLM-4.7-Flash.
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): DeepSeek-V2-Lite, Youtu-LLM, Moonlight, GLM-4.7-Flash.
 
 The leading layers, or all, have a dense feed-forward network, the others experts and a shared one.
 """
@@ -29,16 +29,17 @@ def network(header: Header, spec: ModelSpec) -> Network:
     return Network(spec.hidden, spec.vocab, layers, norm_eps=spec.norm_eps, tied_head=spec.tied_head)
 
 
-def latent_attention(header: Header, spec: ModelSpec) -> Attention:
-    """Raises ModelFormatError for impossible figures, UnsupportedError for files that were converted before keys and
-    values had matrices of their own."""
-    if header.value("attention.key_length_mla") is None:
-        raise UnsupportedError(
-            f"{header.file.path}: latent attention in one matrix, attn_kv_b, runs on llama.cpp only: convert it anew"
-        )
-    rank, rope = header.count("attention.kv_lora_rank", "head_dim"), read_yarn(header, spec)
-    query = header.count("attention.key_length_mla", "head_dim")
-    if spec.kv_heads != 1 or spec.head_dim != rank + rope.dim or query <= rope.dim:
+def latent_attention(header: Header, spec: ModelSpec, *, halves: bool = False) -> Attention:
+    """halves: see `Rope`. Raises ModelFormatError for impossible figures.
+
+    Files of April 2025 and later describe rows of the cache; earlier ones, and those of architectures that llama.cpp
+    runs in expanded form, the heads' own keys and values, in one matrix, `attn_kv_b`.
+    """
+    rank, rope = header.count("attention.kv_lora_rank", "head_dim"), replace(read_yarn(header, spec), halves=halves)
+    apart = "_mla" if header.value("attention.key_length_mla") is not None else ""
+    query = header.count(f"attention.key_length{apart}", "head_dim")
+    value = header.count(f"attention.value_length{apart}", "head_dim", default=spec.hidden // spec.heads)
+    if query <= rope.dim or (apart and (spec.kv_heads != 1 or spec.head_dim != rank + rope.dim)):
         raise ModelFormatError(
             f"{header.file.path}: rows of {spec.head_dim} values in {spec.kv_heads} heads, of which {rank} are a "
             f"latent vector and {rope.dim} are rotated, for queries of {query}"
@@ -46,22 +47,23 @@ def latent_attention(header: Header, spec: ModelSpec) -> Attention:
     ranked = header.value("attention.q_lora_rank") not in (None, 0)
     latent = Latent(
         query - rope.dim,
-        header.count("attention.value_length_mla", "head_dim"),
+        value,
         header.count("attention.q_lora_rank", "hidden") if ranked else 0,
+        joined=not apart,
     )
     # yarn's magnitude applies to whole queries and keys, not to cosines and sines; files have a tenth of its multiplier
     magnitude = yarn_magnitude(rope.factor, 10 * rope.log_multiplier) if rope.scaling == "yarn" else 1.0
     scale, rope = magnitude**2 * query**-0.5, replace(rope, first=rank, log_multiplier=1.0)
-    return Attention(spec.heads, 1, spec.head_dim, scale, rope, value_dim=rank, shared_values=True, latent=latent)
+    return Attention(spec.heads, 1, rank + rope.dim, scale, rope, value_dim=rank, shared_values=True, latent=latent)
 
 
 def _experts(header: Header) -> Experts:
-    """Raises UnsupportedError for shares that do not sum up to one."""
+    """Raises UnsupportedError for other routers."""
     router = header.value("expert_gating_func") or _SOFTMAX
-    normed = header.value("expert_weights_norm")
-    if router not in (_SOFTMAX, _SIGMOID) or not normed:
-        raise UnsupportedError(f"{header.file.path}: experts whose shares are not normalised run on llama.cpp only")
+    if router not in (_SOFTMAX, _SIGMOID):
+        raise UnsupportedError(f"{header.file.path}: experts that are chosen by router {router} run on llama.cpp only")
     found = read_experts(header, "sigmoid" if router == _SIGMOID else "softmax")
     shared = header.count("expert_shared_count", "heads") if header.value("expert_shared_count") else 0
-    biased = any(name.endswith("exp_probs_b.bias") for name in header.file.tensors)
-    return replace(found, shared=shared * found.ffn, shared_gated=False, choice_bias=biased)
+    biased = router == _SIGMOID and any(name.endswith("exp_probs_b.bias") for name in header.file.tensors)
+    normed = bool(header.value("expert_weights_norm"))
+    return replace(found, normed=normed, shared=shared * found.ffn, shared_gated=False, choice_bias=biased)

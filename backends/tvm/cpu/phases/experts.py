@@ -254,14 +254,19 @@ def _choose(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
     found.value, total.value = T.int32(0), T.float32(0)
     with loop(i64(0), i64(core.number)) as expert:
         chosen = T.And(b.integers[ranks + expert] < core.used, found.value < core.used)
+        value = let(b.floats[logits + expert])
+        if not core.normed and core.router == "softmax":
+            total.value = total.value + exp(value - largest.value, 1)
         with when(chosen):
-            slot, value = let(T.cast(found.value, "int64")), let(b.floats[logits + expert])
+            slot = let(T.cast(found.value, "int64"))
             share = let(sigmoid(value, 1) if core.router == "sigmoid" else exp(value - largest.value, 1))
             T.buffer_store(b.integers, T.cast(expert, "int32"), [b.at("chosen") + row * core.used + slot])
             T.buffer_store(b.floats, share, [shares + slot])
-            total.value = total.value + share
+            if core.normed:
+                total.value = total.value + share
             found.value = found.value + 1
-    factor = let(T.float32(core.scale) / total.value)
+    sums = core.normed or core.router == "softmax"
+    factor = let(T.float32(core.scale) / total.value if sums else T.float32(core.scale))
     with loop(i64(0), i64(core.used)) as slot:
         share = b.floats[shares + slot] * factor
         if core.own_norms:

@@ -1,0 +1,49 @@
+"""Latent attention whose `attn_k_b` and `attn_v_b` a file has in one matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine
+from fallbacks import open_fallback
+from lora_files import write_adapter
+from test_gguf_file import GGUF
+
+from edge.converters.quantize import Settings, quantize_gguf
+from edge.errors import ModelFormatError, UnsupportedError
+from edge.model.lora import open_lora
+from edge.model.lora_file import LoraFile
+from edge.model.model import open_model
+
+MATRIX = "blk.0.attn_kv_b.weight"
+
+
+def test_blocks_in_one_matrix_are_transposed(tmp_path: Path) -> None:
+    """The reference engine reads Q4_0 as it is; the native engine packs the transpose of `attn_k_b` in Q8_0."""
+    pytest.importorskip("tvm_ffi")
+    whole = open_model(GOLDEN / "minicpm3.gguf")
+    quantize_gguf(whole.file, whole.spec, tmp_path / "q4.gguf", Settings("Q4_0", "rtn"))
+    model, tokens = open_model(tmp_path / "q4.gguf"), open_fallback("minicpm3")[1]
+    assert model.file.tensors[MATRIX].type == "Q4_0"
+    expected, found = (
+        load_engine(model, backend, "f32", chunk=24).forward_all(tokens) for backend in ("reference", "cpu")
+    )
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99999
+
+
+def test_matrix_of_another_shape_is_refused(tmp_path: Path) -> None:
+    file = GGUF.read(GOLDEN / "minicpm3.gguf")
+    _, kind, data = file.tensors[MATRIX]
+    file.tensors[MATRIX] = ((32, 64), kind, data[: 4 * 32 * 64])
+    model = open_model(file.write(tmp_path / "model.gguf"))
+    with pytest.raises(ModelFormatError, match=r"attn_kv_b.weight has shape \(32, 64\) instead of \(32, 96\)"):
+        load_engine(model, "reference", "f32")
+
+
+def test_adapters_of_the_matrix_are_to_be_merged(tmp_path: Path) -> None:
+    model = open_model(GOLDEN / "minicpm3.gguf")
+    path = write_adapter(tmp_path / "lora.gguf", model)
+    with pytest.raises(UnsupportedError, match="attn_kv_b, whose heads are packed apart: merge it with edge convert"):
+        open_lora([LoraFile(path)], model.file, model.spec)
