@@ -25,7 +25,9 @@ from edge.converters.factors import write_folded
 from edge.converters.hearing import plan_hearing, write_hearing
 from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.adapter import is_adapter_folder
-from edge.converters.huggingface.mmproj import mmproj_path, plan_rounded, round_mmproj, sees, write_mmproj
+from edge.converters.huggingface.config import read_config
+from edge.converters.huggingface.ears import is_alone
+from edge.converters.huggingface.mmproj import mmproj_path, plan_mmproj, plan_rounded, round_mmproj, sees, write_mmproj
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
 from edge.converters.merge import merge_gguf, plan_merge
 from edge.converters.npu import NpuTarget, check_target, plan_form
@@ -180,6 +182,11 @@ def convert(
         report.bits_per_weight = 8 * sum(each.nbytes for each in planned) / sum(each.values for each in planned)
         report.files, report.peak = {target.name: target.stat().st_size}, memory_use().peak
         return report
+    if is_folder(path) and is_alone(read_config(path)):
+        with _timed(report, "writing", steps) as progress:
+            write_mmproj(path, target, _plain_type(path, wanted, "hears") or "F16", progress)
+        report.files, report.peak = {target.name: target.stat().st_size}, memory_use().peak
+        return report
     with work_folder(target) as work:
         file = _read(path, work, wanted, report, steps)
         if is_assistant(file):
@@ -244,6 +251,8 @@ def preview(
         planned = plan_hearing(path, _plain_type(path, wanted, "hears"))
         return {target.name: None}, planned, ()
     notes: tuple[str, ...] = ()
+    if is_folder(path) and is_alone(read_config(path)):
+        return {target.name: None}, plan_mmproj(path, _plain_type(path, wanted, "hears") or "F16"), ()
     with work_folder() as work:
         outline = work / f"{path.stem}.gguf"
         if path.is_dir():
@@ -300,7 +309,7 @@ def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, 
         raise InputError(f"{target} is the model to convert: choose another name")
     if wanted.to == "gguf":
         check_file(target, force=force)
-        if _has_eyes(path, wanted):
+        if _has_eyes(path, wanted) and not is_alone(read_config(path)):
             check_file(mmproj_path(target), force=force)
     else:
         check_folder(target, _OURS[wanted.to], force=force)

@@ -16,6 +16,7 @@ import numpy as np
 
 from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
+from edge.converters.huggingface.ears import hears, plan_ears, type_of_ears, write_ears
 from edge.converters.huggingface.layout import to_float32
 from edge.converters.plain import fields_as, rounded
 from edge.converters.quantizers.rtn import quantize
@@ -24,7 +25,7 @@ from edge.formats.blocks import FILE_TYPES, block_size
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.formats.json_file import read_object
-from edge.model.towers import read_tower
+from edge.model.towers import VISION, read_ears, read_tower, senses_of
 from edge.model.towers.mmproj import CLIP_MEAN, CLIP_STD
 from edge.records import dataclass
 from edge.types import AnyArray, Progress
@@ -174,8 +175,11 @@ _RESCALED = 1 / 255
 
 
 def sees(folder: Path) -> bool:
-    """Whether a folder's model has an encoder of pictures that edge converts. Raises the errors of its readers."""
+    """Whether a folder's model has an encoder of pictures or sounds that edge converts. Raises the errors of its
+    readers."""
     config = read_config(folder)
+    if hears(config):
+        return True
     known = config.get("model_type") in _FAMILIES and config.part("vision_config") is not None
     return known and any(_ROOT.match(name) for name in read_checkpoint(folder))
 
@@ -189,6 +193,8 @@ def plan_mmproj(folder: Path, kind: str = _ODD) -> list[Planned]:
     """The tensors of the file, whose matrices are of a block type. Reads headers only. Raises ModelFormatError,
     UnsupportedError for settings that edge does not follow."""
     config = read_config(folder)
+    if hears(config):
+        return plan_ears(folder, kind)
     family, deep = _family(config), _deep(config)
     _check(folder, config, family)
     return [
@@ -200,6 +206,8 @@ def plan_mmproj(folder: Path, kind: str = _ODD) -> list[Planned]:
 def write_mmproj(folder: Path, target: Path, kind: str = _ODD, progress: Progress | None = None) -> list[Planned]:
     """Write the encoder atomically, and read it back. Raises InputError, ModelFormatError, UnsupportedError."""
     config = read_config(folder)
+    if hears(config):
+        return write_ears(folder, target, kind, progress)
     family, deep, planned = _family(config), _deep(config), plan_mmproj(folder, kind)
     types = {each.name: each.type for each in planned}
 
@@ -221,7 +229,11 @@ def write_mmproj(folder: Path, target: Path, kind: str = _ODD, progress: Progres
 
 
 def plan_rounded(file: GGUFFile, kind: str) -> list[Planned]:
-    """The tensors of an mmproj file whose matrices are of a block type; those that hear stay."""
+    """The tensors of an mmproj file whose matrices are of a block type; those that hear stay in a file that sees."""
+    if VISION not in senses_of(file):
+        return [
+            Planned(each.name, each.shape, type_of_ears(each.name, each.shape, kind)) for each in file.tensors.values()
+        ]
     return [
         Planned(each.name, each.shape, each.type if each.name.startswith("a.") else _type(each.name, each.shape, kind))
         for each in file.tensors.values()
@@ -230,7 +242,7 @@ def plan_rounded(file: GGUFFile, kind: str) -> list[Planned]:
 
 def round_mmproj(file: GGUFFile, target: Path, kind: str, progress: Progress | None = None) -> None:
     """Write an encoder in another type, atomically. Raises as `write_mmproj`."""
-    read_tower(file)
+    (read_tower if VISION in senses_of(file) else read_ears)(file)
     planned = plan_rounded(file, kind)
     data = (rounded(file, file.tensors[each.name], each.type) for each in planned)
     write_gguf(target, fields_as(file, kind), planned, data, progress)

@@ -9,7 +9,7 @@ from edge.converters.huggingface.checkpoint import CheckpointTensor
 TOWERS = (  # beginnings of names
     *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
     *("visual.", "model.visual.", "vision_model.", "model.vision_model.", "connector.", "model.connector."),
-    *("model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
+    *("audio_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
 )
 
 

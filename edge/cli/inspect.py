@@ -13,7 +13,7 @@ from edge.cli import options as o
 from edge.cli.terminal.show import print_json, printable, progress, table
 
 if TYPE_CHECKING:
-    from edge.lab.inspection import AdapterInfo, DrafterInfo, EyesInfo, Inspection, Vocabulary
+    from edge.lab.inspection import AdapterInfo, DrafterInfo, EarsInfo, EyesInfo, Inspection, Vocabulary
     from edge.model.spec import ModelSpec
 
 _LONGEST_REASON = 60  # characters in the table of engines
@@ -83,7 +83,7 @@ def inspect(
         ranks = found.spec.network is not None and found.spec.network.ranks
         what = "a reranker: edge rank sorts texts with it" if ranks else "an encoder: edge embed makes vectors with it"
         print(f"\n{what}")
-    elif found.adapter is None and found.drafter is None and found.eyes is None:
+    elif found.adapter is None and found.drafter is None and not (found.eyes or found.ears):
         print("\nno chat template: a base model, which continues texts; edge chat cannot run it")
 
 
@@ -112,8 +112,9 @@ def _about(found: Inspection) -> list[list[str]]:
     ]
     if found.adapter is not None:
         rows += _adapter(found.adapter)
-    elif found.eyes is not None:
-        rows += _eyes(found.eyes)
+    elif found.eyes is not None or found.ears is not None:
+        rows += _eyes(found.eyes) if found.eyes else []
+        rows += _ears(found.ears) if found.ears else []
     elif found.drafter is not None:
         rows += [*_drafter(found.drafter), *_tokens(found.vocabulary)]
     else:
@@ -163,6 +164,18 @@ def _eyes(found: EyesInfo) -> list[list[str]]:
         ["a picture", f"{fewest:,}{most}, from patches of {found.patch} × {found.patch} pixels"],
         [f"{width} × {height}", f"{rows:,} tokens, from {patches:,} patches"],
         ["use", "edge run MODEL --mmproj FILE --image PICTURE"],
+    ]
+
+
+def _ears(found: EarsInfo) -> list[list[str]]:
+    from edge.lab.inspection import HEARD_S
+
+    return [
+        ["hears for", f"{', '.join(found.models)} models whose states have {found.model_width:,} values"],
+        ["name", _line(found.name)],
+        ["layers", f"{found.layers} of width {found.width}, FFN {found.ffn}, {found.heads} heads"],
+        [f"{HEARD_S} s", f"{found.rows:,} tokens"],
+        ["use", "edge run MODEL --mmproj FILE --audio SOUND"],
     ]
 
 

@@ -48,6 +48,10 @@ def plan(
         str | None,
         o.flag("--image", metavar="SIZE|FILE", help="Show what a picture costs, such as 1280x720, or a file."),
     ] = None,
+    audio: Annotated[
+        str | None,
+        o.flag("--audio", metavar="LENGTH|FILE", help="Show what a sound costs, such as 30s, or a file."),
+    ] = None,
     at: Annotated[
         str | None, o.flag("--at", help="Rows in the cache to predict decoding at, such as 128,4096.")
     ] = None,
@@ -77,6 +81,11 @@ def plan(
         from edge.lab.prediction.looks import predict_looks
 
         looks = predict_looks(found, options, device, image)
+    heard = None
+    if audio is not None:
+        from edge.lab.prediction.sounds import predict_sound
+
+        heard = predict_sound(found, options, device, audio)
     made, spec, streaming, prediction = found.plan, found.model.spec, found.streaming, found.prediction
     if json:
         where = {"path": str(found.model.path)} if offered is None else {"download": offered.about()}
@@ -85,6 +94,7 @@ def plan(
         compiled, play = found.npu and asdict(found.npu), found.play and asdict(found.play)
         more = {"streaming": streamed, "npu": compiled, "play": play, "prediction": asdict(prediction)}
         more |= {"image": asdict(looks)} if looks else {}
+        more |= {"audio": asdict(heard)} if heard else {}
         print_json(predicted | more)
         return
     if offered is not None:
@@ -110,6 +120,10 @@ def plan(
         print(_hits(streaming.experts) + "\n" if streaming.experts else "")
     if rows := _rows(prediction, options, encoder=spec.encoder):
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
+    if heard:
+        print("\n" + table(*heard.table(), left=1))
+        print(f"the encoder's {format_bytes(heard.weights)} are in memory while it encodes; its time is estimated")
+        print(f"by {heard.by or 'nothing known'}, and the first token's with a prompt of the above length")
     if looks:
         print("\n" + table(*looks.table(), left=1))
         print(f"the encoder's {format_bytes(looks.weights)} are in memory while it encodes; its time is estimated")

@@ -19,6 +19,7 @@ from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import EdgeError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo, read_gguf
 from edge.formats.onnx_folder import read_folder, read_manifest
+from edge.media.mel import RATE
 from edge.model.assistant import is_assistant, read_assistant
 from edge.model.catalog import find_model
 from edge.model.eagle import is_eagle, read_eagle
@@ -28,13 +29,14 @@ from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.model.thinking import find_family
 from edge.model.tokenizer import check_known
-from edge.model.towers import is_mmproj, read_tower
+from edge.model.towers import AUDIO, VISION, is_mmproj, read_ears, read_tower, senses_of
 from edge.model.whisper import words_file
 from edge.model.whisper.checkpoint import is_checkpoint
 from edge.plan.npu import NpuUse, npu_use
 from edge.storage.fingerprint import hash_file
 
 EXAMPLE = 1280, 720  # pixels of a picture, width and height
+HEARD_S = 30  # seconds
 _ENDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 _VOCABULARY = ("token_embd.weight", "output.weight")
 _STEP = 1 << 20  # bytes from one sample of a file to the next
@@ -120,6 +122,21 @@ class EyesInfo:
 
 
 @dataclass(frozen=True)
+class EarsInfo:
+    """An encoder of sounds, which hears for a model."""
+
+    name: str
+    kind: str  # of the projector
+    models: tuple[str, ...]  # their architectures
+    model_width: int  # values of the model's states
+    layers: int
+    width: int
+    ffn: int
+    heads: int
+    rows: int  # of a sound of `HEARD_S` seconds
+
+
+@dataclass(frozen=True)
 class Inspection:
     """Facts about a model file."""
 
@@ -142,6 +159,7 @@ class Inspection:
     adapter: AdapterInfo | None = None  # for a LoRA adapter, which is no model
     drafter: DrafterInfo | None = None  # for an assistant, which is no model either
     eyes: EyesInfo | None = None  # for an encoder of pictures, likewise
+    ears: EarsInfo | None = None  # and for one of sounds
     thinks: bool = False  # has marks of thoughts (`--think`)
     npu: NpuUse | None = None  # of the device asked about
     mtp_layers: int = 0  # for multi-token prediction, after those of `spec`
@@ -220,6 +238,7 @@ def _inspect(
         spec=spec and replace(spec, mtp=None),
         reason=reason,
         eyes=_eyes(file),
+        ears=_ears(file),
         adapter=_adapter(file),
         drafter=_drafter(file),
         engines=[] if spec is None else [engine_use(name, file, spec) for name in backend_names()],
@@ -265,9 +284,27 @@ def _drafter(file: GGUFFile) -> DrafterInfo | None:
     return DrafterInfo(spec.layers, spec.hidden, own.hidden, own.centroids, own.used, rows, spec.vocab)
 
 
+def _ears(file: GGUFFile) -> EarsInfo | None:
+    """Read an encoder of sounds. Raises the errors of `read_ears`, unless the file also sees."""
+    sees = VISION in senses_of(file)
+    if not is_mmproj(file) or (sees and AUDIO not in senses_of(file)):
+        return None
+    try:
+        tower = read_ears(file)
+    except EdgeError:
+        if sees:
+            return None
+        raise
+    clip, layout = tower.mmproj, tower.layout(HEARD_S * RATE)
+    return EarsInfo(
+        clip.name, clip.kind, tower.architectures, clip.projected, clip.layers, clip.hidden, clip.ffn, clip.heads,
+        layout.tokens,
+    )  # fmt: skip
+
+
 def _eyes(file: GGUFFile) -> EyesInfo | None:
     """Read an encoder of pictures. Raises the errors of `read_tower`."""
-    if not is_mmproj(file):
+    if not is_mmproj(file) or VISION not in senses_of(file):
         return None
     tower = read_tower(file)
     clip, layout = tower.mmproj, tower.layout(*EXAMPLE)

@@ -69,9 +69,10 @@ def _sound_of(part: Mapping[str, Any], files: bool) -> Sound:
         kind = found.get("format")
         if kind is not None and kind not in _FORMATS:
             raise InputError(f"its format must be one of {', '.join(_FORMATS)}, not {kind!r:.40}")
-        found = found.get("data", found.get("url"))
-        if isinstance(found, str) and found[:5].lower() != "data:":
-            return Sound(sound_base64(found))
+        data, found = found.get("data"), found.get("url")
+        if isinstance(data, str) and data[:5].lower() != "data:":
+            return Sound(sound_base64(data))
+        found = found if data is None else data
     if isinstance(found, str) and found[:8].lower().startswith(("http://", "https://")):
         raise InputError("addresses of sounds are not fetched: send the sound itself, as input_audio")
     if found is None or (isinstance(found, str) and not found):

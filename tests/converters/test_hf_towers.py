@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_heard import HEARD
+from test_heard import NAMES as HEARD_NAMES
 from test_sight import NAMES, TOWERS
 
 from edge.converters.convert import Conversion, convert, preview
@@ -17,7 +19,7 @@ from edge.errors import EdgeError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile, read_gguf
 from edge.formats.safetensors import read_header
 from edge.model.model import open_model
-from edge.model.towers import open_tower, read_tower
+from edge.model.towers import open_tower, read_ears, read_tower
 
 OWN = ("general.", "clip.use_gelu")  # fields that name the file
 
@@ -119,3 +121,21 @@ def test_unknown_tensor_of_a_tower(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(data.replace(name.encode(), name.replace("norm1", "sorm1").encode()))
     with pytest.raises(UnsupportedError, match="the model has no tensor blk"):
         write_mmproj(folder, tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("name", HEARD_NAMES)
+def test_written_ears_are_those_of_gguf(name: str, tmp_path: Path) -> None:
+    wanted, target = read_ears(read_gguf(HEARD / f"{name}.gguf")).mmproj, tmp_path / "m.gguf"
+    assert sees(HEARD / name)
+    if name == "ultravox":  # whose folder is an encoder alone
+        convert(HEARD / name, target, Conversion("gguf"))
+    else:
+        write_mmproj(HEARD / name, target)
+    found = read_ears(read_gguf(target)).mmproj
+    for each, info in wanted.file.tensors.items():
+        assert (found.file.tensors[each].shape, found.file.tensors[each].type) == (info.shape, info.type)
+        np.testing.assert_allclose(found.weights(each), wanted.weights(each), rtol=1e-3, atol=1e-6)
+    assert found.file.tensors.keys() == wanted.file.tensors.keys()
+    assert fields(wanted.file).items() <= fields(found.file).items()
+    convert(target, tmp_path / "q.gguf", Conversion("gguf", settings=Settings("Q8_0", method="rtn")))
+    assert read_ears(read_gguf(tmp_path / "q.gguf")).kind == wanted.kind

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ import pytest
 from conftest import GOLDEN
 from golden.sounds import SHORT, chirp
 from test_architectures import require_native
+from test_cli import edge as edge_command
+from test_cli import edge_json
 
 import edge
 from edge.media.recording import wav_of
@@ -114,8 +119,9 @@ def test_a_sound_is_the_same_as_path_bytes_and_array(session: edge.Session, tmp_
     sounds = [path, str(path), path.read_bytes(), samples, edge.Sound(samples, 16000), edge.Sound(path)]
     assert len({edge.Sound.of(each).digest for each in sounds}) == 1
     session.reset()
-    first = "".join(session.stream("What?", sounds=[path], max_tokens=5, ignore_eos=True))
-    assert first == session.generate("What?", sounds=[samples], max_tokens=5, ignore_eos=True)
+    first = "".join(session.stream("What?", sounds=[path], max_tokens=12, ignore_eos=True))
+    assert first
+    assert first == session.generate("What?", sounds=[samples], max_tokens=12, ignore_eos=True)
     path.write_bytes(wav_of(samples[::-1]))
     with pytest.raises(edge.InputError, match="has changed"):
         sounds[5].read(np.empty(0, np.float32))
@@ -174,6 +180,33 @@ def test_models_without_ears_and_engines_of_tokens_refuse_sounds(tmp_path: Path)
     shutil.copy(TEXT, tmp_path / "model.gguf")
     with edge.load(tmp_path / "model.gguf", backend="reference") as found:
         assert [*found.model.senses] == ["sound"]  # the file beside it
+
+
+def test_run_hears_files_and_stdin(tmp_path: Path) -> None:
+    path = tmp_path / "sound.wav"
+    path.write_bytes(wav_of(SOUNDS["short"]))
+    flags = (
+        "--mmproj", str(EARS), "--backend", "reference", "-p", "What is heard?", "-n", "12", "--ignore-eos", "--json",
+    )  # fmt: skip
+    named = edge_json("run", str(TEXT), "--audio", str(path), *flags)
+    assert named["media"]["sounds"] == 1
+    command = [sys.executable, "-m", "edge", "run", str(TEXT), "--audio", "-", *flags]
+    piped = subprocess.run(command, input=path.read_bytes(), capture_output=True, timeout=240, check=True)
+    assert json.loads(piped.stdout)["text"] == named["text"] != ""
+    refused = edge_command("run", str(TEXT), "--audio", "nofile.wav", *flags)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(("sound", "tokens"), [("0.82s", 20), (None, 21)])
+def test_plan_counts_what_a_sound_costs(sound: str | None, tokens: int, tmp_path: Path) -> None:
+    path = tmp_path / "sound.wav"
+    path.write_bytes(wav_of(SOUNDS["short"]))
+    plan = ("plan", str(TEXT), "--mmproj", str(EARS), "--json", "--device", "raspberry-pi-5", "--audio")
+    found = edge_json(*plan, sound or str(path))["audio"]
+    assert found["tokens"] == tokens
+    assert found["seconds"] > 0
+    assert found["first_token_s"] > found["seconds"]
+    assert found["peak"] >= found["encoder"] > found["weights"]
 
 
 def test_stereo_of_another_rate_is_heard() -> None:

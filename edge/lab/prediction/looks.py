@@ -28,7 +28,7 @@ from edge.lab.prediction.roofline import counting_s
 from edge.lab.prediction.work import Work, work_of
 from edge.media.picture import Image, check_sides
 from edge.model.model import Model
-from edge.model.towers import Layout, PictureTower
+from edge.model.towers import Layout, PictureTower, Tower
 from edge.options import Options
 from edge.run.sight import Encoder
 from edge.run.starting.senses import engine_of, find_tower
@@ -75,7 +75,7 @@ class Looks:
         return heads, [
             [
                 f"{look.tokens:,} tokens", f"{look.patches:,}", format_bytes(look.encoder), format_bytes(look.peak),
-                _seconds(look.seconds), _seconds(look.first_token_s),
+                seconds_text(look.seconds), seconds_text(look.first_token_s),
                 "?" if look.joules is None else format_joules(look.joules),
             ]
             for look in self.sizes
@@ -88,7 +88,7 @@ def predict_looks(found: Forecast, options: Options, device: str, picture: str) 
     width, height = size_of(picture)
     tower, profile = find_tower(found.model, options), find_profile(device)
     eyes = Encoder(tower, engine_of(options), found.plan.config.threads)
-    pace, by = _pace(tower, found, options, profile)
+    pace, by = pace_of(tower, found, options, profile)
     wanted = options.image_tokens
     layouts = {layout.tokens: layout for most in ([wanted] if wanted else tower.sizes)
                for layout in [tower.layout(width, height, most)]}  # fmt: skip
@@ -106,7 +106,7 @@ def auto_tokens(model: Model, options: Options, pictures: Sequence[Image], promp
     found = forecast(model, options, prompt=max(1, prompt))
     tower = find_tower(model, options)
     eyes = Encoder(tower, engine_of(options), found.plan.config.threads)
-    pace, _ = _pace(tower, found, options, find_profile(HOST))
+    pace, _ = pace_of(tower, found, options, find_profile(HOST))
     most, why = _auto(tower, found, options, [(each.width, each.height) for each in pictures], pace, eyes)
     return most if why.startswith("--") else None
 
@@ -171,22 +171,24 @@ def _look(tower: PictureTower, eyes: Encoder, layout: Layout, found: Forecast, p
     return replace(look, first_token_s=seconds, joules=joules)
 
 
-def work_of_tower(tower: PictureTower, layout: Layout) -> tuple[float, float, float]:
-    """Operations of a picture: of the layers' matrices, of their attention, of stem and projector."""
+def work_of_tower(tower: Tower, layout: Layout) -> tuple[float, float, float]:
+    """Operations of a picture or a sound: of the layers' matrices, of their attention, of stem and projector."""
     layers = {info.offset: info for stage in tower.stages for info in stage.file.tensors.values()}
     parameters = sum(info.elements for info in layers.values() if len(info.shape) > 1)
     others = tower.mmproj.file.tensors.items()
     patches = layout.patches
+    times = {"v.patch_embd": patches, "a.conv1d.1": 2 * patches, "a.conv1d.2": patches}  # of each matrix of the stem
     stem = sum(
-        info.elements * patches for name, info in others if name.startswith("v.patch_embd") and len(info.shape) > 1
-    )
+        info.elements * count
+        for name, info in others if len(info.shape) > 1 for begin, count in times.items() if name.startswith(begin)
+    )  # fmt: skip
     projector = sum(info.elements * layout.tokens for name, info in others if name[:3] == "mm." and len(info.shape) > 1)
     network = tower.network
     attention = sum((rows * columns) ** 2 for rows, columns in layout.tiles) * len(network.layers) * network.hidden
     return 2.0 * parameters * patches, 4.0 * attention, 2.0 * (stem + projector)
 
 
-def _pace(tower: PictureTower, found: Forecast, options: Options, device: DeviceProfile) -> tuple[_Pace | None, str]:
+def pace_of(tower: Tower, found: Forecast, options: Options, device: DeviceProfile) -> tuple[_Pace | None, str]:
     """The pace of a tower, and what it is estimated by."""
     engine, threads, plan = engine_of(options), found.plan.config.threads, found.plan
     flops, int8 = device.flops(threads), device.int8_ops(threads)
@@ -210,5 +212,5 @@ def _pace(tower: PictureTower, found: Forecast, options: Options, device: Device
     return lambda layout: sum(work_of_tower(tower, layout)) / rate, "the pace of the prompt"
 
 
-def _seconds(value: float | None) -> str:
+def seconds_text(value: float | None) -> str:
     return "?" if value is None else f"{value:.3g} s"
