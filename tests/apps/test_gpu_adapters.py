@@ -57,9 +57,9 @@ def test_answers_with_adapters_are_those_of_the_gpu_engine(host: str, tmp_path: 
         for lora in (None, first, other, f"{other},{first}", None, first):
             python.set_lora(lora)
             exported.set_adapter(packed(lora, folder) if lora else None)
-            texts.append(ask_both(python, exported, 90, **DRAWN))
+            texts.append(ask_both(python, exported, 48, **DRAWN))
         exported.set_adapter(packed(whole, folder), 0.5)
-        texts.append(ask_both(python, exported, 90, **DRAWN))
+        texts.append(ask_both(python, exported, 48, **DRAWN))
         use, manifest = exported.use(), json.loads((folder / "manifest.json").read_text())
     assert texts[0] == texts[4]
     assert texts[1] == texts[5] == texts[6]

@@ -39,9 +39,9 @@ from edge.errors import EdgeError, UnsupportedError
 from edge.formats.blocks import BLOCK_TYPES
 from edge.model.model import open_model
 
-MUTANTS = 500  # in one test
+MUTANTS = 250  # in one test
 TRIED = 60  # of those that llama.cpp tries
-LONG = 20  # as many tests in make test-all
+LONG = 40  # as many tests in make test-all
 
 BLOCKS = [0, *(exhaustive(block) for block in range(1, LONG))]
 
