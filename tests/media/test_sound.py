@@ -128,6 +128,12 @@ def test_damaged_files_are_refused_in_a_line(content: bytes, words: str, tmp_pat
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("source", ["", 3, None])
+def test_what_is_no_sound_is_refused(source: Any) -> None:
+    with pytest.raises(InputError, match="must be a path, bytes or an array"):
+        read(source)
+
+
 def test_lengths_that_headers_state_are_not_believed() -> None:
     with open_sound(wav(form(), size=0x7FFFFFF0)) as sound:
         assert sound.read(1 << 30).size == 32
