@@ -64,6 +64,10 @@ def test_front_is_undominated_and_complete(points: list[list[float]]) -> None:
     assert len(set(boxes)) == len(boxes)
 
 
+def test_figures_within_five_percent_may_count_as_equal() -> None:
+    assert [box_of([each]) for each in (1.0, 1.04, 1.06, 1.11)] == [(0,), (0,), (1,), (2,)]
+
+
 class Here:
     """Runs trials in this process, and counts them. most: of them; then comes a Ctrl-C."""
 

@@ -67,6 +67,7 @@ def test_file_lies_where_hubs_own_tools_expect_it(hub: Hub) -> None:
     assert [each.name for each in (folder() / "blobs").iterdir()] == [sha256(DATA)]
     assert seen[-1] == (len(DATA), len(DATA))
     assert seen == sorted(seen)
+    assert any(0 < done < len(DATA) for done, _ in seen)
     count = len(hub.ranges())
     assert fetch() == path
     assert len(hub.ranges()) == count  # nothing is downloaded twice
