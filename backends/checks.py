@@ -62,9 +62,9 @@ def hybrid_cores(core: Core) -> str | None:
 
 
 def app_cores(core: Core) -> str | None:
-    """As `hybrid_cores`, for apps' C runtime, which also runs experts, per-layer inputs and all attention to own
-    rows. A new core is refused until exported passes have it."""
-    if isinstance(core, Experts | PerLayerInput) or (isinstance(core, Attention) and not core.across):
+    """As `hybrid_cores`, for apps' C runtime, which also runs experts, per-layer inputs and all attention. A new core
+    is refused until exported passes have it."""
+    if isinstance(core, Experts | PerLayerInput | Attention):
         return None
     return hybrid_cores(core)
 

@@ -53,6 +53,7 @@ def copy_source(source: str | Path, target: str | Path) -> None:
 _C_TYPES = {
     "uint32": "uint32_t ", "int32": "int32_t ", "uint64": "uint64_t ", "int64": "int64_t ", "double": "double ",
     "flag": "uint32_t ", "seed": "uint64_t ", "text": "const char *", "texts": "const char *const *",
+    "ids": "const int32_t *",
 }  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def _c_member(field: Field) -> Iterator[str]:
         yield textwrap.fill(about + " */", _WIDTH, initial_indent="    /* ", subsequent_indent="     * ")
         about = ""
     yield f"{declared} /* {about} */" if about else declared
-    if field.kind == "texts":
+    if field.kind in ("texts", "ids"):
         yield f"    uint32_t {field.name}_count;"
 
 

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge.apps import model_file
+from edge.apps import hearing, model_file
 from edge.apps.adapter_file import adapters_section, check_rank
 from edge.apps.chat import chat_section
 from edge.apps.embedding import embed_section
-from edge.apps.encoder_file import EncoderFile
+from edge.apps.encoder_file import EncoderFile, make_encoder
 from edge.apps.gpu_programs import GPUPrograms, check_gpu, describe_gpu, make_programs
 from edge.apps.model_file import MODEL, Section, trusted_source, write_model
 from edge.apps.npu_graphs import NpuGraphs, describe_npu, plan_graphs
-from edge.apps.planning import check_options, plan_bundle, prompt_rows
+from edge.apps.planning import check_options, own_bytes, plan_bundle, prompt_rows
 from edge.apps.platforms import write_platform
 from edge.apps.site import describe_gpu_files, describe_site, write_gpu
 from edge.apps.vocabulary import composing_bytes, tokenizer_sections
@@ -49,6 +49,7 @@ from edge.devices.profiles.profile import DeviceProfile, Power
 from edge.errors import InputError, UnsupportedError
 from edge.model.catalog import packaged_name
 from edge.model.model import Model, open_model
+from edge.model.whisper import read_whisper
 from edge.options import NO_EYES, Options, takes_options
 from edge.plan.kv_losses import find_losses
 from edge.plan.plan import Plan
@@ -140,6 +141,7 @@ def export(
             bundle.all_designs, profile.system,
             trusted_source(sections, gpu_of_page=bundle.gpu_of_page, encoders=encoders), made,
             partial(tell, "compiling"), gpu=bundle.gpu is not None, npu=bundle.npu is not None,
+            ears=Section.HEARING in sections,
         )  # fmt: skip
         if bundle.gpu and bundle.gpu_of_page:
             write_gpu(bundle.gpu, made)
@@ -165,6 +167,8 @@ def prepare(
     """Plan a bundle; nothing is compiled or written. Raises as `export`."""
     check_options(options)
     check_rank(lora_rank)
+    if model.spec.ears is not None:
+        return prepare_ears(model, profile, options, isas, others=bool(lora_rank or gpu or npu))
     if model.file.folder is not None:
         raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
     try:
@@ -215,6 +219,34 @@ def _eyes(
 
     kv_dtype = "f32" if options.kv_dtype == "f32" else CPU.CAPABILITIES.kv_dtypes[0]
     return plan_eyes(model, find_tower(model, options), profile, usable_cores(), kv_dtype, isas)
+
+
+def prepare_ears(
+    model: Model, profile: DeviceProfile, options: Options, isas: Sequence[str] | None, *, others: bool
+) -> Bundle:
+    """Plan a bundle of a model that hears: its decoder is the model, its encoder a file beside it. others: whether the
+    bundle was to have what only texts take. Raises as `export`."""
+    if others:
+        raise UnsupportedError(f"{model.name} hears: leave --gpu, --npu and --lora-rank out")
+    whisper = read_whisper(model.file)
+    words = hearing.words_of(model, whisper)
+    check_cores("C runtime of apps", words.spec, app_cores)
+    ids, texts, _ = tokenizer_sections(model.tokenizer)
+    tables = {
+        Section.TOKENIZER: ids, Section.WORDS: texts,
+        Section.HEARING: hearing.hearing_section(whisper, model.tokenizer),
+    }  # fmt: skip
+    own = {Section.STEM: hearing.stem_section(model.file, whisper)}
+    sizes = sum(map(len, (*tables.values(), *own.values())))
+    plan = hearing.plan_ears(profile, whisper, options, own_bytes(profile, words.spec) + sizes)
+    config = plan.config
+    ears = make_encoder(
+        "ears", hearing.Ears.of(model.file, whisper), profile, whisper.positions, config.threads, config.kv_dtype, isas,
+        own,
+    )  # fmt: skip
+    layout = make_layout(words.file, words.spec, halve=profile.system != "web")
+    designs = exported_designs(layout, config.kv_dtype, profile.arch, profile.system, None, isas)
+    return Bundle(words, profile, layout, plan, 0, designs, tables, encoders=(ears,))
 
 
 def with_gpu(bundle: Bundle, progress: Callable[[float], None] | None = None) -> Bundle:

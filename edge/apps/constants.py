@@ -17,6 +17,7 @@ from edge.apps import (
     embedding,
     eyes_file,
     gpu_programs,
+    hearing,
     letters,
     model_file,
     npu_graphs,
@@ -39,6 +40,7 @@ from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.targets import TARGETS
 from edge.formats.blocks import BLOCK_TYPES
+from edge.media import mel, resample, sound
 from edge.model import tokenizer, word_piece
 from edge.model.lora import MAX_RANK
 from edge.model.lora_file import MAX_SCALE
@@ -52,6 +54,7 @@ from edge.run.budgets import governor, meters
 from edge.run.drafting import ahead, drafts
 from edge.run.sampling import sampler
 from edge.run.sequences.embedding import TOGETHER
+from edge.run.speech import decoding, rules, transcript, voice, windows
 from edge.run.starting import race
 
 CONSTANTS = "constants.h"
@@ -118,6 +121,7 @@ _INTEGERS = {
     "DRAFTS_APPLIED": Job.APPLIED,
     "DRAFTS_VERIFIED": Job.VERIFIED,
     "JOB_RESCORE": Job.RESCORE,
+    "JOB_CROSS": Job.CROSS,
     "WANTED_BOUNDS": Job.ESTIMATED,
     "HEAD_TILE": blocks.TILE,
     "TILES_EACH": two_stages.TILES_EACH,
@@ -141,6 +145,28 @@ _INTEGERS = {
     "RACE_ROUNDS": race.ROUNDS,
     "RACE_STEPS": race.STEPS,
     "RACE_FEW": race.FEW,
+    "SOUND_RATE": mel.RATE,
+    "SLOWEST_SOUND": sound.LOWEST,
+    "FASTEST_SOUND": hearing.FASTEST,
+    "SINC_ZEROS": resample.ZEROS,
+    "SINC_PHASES": resample.PHASES,
+    "MEL_HOP": mel.HOP,
+    "MEL_WINDOW": mel.WINDOW,
+    "VOICE_NOISE": voice.NOISE,
+    "VOICE_SHORTEST": voice.SHORTEST,
+    "VOICE_JOINED": voice.JOINED,
+    "VOICE_CLICK": voice.CLICK,
+    "STILL_FRAMES": transcript.STILL,
+    "FRAMES_BEFORE": transcript.BEFORE,
+    "PAUSE_FRAMES": windows.PAUSE,
+    "SOUND_PART": windows.PART,
+    "ENCODING_SHARE": transcript.ENCODING,
+    "STAMP_FRAMES": round(rules.STEP_S / windows.FRAME_S),
+    "STEM_PANEL": hearing.PANEL,
+    "MOST_BANDS": hearing.MOST_BANDS,
+    "MOST_FRAMES": hearing.MOST_FRAMES,
+    "MOST_TEXT_BYTES": hearing.MOST_TEXT_BYTES,
+    "LATEST_FIRST": round(rules.LATEST_FIRST_S / rules.STEP_S),
 }
 _DOUBLES = {
     "MOST_SCALE": MAX_SCALE,
@@ -171,10 +197,20 @@ _DOUBLES = {
     "DRAFTS_REMEMBERED": ahead.MEMORY,
     "NEWEST_TIME": ahead.NEWEST,
     "OUTLIER_TIME": ahead.OUTLIER,
+    "SINC_CUTOFF": resample.CUTOFF,
+    "KAISER_BETA": resample.BETA,
+    "VOICE_FLOOR": voice.FLOOR,
+    "VOICE_ABOVE": voice.ABOVE,
+    "VOICE_LOUD_NOISE": voice.LOUD_NOISE,
+    "STAMP_S": rules.STEP_S,
+    "NO_SPEECH": decoding.NO_SPEECH,
+    "MOST_RATIO": decoding.MOST_RATIO,
+    "LEAST_LOGPROB": decoding.LEAST_LOGPROB,
+    "FORGOTTEN": transcript.FORGOTTEN,
 }
 _STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | gpu_programs.STRUCTS
 _STRUCTS |= npu_graphs.STRUCTS
-_STRUCTS |= letters.STRUCTS | embedding.STRUCTS | eyes_file.STRUCTS
+_STRUCTS |= letters.STRUCTS | embedding.STRUCTS | hearing.STRUCTS | eyes_file.STRUCTS
 _STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
 _TYPES = {"i4": "int32_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 
@@ -189,6 +225,7 @@ def constants_header() -> str:
         *(f"static const double {name} = {float(value)!r};" for name, value in _DOUBLES.items()),
         f"static const double FIRST_CHANCES[] = {{{', '.join(map(repr, ahead.FIRST_CHANCES))}}};",
         f"static const uint32_t CONTEXT_ROWS[] = {{{', '.join(map(str, ahead.CONTEXTS))}}};",
+        f"static const double TEMPERATURES[] = {{{', '.join(map(repr, decoding.TEMPERATURES))}}};",
         f"static const float LARGEST_HALF = {row_formats.LARGEST};",
         _enum("section_kind", [*(f"SECTION_{each.name} = {each.value}" for each in Section), "SECTIONS"]),
         _enum("chat_part", [*(f"CHAT_{_upper(name)}" for name in chat.PARTS), "CHAT_PARTS"]),

@@ -33,7 +33,8 @@ from edge.types import Progress
 STATIC, SHARED = "libedge.a", "libedge.so"
 DLL, IMPORTS = "edge.dll", "edge.lib"  # Windows: both GNU's and Microsoft's linkers find edge.lib
 RUNTIME = Path(__file__).parent / "runtime"
-GPU, NPU = RUNTIME / "gpu", RUNTIME / "npu"  # C files of bundles that run on GPUs, on NPUs
+# C files of bundles that run on GPUs, on NPUs, that hear
+GPU, NPU, EARS = RUNTIME / "gpu", RUNTIME / "npu", RUNTIME / "ears"
 
 # The external functions that a library may call on Android: their arguments and results are numbers and pointers, and
 # mean the same in glibc's headers and in bionic's. (sysconf's do not.)

@@ -23,10 +23,12 @@ from edge.backends.base import EngineConfig
 from edge.backends.checks import check_whole
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import find_rotation
+from edge.backends.tvm.cpu.arguments import Table
 from edge.backends.tvm.cpu.memory import PassMemory
 from edge.backends.tvm.cpu.scratch import Kept
 from edge.backends.tvm.cpu.table import fill_table
 from edge.backends.tvm.design import Design
+from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.packing.cores import LANES, round_up
 from edge.backends.tvm.packing.layout import TABLE, PackedLayout
 from edge.backends.tvm.packing.weights import write_weights
@@ -51,7 +53,7 @@ class Section(IntEnum):
 
     CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS, TABLE, ADAPTERS = range(1, 13)
     GPU, GPU_WEIGHTS, NPU, EMBED, NORMALIZER, EYES = range(13, 19)
-    STEM = 21  # matrices around an encoder's layers
+    HEARING, STEM = range(20, 22)  # STEM: matrices around an encoder's layers
 
 
 TRUSTED = (
@@ -99,6 +101,8 @@ CONFIG = c_struct(
     weight_bytes="<u8",  # read per token
     states="<u8",  # float32 values of the fixed states of all layers
     copied="<u8",  # float32 values of a thread's copy of a head's state, in a pass over drafts
+    # Layers with cross attention; rows of memory of a head that they read; which number of the table counts them.
+    **dict.fromkeys(("crossings", "cross_stride", "cross_slot"), "<u4"),
     **dict.fromkeys(("kv_bytes", "scratch_bytes"), "<u8"),  # of the plan
     peak="<u8",  # bytes that a process with one session is planned to hold
 )
@@ -164,6 +168,8 @@ def config_section(
         "repeat_penalty": sampling.repeat_penalty, "top_k": min(sampling.top_k, shape.vocab),
         "chat": chat, "core_watts": power.core_watts, "idle_watts": power.idle_watts,
         "joules_per_byte": power.dram_pj_per_byte * 1e-12, "weight_bytes": spec.weight_bytes,
+        "crossings": len(network.crossings), "cross_stride": round_up(config.crossed, TILE) if network.crossings else 0,
+        "cross_slot": Table.of(shape).slot("cross_rows") if network.crossings else 0,
         "states": sum(network.fixed_values), "copied": Kept.of(network, 1, config.drafts).copied,
         "kv_bytes": kv_bytes, "scratch_bytes": scratch_bytes, "peak": peak,
     }  # fmt: skip
@@ -239,7 +245,7 @@ def find_table(file: GGUFFile, layout: PackedLayout) -> TensorInfo | None:
 def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = False, encoders: str = "") -> str:
     """The text of trusted.c: the SHA-256 of the sections that compiled code uses unchecked, so that the library accepts
     no others; and the functions that read the model's table and adapters, split the words of encoders, embed texts,
-    see, and run passes on a GPU or NPU. encoders: declarations of encoders beside the model."""
+    see, hear, and run passes on a GPU or NPU. encoders: declarations of encoders beside the model."""
     (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
     adapters = "read_adapter" if Section.ADAPTERS in sections else "NULL"
@@ -247,6 +253,7 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
     splitters = {KINDS.index("bert"): "split_word_pieces", KINDS.index("t5"): "split_unigrams"}
     pieces, composes = splitters.get(kind, "NULL"), "compose_text" if flags & COMPOSES else "NULL"
     embeds = "embed_texts" if Section.EMBED in sections else "NULL"
+    ears, hears = ("&edge_ears", "&ears") if Section.HEARING in sections else ("NULL", "NULL")
     eyes, sees = ("&edge_eyes", "&eyes") if Section.EYES in sections else ("NULL", "NULL")
     gpu = "&edge_gpu" if Section.GPU in sections else "NULL"
     page = "&edge_page" if gpu_of_page else "NULL"
@@ -259,6 +266,7 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
         f"table_reader *const EDGE_TABLE = {reader};\nadapter_reader *const EDGE_ADAPTERS = {adapters};\n"
         f"piece_splitter *const EDGE_PIECES = {pieces};\ntext_composer *const EDGE_COMPOSER = {composes};\n"
         f"embedder *const EDGE_EMBED = {embeds};\n{encoders}"
+        f"const ears_kind *const EDGE_EARS = {ears};\nconst encoder_kind *const EDGE_HEARS = {hears};\n"
         f"const eyes_kind *const EDGE_EYES = {eyes};\nconst encoder_kind *const EDGE_SEES = {sees};\n"
         f"const accelerator_kind *const EDGE_GPU = {gpu}, *const EDGE_NPU = {npu}, *const EDGE_PAGE = {page};\n"
         f"session_racer *const EDGE_RACE = {'begin_faster' if Section.GPU in sections else 'NULL'};\n"

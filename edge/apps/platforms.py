@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge.apps.bindings import copy_source
 from edge.apps.constants import CONSTANTS, constants_header
-from edge.apps.library import GPU, NPU, SHARED, make_library
+from edge.apps.library import EARS, GPU, NPU, SHARED, make_library
 from edge.apps.site import write_site
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.design import Design
@@ -22,19 +22,20 @@ Tell = Callable[[float], None]
 
 def write_platform(
     designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, gpu: bool = False,
-    npu: bool = False,
+    npu: bool = False, ears: bool = False,
 ) -> Path:  # fmt: skip
     """Write the files of a system. Returns the folder for model.edge, within `folder`.
 
-    trusted: the text of trusted.c. gpu, npu: include the code for these. tell: called with the fraction done.
+    trusted: the text of trusted.c. gpu, npu, ears: include the code for these. tell: called with the fraction done.
     Raises EngineError if a compiler fails, MissingExtraError without TVM, UnsupportedError without a C compiler.
     """
     if system == "web":
         return write_site(designs, trusted, folder, tell)
     if system in ("ios", "macos"):
-        return _write_apple(designs, {"trusted.c": trusted}, folder, tell, [*GPU.iterdir()] if gpu else [])
+        sources = [*(GPU.iterdir() if gpu else ()), *(EARS.iterdir() if ears else ())]
+        return _write_apple(designs, {"trusted.c": trusted}, folder, tell, sources)
     write = {"android": _write_android, "windows": _write_windows}.get(system, _write_c)
-    more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ())]
+    more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ()), *(EARS.glob("*.c") if ears else ())]
     return write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))
 
 

@@ -16,7 +16,7 @@ from edge.flags import Flag, flags_of
 from edge.records import dataclass
 from edge.sampling import RECOMMENDED, SamplingParams
 
-Kind = Literal["uint32", "int32", "uint64", "int64", "double", "flag", "seed", "text", "texts"]
+Kind = Literal["uint32", "int32", "uint64", "int64", "double", "flag", "seed", "text", "texts", "ids"]
 MOST_STOPS, LONGEST_STOP = 16, 128  # stop strings of an answer; bytes of one
 LARGEST = 1e18  # bound of quantities; comparing with it rejects infinity and NaN
 
@@ -29,7 +29,7 @@ class Field:
     """In C and Python; other languages write it in camel case."""
     kind: Kind
     """flag: a uint32 that is 0 or 1. seed: a uint32 that says whether it is given, then a uint64 of any value.
-    text: a zero-terminated string. texts: an array of these, then its length."""
+    text: a zero-terminated string. texts: an array of these, then its length. ids: an array of int32, likewise."""
     about: str = ""
     otherwise: str = ""
     """The value of a field that is not given, in words."""
@@ -123,6 +123,34 @@ EMBEDDING = [
     Field("unscaled", "flag", "Vectors are not scaled to length 1."),
     Field("truncate", "flag", "Leave out the end of a text that is longer than the cache."),
 ]
+HEARING = [
+    Field("rate", "uint32", "Samples per second, from 1000 to 192000; there is no default."),
+    Field("language", "text", "A code such as en.", "the likeliest of the first window with a voice"),
+    Field("translate", "flag", "Write in English what was said in another language."),
+    Field("prompt", "text", "Text that might have come before, for names and style.", "none"),
+    Field(
+        "temperature", "double", "The only one that is tried, from 0 to 1.", "0, and higher ones while a text repeats "
+        "itself or is improbable", -1,
+    ),
+    Field("everything", "flag", "Ask the model about silence and steady noise, too, which are passed over otherwise."),
+    Field("alone", "flag", "The text of a window is no prompt for the next."),
+    Field("live", "flag", "The sound is made meanwhile: a window ends at a pause, instead of after 30 s."),
+]  # fmt: skip
+SEGMENT = [
+    Field("id", "uint32", "Its number in the transcript."),
+    Field("finish", "uint32", "An edge_finish: why the transcript has ended.", without=("kotlin", "swift", "web")),
+    Field("text", "text", "What was said; empty: no segment is complete yet."),
+    Field("length", "uint32", "Bytes of the text.", without=("kotlin", "swift", "web")),
+    Field("start", "double", "Seconds in the sound at which it begins, and next, ends."),
+    Field("end", "double"),
+    Field("language", "text", "The code of the language; empty: not yet known."),
+    Field("tokens", "ids", "With timestamps.", without=("kotlin", "swift", "web")),
+    Field("temperature", "double", "Of the window it was found in, as the next three."),
+    Field("avg_logprob", "double", "Mean natural logarithm of the probabilities of tokens."),
+    Field("compression_ratio", "double", "Of the text's bytes to those of zlib: repetition if it is high."),
+    Field("no_speech_prob", "double", "Probability that nothing was said."),
+    Field("heard", "double", "Seconds of sound that were taken so far."),
+]
 READINGS = [
     Field(
         "joules", "double", "Energy since a fixed moment. Read it before a prompt, too: later consumption is estimated "
@@ -190,7 +218,10 @@ USAGE = [
     ),
     Field("gain", "double", "Speed-up of the last answer by drafts, from the times of its passes; 0: not known."),
 ]
-STRUCTS = {"Options": OPTIONS, "Embedding": EMBEDDING, "Readings": READINGS, "ModelInfo": MODEL_INFO, "Usage": USAGE}
+STRUCTS = {
+    "Options": OPTIONS, "Embedding": EMBEDDING, "Hearing": HEARING, "Segment": SEGMENT, "Readings": READINGS,
+    "ModelInfo": MODEL_INFO, "Usage": USAGE,
+}  # fmt: skip
 
 _POINTER = "pointer"
 _SIZES = {"uint32": 4, "int32": 4, "uint64": 8, "int64": 8, "double": 8}
@@ -202,7 +233,7 @@ def members(struct: list[Field]) -> list[tuple[str, str]]:
     for each in struct:
         if each.kind == "seed":
             found += [("seeded", "uint32"), (each.name, "uint64")]
-        elif each.kind == "texts":
+        elif each.kind in ("texts", "ids"):
             found += [(each.name, _POINTER), (f"{each.name}_count", "uint32")]
         else:
             found.append((each.name, {"flag": "uint32", "text": _POINTER}.get(each.kind, each.kind)))

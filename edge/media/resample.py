@@ -8,10 +8,10 @@ import numpy as np
 
 from edge.types import AnyArray, FloatArray
 
-_ZEROS = 32  # zero crossings of the sinc on each side
-_BETA = 9.0  # of the Kaiser window: 90 dB
-_CUTOFF = 0.93  # of the lower Nyquist frequency
-_PHASES = 512  # filters at most: of a ratio of larger numbers the nearest is taken, an error of -70 dB
+ZEROS = 32  # zero crossings of the sinc on each side
+BETA = 9.0  # of the Kaiser window: 90 dB
+CUTOFF = 0.93  # of the lower Nyquist frequency
+PHASES = 512  # filters at most: of a ratio of larger numbers the nearest is taken, an error of -70 dB
 _AT_ONCE = 2000  # outputs whose windows exist at the same time: 2 MB of those from 44.1 kHz
 
 
@@ -22,8 +22,8 @@ class Resampler:
         """rate, to: samples per second."""
         self._up, self._down = to // gcd(rate, to), rate // gcd(rate, to)
         scale = min(1.0, to / rate)
-        reach = ceil(_ZEROS / scale)
-        self._phases = min(self._up, _PHASES)
+        reach = ceil(ZEROS / scale)
+        self._phases = min(self._up, PHASES)
         shifts = np.arange(self._phases + 1)[:, None] / self._phases  # the last: one sample on
         self._filters = _filters(np.arange(1 - reach, reach + 1) - shifts, reach, scale)
         self._reach = reach
@@ -61,6 +61,6 @@ class Resampler:
 def _filters(distances: AnyArray, reach: int, scale: float) -> FloatArray:
     """Weights of the samples around an output, by their distances from it, [filters, taps]. Those of a filter add up to
     1, so that a constant stays."""
-    window = np.i0(_BETA * np.sqrt(np.maximum(0.0, 1 - (distances / reach) ** 2)))
-    weights = np.sinc(distances * scale * _CUTOFF) * window
+    window = np.i0(BETA * np.sqrt(np.maximum(0.0, 1 - (distances / reach) ** 2)))
+    weights = np.sinc(distances * scale * CUTOFF) * window
     return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)

@@ -25,7 +25,7 @@ from edge.model.whisper import EARS, STEM, Whisper, ears_file, read_whisper, wor
 from edge.model.whisper.stem import Stem
 from edge.types import FloatArray, IntArray
 
-_CHUNK = 64  # most tokens of a prompt that run at once
+CHUNK = 64  # most tokens of a prompt that run at once
 _OPENING, _NEIGHBOURS = 8, 12  # tokens around those of a text; copies of a head's attention while it is smoothed
 _LAST = 4  # of a prompt's tokens, whose logits `forward_all` computes at once
 
@@ -159,7 +159,7 @@ def _configs(
     kind = kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
     ears = EngineConfig(whisper.positions, whisper.positions, kind, threads)
     words = EngineConfig(
-        whisper.context, _CHUNK, kind, threads, logits_rows=_LAST, sequences=sequences, crossed=whisper.positions
+        whisper.context, CHUNK, kind, threads, logits_rows=_LAST, sequences=sequences, crossed=whisper.positions
     )
     return ears, words
 

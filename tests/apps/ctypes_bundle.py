@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edge.apps.enums import Finish, Role, Status, Trim
-from edge.apps.structs import EMBEDDING, MODEL_INFO, OPTIONS, READINGS, USAGE, members
+from edge.apps.structs import EMBEDDING, HEARING, MODEL_INFO, OPTIONS, READINGS, SEGMENT, USAGE, members
 from edge.errors import BudgetError, BusyError, EdgeError, EngineError, InputError, ModelFormatError, UnsupportedError
 from edge.types import AnyArray, FloatArray
 
@@ -69,6 +69,16 @@ class _Usage(_Struct):
 
 class _Embedding(_Struct):
     _fields_ = [(name, _TYPES[kind]) for name, kind in members(EMBEDDING)]
+
+
+class _Hearing(_Struct):
+    _fields_ = [(name, _TYPES[kind]) for name, kind in members(HEARING)]
+
+
+class _Segment(_Struct):
+    _fields_ = [
+        (name, ctypes.POINTER(c_int32) if name == "tokens" else _TYPES[kind]) for name, kind in members(SEGMENT)
+    ]
 
 
 class _Picture(_Struct):
@@ -270,6 +280,35 @@ class BundleSession:
             byref(_Embedding(**options)), c_void_p(vectors.ctypes.data), c_size_t(vectors.size),
         )  # fmt: skip
         return vectors
+
+    def listen(self, ears: Path | None = None, **options: Any) -> None:
+        """options: fields of edge_hearing."""
+        given = {each.name: each.unset for each in HEARING} | options
+        given = {name: value.encode() if isinstance(value, str) else value for name, value in given.items()}
+        given |= {each.name: None for each in HEARING if each.kind == "text" and not given[each.name]}
+        source = _Source(os.fsencode(ears or (self._folder / "ears.edge")), -1)
+        self._call("edge_listen", byref(source), byref(_Hearing(**given)))
+
+    def hear(self, samples: FloatArray) -> tuple[int, dict[str, Any]]:
+        """The number of samples that were taken, and the segment."""
+        found = _Segment()
+        samples = np.ascontiguousarray(samples, np.float32)
+        taken = self._call("edge_hear", c_void_p(samples.ctypes.data), c_size_t(samples.size), byref(found))
+        fields = {name: getattr(found, name) for name, kind in members(SEGMENT)[1:]}
+        fields |= {name: (fields[name] or b"").decode() for name in ("text", "language")}
+        return taken, fields | {"tokens": tuple(found.tokens[: found.tokens_count])}
+
+    def transcribe(self, samples: FloatArray, *, piece: int = 1 << 20, **options: Any) -> Iterator[dict[str, Any]]:
+        """The segments of a sound that comes in pieces; the last one has no text, and says why the transcript ended."""
+        self.listen(**options)
+        at = 0
+        while True:
+            taken, found = self.hear(samples[at : at + piece])
+            at += taken
+            if found["text"] or found["finish"]:
+                yield found
+            if found["finish"]:
+                return
 
     def _call(self, name: str, *arguments: Any) -> int:
         return _check(getattr(self._library, name), self._session, *arguments)

@@ -23,8 +23,8 @@ from edge.run.report import StopReason
 from edge.sampling import SamplingParams
 
 STRUCTS_OF_C = {
-    "Options": "edge_options", "Embedding": "edge_embedding", "Readings": "edge_readings",
-    "ModelInfo": "edge_model_info", "Usage": "edge_usage",
+    "Options": "edge_options", "Embedding": "edge_embedding", "Hearing": "edge_hearing", "Segment": "edge_segment",
+    "Readings": "edge_readings", "ModelInfo": "edge_model_info", "Usage": "edge_usage",
 }  # fmt: skip
 
 

@@ -37,6 +37,7 @@ TABLES = {
     "adapter_reader *const EDGE_ADAPTERS = NULL;\n"
     "piece_splitter *const EDGE_PIECES = NULL;\ntext_composer *const EDGE_COMPOSER = NULL;\n"
     "embedder *const EDGE_EMBED = NULL;\n"
+    "const ears_kind *const EDGE_EARS = NULL;\n"
     "const eyes_kind *const EDGE_EYES = NULL;\nconst encoder_kind *const EDGE_SEES = NULL;\n"
     "const accelerator_kind *const EDGE_GPU = NULL, *const EDGE_NPU = NULL, *const EDGE_PAGE = NULL;\n"
     "session_racer *const EDGE_RACE = NULL;\n"

@@ -40,7 +40,7 @@ class Sampling(ctypes.Structure):
 
 
 def library() -> ctypes.CDLL:
-    lib = load_runtime("sampler.c", "stops.c", "utf8.c", "error.c")
+    lib = load_runtime("sampler.c", "random.c", "stops.c", "utf8.c", "error.c")
     for name in ("sampler_layout", "stops_layout"):
         getattr(lib, name).restype = ctypes.c_void_p
     for name in ("stops_feed", "stops_rest"):

@@ -192,8 +192,7 @@ def pointers_of(design: Design) -> dict[str, str]:
     """The pointers that a design's functions take, in their order."""
     found = POINTERS | memory_types(design.kv_dtype)
     found |= {f"ring_{name}": found[name] for name in RINGS} if design.shape.apart else {}
-    types = memory_types(cross_dtype(design.kv_dtype))
-    cross = {name: types[name.removeprefix("cross_")] for name in CROSS}
+    cross = _cross_types(design)
     optional = (
         (design.shape.states, STATES), (design.timed, TIMES), (design.lora, LORA), (design.pages, PAGES),
         (design.shape.crosses, cross),
@@ -206,7 +205,12 @@ def pointers_of(design: Design) -> dict[str, str]:
 def exported_pointers(design: Design) -> dict[str, str]:
     """The pointers of `run` in exported designs: the same for all, because the C runtime calls all alike."""
     found = POINTERS | memory_types(design.kv_dtype)
-    return found | {f"ring_{name}": found[name] for name in RINGS} | STATES | LORA
+    return found | {f"ring_{name}": found[name] for name in RINGS} | STATES | LORA | _cross_types(design)
+
+
+def _cross_types(design: Design) -> dict[str, str]:
+    types = memory_types(cross_dtype(design.kv_dtype))
+    return {name: types[name.removeprefix("cross_")] for name in CROSS}
 
 
 @contextmanager

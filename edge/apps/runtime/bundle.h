@@ -6,6 +6,7 @@
 #include "accelerator.h"
 #include "base.h"
 #include "compose.h"
+#include "ears.h"
 #include "embed.h"
 #include "pieces.h"
 
@@ -17,7 +18,8 @@ typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, 
                           const int32_t *lengths, const int32_t *positions, const int32_t *tokens, float *logits,
                           const float *rope, float *attention, const int32_t *starts, void *ring_keys,
                           void *ring_values, void *ring_key_scales, void *ring_value_scales,
-                          const int32_t *ring_positions, float *states, const uint8_t *lora, int64_t thread);
+                          const int32_t *ring_positions, float *states, const uint8_t *lora, void *cross_keys,
+                          void *cross_values, int64_t thread);
 typedef struct compiled_pass { const char *isa; compiled_run *run; } compiled_pass;
 extern const compiled_pass EDGE_PASSES[]; /* passes.c: the best instruction set first; ends with NULL */
 
@@ -46,6 +48,8 @@ extern piece_splitter *const EDGE_PIECES;
 
 extern text_composer *const EDGE_COMPOSER; /* compose.c */
 extern embedder *const EDGE_EMBED;         /* embed.c */
+extern const ears_kind *const EDGE_EARS;   /* ears.c */
+extern const encoder_kind *const EDGE_HEARS; /* of ears.edge */
 
 /* What edge_image and edge_append call in bundles that see: see.c. */
 typedef struct {

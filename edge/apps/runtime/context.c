@@ -443,6 +443,48 @@ edge_finish context_step(edge_session *s)
     return EDGE_INTERRUPTED;
 }
 
+/* ---- transcripts -------------------------------------------------------------------------------------------------- */
+
+void context_begin(edge_session *s)
+{
+    context_settle(s);
+    __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED);
+    start(s);
+}
+
+edge_finish context_look(edge_session *s, uint32_t tokens)
+{
+    return look_around(s, tokens);
+}
+
+edge_finish context_run(edge_session *s, const int32_t *ids, uint32_t count)
+{
+    for (uint32_t at = 0, part; at < count; at += part) {
+        part = smaller(s->model->config->chunk, count - at);
+        edge_finish reason = look_around(s, part);
+        if (reason)
+            return reason;
+        if (part > kv_free(s->rows))
+            return EDGE_MEMORY; /* rows were returned to the system */
+        s->logits = pass_run(s->pass, ids + at, part, 0, NULL);
+        if (!s->logits) {
+            s->failed = true;
+            return EDGE_INTERRUPTED;
+        }
+        note_bytes(s);
+        s->ran += part;
+    }
+    return EDGE_GOING;
+}
+
+void context_end(edge_session *s)
+{
+    context_pay(s);
+    s->seconds = now_seconds() - s->watch.started;
+    s->joules = watch_joules(&s->watch);
+    context_settle(s);
+}
+
 /* Tokens that must wait before the next chunk can be decided, as in `read_ahead` of edge/run/loop.py. */
 static uint32_t tokens_ahead(const edge_session *s)
 {

@@ -12,6 +12,11 @@ void context_drop(edge_session *s);          /* drops the rows of drafts that th
 bool context_push(edge_session *s, const int32_t *ids, size_t count);
 edge_finish context_prompt(edge_session *s); /* runs all waiting tokens; sets `logits` */
 edge_finish context_step(edge_session *s);   /* runs the generated token; sets `logits` */
+/* For transcripts: begin one; look at budgets before `tokens` run, or run tokens and set `logits`; end it. */
+void context_begin(edge_session *s);
+edge_finish context_look(edge_session *s, uint32_t tokens);
+edge_finish context_run(edge_session *s, const int32_t *ids, uint32_t count);
+void context_end(edge_session *s);
 void context_pay(edge_session *s);           /* at the end of an answer: waits for its power limit */
 void context_trim(edge_session *s);          /* trims as edge_trim has requested; drafts must be dropped */
 turn_mark context_mark(const edge_session *s);

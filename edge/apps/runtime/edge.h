@@ -246,6 +246,45 @@ typedef struct { /* how edge_embed makes vectors; EDGE_EMBEDDING leaves all to t
 #define EDGE_EMBEDDING {sizeof(edge_embedding), NULL, 0, 0, 0, 0}
 /* end */
 
+typedef struct { /* how a sound is heard; EDGE_HEARING leaves all but the rate to the model */
+    uint32_t size;
+    /* generated: Hearing */
+    uint32_t rate; /* Samples per second, from 1000 to 192000; there is no default. */
+    const char *language; /* A code such as en. NULL: the likeliest of the first window with a voice. */
+    uint32_t translate; /* Write in English what was said in another language. */
+    const char *prompt; /* Text that might have come before, for names and style. NULL: none. */
+    /* The only one that is tried, from 0 to 1. Less than 0: 0, and higher ones while a text repeats itself or is
+     * improbable. */
+    double temperature;
+    uint32_t everything; /* Ask the model about silence and steady noise, too, which are passed over otherwise. */
+    uint32_t alone; /* The text of a window is no prompt for the next. */
+    uint32_t live; /* The sound is made meanwhile: a window ends at a pause, instead of after 30 s. */
+    /* end */
+} edge_hearing;
+/* generated: EDGE_HEARING */
+#define EDGE_HEARING {sizeof(edge_hearing), 0, NULL, 0, NULL, -1, 0, 0, 0}
+/* end */
+
+typedef struct { /* a part of a transcript; its strings and tokens are valid until the session's next call */
+    uint32_t size;
+    /* generated: Segment */
+    uint32_t id; /* Its number in the transcript. */
+    uint32_t finish; /* An edge_finish: why the transcript has ended. */
+    const char *text; /* What was said; empty: no segment is complete yet. */
+    uint32_t length; /* Bytes of the text. */
+    double start; /* Seconds in the sound at which it begins, and next, ends. */
+    double end;
+    const char *language; /* The code of the language; empty: not yet known. */
+    const int32_t *tokens; /* With timestamps. */
+    uint32_t tokens_count;
+    double temperature; /* Of the window it was found in, as the next three. */
+    double avg_logprob; /* Mean natural logarithm of the probabilities of tokens. */
+    double compression_ratio; /* Of the text's bytes to those of zlib: repetition if it is high. */
+    double no_speech_prob; /* Probability that nothing was said. */
+    double heard; /* Seconds of sound that were taken so far. */
+    /* end */
+} edge_segment;
+
 typedef struct { /* a picture, upright */
     uint32_t size;
     const void *pixels; /* rows from the top, of red, green and blue bytes, and perhaps alpha, which is not multiplied in */
@@ -343,6 +382,15 @@ EDGE_API uint32_t edge_dimensions(const edge_model *model);
  * EDGE_FULL if a text is longer than the cache, and may be neither cut nor evicted; then vectors before it may be written. */
 EDGE_API edge_status edge_embed(edge_session *session, const char *const *texts, const size_t *lengths, size_t count,
                                 const edge_embedding *options, float *vectors, size_t capacity, edge_error *error);
+
+/* Begins a transcript of a sound, in place of the last one. ears: the bundle's file ears.edge, which the session's first call
+ * opens, with memory for it, and the session keeps; NULL later. EDGE_UNSUPPORTED if the bundle hears nothing. The budgets of
+ * edge_options hold for a sound as for an answer. */
+EDGE_API edge_status edge_listen(edge_session *session, const edge_source *ears, const edge_hearing *options, edge_error *error);
+/* Hears samples, mono, from -1 to 1, up to the next segment of the transcript; returns the number of samples that were taken.
+ * Call it again with the rest. Without samples (count 0) the sound has ended: call it so until segment->finish is set, by
+ * EDGE_EOS or a budget. Blocks while a window of the sound is heard. */
+EDGE_API int64_t edge_hear(edge_session *session, const float *samples, size_t count, edge_segment *segment, edge_error *error);
 
 #ifdef __cplusplus
 }

@@ -119,7 +119,9 @@ static bool config_is_possible(const edge_config *c)
         && number_within(c->joules_per_byte, 0, 1) && c->chat <= 1 && c->weight_bytes <= MOST_BYTES
         && c->states < MOST_SCRATCH / sizeof(float) && c->copied <= c->states && c->kv_bytes <= MOST_BYTES && c->scratch_bytes <= MOST_BYTES
         && c->peak <= MOST_BYTES;
-    return shape && plan && rings && angles && sampled && costs;
+    bool across = c->crossings <= c->layers && c->cross_stride <= MOST_TOKENS && c->cross_stride % TILE == 0 && !c->crossings == !c->cross_stride
+        && (c->crossings || !c->cross_slot);
+    return shape && plan && rings && angles && sampled && costs && across;
 }
 
 static bool layers_agree(const edge_model *model)
@@ -180,7 +182,7 @@ static bool design_is_possible(const edge_config *c, const design_config *d, uin
                           && d->tiles <= d->floats - d->head_upper && d->head_lower <= d->floats
                           && d->tiles <= d->floats - d->head_lower && d->head_tiles <= d->integers
                           && d->tiles <= d->integers - d->head_tiles))
-        && d->table % 8 == 0 && d->numbers && d->table <= section && d->numbers <= (section - d->table) / 8;
+        && d->table % 8 == 0 && d->numbers > c->cross_slot && d->table <= section && d->numbers <= (section - d->table) / 8;
 }
 
 static bool designs_agree(const edge_model *model)

@@ -20,7 +20,8 @@
  *     EMBED        see embed.c
  *     NORMALIZER   see letters.h
  *     EYES         see eyes.h
- *     STEM         matrices around an encoder's layers, of files such as eyes.edge
+ *     HEARING      see ears/hearing.h
+ *     STEM         matrices around an encoder's layers, of files such as eyes.edge and ears.edge
  *     TABLE        the last, and not mapped: a row of layers * layer_inputs values for each token; see table.c
  */
 #ifndef EDGE_MODEL_H
@@ -42,7 +43,8 @@ struct edge_model {
     volatile int32_t sessions; /* open */
 };
 
-/* Maps the file and checks all sections but TOKENIZER, WORDS, CHAT, EMBED, NORMALIZER, EYES and STEM, which their owners check. */
+/* Maps the file and checks all sections but TOKENIZER, WORDS, CHAT, EMBED, NORMALIZER, EYES, HEARING and STEM, which their owners
+ * check. */
 edge_status model_map(const edge_source *source, edge_model *model, edge_error *error);
 /* Fails if the file was cut short after it was mapped. */
 edge_status model_is_whole(const edge_model *model, edge_error *error);

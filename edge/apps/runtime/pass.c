@@ -4,7 +4,7 @@
  *
  *     job        what to run: kind, count, position, …: read by all threads when it starts
  *     lines      LINES cache lines for each thread: arrivals at barriers, and numbers of jobs
- *     table      offsets of weights and scratch, a section of model.edge (a copy where adapters may change it)
+ *     table      offsets of weights and scratch, a section of model.edge (a copy where adapters or rows across may change it)
  *     floats     scratch | normals | temperatures | layer inputs | bounds of the head: offsets are in the design
  *     integers   scratch
  *     tokens     [tokens]         of the chunk, and what belongs to each
@@ -45,8 +45,9 @@ struct pass {
     accelerator *accelerator;                      /* NULL: compiled code runs all passes */
     compiled_run *run;
     pass_job *job;
-    const int64_t *table;                          /* of the design; a copy if there is room for adapters */
+    const int64_t *table;                          /* of the design; a copy if there is room for adapters, or rows across */
     adapter_room adapter;
+    void *cross_keys, *cross_values;
     int32_t *lines;                                /* [threads][LINES][LINE] */
     float *floats;                                 /* scratch */
     float *inputs;                                 /* as a table_reader writes them */
@@ -110,15 +111,19 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     member *members = take(from, c->threads * sizeof *members);
     uint64_t bytes = from->used - before, size = design->numbers * sizeof(int64_t);
     const adapters_config *room = model_adapters(model);
-    adapter_room adapter = {take(from, room ? size : 0), take(from, room ? room->room : 0)};
+    adapter_room adapter = {take(from, room || c->crossings ? size : 0), take(from, room ? room->room : 0)};
+    const row_shape *shape = c->shapes;
+    const uint64_t cross = (uint64_t)c->crossings * shape->heads * c->cross_stride + (c->crossings ? SPARE_ROWS : 0);
+    const uint64_t value = c->kv_dtype == KV_F32 ? sizeof(float) : sizeof(uint16_t);
+    void *cross_keys = take(from, cross * shape->key * value), *cross_values = take(from, cross * shape->value * value);
     if (!from->memory)
         return NULL;
     const uint8_t *table = model->sections[SECTION_DESIGNS] + design->table;
-    if (room)
+    if (room || c->crossings)
         table = memcpy(adapter.table, table, (size_t)size);
     *p = (pass){.model = model, .design = design, .rows = rows, .job = job, .lines = lines, .floats = floats,
                 .integers = integers, .tokens = tokens, .logits = logits, .rope = rope, .members = members,
-                .cache = kv_arguments(rows), .bytes = bytes, .table = (const int64_t *)table, .adapter = adapter,
+                .cache = kv_arguments(rows), .bytes = bytes, .table = (const int64_t *)table, .adapter = adapter, .cross_keys = cross_keys, .cross_values = cross_values,
                 .accelerator = EDGE_PAGE ? EDGE_PAGE->layout(from, model) : NULL,
                 .inputs = floats + design->layer_inputs, .learned = has_learned_positions(model), .drafts = most};
     if (model->sizes[SECTION_NORMALS])
@@ -187,7 +192,7 @@ static void run_compiled(pass *p, int64_t number)
            cache->keys, cache->values, cache->key_scales, cache->value_scales, cache->lengths, cache->positions,
            p->tokens, p->logits, p->rope, cache->paid, cache->starts, cache->ring_keys, cache->ring_values,
            cache->ring_key_scales, cache->ring_value_scales, cache->ring_positions, cache->states,
-           p->adapter.memory, number);
+           p->adapter.memory, p->cross_keys, p->cross_values, number);
 }
 
 static void *work(void *argument)
@@ -575,6 +580,32 @@ const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const u
         return NULL;
     kv_appended(p->rows, count);
     return pass_inputs(p, stride);
+}
+
+bool pass_cross(pass *p, const float *states, uint32_t count, uint32_t stride)
+{
+    const uint32_t hidden = p->model->config->hidden, padded = (hidden + 31) / 32 * 32, most = p->model->config->chunk;
+    if (!p->threads || pass_lost_thread(p) || !p->model->config->crossings || count > p->model->config->cross_stride)
+        return false;
+    for (uint32_t at = 0; at < count; at += most) {
+        const uint32_t some = smaller(most, count - at);
+        for (uint32_t row = 0; row < some; row++) {
+            float *to = p->floats + p->design->x + (size_t)row * padded;
+            memcpy(to, states + (size_t)(at + row) * stride, hidden * sizeof *to);
+            memset(to + hidden, 0, (padded - hidden) * sizeof *to);
+        }
+        if (!file_is_whole(&p->model->file))
+            return false;
+        p->job->kind = JOB_CROSS;
+        p->job->count = some;
+        p->job->position = at;
+        p->job->wanted = p->job->observed = p->job->drafts = 0;
+        run_job(p);
+        if (pass_lost_thread(p))
+            return false;
+    }
+    p->adapter.table[p->model->config->cross_slot] = count;
+    return true;
 }
 
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick)

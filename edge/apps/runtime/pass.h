@@ -52,4 +52,8 @@ void pass_release(pass *p);         /* returns scratch to the system until the n
 typedef struct { int64_t *table; uint8_t *memory; } adapter_room;
 adapter_room pass_adapter(const pass *p);
 
+/* Makes the keys and values that layers read across, of an encoder's states [count][stride], count at most cross_stride: tokens
+ * see these from now on. Returns false if the file was cut short or a thread was lost. */
+bool pass_cross(pass *p, const float *states, uint32_t count, uint32_t stride);
+
 #endif

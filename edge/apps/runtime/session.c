@@ -2,7 +2,7 @@
  *
  * A session is one block of memory, which begin_on allocates once: the edge_session, then all parts that it points to.
  *
- *     edge_session | tokenizer | sampler | stops x 2 | ids | run_ids | system | accelerator | kv | policy | drafts | pass
+ *     edge_session | tokenizer | sampler | stops x 2 | ids | run_ids | system | ears | accelerator | kv | policy | drafts | pass
  *
  *     text --tokenizer--> ids --pass--> logits --sampler--> token --utf8, stops--> text
  *                              |  ^
@@ -228,6 +228,7 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     s->system = take(from, config->capacity * sizeof *s->system);
     const embed_config *vectors = model_embed(model);
     s->pooled = take(from, vectors ? 2ull * vectors->widest * sizeof *s->pooled : 0);
+    s->ears = EDGE_EARS ? EDGE_EARS->layout(from, model) : NULL;
     s->accelerator = kind ? kind->layout(from, model) : NULL;
     s->rows = kv_layout(from, model, !design);
     for (uint32_t i = 0; s->accelerator && i < 2; i++)
@@ -289,6 +290,8 @@ void edge_end(edge_session *s)
         pass_stop(s->pass);
         if (s->accelerator)
             s->accelerator->kind->close(s->accelerator);
+        if (s->ears)
+            EDGE_EARS->end(s->ears);
     }
     if (s->given)
         given_clear(s->given);

@@ -6,6 +6,7 @@
 #include "base.h"
 #include "budgets.h"
 #include "drafts.h"
+#include "ears.h"
 #include "given.h"
 #include "kv.h"
 #include "model.h"
@@ -97,6 +98,7 @@ struct edge_session {
     int32_t token;
     float *logits;
     double *pooled;           /* [2 * widest] of embed_config; NULL: the bundle makes no vectors */
+    listener *ears;               /* NULL: the bundle hears nothing */
     double seconds, joules;   /* of the last answer that ended */
     uint32_t text_at, text_end;
     char text[TEXT_ROOM], fed[LONGEST_TEXT];

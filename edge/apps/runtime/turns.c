@@ -215,6 +215,8 @@ void end_answer(edge_session *s)
 /* Refuses what only models that generate can do. */
 static edge_status check_generates(const edge_session *s, edge_error *error)
 {
+    if (s->ears)
+        return edge_fail(error, EDGE_UNSUPPORTED, "the model hears, and answers no prompts: call edge_listen and edge_hear");
     if (!s->model->config->encoder)
         return EDGE_OK;
     return edge_fail(error, EDGE_UNSUPPORTED, "the model is an encoder, which answers no prompts: call edge_embed");

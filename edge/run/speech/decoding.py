@@ -14,8 +14,8 @@ from edge.run.speech.rules import TokenRules
 from edge.types import FloatArray, IntArray
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-_MOST_RATIO = 2.4  # of a text's bytes to those of zlib: more means repetition
-_LEAST_LOGPROB = -1.0  # per token
+MOST_RATIO = 2.4  # of a text's bytes to those of zlib: more means repetition
+LEAST_LOGPROB = -1.0  # per token
 NO_SPEECH = 0.6  # probability from which an improbable text counts as none
 
 Pay = Callable[[int], None]
@@ -37,12 +37,12 @@ class Decoded:
     @property
     def silent(self) -> bool:
         """Whether the window holds no speech."""
-        return self.no_speech > NO_SPEECH and self.logprob <= _LEAST_LOGPROB
+        return self.no_speech > NO_SPEECH and self.logprob <= LEAST_LOGPROB
 
     @property
     def failed(self) -> bool:
         """Whether a higher temperature may do better."""
-        return (self.ratio > _MOST_RATIO or self.logprob < _LEAST_LOGPROB) and not self.silent
+        return (self.ratio > MOST_RATIO or self.logprob < LEAST_LOGPROB) and not self.silent
 
 
 class Decoder:

@@ -11,7 +11,7 @@ from edge.model.whisper import Whisper
 from edge.types import FloatArray
 
 STEP_S = 0.02  # between two timestamps
-_LATEST_FIRST_S = 1.0  # of a window's first timestamp
+LATEST_FIRST_S = 1.0  # of a window's first timestamp
 _CONTROLS = ("<|startoftranscript|>", "<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>",
              "<|nospeech|>", "<|nocaptions|>")  # fmt: skip
 _NOTES = "♩♪♫♬♭♮♯"
@@ -31,15 +31,15 @@ class TokenRules:
         never = {*controls, *unspoken(tokenizer), whisper.no_timestamps}
         if not timestamps:
             never.update(range(whisper.first_timestamp, whisper.vocab))
-        self._never = np.array(sorted(never))
-        self._blank = np.array([*tokenizer.encode(" ", start=False), whisper.eot])
+        self.never = np.array(sorted(never))
+        self.blank = np.array([*tokenizer.encode(" ", start=False), whisper.eot])
         self._end, self._first, self._timestamps = whisper.eot, whisper.first_timestamp, timestamps
 
     def apply(self, logits: FloatArray, sampled: Sequence[int]) -> None:
         """logits: float32 [vocab], changed in place. sampled: the tokens of the transcript so far."""
-        logits[self._never] = -np.inf
+        logits[self.never] = -np.inf
         if not sampled:
-            logits[self._blank] = -np.inf
+            logits[self.blank] = -np.inf
         if self._timestamps:
             self._apply_timestamps(logits, sampled)
 
@@ -48,7 +48,7 @@ class TokenRules:
         first = self._first
         if not sampled:
             logits[:first] = -np.inf
-            logits[first + round(_LATEST_FIRST_S / STEP_S) + 1 :] = -np.inf
+            logits[first + round(LATEST_FIRST_S / STEP_S) + 1 :] = -np.inf
         else:
             ended = sampled[-1] >= first
             paired = len(sampled) < 2 or sampled[-2] >= first

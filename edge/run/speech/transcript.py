@@ -20,10 +20,10 @@ from edge.run.speech.words import Word, align, typical
 
 Times = Literal["words", "segments"]
 
-_FORGOTTEN = 0.5  # temperature above which a text is no prompt for the next
-_BEFORE = 30  # frames before a voice with which a window begins
-_STILL = 300  # frames of silence that are passed over; shorter pauses stay in their window
-_ENCODING = 8  # positions that cost about what a token does: the encoder runs them together
+FORGOTTEN = 0.5  # temperature above which a text is no prompt for the next
+BEFORE = 30  # frames before a voice with which a window begins
+STILL = 300  # frames of silence that are passed over; shorter pauses stay in their window
+ENCODING = 8  # positions that cost about what a token does: the encoder runs them together
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def transcribe(
             heard.seconds = place.seek * FRAME_S
             yield place, []
             continue
-        pay(whisper.positions // _ENCODING)
+        pay(whisper.positions // ENCODING)
         listener.encode(windows.mel(place.seek, frames))
         heard.windows += 1
         if place.language is None:
@@ -132,8 +132,8 @@ def _quiet(windows: Windows, seek: int, frames: int) -> int:
     found = voices(windows.samples(seek, frames))
     if not found:
         return frames
-    before = found[0][0] - _BEFORE
-    return before if before >= _STILL else 0
+    before = found[0][0] - BEFORE
+    return before if before >= STILL else 0
 
 
 def _opening(listener: Listener, language: str | None, settings: Settings) -> list[int]:
@@ -171,7 +171,7 @@ def _window(
     kept = [each for each in segments if each.text.strip() and each.start < each.end]
     kept = [replace(each, id=place.count + number) for number, each in enumerate(kept)]
     before = (*place.before, *(token for each in kept for token in each.tokens))
-    if not settings.continued or found.temperature > _FORGOTTEN:
+    if not settings.continued or found.temperature > FORGOTTEN:
         before = ()
     before = before[-(whisper.context // 2 - 1) :]
     return replace(place, seek=place.seek + passed, before=before, count=place.count + len(kept), spoken=spoken), kept

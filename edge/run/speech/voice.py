@@ -8,12 +8,13 @@ import numpy as np
 from edge.media.mel import HOP
 from edge.types import AnyArray, FloatArray
 
-_FLOOR = -60.0  # dB of full scale: what is below is silence
-_ABOVE = 6.0  # dB above the noise; noise of constant loudness stays within 2 dB in frames of 10 ms
-_NOISE = 10  # per cent of the frames: those are taken for noise
-_LOUD_NOISE = -30.0  # dB: what is louder counts as speech, also if nothing is quieter
-_SHORTEST = 8  # frames: 80 ms; clicks are shorter
-_JOINED = 30  # frames between two voices that belong together
+FLOOR = -60.0  # dB of full scale: what is below is silence
+ABOVE = 6.0  # dB above the noise; noise of constant loudness stays within 2 dB in frames of 10 ms
+NOISE = 10  # per cent of the frames: those are taken for noise
+LOUD_NOISE = -30.0  # dB: what is louder counts as speech, also if nothing is quieter
+SHORTEST = 8  # frames: 80 ms; clicks are shorter
+JOINED = 30  # frames between two voices that belong together
+CLICK = 3  # frames: what joins a short voice is longer
 
 
 def voices(samples: FloatArray) -> list[tuple[int, int]]:
@@ -22,11 +23,12 @@ def voices(samples: FloatArray) -> list[tuple[int, int]]:
     edges = np.flatnonzero(np.diff(np.concatenate([[0], loud.astype(np.int8), [0]])))
     found = list[tuple[int, int]]()
     for start, end in edges.reshape(-1, 2).tolist():
-        if found and start - found[-1][1] <= _JOINED and (found[-1][1] - found[-1][0] >= _SHORTEST or end - start >= 3):
+        near = found and start - found[-1][1] <= JOINED
+        if near and (found[-1][1] - found[-1][0] >= SHORTEST or end - start >= CLICK):
             found[-1] = found[-1][0], end
         else:
             found.append((start, end))
-    return [(start, end) for start, end in found if end - start >= _SHORTEST]
+    return [(start, end) for start, end in found if end - start >= SHORTEST]
 
 
 def _loud(samples: FloatArray) -> AnyArray:
@@ -35,5 +37,5 @@ def _loud(samples: FloatArray) -> AnyArray:
         return np.zeros(0, bool)
     centered = frames - frames.mean(axis=1, keepdims=True)
     level = 10 * np.log10(np.square(centered).mean(axis=1) + 1e-12)
-    noise = float(np.percentile(level, _NOISE))
-    return np.asarray(level > max(_FLOOR, min(noise + _ABOVE, _LOUD_NOISE)))
+    noise = float(np.percentile(level, NOISE))
+    return np.asarray(level > max(FLOOR, min(noise + ABOVE, LOUD_NOISE)))

@@ -14,9 +14,9 @@ from edge.types import FloatArray
 
 FRAME_S = HOP / RATE
 _AROUND = WINDOW // 2  # samples that the first and the last frame need beside theirs
-_PART = RATE // 2  # samples that are read at once
+PART = RATE // 2  # samples that are read at once
 _LATE = 0.25  # of the time that a part lasts: whoever waits longer for it is listening to someone who speaks now
-_PAUSE = 60  # frames without voice after which a window of live speech ends
+PAUSE = 60  # frames without voice after which a window of live speech ends
 
 
 class Windows:
@@ -43,12 +43,12 @@ class Windows:
                 break
             started = self._clock()
             try:
-                part = self._sound.read(_PART)
+                part = self._sound.read(PART)
             finally:
                 took = self._clock() - started
-                self.live = took > _LATE * _PART / RATE
+                self.live = took > _LATE * PART / RATE
                 self.waited += took if self.live else 0.0
-            self._ended = part.size < _PART
+            self._ended = part.size < PART
             self._held = np.concatenate([self._held, part])
         there = (self._start + self._held.size) // HOP - seek
         return max(0, min(self._frames, there))
@@ -82,8 +82,8 @@ class Windows:
 
     def _pauses(self, seek: int) -> bool:
         there = (self._start + self._held.size) // HOP - seek
-        heard = voices(self.samples(seek, there)) if there > _PAUSE else []
-        return bool(heard) and heard[-1][1] <= there - _PAUSE
+        heard = voices(self.samples(seek, there)) if there > PAUSE else []
+        return bool(heard) and heard[-1][1] <= there - PAUSE
 
     def _drop(self, until: int) -> None:
         """Let samples go that lie before this one."""

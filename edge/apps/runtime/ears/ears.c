@@ -1,0 +1,358 @@
+/* A transcript of a sound: a port of edge/run/speech/transcript.py.
+ *
+ *     samples --windows--> samples at 16 kHz --mel--> spectrogram --stem--> rows --encoder--> states
+ *     states --pass--> keys and values that the decoder reads across --decoding--> tokens --> segments, one at a time
+ *
+ * The encoder is a file of its own, ears.edge, which edge_listen opens first; it stays until the session ends. A session has
+ * one sound at a time. `next` of `parts` segments of the last window are yet to come; without any, the next window begins at
+ * frame `seek`. */
+#include <math.h>
+#include <string.h>
+
+#include "bundle.h"
+#include "context.h"
+#include "decoding.h"
+#include "ears.h"
+#include "encoder.h"
+#include "hearing.h"
+#include "kv.h"
+#include "mel.h"
+#include "pass.h"
+#include "session.h"
+#include "stem.h"
+#include "tokenizer.h"
+#include "windowing.h"
+
+typedef struct { uint32_t first, last; double start, end; } part; /* its tokens, and seconds from the window's beginning */
+
+struct listener {
+    const hearing_config *config;
+    encoder *encoder;           /* NULL until ears.edge is open */
+    const stem_config *stem_data;
+    windows *windows;
+    mel *mel;
+    stem *stem;
+    decoder *decoder;
+    float *spectrogram;         /* [frames][mels] */
+    part *parts;                /* [context / 2] */
+    int32_t *before;            /* [context]: tokens of the text before */
+    char *text;                 /* [text_bytes + 1]: of a segment */
+
+    /* The sound. */
+    bool listening, voice, continued, translates;
+    int32_t language;           /* number of the language; -1: not yet known */
+    double temperature;
+    uint64_t seek;
+    uint32_t before_count, segments;
+
+    /* Its last window. */
+    decoded found;
+    double offset;
+    uint32_t part_count, next;
+};
+
+static listener *layout(arena *from, const edge_model *model)
+{
+    const hearing_config *config = model_hearing(model);
+    if (!config)
+        return NULL;
+    const uint32_t context = model->config->context;
+    listener *e = take(from, sizeof *e), counted, *own = e ? e : &counted;
+    own->config = config;
+    own->windows = windows_layout(from, config->frames);
+    own->mel = mel_layout(from, config->mels);
+    own->stem = stem_layout(from, config->mels, model->config->hidden);
+    own->decoder = decoder_layout(from, model);
+    own->spectrogram = take(from, (uint64_t)config->frames * config->mels * sizeof *own->spectrogram);
+    own->parts = take(from, context / 2 * sizeof *own->parts);
+    own->before = take(from, context * sizeof *own->before);
+    own->text = take(from, config->text_bytes + 1ull);
+    return e;
+}
+
+static void end(listener *own)
+{
+    if (own)
+        encoder_close(own->encoder);
+}
+
+/* ---- edge_listen ---------------------------------------------------------------------------------------------------- */
+
+static edge_status open_encoder(edge_session *s, const edge_source *source, edge_error *error)
+{
+    listener *e = s->ears;
+    if (!source)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "the first edge_listen of a session needs the bundle's file ears.edge");
+    if (source->size < sizeof *source)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_source.size is %d: set it", (int64_t)source->size);
+    edge_status status = encoder_open(EDGE_HEARS, source, NULL, pass_threads(s->pass), s->next_options.cpu_mask, &e->encoder, error);
+    if (status)
+        return status;
+    const edge_model *own = encoder_model(e->encoder);
+    e->stem_data = find_stem(own, e->config->mels, s->model->config->hidden, e->config->frames / 2);
+    if (e->stem_data && own->config->hidden == s->model->config->hidden && own->config->capacity == e->config->frames / 2) {
+        mel_start(e->mel, stem_filters(e->stem_data));
+        return EDGE_OK;
+    }
+    encoder_close(e->encoder);
+    e->encoder = NULL;
+    return edge_fail(error, EDGE_BAD_FILE, "ears.edge is damaged (its convolutions): copy or export it again");
+}
+
+static bool same(const char *one, const char *other)
+{
+    return strlen(one) == strlen(other) && !memcmp(one, other, strlen(one));
+}
+
+/* Finds a language by its code. */
+static edge_status find_language(listener *e, const char *code, edge_error *error)
+{
+    e->language = e->config->languages ? -1 : 0;
+    if (!code)
+        return EDGE_OK;
+    if (!e->config->languages)
+        return same(code, "en") ? EDGE_OK : edge_fail(error, EDGE_BAD_ARGUMENT, "the model knows English alone: leave language out");
+    for (uint32_t i = 0; i < e->config->languages; i++)
+        if (same(code, hearing_name(e->config, i))) {
+            e->language = (int32_t)i;
+            return EDGE_OK;
+        }
+    return edge_fail(error, EDGE_BAD_ARGUMENT, "the model has no language %s: state a code such as en", code);
+}
+
+typedef struct { listener *ears; uint32_t most; } prompt_ids;
+
+/* Keeps the last tokens of a prompt. */
+static bool keep_ids(void *to, const int32_t *ids, size_t count)
+{
+    listener *e = ((prompt_ids *)to)->ears;
+    const uint32_t most = ((prompt_ids *)to)->most;
+    for (size_t i = 0; i < count; i++) {
+        if (e->before_count == most)
+            memmove(e->before, e->before + 1, --e->before_count * sizeof *e->before);
+        e->before[e->before_count++] = ids[i];
+    }
+    return true;
+}
+
+static void take_prompt(edge_session *s, const char *prompt)
+{
+    prompt_ids to = {s->ears, s->model->config->context / 2 - 1};
+    uint32_t length = (uint32_t)strlen(prompt);
+    const char *text = stripped(prompt, &length);
+    s->ears->before_count = 0;
+    if (length)
+        tokenizer_encode_after(s->tokenizer, " ", text, length, keep_ids, &to);
+}
+
+static edge_status listen(edge_session *s, const edge_source *source, const edge_hearing *options, edge_error *error)
+{
+    listener *e = s->ears;
+    edge_status status;
+    if (options->rate < SLOWEST_SOUND || options->rate > FASTEST_SOUND)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "rate must be from %d to %d samples per second, not %d", (int64_t)SLOWEST_SOUND,
+                         (int64_t)FASTEST_SOUND, (int64_t)options->rate);
+    if (!(options->temperature <= 1))
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "temperature must be from 0 to 1, or less than 0 for openai-whisper's own");
+    if (options->translate && !e->config->languages)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "the model knows English alone, and translates nothing: leave translate out");
+    if ((status = find_language(e, options->language, error)) || (!e->encoder && (status = open_encoder(s, source, error))))
+        return status;
+    take_prompt(s, options->prompt ? options->prompt : "");
+    e->listening = true;
+    e->voice = !options->everything, e->continued = !options->alone, e->translates = options->translate;
+    e->temperature = options->temperature;
+    e->seek = 0;
+    e->segments = e->part_count = e->next = 0;
+    windows_start(e->windows, options->rate, options->live);
+    context_begin(s);
+    return EDGE_OK;
+}
+
+/* ---- a window ------------------------------------------------------------------------------------------------------- */
+
+/* Frames to pass over: all without a voice, or a long silence before the first. */
+static uint32_t quiet(listener *e, uint32_t frames)
+{
+    const voiced *found;
+    if (!windows_voices(e->windows, e->seek, frames, &found))
+        return frames;
+    return found->begin >= FRAMES_BEFORE + STILL_FRAMES ? found->begin - FRAMES_BEFORE : 0;
+}
+
+/* Makes a window what the decoder continues a text about. */
+static bool encode(edge_session *s, uint32_t frames)
+{
+    listener *e = s->ears;
+    const uint32_t mels = e->config->mels, count = e->config->frames / 2;
+    uint32_t stride;
+    mel_write(e->mel, windows_around(e->windows, e->seek, frames), frames, e->spectrogram);
+    memset(e->spectrogram + (size_t)frames * mels, 0, (size_t)(e->config->frames - frames) * mels * sizeof(float));
+    float *rows = encoder_inputs(e->encoder, &stride);
+    stem_run(e->stem, e->stem_data, e->spectrogram, 2 * count, rows, stride);
+    const float *states = encoder_run(e->encoder, &count, count, &stride);
+    return states && pass_cross(s->pass, states, count, stride);
+}
+
+/* Divides the tokens of a window into segments; returns the frames that they cover. */
+static uint32_t divide(listener *e, uint32_t frames)
+{
+    const int32_t *tokens = e->found.tokens, first = (int32_t)e->config->first_timestamp;
+    const uint32_t count = e->found.count;
+    const bool whole = count > 1 && tokens[count - 1] >= first && tokens[count - 2] < first; /* nothing is said behind it */
+    uint32_t start = 0;
+    e->part_count = e->next = 0;
+    for (uint32_t at = 1; at <= count; at++)
+        if ((at < count && tokens[at - 1] >= first && tokens[at] >= first) || (at == count && whole && start)) {
+            e->parts[e->part_count++] = (part){start, at, (tokens[start] - first) * STAMP_S, (tokens[at - 1] - first) * STAMP_S};
+            start = at;
+        }
+    if (!start) { /* no pair of timestamps */
+        uint32_t last = count;
+        while (last && tokens[last - 1] < first)
+            last--;
+        const int32_t stamp = last ? tokens[last - 1] - first : 0;
+        if (count)
+            e->parts[e->part_count++] = (part){0, count, 0, stamp ? stamp * STAMP_S : frames * ((double)MEL_HOP / SOUND_RATE)};
+        return frames;
+    }
+    const uint32_t passed = whole ? frames : (uint32_t)(tokens[start - 1] - first) * STAMP_FRAMES;
+    return passed < 1 ? 1 : smaller(passed, frames);
+}
+
+static edge_finish decode(edge_session *s, uint32_t frames)
+{
+    listener *e = s->ears;
+    int32_t opening[3] = {(int32_t)e->config->sot};
+    uint32_t count = 1;
+    edge_finish reason;
+    if (e->language < 0) {
+        uint32_t language;
+        if ((reason = decoder_language(e->decoder, s, &language)))
+            return reason;
+        e->language = (int32_t)language;
+    }
+    if (e->config->languages) {
+        opening[count++] = hearing_languages(e->config)[e->language];
+        opening[count++] = (int32_t)(e->translates ? e->config->translate : e->config->transcribe);
+    }
+    reason = decoder_run(e->decoder, s, e->before, e->before_count, opening, count, e->seek, e->temperature, &e->found);
+    if (reason)
+        return reason;
+    e->offset = (double)e->seek * ((double)MEL_HOP / SOUND_RATE);
+    e->part_count = e->next = 0;
+    e->seek += e->found.silent ? frames : divide(e, frames);
+    if (!e->found.silent && (!e->continued || e->found.temperature > FORGOTTEN))
+        e->before_count = 0;
+    return EDGE_GOING;
+}
+
+/* Hears the next window, if it is complete. *heard: false: more samples are needed. */
+static edge_finish hear_window(edge_session *s, bool *heard)
+{
+    listener *e = s->ears;
+    *heard = windows_ready(e->windows, e->seek);
+    if (!*heard)
+        return EDGE_GOING;
+    const uint32_t frames = windows_frames(e->windows, e->seek);
+    if (!frames)
+        return EDGE_EOS;
+    const uint32_t passed = e->voice ? quiet(e, frames) : 0;
+    if (passed) {
+        e->seek += passed;
+        return EDGE_GOING;
+    }
+    edge_finish reason = context_look(s, e->config->frames / 2 / ENCODING_SHARE);
+    if (reason)
+        return reason;
+    if (!encode(s, frames)) {
+        s->failed = true;
+        return EDGE_INTERRUPTED;
+    }
+    return decode(s, frames);
+}
+
+/* ---- edge_hear ------------------------------------------------------------------------------------------------------ */
+
+static double hundredths(double seconds)
+{
+    return rint(seconds * 100) / 100;
+}
+
+/* Fills in the next segment of the window that says something. */
+static bool next_segment(edge_session *s, edge_segment *segment)
+{
+    listener *e = s->ears;
+    while (e->next < e->part_count) {
+        const part *own = e->parts + e->next++;
+        const double start = hundredths(e->offset + own->start), stop = hundredths(e->offset + own->end);
+        const int32_t *tokens = e->found.tokens + own->first;
+        const uint32_t count = own->last - own->first, length = decoder_text(e->decoder, s, tokens, count, e->text);
+        uint32_t left = length;
+        stripped(e->text, &left);
+        if (!left || start >= stop)
+            continue;
+        e->text[length] = 0;
+        if (e->continued && e->found.temperature <= FORGOTTEN) {
+            prompt_ids to = {e, s->model->config->context / 2 - 1};
+            keep_ids(&to, tokens, count);
+        }
+        segment->id = e->segments++;
+        segment->text = e->text, segment->length = length;
+        segment->start = start, segment->end = stop;
+        segment->tokens = tokens, segment->tokens_count = count;
+        segment->temperature = e->found.temperature;
+        segment->avg_logprob = e->found.logprob;
+        segment->compression_ratio = e->found.ratio;
+        segment->no_speech_prob = e->found.no_speech;
+        return true;
+    }
+    return false;
+}
+
+static const char *language_of(const listener *e)
+{
+    return e->config->languages ? hearing_name(e->config, (uint32_t)e->language) : "en";
+}
+
+static edge_status check_samples(const float *samples, size_t count, edge_error *error)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!isfinite(samples[i]))
+            return edge_fail(error, EDGE_BAD_ARGUMENT, "sample %d is no finite number: samples are from -1 to 1", (int64_t)i);
+    return EDGE_OK;
+}
+
+static int64_t hear(edge_session *s, const float *samples, size_t count, edge_segment *segment, edge_error *error)
+{
+    listener *e = s->ears;
+    size_t taken = 0;
+    edge_finish reason = EDGE_GOING;
+    if (!e->listening)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "there is no sound to hear: call edge_listen first");
+    edge_status status = check_samples(samples, count, error);
+    if (status)
+        return status;
+    if (!count)
+        windows_end(e->windows);
+    *segment = (edge_segment){.size = segment->size, .text = "", .language = language_of(e)};
+    while (!next_segment(s, segment)) {
+        bool heard;
+        if ((reason = hear_window(s, &heard)))
+            break;
+        if (!heard && taken == count)
+            break;
+        if (!heard)
+            taken += windows_take(e->windows, e->seek, samples + taken, count - taken);
+    }
+    segment->language = language_of(e);
+    segment->heard = hundredths(windows_seconds(e->windows));
+    segment->finish = reason;
+    if (reason) {
+        e->listening = false;
+        context_end(s);
+    }
+    return (int64_t)taken;
+}
+
+const ears_kind edge_ears = {layout, listen, hear, end};

@@ -1,0 +1,16 @@
+/* The convolutions before Whisper's encoder. */
+#ifndef EDGE_STEM_H
+#define EDGE_STEM_H
+
+#include "base.h"
+#include "model.h"
+
+typedef struct stem stem;
+stem *stem_layout(arena *from, uint32_t mels, uint32_t hidden);
+/* The section STEM of ears.edge, checked; NULL: it is damaged, or for other sizes. */
+const stem_config *find_stem(const edge_model *ears, uint32_t mels, uint32_t hidden, uint32_t positions);
+const float *stem_filters(const stem_config *config); /* as mel_start takes them */
+/* Writes the encoder's inputs, rows [frames / 2][stride], of a spectrogram [frames][mels]. frames: even. */
+void stem_run(stem *s, const stem_config *config, const float *mel, uint32_t frames, float *rows, uint32_t stride);
+
+#endif

