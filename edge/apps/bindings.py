@@ -111,7 +111,9 @@ def _kotlin(part: str) -> str:
     struct = [field for field in STRUCTS[name] if "kotlin" not in field.without]
     places, size = layout(STRUCTS[name], _LP64)
     if part == name:
-        return "\n".join(line for field in struct for line in _kotlin_member(field, name in ("Options", "Readings")))
+        return "\n".join(
+            line for field in struct for line in _kotlin_member(field, name in ("Options", "Hearing", "Readings"))
+        )
     if part.endswith("Bytes"):
         puts = [put for field in struct for put in _kotlin_puts(field, places)]
         return "\n            ".join((f"        struct({size})", *puts, ".array()"))
@@ -167,7 +169,9 @@ def _swift(part: str) -> str:
     name = re.sub("(Native|Read)$", "", part)
     struct = [field for field in STRUCTS[name] if "swift" not in field.without]
     if part == name:
-        return "\n".join(line for field in struct for line in _swift_member(field, name in ("Options", "Readings")))
+        return "\n".join(
+            line for field in struct for line in _swift_member(field, name in ("Options", "Hearing", "Readings"))
+        )
     if part.endswith("Read"):
         return "\n".join(f"        {camel(field.name)} = {_swift_read(field)}" for field in struct)
     indent = " " * (12 if name == "Options" else 8)
@@ -228,8 +232,9 @@ def _script(part: str) -> str:
     for field in STRUCTS[part]:
         if field.kind == "seed":
             entries.append(f'["seeded", "Flag", {places["seeded"]}, 0]')
-        if field.kind != "texts" and "web" not in field.without:
-            unset = f", {field.unset}" * (part == "Options")
+        given = part in ("Options", "Hearing")
+        if field.kind != "texts" and "web" not in field.without and not (part == "Hearing" and field.kind == "text"):
+            unset = f", {field.unset}" * given
             entries.append(f'["{camel(field.name)}", "{_VIEWS[field.kind]}", {places[field.name]}{unset}]')
     return _list(entries, 2) + ","
 
@@ -269,7 +274,7 @@ def _types(part: str) -> str:
         if not {"web", "types"} & {*field.without}:
             if about := _about(field, "Default"):
                 lines.append(_document(about, "  /** ", "   * ", " */"))
-            mark = "?" * (part == "Options")
+            mark = "?" * (part in ("Options", "Hearing"))
             lines.append(f"  {camel(field.name)}{mark}: {_SCRIPT_TYPES.get(field.kind, 'number')};")
     return "\n".join(lines)
 

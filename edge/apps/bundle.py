@@ -30,7 +30,7 @@ from edge.apps.model_file import MODEL, Section, trusted_source, write_model
 from edge.apps.npu_graphs import NpuGraphs, describe_npu, plan_graphs
 from edge.apps.planning import check_options, own_bytes, plan_bundle, prompt_rows
 from edge.apps.platforms import write_platform
-from edge.apps.site import describe_gpu_files, describe_site, write_gpu
+from edge.apps.site import describe_ears, describe_gpu_files, describe_site, write_gpu
 from edge.apps.vocabulary import composing_bytes, tokenizer_sections
 from edge.backends.checks import app_cores, check_cores
 from edge.backends.tvm import ENGINE as CPU
@@ -296,6 +296,8 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
     web = {}
     if bundle.profile.system == "web":
         web["web"] = describe_site(folder, folder / MODEL, [each.target.name for each in bundle.designs], plan)
+        for each in bundle.encoders:
+            web["web"][each.part] = describe_ears(folder / each.name)
         if bundle.gpu:
             web["web"]["gpu"] = describe_gpu_files(bundle.gpu, folder, plan)
     return {

@@ -33,7 +33,7 @@ def write_platform(
         return write_site(designs, trusted, folder, tell)
     if system in ("ios", "macos"):
         sources = [*(GPU.iterdir() if gpu else ()), *(EARS.iterdir() if ears else ())]
-        return _write_apple(designs, {"trusted.c": trusted}, folder, tell, sources)
+        return _write_apple(designs, {"trusted.c": trusted}, folder, tell, sources, ["ears.edge"] if ears else [])
     write = {"android": _write_android, "windows": _write_windows}.get(system, _write_c)
     more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ()), *(EARS.glob("*.c") if ears else ())]
     return write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))
@@ -83,9 +83,15 @@ def _write_android(
     return assets
 
 
-def _write_apple(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]) -> Path:
-    """A Swift package, whose runtime Xcode compiles and whose passes it assembles, so that they fit any of its SDKs."""
+def _write_apple(
+    designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path], files: list[str]
+) -> Path:
+    """A Swift package, whose runtime Xcode compiles and whose passes it assembles, so that they fit any of its SDKs.
+    files: beside model.edge."""
     _copy(_HERE / "swift", folder)
+    package, own = folder / "Package.swift", '.copy("model.edge")'
+    text = package.read_text(encoding="utf-8")
+    package.write_text(text.replace(own, ", ".join([own, *(f'.copy("{each}")' for each in files)])), encoding="utf-8")
     sources = folder / "Sources" / "CEdge"
     for path in filter(Path.is_file, [*_RUNTIME.iterdir(), *more]):
         _copy(path, sources / "include" if path.name == "edge.h" else sources)

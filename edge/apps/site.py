@@ -67,6 +67,12 @@ def describe_gpu_files(programs: GPUPrograms, folder: Path, plan: Plan) -> dict[
     }  # fmt: skip
 
 
+def describe_ears(path: Path) -> dict[str, Any]:
+    """Part `ears` of `describe_site`: the encoder's file, and SHA-256 of its pieces."""
+    size = path.stat().st_size
+    return {"model": path.name, "bytes": size, "resident": size, "piece": PIECE, "pieces": _hashes(path)}
+
+
 def describe_site(folder: Path, model: Path, isas: Sequence[str], plan: Plan) -> dict[str, Any]:
     """The manifest's part `web`, which the package reads: the model's file, its bytes, how many of them the engine
     keeps in memory (`resident`), and SHA-256 of its pieces of `piece` bytes; the module of each instruction set, the

@@ -124,7 +124,7 @@ EMBEDDING = [
     Field("truncate", "flag", "Leave out the end of a text that is longer than the cache."),
 ]
 HEARING = [
-    Field("rate", "uint32", "Samples per second, from 1000 to 192000; there is no default."),
+    Field("rate", "uint32", "Samples per second, from 1000 to 192000; there is no default.", without=("types",)),
     Field("language", "text", "A code such as en.", "the likeliest of the first window with a voice"),
     Field("translate", "flag", "Write in English what was said in another language."),
     Field("prompt", "text", "Text that might have come before, for names and style.", "none"),
@@ -138,7 +138,7 @@ HEARING = [
 ]  # fmt: skip
 SEGMENT = [
     Field("id", "uint32", "Its number in the transcript."),
-    Field("finish", "uint32", "An edge_finish: why the transcript has ended.", without=("kotlin", "swift", "web")),
+    Field("finish", "uint32", "An edge_finish: why the transcript has ended.", without=("kotlin", "swift", "types")),
     Field("text", "text", "What was said; empty: no segment is complete yet."),
     Field("length", "uint32", "Bytes of the text.", without=("kotlin", "swift", "web")),
     Field("start", "double", "Seconds in the sound at which it begins, and next, ends."),

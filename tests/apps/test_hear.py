@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from bundles import bundle_of
 from conftest import GOLDEN
 from ctypes_bundle import BundleSession, open_bundle
+from kotlin_programs import KOTLIN, PROGRAMS, compile_kotlin, run_kotlin
+from runtime_library import WARNINGS, includes
 from speech_models import tone, write_model
 
 import edge
@@ -102,6 +105,24 @@ def test_shipped_speech(name: str, tmp_path: Path) -> None:
         found = list(session.transcribe(samples, rate=rate))[:-1]
     assert "what your country can do for you" in found[0]["text"]
     check_same(found, of_python(name, samples, rate, kv_dtype="f32"))
+
+
+def test_kotlin_segments_are_those_of_c(folder: Path, tmp_path: Path) -> None:
+    shorts, library = (tone() * 32767).astype("<i2"), tmp_path / "bundle.so"
+    (tmp_path / "sound").write_bytes(shorts.tobytes())
+    program = compile_kotlin(KOTLIN / "src", KOTLIN / "sample", PROGRAMS)
+    command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", *includes(), str(KOTLIN / "jni" / "edge_jni.c")]
+    subprocess.run([*command, str(folder / "libedge.a"), "-lm", "-lpthread", "-o", str(library)], check=True)
+    paths = [str(each) for each in (folder / "model.edge", folder / "ears.edge", tmp_path / "sound")]
+    said = run_kotlin(program, "edge.runtime.HearKt", library, *paths, "7001")
+    asked: dict[str, Any] = {"language": "de", "prompt": "a b", "temperature": 0.0, "everything": 1}
+    with open_bundle(folder) as bundle, bundle.session() as session:
+        *expected, _ = session.transcribe(shorts.astype(np.float32) / 32768, rate=RATE, **asked)
+    lines = [f"{each['id']} {each['start']} {each['end']} de {each['text']}" for each in expected]
+    assert said["segment"] == [line for each in lines for line in each.split("\n")[:1]]
+    assert said["finish"] == ["EOS"]
+    assert said["answer"] == ["the model hears, and answers no prompts: call edge_listen and edge_hear"]
+    assert said["rate"] == ["rate must be from 1000 to 192000 samples per second, not 0"]
 
 
 def test_what_is_refused_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:

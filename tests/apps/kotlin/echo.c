@@ -262,3 +262,16 @@ edge_status edge_embed(edge_session *session, const char *const *texts, const si
     }
     return leave(session, EDGE_OK);
 }
+
+/* Echoes no sounds. */
+edge_status edge_listen(edge_session *session, const edge_source *ears, const edge_hearing *options, edge_error *error)
+{
+    (void)session, (void)ears, (void)options;
+    return fail(error, EDGE_UNSUPPORTED, "the echo hears nothing");
+}
+
+int64_t edge_hear(edge_session *session, const float *samples, size_t count, edge_segment *segment, edge_error *error)
+{
+    (void)session, (void)samples, (void)count, (void)segment;
+    return fail(error, EDGE_UNSUPPORTED, "the echo hears nothing");
+}

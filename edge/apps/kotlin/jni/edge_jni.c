@@ -379,6 +379,56 @@ static void embed_texts(JNIEnv *env, jclass class, jlong session, jbyteArray tex
         raise_error(env, &error);
 }
 
+/* ---- speech ----------------------------------------------------------------------------------------------------- */
+
+enum { SAMPLES_AT_ONCE = 4096, MOST_PROMPT = 4096 };
+
+static void listen(JNIEnv *env, jclass class, jlong session, jbyteArray path, jint fd, jlong offset, jlong length,
+                   jbyteArray bytes, jbyteArray language, jbyteArray prompt)
+{
+    (void)class;
+    char file[MAX_PATH + 1], code[MAX_NAME + 1], before[MOST_PROMPT + 1];
+    edge_error error = {.size = sizeof error};
+    edge_hearing options;
+    (*env)->GetByteArrayRegion(env, bytes, 0, sizeof options, (jbyte *)&options);
+    if (path)
+        copy_text(env, path, file, MAX_PATH);
+    if (language)
+        copy_text(env, language, code, MAX_NAME);
+    if (prompt)
+        copy_text(env, prompt, before, MOST_PROMPT);
+    options.language = language ? code : NULL;
+    options.prompt = prompt ? before : NULL;
+    const edge_source source = {sizeof source, path ? file : NULL, fd, (uint64_t)offset, (uint64_t)length};
+    if (edge_listen(session_of(session), path || fd >= 0 ? &source : NULL, &options, &error) < 0)
+        raise_error(env, &error);
+}
+
+static jlong hear(JNIEnv *env, jclass class, jlong session, jshortArray samples, jint from, jbyteArray bytes)
+{
+    (void)class;
+    const jsize length = (*env)->GetArrayLength(env, samples);
+    edge_error error = {.size = sizeof error};
+    edge_segment segment = {.size = sizeof segment};
+    int64_t taken = 0;
+    do {
+        jshort some[SAMPLES_AT_ONCE];
+        float values[SAMPLES_AT_ONCE];
+        jsize left = length - from - (jsize)taken, count = left < SAMPLES_AT_ONCE ? left : SAMPLES_AT_ONCE;
+        (*env)->GetShortArrayRegion(env, samples, from + (jsize)taken, count, some);
+        for (jsize i = 0; i < count; i++)
+            values[i] = (float)some[i] / 32768;
+        const int64_t heard = edge_hear(session_of(session), values, (size_t)count, &segment, &error);
+        if (heard < 0) {
+            raise_error(env, &error);
+            return 0;
+        }
+        taken += heard;
+    } while (!segment.length && !segment.finish && from + taken < length);
+    (*env)->SetByteArrayRegion(env, bytes, 0, sizeof segment, (const jbyte *)&segment);
+    return (jlong)segment.finish << 32 | (jlong)taken;
+}
+
 /* ---- registration ----------------------------------------------------------------------------------------------- */
 
 #define METHOD(name, signature, function) {(char *)name, (char *)signature, (void *)(uintptr_t)function}
@@ -404,6 +454,8 @@ static const JNINativeMethod METHODS[] = {
     METHOD("threads", "(J[I)I", read_threads),
     METHOD("tokenize", "(J[BI[I)J", count_tokens),
     METHOD("embed", "(J[B[I[BIII[B)V", embed_texts),
+    METHOD("listen", "(J[BIJJ[B[B[B)V", listen),
+    METHOD("hear", "(J[SI[B)J", hear),
 };
 
 EDGE_API jint JNI_OnLoad(JavaVM *vm, void *reserved);

@@ -8,12 +8,13 @@
 
 typedef int32_t jint;
 typedef int64_t jlong;
+typedef int16_t jshort;
 typedef int8_t jbyte;
 typedef double jdouble;
 typedef uint8_t jboolean;
 typedef jint jsize;
 typedef void *jobject;
-typedef jobject jclass, jthrowable, jarray, jobjectArray, jbyteArray, jintArray;
+typedef jobject jclass, jthrowable, jarray, jobjectArray, jbyteArray, jintArray, jshortArray;
 typedef void *jmethodID;
 typedef union { jint i; jlong j; jdouble d; jobject l; } jvalue;
 typedef struct { char *name, *signature; void *fnPtr; } JNINativeMethod;
@@ -52,7 +53,9 @@ struct jni_functions { /* the comments are indexes */
     void (*ReleaseIntArrayElements)(JNIEnv *, jintArray, jint *, jint); /* 195 */
     void *unused_196[4];
     void (*GetByteArrayRegion)(JNIEnv *, jbyteArray, jsize, jsize, jbyte *); /* 200 */
-    void *unused_201[7];
+    void *unused_201[1];
+    void (*GetShortArrayRegion)(JNIEnv *, jshortArray, jsize, jsize, jshort *); /* 202 */
+    void *unused_203[5];
     void (*SetByteArrayRegion)(JNIEnv *, jbyteArray, jsize, jsize, const jbyte *); /* 208 */
     void *unused_209[6];
     jint (*RegisterNatives)(JNIEnv *, jclass, const JNINativeMethod *, jint); /* 215 */

@@ -61,7 +61,7 @@ void resampler_start(resampler *r, uint32_t rate, uint32_t to)
     }
     r->up = to / one, r->down = rate / one;
     r->scale = to < rate ? (double)to / rate : 1;
-    r->reach = (uint32_t)ceil(SINC_ZEROS / r->scale);
+    r->reach = to < rate ? (SINC_ZEROS * rate + to - 1) / to : SINC_ZEROS;
     r->phases = r->up < SINC_PHASES ? (uint32_t)r->up : SINC_PHASES;
     for (uint32_t phase = 0; phase <= r->phases; phase++)
         fill_filter(r, r->filters + (size_t)phase * 2 * r->reach, (double)phase / r->phases);

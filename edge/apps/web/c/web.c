@@ -198,6 +198,35 @@ int32_t web_embed(const char *const *texts, const size_t *lengths, uint32_t coun
     return edge_embed(session, texts, lengths, count, &how, vectors, room, &failure);
 }
 
+static edge_hearing hearing = EDGE_HEARING;
+static edge_segment segment = {.size = sizeof segment};
+
+edge_hearing *web_hearing(void)
+{
+    return &hearing;
+}
+
+int32_t web_listen(const void *ears, uint32_t bytes, const char *language, const char *prompt)
+{
+    edge_source source = {sizeof source, NULL, 0, (uintptr_t)ears, bytes};
+    hearing.language = language;
+    hearing.prompt = prompt;
+    return edge_listen(session, &source, &hearing, &failure);
+}
+
+int32_t web_hear(const float *samples, uint32_t count)
+{
+    count_cpu(true);
+    int64_t taken = edge_hear(session, samples, count, &segment, &failure);
+    count_cpu(false);
+    return (int32_t)taken;
+}
+
+const edge_segment *web_segment(void)
+{
+    return &segment;
+}
+
 int32_t web_tokenize(const char *line, uint32_t bytes, uint32_t special, int32_t *ids, uint32_t room)
 {
     return (int32_t)edge_tokenize(session, line, bytes, special, ids, room, &failure);

@@ -74,6 +74,12 @@ WEB_API(web_use) const edge_usage *web_use(void);        /* 0: no session has be
 /* Writes vectors as edge_embed does, whose arrays these are. prompt: 0: the model's own. */
 WEB_API(web_embed) int32_t web_embed(const char *const *texts, const size_t *lengths, uint32_t count, const char *prompt,
                                      uint32_t dimensions, uint32_t unscaled, uint32_t truncate, float *vectors, uint32_t room);
+/* The options of web_listen. */
+WEB_API(web_hearing) edge_hearing *web_hearing(void);
+/* ears: ears.edge, which must stay there until web_end. language, prompt: 0: none. */
+WEB_API(web_listen) int32_t web_listen(const void *ears, uint32_t bytes, const char *language, const char *prompt);
+WEB_API(web_hear) int32_t web_hear(const float *samples, uint32_t count); /* returns the number of samples that were taken */
+WEB_API(web_segment) const edge_segment *web_segment(void);               /* of the last web_hear */
 WEB_API(web_tokenize) int32_t web_tokenize(const char *text, uint32_t bytes, uint32_t special, int32_t *ids,
                                            uint32_t room);
 

@@ -75,6 +75,56 @@ export interface EmbedOptions {
   truncate?: boolean;
 }
 
+export interface TranscribeOptions {
+  // generated: Hearing
+  /** A code such as en. Default: the likeliest of the first window with a voice. */
+  language?: string;
+  /** Write in English what was said in another language. */
+  translate?: boolean;
+  /** Text that might have come before, for names and style. Default: none. */
+  prompt?: string;
+  /** The only one that is tried, from 0 to 1. Default: 0, and higher ones while a text repeats itself or is improbable.
+   * */
+  temperature?: number;
+  /** Ask the model about silence and steady noise, too, which are passed over otherwise. */
+  everything?: boolean;
+  /** The text of a window is no prompt for the next. */
+  alone?: boolean;
+  /** The sound is made meanwhile: a window ends at a pause, instead of after 30 s. */
+  live?: boolean;
+  // end
+  signal?: AbortSignal;
+  /** Budgets, as in StreamOptions. */
+  time?: number;
+  energy?: number;
+  power?: number;
+}
+
+/** A part of a transcript. */
+export interface Segment {
+  // generated: Segment
+  /** Its number in the transcript. */
+  id: number;
+  /** What was said; empty: no segment is complete yet. */
+  text: string;
+  /** Seconds in the sound at which it begins, and next, ends. */
+  start: number;
+  end: number;
+  /** The code of the language; empty: not yet known. */
+  language: string;
+  /** Of the window it was found in, as the next three. */
+  temperature: number;
+  /** Mean natural logarithm of the probabilities of tokens. */
+  avgLogprob: number;
+  /** Of the text's bytes to those of zlib: repetition if it is high. */
+  compressionRatio: number;
+  /** Probability that nothing was said. */
+  noSpeechProb: number;
+  /** Seconds of sound that were taken so far. */
+  heard: number;
+  // end
+}
+
 export interface Info {
   // generated: ModelInfo
   name: string;
@@ -98,6 +148,8 @@ export interface Info {
   /** Values of an embedding; 0: the bundle makes none. */
   dimensions: number;
   // end
+  /** Whether the model writes what is said, and answers nothing: `Session.transcribe`. */
+  hears: boolean;
   threads: number;
   /** Whether the model is in this device's storage, for the next visit. */
   stored: boolean;
@@ -170,8 +222,20 @@ export class Session {
    * is longer than the cache. */
   embed(text: string, options?: EmbedOptions): Promise<Float32Array>;
   embed(texts: string[], options?: EmbedOptions): Promise<Float32Array[]>;
+  /** What is said in a sound, mono samples from -1 to 1, or in a stream of them as it comes, segment by segment. `rate` must
+   * be given. Fails with unsupported if the site's model does not hear. */
+  transcribe(
+    sound: Float32Array | AsyncIterable<Float32Array>, options: TranscribeOptions & { rate: number },
+  ): AsyncIterableIterator<Segment>;
   close(): Promise<void>;
 }
+
+/** Begin to listen to the microphone, for `Session.transcribe(samples, { rate, live: true })`. Fails as getUserMedia does. */
+export function listenTo(): Promise<{
+  rate: number;
+  samples: AsyncGenerator<Float32Array, void, void>;
+  stop: () => void;
+}>;
 
 export class Edge {
   /** Fetch a bundle's model, unless this device has it, and make it ready. url: of the folder with manifest.json. */

@@ -11,6 +11,7 @@ import { EdgeError } from "./module.js";
 import { forget, storageName, storedBytes } from "./store.js";
 
 export { EdgeError };
+export { listenTo } from "./microphone.js";
 
 const UNITS = { "": 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30 };
 
@@ -161,6 +162,36 @@ export class Session {
     return typeof text === "string" ? vectors : texts.map((_, number) => vectors.subarray(number * size, (number + 1) * size));
   }
 
+  /**
+   * @param {Float32Array | AsyncIterable<Float32Array>} sound
+   * @param {any} options
+   */
+  async *transcribe(sound, { signal, time, energy, power, ...hearing }) {
+    this.#claim();
+    const cancel = () => this.#cancel();
+    /** @type {any[]} */
+    const found = [];
+    const hear = async (/** @type {Float32Array} */ samples) =>
+      this.#remote.call("hear", samples, ({ segment }) => found.push(segment));
+    signal?.addEventListener("abort", cancel, { once: true });
+    try {
+      signal?.throwIfAborted();
+      await this.#remote.call("listen", { hearing, options: this.#named({ time, energy, power }) });
+      let finish = null;
+      for await (const samples of sound instanceof Float32Array ? [sound] : sound) {
+        if (samples.length) finish = await hear(samples);
+        yield* found.splice(0);
+        if (finish) break;
+      }
+      finish ??= await hear(new Float32Array(0));
+      yield* found.splice(0);
+      this.report = { finish };
+    } finally {
+      signal?.removeEventListener("abort", cancel);
+      this.#busy = false;
+    }
+  }
+
   async close() {
     this.#remote.end(new EdgeError("closed", "the session is closed"));
   }
@@ -213,12 +244,13 @@ export class Edge {
 
   /** @param {string | URL} url */
   static async stored(url) {
-    return storedBytes(await modelOf(url));
+    const bytes = await Promise.all((await namesOf(url)).map(storedBytes));
+    return bytes.reduce((sum, each) => sum + each, 0);
   }
 
   /** @param {string | URL} url */
   static async forget(url) {
-    await forget(await modelOf(url));
+    for (const name of await namesOf(url)) await forget(name);
   }
 }
 
@@ -228,10 +260,11 @@ function folder(url) {
   return href.endsWith("/") ? href : `${href}/`;
 }
 
-/** Its name in storage. @param {string | URL} url */
-async function modelOf(url) {
+/** Names in storage of its files. @param {string | URL} url */
+async function namesOf(url) {
   const { files, web } = await fetchManifest(folder(url));
-  return storageName(new URL(web.model, folder(url)).href, files[web.model].sha256);
+  const names = [web.model, ...(web.ears ? [web.ears.model] : [])];
+  return Promise.all(names.map((name) => storageName(new URL(name, folder(url)).href, files[name].sha256)));
 }
 
 /** @param {number | string | undefined} memory */

@@ -56,6 +56,23 @@ const INFO = [
   // end
 ];
 
+/** edge_hearing, with defaults of missing fields. @type {Fields} */
+const HEARING = [
+  // generated: Hearing
+  ["rate", "Uint32", 4, 0], ["translate", "Flag", 12, 0], ["temperature", "Float64", 24, -1],
+  ["everything", "Flag", 32, 0], ["alone", "Flag", 36, 0], ["live", "Flag", 40, 0],
+  // end
+];
+
+/** edge_segment. @type {Fields} */
+const SEGMENT = [
+  // generated: Segment
+  ["id", "Uint32", 4], ["finish", "Uint32", 8], ["text", "Text", 12], ["start", "Float64", 24], ["end", "Float64", 32],
+  ["language", "Text", 40], ["temperature", "Float64", 56], ["avgLogprob", "Float64", 64],
+  ["compressionRatio", "Float64", 72], ["noSpeechProb", "Float64", 80], ["heard", "Float64", 88],
+  // end
+];
+
 /** edge_usage. @type {Fields} */
 const USAGE = [
   // generated: Usage
@@ -182,6 +199,8 @@ export class Engine {
   #state = new State();
   /** @type {[number, number] | null} */
   #file = null;
+  /** @type {[number, number] | null} ears.edge */
+  #ears = null;
   /** @type {(to: Uint8Array, at: number) => number} */
   #row = () => 0;
 
@@ -234,10 +253,21 @@ export class Engine {
 
   /** Room for the resident part of model.edge. @param {number} bytes @returns {number} its address */
   reserve(bytes) {
+    this.#file = this.#room(bytes);
+    return this.#file[0];
+  }
+
+  /** Room for ears.edge. @param {number} bytes @returns {number} its address */
+  reserveEars(bytes) {
+    this.#ears = this.#room(bytes);
+    return this.#ears[0];
+  }
+
+  /** @param {number} bytes @returns {[number, number]} */
+  #room(bytes) {
     const address = this.exports.web_take(bytes) >>> 0;
     if (!address) throw new EdgeError("no-memory", "the bound of the memory has no room for the model");
-    this.#file = [address, bytes];
-    return address;
+    return [address, bytes];
   }
 
   /** Opens the model that was written to the reserved place. */
@@ -379,6 +409,30 @@ export class Engine {
         return new Float32Array(this.memory.buffer, vectors, room).slice();
       });
     });
+  }
+
+  /** Begins a transcript. @param {Record<string, any>} options of edge_hearing */
+  listen(options) {
+    const { language, prompt } = options;
+    const texts = new TextEncoder().encode(`${language ?? ""}\0${prompt ?? ""}\0`);
+    const second = new TextEncoder().encode(`${language ?? ""}\0`).length;
+    this.#write(HEARING, this.exports.web_hearing(), options);
+    this.#lend(texts, (address) =>
+      this.#check(this.exports.web_listen(
+        this.#ears?.[0] ?? 0, this.#ears?.[1] ?? 0, language ? address : 0, prompt ? address + second : 0,
+      )));
+  }
+
+  /**
+   * Hears samples up to the next segment, of which there is none if its text is empty; without samples the sound has ended.
+   *
+   * @param {Float32Array} samples
+   * @returns {{taken: number, segment: Record<string, any>}}
+   */
+  hear(samples) {
+    const bytes = new Uint8Array(samples.buffer, samples.byteOffset, samples.byteLength);
+    const taken = this.#lend(bytes, (address) => this.#check(this.exports.web_hear(address, samples.length)));
+    return { taken, segment: this.#read(SEGMENT, this.exports.web_segment()) };
   }
 
   /** @param {Record<string, any>} options @param {(stops: number, count: number) => number} call */

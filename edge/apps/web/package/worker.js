@@ -40,6 +40,7 @@ const calls = {
       const mib = (/** @type {number} */ bytes) => `${Math.ceil(bytes / 2 ** 20)} MiB`;
       throw new EdgeError("no-memory", `needs ${mib(bound)}, memory is ${mib(options.memory)}: export with --memory`);
     }
+    const total = web.bytes + (web.ears?.bytes ?? 0);
     const file = new URL(web.model, url).href;
     const source = { ...web, url: file, name: await storageName(file, manifest.files[web.model].sha256) };
     const memory = makeMemory(web.memory);
@@ -48,23 +49,33 @@ const calls = {
     engine = await Engine.make(module, memory, gpu && ((...job) => /** @type {Gpu} */ (gpu).run(...job)));
     const isolated = globalThis.crossOriginIsolated === true;
     const count = Math.min(options.threads ?? navigator.hardwareConcurrency ?? 1, manifest.plan.threads);
-    const threads = isolated ? await startThreads(Math.max(1, count)) : 1;
+    const several = isolated && count > 1; // the encoder of a model that hears has threads of its own
+    const started = several ? await startThreads(web.ears ? 2 * count - 1 : count) : 1;
+    const threads = web.ears ? Math.ceil(started / 2) : started;
     const address = engine.reserve(web.resident);
     const { stored, file: rest } = await loadModel(
       source, new Uint8Array(memory.buffer, address, web.resident),
-      (step, loaded) => tell({ step, loaded, total: web.bytes }), opening.signal,
+      (step, loaded) => tell({ step, loaded, total }), opening.signal,
     );
     if (rest) engine.reads((to, at) => rest.read(to, at));
+    if (web.ears) {
+      const ears = { ...web.ears, url: new URL(web.ears.model, url).href };
+      ears.name = await storageName(ears.url, manifest.files[ears.model].sha256);
+      const at = engine.reserveEars(ears.bytes); // which may replace the buffer
+      const target = new Uint8Array(memory.buffer, at, ears.bytes);
+      await loadModel(ears, target, (step, loaded) => tell({ step, loaded: web.bytes + loaded, total }), opening.signal);
+      if (stored) await forget(ears.name, { others: true });
+    }
     if (stored) await forget(source.name, { others: true });
     engine.open();
     engine.begin({ threads });
     const prepared = prepare((step, loaded, all) => tell({ step, loaded, total: all }));
     if (options.engine === "gpu") await prepared;
-    tell({ step: "ready", loaded: web.bytes, total: web.bytes });
+    tell({ step: "ready", loaded: total, total });
     const { weights, kv, scratch, ...info } = engine.info;
     const now = memory.buffer.byteLength;
     return {
-      info: { ...info, threads, isolated, stored, bytes: { weights, kv, scratch, now, bound } },
+      info: { ...info, hears: Boolean(web.ears), threads, isolated, stored, bytes: { weights, kv, scratch, now, bound } },
       shared: isolated ? { memory, cancelled: engine.cancelled } : null,
     };
   },
@@ -114,6 +125,27 @@ const calls = {
       if (finish) report.finish = FINISHES[finish];
       tell({ piece: decoder.decode(bytes, { stream: true }), report });
       if (finish) return report;
+      await turn(); // a message may cancel it
+      if (cancelled) new Int32Array(engine.memory.buffer, engine.cancelled, 1)[0] = 1;
+    }
+  },
+
+  /** @param {{hearing: any, options: any}} request */
+  listen({ hearing, options }) {
+    cancelled = false;
+    engine.set(options);
+    engine.listen(hearing);
+  },
+
+  /** @param {Float32Array} samples none: the sound has ended @param {(event: any) => void} tell of each segment */
+  async hear(samples, tell) {
+    for (let at = 0; ;) {
+      const { taken, segment } = engine.hear(samples.subarray(at));
+      const { finish, ...found } = segment;
+      at += taken;
+      if (segment.text) tell({ segment: found });
+      if (finish) return FINISHES[finish];
+      if (!segment.text && at === samples.length && at) return null;
       await turn(); // a message may cancel it
       if (cancelled) new Int32Array(engine.memory.buffer, engine.cancelled, 1)[0] = 1;
     }

@@ -2,6 +2,7 @@
 import { Chat, joulesText, saidOf } from "./chat/chat.js";
 import { forgetChat, keepChat, readChat } from "./chats.js";
 import { Edge } from "./edge/index.js";
+import { makeListening } from "./listening.js";
 
 const find = (/** @type {string} */ id) => /** @type {any} */ (document.getElementById(id));
 const [status, progress, anew, about, panel] = ["status", "progress", "new", "about", "panel"].map(find);
@@ -177,6 +178,14 @@ function onProgress({ step, loaded, total }) {
   status.textContent = step === "download" ? `Downloading ${mib(loaded)} of ${mib(total)} MiB` : "Loading";
 }
 
+/** The page of a model that hears has no chat. @param {import("./edge/index.js").Session} opened @param {boolean} kept */
+function listen(opened, kept) {
+  document.body.classList.add("hears");
+  for (const each of [anew, about, find("meters")]) each.hidden = true;
+  makeListening(opened, find("ask"), find("said"));
+  status.textContent = `On this device${kept ? "" : " · not stored"}`;
+}
+
 async function open() {
   status.className = "";
   status.textContent = "Starting";
@@ -187,6 +196,10 @@ async function open() {
     document.title = name;
     meter({ memory: { bytes: bytes.now, bound: bytes.bound } });
     describe(opened.info);
+    if (opened.info.hears) {
+      listen(opened, kept);
+      return;
+    }
     const last = await readChat().catch(() => null);
     if (last && last.turns.length === chat.turns.length) await restore(opened, last);
     status.textContent = `On this device${kept ? "" : " · not stored"}`;

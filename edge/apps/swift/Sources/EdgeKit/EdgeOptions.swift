@@ -68,6 +68,37 @@ public struct Readings: Sendable {
     }
 }
 
+/// How a sound is heard. `rate`: samples per second, from 1000 to 192000.
+public struct Hearing: Sendable {
+    // generated: Hearing
+
+    public init() {}
+
+    func withNative<Value>(_ body: (inout edge_hearing) throws -> Value) throws -> Value {
+        let languageText = language.flatMap { strdup($0) }
+        let promptText = prompt.flatMap { strdup($0) }
+        defer {
+            free(languageText)
+            free(promptText)
+        }
+        var native = edge_hearing()
+        native.size = UInt32(MemoryLayout<edge_hearing>.size)
+        native.language = UnsafePointer<CChar>(languageText)
+        native.prompt = UnsafePointer<CChar>(promptText)
+        // generated: HearingNative
+        return try body(&native)
+    }
+}
+
+/// A part of a transcript.
+public struct Segment: Sendable {
+    // generated: Segment
+
+    init(_ native: edge_segment) {
+        // generated: SegmentRead
+    }
+}
+
 /// A model and its plan.
 public struct ModelInfo: Sendable {
     // generated: ModelInfo

@@ -212,6 +212,14 @@ public final class EdgeSession: @unchecked Sendable {
 
     // MARK: on the queue
 
+    /// Calls `work` with the session, in place of an answer.
+    func onQueue<Value>(_ work: (OpaquePointer) throws -> Value) throws -> Value {
+        try queue.sync {
+            answers += 1
+            return try work(handle)
+        }
+    }
+
     /// The next piece of an answer, nil after its end. The first call asks.
     private func piece(of question: Question, _ prompt: String) async throws -> Piece? {
         try await withTaskCancellationHandler {

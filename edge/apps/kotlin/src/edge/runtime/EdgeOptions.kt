@@ -49,6 +49,25 @@ enum class Trim {
     // generated: Trim
 }
 
+/** How a sound is heard. [rate]: samples per second, from 1000 to 192000. */
+data class Hearing(
+    // generated: Hearing
+) {
+    init {
+        require(listOf(language, prompt).none { it != null && '\u0000' in it }) { "a text contains the character U+0000" }
+    }
+
+    internal fun bytes() =
+        // generated: HearingBytes
+}
+
+/** A part of a transcript. */
+data class Segment(
+    // generated: Segment
+) {
+    // generated: SegmentRead
+}
+
 /** Measurements of the app; null: unknown. */
 data class Readings(
     // generated: Readings

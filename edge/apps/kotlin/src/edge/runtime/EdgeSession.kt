@@ -229,6 +229,55 @@ class EdgeSession internal constructor(
         texts.map { FloatArray(size) { vectors.float } }
     }
 
+    /**
+     * What is said in a sound of 16-bit samples, mono, which come piece by piece: the segments, as they are found. [ears]: the
+     * path of the bundle's ears.edge, which the first call of a session opens. Collecting blocks; [cancel] ends it, and
+     * [finish] says why it ended. Throws EdgeException with [Status.UNSUPPORTED] if the bundle hears nothing.
+     */
+    fun transcribe(samples: Iterator<ShortArray>, hearing: Hearing, ears: String): Sequence<Segment> {
+        require('\u0000' !in ears) { "the path contains the character U+0000" }
+        return transcribe(samples, hearing) { Native.listen(
+            it, ears.encodeToByteArray() + 0, -1, 0, 0, hearing.bytes(), hearing.language?.encodeToByteArray(),
+            hearing.prompt?.encodeToByteArray(),
+        ) }
+    }
+
+    /** With ears.edge as a part of an open file, such as an asset; it may be closed after the first segment. */
+    fun transcribe(
+        samples: Iterator<ShortArray>, hearing: Hearing, fd: Int, offset: Long = 0, length: Long = 0,
+    ): Sequence<Segment> = transcribe(samples, hearing) { Native.listen(
+        it, null, fd, offset, length, hearing.bytes(), hearing.language?.encodeToByteArray(),
+        hearing.prompt?.encodeToByteArray(),
+    ) }
+
+    private fun transcribe(
+        samples: Iterator<ShortArray>, hearing: Hearing, listen: (Long) -> Unit,
+    ): Sequence<Segment> = sequence {
+        change(listen)
+        finish = null
+        var part = ShortArray(0)
+        var taken = 0
+        var ended = false
+        while (true) {
+            while (taken == part.size && !ended) {
+                ended = !samples.hasNext()
+                part = if (ended) ShortArray(0) else samples.next()
+                taken = 0
+            }
+            val bytes = struct(Segment.BYTES)
+            var found: Segment? = null
+            val heard = change { session ->
+                Native.hear(session, part, taken, bytes.array()).also { found = Segment.of(bytes) }
+            }
+            taken += heard.toInt()
+            found?.takeIf { it.text.isNotEmpty() }?.let { yield(it) }
+            (heard ushr 32).toInt().takeIf { it != 0 }?.let {
+                finish = Finish.of(it)
+                return@sequence
+            }
+        }
+    }
+
     /** Frees the memory. Cancels a running answer and waits for its end. */
     override fun close() {
         closing = true

@@ -43,6 +43,16 @@ internal object Native {
         session: Long, texts: ByteArray, lengths: IntArray, prompt: ByteArray?, dimensions: Int, unscaled: Int,
         truncate: Int, vectors: ByteArray,
     )
+    /** [ears] ends with a zero byte; if it is null, [fd] is an open file; -1: the ears are open already. */
+    @JvmStatic external fun listen(
+        session: Long, ears: ByteArray?, fd: Int, offset: Long, length: Long, hearing: ByteArray, language: ByteArray?,
+        prompt: ByteArray?,
+    )
+    /**
+     * Hears [samples] from [from] on; none: the sound has ended. Returns the samples that were taken and, in bits 32 to 63,
+     * the finish reason.
+     */
+    @JvmStatic external fun hear(session: Long, samples: ShortArray, from: Int, segment: ByteArray): Long
 }
 
 /** Why a call failed; [Status.BAD_ARGUMENT] also stands for a call out of order. */

@@ -1,0 +1,30 @@
+/* A transcript of an exported model that hears. Prints a line for each segment. */
+package edge.runtime
+
+import java.io.File
+
+fun main(arguments: Array<String>) {
+    val (path, ears, sound, piece) = arguments
+    val bytes = struct(4).apply { limit(4) }
+    val data = java.nio.ByteBuffer.wrap(File(sound).readBytes()).order(bytes.order()).asShortBuffer()
+    val samples = ShortArray(data.remaining()).also { data.get(it) }
+    val hearing = Hearing(rate = 16000, language = "de", prompt = "a b", temperature = 0.0, everything = true)
+    EdgeModel.open(path).use { model ->
+        val session = model.session()
+        val parts = samples.asList().chunked(piece.toInt()).map { it.toShortArray() }
+        for (each in session.transcribe(parts.iterator(), hearing, ears)) {
+            println("segment=${each.id} ${each.start} ${each.end} ${each.language} ${each.text}")
+        }
+        println("finish=${session.finish}")
+        try {
+            session.append(Role.USER, "Hello")
+        } catch (failed: EdgeException) {
+            println("answer=${failed.message}")
+        }
+        try {
+            session.transcribe(parts.iterator(), Hearing(), ears).first()
+        } catch (failed: EdgeException) {
+            println("rate=${failed.message}")
+        }
+    }
+}
