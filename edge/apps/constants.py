@@ -204,7 +204,7 @@ _DOUBLES = {
     "VOICE_LOUD_NOISE": voice.LOUD_NOISE,
     "STAMP_S": rules.STEP_S,
     "NO_SPEECH": decoding.NO_SPEECH,
-    "MOST_RATIO": decoding.MOST_RATIO,
+    "MOST_COMPRESSION": decoding.MOST_RATIO,
     "LEAST_LOGPROB": decoding.LEAST_LOGPROB,
     "FORGOTTEN": transcript.FORGOTTEN,
 }

@@ -258,7 +258,7 @@ edge_finish decoder_run(decoder *d, edge_session *s, const int32_t *before, uint
             kv_truncate(s->rows, begun);
         memcpy(d->logits, d->first, d->vocab * sizeof *d->first);
         reason = sample_text(d, s, temperature < 0 ? TEMPERATURES[i] : temperature, found);
-        if (reason || found->silent || !(found->ratio > MOST_RATIO || found->logprob < LEAST_LOGPROB))
+        if (reason || found->silent || !(found->ratio > MOST_COMPRESSION || found->logprob < LEAST_LOGPROB))
             break;
     }
     return reason;
