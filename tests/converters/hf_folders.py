@@ -23,7 +23,7 @@ NAMES = (
 PACKED = ("awq", "gptq")
 ONE_WAY = (  # these are not written
     "deepseek_v3", "gemma4_moe", "gemma4_text", "gpt_oss", "granite_experts", "granite_mamba", "lfm2", "lfm2_moe",
-    "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe",
+    "minicpm3", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe",
 )  # fmt: skip
 DTYPES = {
     "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "I32": np.int32, "U32": np.uint32,

@@ -18,6 +18,7 @@ from edge.converters.huggingface.architectures import (
     lfm2,
     llama,
     mamba,
+    minicpm3,
     ministral,
     nemotron,
     phi3,
@@ -50,6 +51,7 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "granitemoehybrid": granite.GRANITE_HYBRID,
     "nemotron_h": mamba.NEMOTRON_H,
     "granite": granite.GRANITE,  # the type under which GGUF's models are written
+    "minicpm3": minicpm3.MINICPM3,
     "ministral3": ministral.MINISTRAL3,
     "smollm3": smollm3.SMOLLM3,
     "arcee": llama.ARCEE,
