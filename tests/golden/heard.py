@@ -3,7 +3,7 @@
 Run it as `make golden` does; it needs torch, transformers and gguf. It writes, into the folder it is given or beside
 itself, in `heard/`:
 
-    NAME/       the encoder in float16, with the folder's JSON files
+    NAME/       the encoder in float16, with the folder's JSON files; of qwen2audio, the text model, too
     NAME.gguf   an encoder in float16, as llama.cpp's converter writes its mmproj
     NAME.npz    of each sound (short, long): SOUND.mel, float32, each seventh value of the spectrogram that
                 transformers' extractor makes; SOUND.rows [tokens, hidden], what the text model gets in place of tokens
@@ -16,6 +16,7 @@ Ultravox is no part of transformers: its encoder here is transformers' Whisper, 
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,7 @@ from gguf.constants import MODEL_ARCH
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from sounds import LONG, SHORT, chirp
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from torch import nn
 from towers import STRIDE, TEXT, fill
 from transformers import (
@@ -106,6 +108,7 @@ def main(out: Path, *names: str) -> None:
         if name == "qwen2audio":
             write_gguf(out / "qwen2.gguf", text_of(golden.model), vocabulary)
             np.savez_compressed(out / "qwen2.npz", **answers(golden))
+            write_whole(out / name, golden)
 
 
 def write_mmproj(path: Path, golden: Golden) -> None:
@@ -151,8 +154,6 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def write_folder(folder: Path, golden: Golden) -> None:
-    import json
-
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(golden.config, indent=1))
     save_file(
@@ -284,16 +285,12 @@ def text_of(model: Any) -> Any:
 
 
 def answers(golden: Golden) -> dict[str, Array]:
-    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     from transformers.models.qwen2_audio.processing_qwen2_audio import Qwen2AudioProcessor
 
-    words = {token: number for number, token in enumerate(TOKENS)}
-    tokenizer = Tokenizer(models.BPE(words, [tuple(merge.split(" ")) for merge in MERGES]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=make_tokenizer(), eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     wrapped.add_special_tokens({"additional_special_tokens": [*CONTROL, *ADDED]})
     wrapped.padding_side = "left"
     processor = Qwen2AudioProcessor(extractor(), wrapped, chat_template=TEMPLATE)
@@ -321,6 +318,27 @@ def answers(golden: Golden) -> dict[str, Array]:
         found[f"{name}.greedy"] = answer[0, ids.shape[1] :].numpy().astype(np.int32)
         print(name, ids.shape, found[f"{name}.greedy"])
     return found
+
+
+def make_tokenizer() -> Tokenizer:
+    words = {token: number for number, token in enumerate(TOKENS)}
+    tokenizer = Tokenizer(models.BPE(words, [tuple(merge.split(" ")) for merge in MERGES]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    special = [*CONTROL, *TOKENS[len(bytes_vocabulary()) :]]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    return tokenizer
+
+
+def write_whole(folder: Path, golden: Golden) -> None:
+    """The folder that transformers saves, with the text model and its tokenizer."""
+    golden.model.half().save_pretrained(folder)
+    golden.model.float()
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    make_tokenizer().save(str(folder / "tokenizer.json"), pretty=False)
+    settings = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"add_bos_token": False}))
 
 
 def vocabulary(writer: gguf.GGUFWriter) -> None:

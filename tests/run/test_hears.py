@@ -19,6 +19,7 @@ from test_cli import edge as edge_command
 from test_cli import edge_json
 
 import edge
+from edge.converters.convert import Conversion, convert
 from edge.media.recording import wav_of
 from edge.options import Options
 from edge.prompt_cache.cache import PromptCache
@@ -88,6 +89,15 @@ def test_tokens_logits_and_answers_are_those_of_transformers(backend: str, golde
             np.testing.assert_allclose(first, expected, atol=(2e-4, 2e-2)[backend == "cpu"] * np.abs(expected).max())
             if backend == "reference":
                 assert found == golden[f"{name}.greedy"].tolist()
+
+
+def test_converted_folder_hears_as_transformers(golden: dict[str, Any], tmp_path: Path) -> None:
+    report = convert(GOLDEN / "heard" / "qwen2audio", tmp_path / "m.gguf", Conversion("gguf"))
+    assert set(report.files) == {"m.gguf", "mmproj-m.gguf"}
+    with edge.load(tmp_path / "m.gguf", backend="reference", kv_dtype="f32", threads=1) as session:
+        found, first = answer(session, messages("one"))
+        assert found == golden["one.greedy"].tolist()
+        np.testing.assert_allclose(first, golden["one.logits"], atol=5e-3 * np.abs(golden["one.logits"]).max())
 
 
 def test_second_turn_hears_its_own_sound_and_reuses_the_first(golden: dict[str, Any]) -> None:
