@@ -16,14 +16,14 @@ from enum import IntEnum
 from pathlib import Path
 
 from edge.apps import gpu_programs
-from edge.apps.enums import ABOUT, ROLES_OF_TEXT, Engine, Finish, Pooling, Role, Speculate, Status, Trim
+from edge.apps.enums import ABOUT, ROLES_OF_TEXT, Engine, Finish, Form, Pooling, Role, Speculate, Status, Trim
 from edge.apps.structs import STRUCTS, Field, layout, members
 from edge.backends.tvm.gpu.design import State
 from edge.backends.tvm.gpu.picking import TOP
 
 _HERE = Path(__file__).parent
 _KINDS: dict[str, type[IntEnum]] = {
-    kind.__name__: kind for kind in (Status, Role, Finish, Trim, Engine, Speculate, Pooling)
+    kind.__name__: kind for kind in (Status, Role, Finish, Form, Trim, Engine, Speculate, Pooling)
 }
 _PART = re.compile(r"(^ *(?://|/\*) generated: (\w+)[^\n]*\n).*?(^ *(?://|/\*) end\b)", re.MULTILINE | re.DOTALL)
 _PLACE = re.compile(r"^ *// generated: (\w+)$", re.MULTILINE)
@@ -212,7 +212,7 @@ def _swift_enum(kind: type[IntEnum]) -> str:
         return "\n".join(f"    /// {ABOUT[Role][each]}\n    case {each.name.lower()}" for each in ROLES_OF_TEXT)
     if kind is Status:
         return _list((f"{camel(each.name)} = {each.value}" for each in Status if each.value), 8, "case ")
-    return _list((each.name.lower() for each in kind), 4, "case ")
+    return _list((camel(each.name) for each in kind), 4, "case ")
 
 
 # ---- JavaScript -----------------------------------------------------------------------------------------------------
@@ -242,8 +242,8 @@ def _script(part: str) -> str:
 def _script_enum(kind: type[IntEnum]) -> str:
     if kind is Status:
         return _list((f"[{each.value}]: {_quoted(each)}" for each in Status if each.value), 2)
-    if kind is Role:
-        return _list((f"{each.name.lower()}: {each.value}" for each in Role), 2)
+    if kind in (Role, Form):
+        return _list((f"{camel(each.name)}: {each.value}" for each in kind), 2)
     return _list(map(_quoted, kind), 2)
 
 

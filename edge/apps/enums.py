@@ -41,6 +41,12 @@ class Speculate(IntEnum):
     AUTO, OFF = range(2)
 
 
+class Form(IntEnum):
+    """Of an answer, as the fields of `edge.Grammar`."""
+
+    FREE, JSON_SCHEMA, REGEX = range(3)
+
+
 class Pooling(IntEnum):
     """Of hidden states: as the model's file says, or as `edge.model.layers.Pooling`."""
 
@@ -73,6 +79,11 @@ ABOUT: dict[type[IntEnum], dict[int, str]] = {
     Speculate: {
         Speculate.AUTO: "Where drafts pay, on the CPU. Not with h2o.",
         Speculate.OFF: "Every token runs on its own.",
+    },
+    Form: {
+        Form.FREE: "Any text.",
+        Form.JSON_SCHEMA: "JSON that matches a schema.",
+        Form.REGEX: "Text that matches a regular expression as a whole.",
     },
     Pooling: {
         Pooling.MODEL: "As the model's file says.",

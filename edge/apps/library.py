@@ -33,6 +33,7 @@ from edge.types import Progress
 STATIC, SHARED = "libedge.a", "libedge.so"
 DLL, IMPORTS = "edge.dll", "edge.lib"  # Windows: both GNU's and Microsoft's linkers find edge.lib
 RUNTIME = Path(__file__).parent / "runtime"
+COMMON = (RUNTIME, RUNTIME / "grammar")  # folders of C files that every bundle has
 # C files of bundles that run on GPUs, on NPUs, that hear
 GPU, NPU, EARS = RUNTIME / "gpu", RUNTIME / "npu", RUNTIME / "ears"
 
@@ -167,6 +168,11 @@ def make_library(
         run_compiler(toolchain, *link, "-o", folder / SHARED)
 
 
+def runtime_files(pattern: str) -> list[Path]:
+    """The files of the runtime that every bundle has."""
+    return sorted(path for folder in COMMON for path in folder.glob(pattern))
+
+
 def exported() -> list[str]:
     """The functions of edge.h."""
     header = (RUNTIME / "edge.h").read_text(encoding="utf-8")
@@ -237,7 +243,9 @@ def compile_sources(toolchain: Toolchain, flags: Sequence[str], sources: Sequenc
 
     def compile_one(source: Path) -> Path:
         out = folder / f"{source.stem}.o"
-        run_compiler(toolchain, *flags, f"-I{RUNTIME}", f"-I{folder}", f"-I{source.parent}", "-c", source, "-o", out)
+        run_compiler(
+            toolchain, *flags, *(f"-I{each}" for each in (*COMMON, folder, source.parent)), "-c", source, "-o", out
+        )
         return out
 
     with ThreadPoolExecutor(usable_cores()) as pool:
@@ -251,8 +259,8 @@ def _join(toolchain: Toolchain, objects: Sequence[Path], out: Path) -> None:
 
 def _runtime_object(toolchain: Toolchain, machine: str, more: Sequence[Path]) -> Path:
     """The runtime without the bundle's tables as one object file, from the cache."""
-    headers = sorted({header for folder in {RUNTIME, *(path.parent for path in more)} for header in folder.glob("*.h")})
-    sources = [*sorted(RUNTIME.glob("*.c")), *more]
+    headers = sorted({header for folder in {*COMMON, *(path.parent for path in more)} for header in folder.glob("*.h")})
+    sources = [*runtime_files("*.c"), *more]
     flags = (*_COMPILE, *_MACHINE[machine])
     digest = hashlib.sha256(repr((toolchain.version, toolchain.compiler[1:], flags, constants_header())).encode())
     for path in (*headers, *sources):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.apps.constants import constants_header
-from edge.apps.library import EARS, RUNTIME, Toolchain, compile_sources, run_compiler
+from edge.apps.library import EARS, Toolchain, compile_sources, run_compiler, runtime_files
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.design import Design
 from edge.devices.output import work_folder
@@ -127,10 +127,11 @@ def _number(module: bytes, at: int) -> tuple[int, int]:
 
 def _runtime_objects(zig: Toolchain) -> list[Path]:
     """The runtime without the bundle's tables as object files, from the cache."""
-    sources = [each for each in sorted(RUNTIME.glob("*.c")) if each.name not in NATIVE]
+    sources = [each for each in runtime_files("*.c") if each.name not in NATIVE]
     sources += sorted(_SOURCES.glob("*.c")) + sorted(EARS.glob("*.c"))  # the linker leaves out what a site cannot use
     digest = hashlib.sha256(repr((zig.version, _COMPILE, constants_header())).encode())
-    for path in (*(header for each in (RUNTIME, _SOURCES, EARS) for header in sorted(each.glob("*.h"))), *sources):
+    headers = [*runtime_files("*.h"), *sorted(_SOURCES.glob("*.h")), *sorted(EARS.glob("*.h"))]
+    for path in (*headers, *sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
 
     def compile_runtime(out: Path) -> None:

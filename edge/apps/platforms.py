@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge.apps.bindings import copy_source
 from edge.apps.constants import CONSTANTS, constants_header
-from edge.apps.library import EARS, GPU, NPU, SHARED, make_library
+from edge.apps.library import EARS, GPU, NPU, SHARED, make_library, runtime_files
 from edge.apps.site import write_site
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.design import Design
@@ -93,7 +93,7 @@ def _write_apple(
     text = package.read_text(encoding="utf-8")
     package.write_text(text.replace(own, ", ".join([own, *(f'.copy("{each}")' for each in files)])), encoding="utf-8")
     sources = folder / "Sources" / "CEdge"
-    for path in filter(Path.is_file, [*_RUNTIME.iterdir(), *more]):
+    for path in filter(Path.is_file, [*runtime_files("*.?"), *more]):
         _copy(path, sources / "include" if path.name == "edge.h" else sources)
     for name, text in {"passes.c": passes_source(designs), CONSTANTS: constants_header(), **tables}.items():
         (sources / name).write_text(text, encoding="utf-8")

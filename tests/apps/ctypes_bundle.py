@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.apps.enums import Finish, Role, Status, Trim
+from edge.apps.enums import Finish, Form, Role, Status, Trim
 from edge.apps.structs import EMBEDDING, HEARING, MODEL_INFO, OPTIONS, READINGS, SEGMENT, USAGE, members
 from edge.errors import BudgetError, BusyError, EdgeError, EngineError, InputError, ModelFormatError, UnsupportedError
 from edge.types import AnyArray, FloatArray
@@ -174,6 +174,10 @@ class BundleSession:
 
     def set(self, **options: Any) -> None:
         self._call("edge_set", byref(_options(options)))
+
+    def constrain(self, form: Form, text: str | bytes = b"") -> None:
+        data = text.encode() if isinstance(text, str) else text
+        self._call("edge_constrain", int(form), data, c_size_t(len(data)))
 
     def read(self, **readings: float) -> None:
         self._call("edge_read", byref(_Readings(**{each.name: each.unset for each in READINGS} | readings)))

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 from conftest import CACHE
 
-import edge
 from edge.apps.constants import CONSTANTS, constants_header
+from edge.apps.library import COMMON, RUNTIME, runtime_files
 
-RUNTIME = Path(edge.__file__).parent / "apps" / "runtime"
+C_FILES = runtime_files("*.c")
 PLATFORM = ("platform.c", "posix.c", "linux.c")  # what it takes from Linux
 SANITIZE = "EDGE_TEST_SANITIZE"  # environment variable: builds check addresses and undefined behaviour
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion", "-Wshadow", "-Werror")
 
 
 @lru_cache
-def includes() -> tuple[str, str]:
+def includes() -> tuple[str, ...]:
     """The compiler's options for the runtime's headers, of which constants.h is made here."""
     text = constants_header()
     folder = CACHE / "runtime" / hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -32,7 +32,7 @@ def includes() -> tuple[str, str]:
     made = folder / f"{CONSTANTS}.{os.getpid()}"
     made.write_text(text, encoding="utf-8")
     made.rename(folder / CONSTANTS)
-    return f"-I{RUNTIME}", f"-I{folder}"
+    return (*(f"-I{each}" for each in COMMON), f"-I{folder}")
 
 
 @lru_cache

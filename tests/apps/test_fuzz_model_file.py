@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from bundles import bundle_sources
-from runtime_library import RUNTIME, build
+from runtime_library import C_FILES, build
 
 PROGRAM = Path(__file__).parent / "runtime" / "model_fuzz.c"
 CHECKED = ("-D_GNU_SOURCE=", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -28,7 +28,7 @@ def fuzz(name: str, count: int, seed: int, *, sessions: bool) -> tuple[int, int]
     """How many of `count` damaged files opened. sessions: some of these answer, too."""
     model, parts = bundle_sources(name, max_kv_size=64)
     if sessions:
-        runtime = [path.name for path in sorted(RUNTIME.glob("*.c")) if path.name != "platform.c"]
+        runtime = [path for path in C_FILES if path.name != "platform.c"]
         program = build([*runtime, PROGRAM, *parts], (*CHECKED, "-DWITH_SESSIONS"))
     else:
         program = build([*OPENING, PROGRAM, *(path for path in parts if path.name == "trusted.c")], CHECKED)

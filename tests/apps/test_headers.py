@@ -9,9 +9,9 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-from runtime_library import RUNTIME, includes
+from runtime_library import COMMON, RUNTIME, includes
 
-FOLDERS = (RUNTIME, RUNTIME / "gpu", RUNTIME / "npu", RUNTIME / "ears")
+FOLDERS = (*COMMON, RUNTIME / "gpu", RUNTIME / "npu", RUNTIME / "ears")
 SYSTEMS = {"linux.c", "apple.c", "posix.c", "windows.c"}  # implement system.h side by side
 # Pointers that trusted.c sets, by their functions.
 BUNDLE = re.compile(r"\bEDGE_(ADAPTERS|COMPOSER|EARS|EMBED|EYES|PIECES|TABLE|RACE|GPU|NPU)\b")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import open_golden
-from runtime_library import RUNTIME, WARNINGS, build, includes
+from runtime_library import C_FILES, WARNINGS, build, includes
 
 pytest.importorskip("tvm_ffi")
 
@@ -199,7 +199,7 @@ def test_apple_library_calls_public_functions_only(tmp_path: Path) -> None:
     designs = exported_designs(make_layout(model.file, model.spec), "f16", "aarch64", "ios")
     (tmp_path / "passes.c").write_text(passes_source(designs))
     (tmp_path / "trusted.c").write_text(WITH_GPU)
-    sources = [*RUNTIME.glob("*.c"), *GPU.glob("*.c"), *tmp_path.glob("*.c"), *exported_objects(designs)]
+    sources = [*C_FILES, *GPU.glob("*.c"), *tmp_path.glob("*.c"), *exported_objects(designs)]
     library = tmp_path / "libedge.dylib"
     ask(
         sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-macos", "-std=c11", *WARNINGS, *includes(),

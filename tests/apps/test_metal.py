@@ -30,7 +30,7 @@ from gpu_sessions import (
     check_follow_up,
     check_lost_device,
 )
-from runtime_library import RUNTIME, build
+from runtime_library import C_FILES, RUNTIME, build
 
 import edge
 from edge.apps import gpu_programs
@@ -84,7 +84,7 @@ def _library(parts: list[Path], *more: str) -> Path:
         f"-I{RUNTIME / 'gpu'}", "-O1", "-ldl", "-shared", "-fPIC", "-DEDGE_METAL", "-Ddlopen=driver_open",
         "-Ddlsym=driver_function", f'-DMETAL_CACHE="{kept}"', f'-DMETAL_INCLUDE="{HERE}"', *more,
     )  # fmt: skip
-    sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "gpu").glob("*.c"))]
+    sources = [*C_FILES, *sorted((RUNTIME / "gpu").glob("*.c"))]
     return build([HERE / "framework.c", *sources, *parts], flags, ".so")
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from bundles import bundle_of, bundle_sources, model_of
 from ctypes_bundle import BundleSession, open_bundle
-from runtime_library import RUNTIME, build
+from runtime_library import C_FILES, RUNTIME, build
 
 import edge
 from edge.apps import bundle, npu_graphs
@@ -297,7 +297,7 @@ def test_process_without_python_stays_below_the_manifests_peak() -> None:
 @pytest.mark.parametrize("name", [MODEL, "gemma3"])
 def test_sanitizers_find_nothing(name: str) -> None:
     model, parts = bundle_sources(name, npu=True, **ROWS)
-    sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "npu").glob("*.c")), *parts]
+    sources = [*C_FILES, *sorted((RUNTIME / "npu").glob("*.c")), *parts]
     run_answers(model.parent, sources, (f"-I{RUNTIME / 'npu'}", "-ldl", *SANITIZED))
 
 

@@ -31,7 +31,7 @@ from gpu_sessions import (
     kernels,
     sessions,
 )
-from runtime_library import RUNTIME, build
+from runtime_library import C_FILES, RUNTIME, build
 
 from edge.apps.bundle import export
 from edge.apps.enums import Engine, Finish, Role
@@ -100,7 +100,7 @@ def test_models_policies_and_types_of_rows(name: str, options: dict[str, Any]) -
 def driver_library() -> Iterator[Path]:
     """The bundle's library, whose OpenCL can be told to call pocl a GPU, and to fail."""
     _, parts = bundle_sources(MODEL, gpu=True, **ROWS)
-    sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "gpu").glob("*.c")), *parts]
+    sources = [*C_FILES, *sorted((RUNTIME / "gpu").glob("*.c")), *parts]
     flags = (f"-I{RUNTIME / 'gpu'}", "-ldl", "-shared", "-fPIC", "-Ddlsym=driver_function")
     library = build([Path(__file__).parent / "runtime" / "driver.c", *sources], flags, ".so")
     yield library
@@ -311,7 +311,7 @@ def test_what_the_pass_lacks_is_refused(name: str, options: dict[str, Any], says
 @pytest.mark.parametrize("name", [MODEL, "gemma3"])
 def test_sanitizers_find_nothing(name: str) -> None:
     model, parts = bundle_sources(name, gpu=True, **ROWS)
-    sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "gpu").glob("*.c"))]
+    sources = [*C_FILES, *sorted((RUNTIME / "gpu").glob("*.c"))]
     program = Path(__file__).parent / "runtime" / "gpu_answers.c"
     built = build([program, *sources, *parts], (f"-I{RUNTIME / 'gpu'}", "-ldl", *SANITIZED))
     done = subprocess.run(

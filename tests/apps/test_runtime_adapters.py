@@ -17,7 +17,7 @@ from bundles import Pair, bundle_of, bundle_sources, model_of, recorded_session
 from conftest import exhaustive
 from ctypes_bundle import BundleSession, open_bundle
 from lora_files import write_adapter
-from runtime_library import RUNTIME, build
+from runtime_library import C_FILES, build
 from small_models import Small, write_small
 
 from edge.apps.adapter_file import ADAPTER, export_adapter
@@ -216,7 +216,7 @@ def test_no_damage_leads_outside_of_the_memory(kind: str) -> None:
     name = quantized() if kind == "quantized" else kind
     model, parts = bundle_sources(name, lora_rank=RANK, **ROWS)
     program = build(
-        [*(path.name for path in sorted(RUNTIME.glob("*.c"))), FUZZER, *parts],
+        [*C_FILES, FUZZER, *parts],
         ("-D_GNU_SOURCE=", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     )
     path = model.with_name("a.edge")

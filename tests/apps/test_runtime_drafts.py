@@ -17,7 +17,7 @@ from conftest import exhaustive
 from ctypes_bundle import open_bundle
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime_library import RUNTIME, build, load_runtime
+from runtime_library import C_FILES, build, load_runtime
 from test_runtime_adapters import RANK, adapter_of, packed, quantized
 from test_speculation import repetitive_texts
 
@@ -47,7 +47,7 @@ def repeated(count: int, seed: int = 1) -> list[int]:
 def eager(name: str, **options: Any) -> tuple[Path, Path]:
     """A bundle's folder, and a library of it that always drafts."""
     model, parts = bundle_sources(name, **options)
-    runtime = [path.name for path in sorted(RUNTIME.glob("*.c")) if path.name != "drafts.c"]
+    runtime = [path for path in C_FILES if path.name != "drafts.c"]
     return model.parent, build([*runtime, EAGER, *parts], ("-shared", "-fPIC"), ".so")
 
 

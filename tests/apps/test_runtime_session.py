@@ -22,7 +22,7 @@ import pytest
 from bundles import bundle_of, bundle_sources, model_of, pair_of
 from conftest import exhaustive, run_child
 from ctypes_bundle import BundleSession, Piece, _check, _Info, _Source, open_bundle
-from runtime_library import RUNTIME, build
+from runtime_library import C_FILES, build
 
 from edge.apps.enums import Finish, Role, Trim
 from edge.errors import BusyError, InputError, ModelFormatError, UnsupportedError
@@ -683,7 +683,7 @@ def run_program(
         built = build([program], ("-Wl,--whole-archive", archive, "-Wl,--no-whole-archive"))
     else:
         model, parts = bundle_sources(model_name, **options)
-        runtime = [path.name for path in sorted(RUNTIME.glob("*.c")) if path.name != "drafts.c"]
+        runtime = [path for path in C_FILES if path.name != "drafts.c"]
         built = build([program, *runtime, program.with_name("eager_drafts.c"), *parts], SANITIZERS[sanitizer])
     done = subprocess.run([built, model, *arguments], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, f"{name} {arguments}: {done.stdout[-500:]} {done.stderr[-3000:]}"

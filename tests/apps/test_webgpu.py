@@ -33,7 +33,7 @@ from gpu_sessions import (
     kernels,
     sessions,
 )
-from runtime_library import RUNTIME, build
+from runtime_library import C_FILES, RUNTIME, build
 
 from edge.apps.enums import Engine, Finish, Role
 from edge.backends.tvm.gpu.design import Tuning
@@ -70,7 +70,7 @@ def driver() -> Iterator[ctypes.CDLL]:
 def driver_library(**options: Any) -> Path:
     """options: of the bundle, beside those of all."""
     _, parts = bundle_sources(MODEL, gpu=True, **ROWS, **options)
-    sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "gpu").glob("*.c")), *parts]
+    sources = [*C_FILES, *sorted((RUNTIME / "gpu").glob("*.c")), *parts]
     replaced = {"dlopen": "open", "dlsym": "function", "clock_gettime": "clock", "nanosleep": "sleep"}
     flags = (f"-I{RUNTIME / 'gpu'}", "-ldl", "-shared", "-fPIC", f'-DWGPU_LIBRARY="{LIBRARY}"')
     ours = (f"-D{name}=driver_{replacement}" for name, replacement in replaced.items())
@@ -272,7 +272,7 @@ def test_sanitizers_find_nothing(name: str, tmp_path: Path) -> None:
 def answer_with(name: str, folder: Path, options: dict[str, Any], flags: tuple[str, ...]) -> None:
     """Three turns, saved states and evictions, as on the CPU."""
     model, parts = bundle_sources(name, gpu=True, **ROWS | options)
-    sources = [*sorted(RUNTIME.glob("*.c")), *sorted((RUNTIME / "gpu").glob("*.c"))]
+    sources = [*C_FILES, *sorted((RUNTIME / "gpu").glob("*.c"))]
     built = build([HERE / "runtime" / "gpu_answers.c", *sources, *parts], (f"-I{RUNTIME / 'gpu'}", "-ldl", *flags))
     done = subprocess.run(
         [built, model, str(int(Engine.GPU)), kernels(), "40"], capture_output=True, text=True, timeout=900, check=False,

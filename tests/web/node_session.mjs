@@ -182,6 +182,10 @@ class Session {
     }));
   }
 
+  constrain(form) {
+    this.package.constrain(form);
+  }
+
   embed(texts, options) {
     return [...this.package.embed(texts, options)];
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
 import subprocess
 import time
@@ -11,13 +12,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from bundles import model_of
 from conftest import GOLDEN, NEEDS_WASM, exhaustive
 from ctypes_bundle import MODEL
 from lora_files import write_adapter
-from runtime_library import RUNTIME, WARNINGS
+from runtime_library import C_FILES, RUNTIME, WARNINGS
 from web_module import NodeModule, modules_of, opened, web_pair
 
 from edge.apps.adapter_file import export_adapter
@@ -208,6 +210,25 @@ class TestSession:
             assert module.tokenize(text) == list(tokenizer.encode(text))
 
 
+def test_answers_match_a_schema() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["age"],
+    }
+    with opened(folder_of(), "simd", temperature=2.0, max_tokens=30) as module:
+        module.constrain({"jsonSchema": schema})
+        jsonschema.validate(json.loads(module.answer("A person", Role.RAW)[1]), schema)
+        module.constrain({"regex": "(yes|no)[.]"})
+        module.rewind()
+        assert module.answer("Is it?", Role.RAW)[1:] in (("yes.", Finish.EOS), ("no.", Finish.EOS))
+        with pytest.raises(UnsupportedError, match="cannot be enforced: not"):
+            module.constrain({"jsonSchema": '{"not": {}}'})
+        module.constrain(None)
+        module.rewind()
+        assert len(module.answer("Is it?", Role.RAW)[0]) > 4
+
+
 def test_module_embeds_texts() -> None:
     """Vectors of transformers; an encoder answers nothing."""
     path = str(GOLDEN / "encoders" / "bert.gguf")
@@ -296,7 +317,7 @@ def test_what_a_visitor_fetches_is_small() -> None:
 
 def test_runtime_compiles_for_32_bits_without_warnings(tmp_path: Path) -> None:
     web = RUNTIME.parent / "web" / "c"
-    sources = [each for each in RUNTIME.glob("*.c") if each.name not in NATIVE]
+    sources = [each for each in C_FILES if each.name not in NATIVE]
     target = ("-target", "wasm32-wasi", "-mcpu=generic+simd128+atomics+bulk_memory", "-std=c11", *WARNINGS)
     compile_sources(find_zig(), target, [*sources, *web.glob("*.c")], tmp_path)  # a warning is an error
 

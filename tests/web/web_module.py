@@ -149,6 +149,10 @@ class NodeModule:
     def tokenize(self, text: str | bytes, special: bool = False) -> list[int]:
         return list(self.call("tokenize", _encoded(text), special))
 
+    def constrain(self, form: dict[str, Any] | None) -> None:
+        """form: of the package's `constrain`."""
+        self.call("constrain", form)
+
     def embed(self, texts: list[str], **options: Any) -> FloatArray:
         """The vectors of texts, float32 [texts, dimensions]. options: of the package's `embed`."""
         return np.array(self.call("embed", texts, options), np.float32).reshape(len(texts), -1)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "budgets.h"
+#include "constraint.h"
 #include "context.h"
 #include "drafts.h"
 #include "given.h"
@@ -353,7 +354,7 @@ static uint32_t burst(const edge_session *s)
 /* Whether an accelerator may choose the tokens behind the waiting one, or return only few logits. */
 static bool may_pick(const edge_session *s, picking *pick)
 {
-    if (!pass_picks(s->pass))
+    if (!pass_picks(s->pass) || constraint_holds(s->constraint))
         return false;
     if (sampler_picks(s->sampler, pick->banned, &pick->banned_count))
         pick->most = burst(s);
@@ -379,7 +380,7 @@ static bool run_picked(edge_session *s, picking *pick)
 /* Runs the waiting token, perhaps with drafts or an accelerator's choice behind it. */
 static bool run_ahead(edge_session *s)
 {
-    picking pick = {.chosen = s->draft + 1, .enough = sampler_candidates(s->sampler)};
+    picking pick = {.chosen = s->draft + 1, .enough = constraint_holds(s->constraint) ? 0 : sampler_candidates(s->sampler)};
     if (s->drafts)
         drafts_add(s->drafts, s->ids + s->first, 1);
     if (may_pick(s, &pick))

@@ -175,6 +175,15 @@ enum {
     /* end */
 };
 
+typedef int32_t edge_form;
+enum {
+    /* generated: Form */
+    EDGE_FREE = 0, /* Any text. */
+    EDGE_JSON_SCHEMA = 1, /* JSON that matches a schema. */
+    EDGE_REGEX = 2, /* Text that matches a regular expression as a whole. */
+    /* end */
+};
+
 typedef int32_t edge_finish;
 enum {
     /* generated: Finish */
@@ -325,6 +334,11 @@ EDGE_API edge_status edge_begin(edge_model *model, const edge_options *options, 
 EDGE_API void edge_end(edge_session *session);
 /* Sets the options of the next and later answers. */
 EDGE_API edge_status edge_set(edge_session *session, const edge_options *options, edge_error *error);
+/* Sets the form of the next and later answers, from their first byte to their last: a JSON schema, or a regular expression that the
+ * whole answer matches. An answer ends where its form does; within max_tokens, unless the shortest one is longer. The first call
+ * allocates the tables that edge_usage counts as scratch memory; EDGE_FREE frees them. If the form is refused, answers are free.
+ * EDGE_UNSUPPORTED names what cannot be enforced. length: bytes of the text. */
+EDGE_API edge_status edge_constrain(edge_session *session, edge_form form, const char *text, size_t length, edge_error *error);
 /* Passes readings of sensors to the session, between two calls of edge_next. */
 EDGE_API edge_status edge_read(edge_session *session, const edge_readings *readings, edge_error *error);
 /* Adds a text to the conversation; the next edge_next does most of the work. A text longer than the cache runs at once, chunk by

@@ -23,6 +23,7 @@
 
 #include "budgets.h"
 #include "bundle.h"
+#include "constraint.h"
 #include "context.h"
 #include "drafts.h"
 #include "given.h"
@@ -295,6 +296,7 @@ void edge_end(edge_session *s)
     }
     if (s->given)
         given_clear(s->given);
+    constraint_free(s->constraint);
     unmap_memory(s->memory, s->size);
     __atomic_fetch_sub(&model->sessions, 1, __ATOMIC_RELEASE);
 }
@@ -354,7 +356,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .threads = pass_threads(s->pass),
         .weights = s->model->sizes[SECTION_WEIGHTS],
         .kv = kv_bytes(s->rows) + kv_fixed(s->rows) + kv_remembered(s->rows),
-        .scratch = pass_bytes(s->pass),
+        .scratch = pass_bytes(s->pass) + constraint_bytes(s->constraint),
         .lora = room && !s->accelerator ? room->room : 0,
         .file = s->model->file.size,
         .anonymous = anonymous,

@@ -5,6 +5,7 @@
 #include "accelerator.h"
 #include "base.h"
 #include "budgets.h"
+#include "constraint.h"
 #include "drafts.h"
 #include "ears.h"
 #include "given.h"
@@ -49,6 +50,7 @@ struct edge_session {
     tokenizer *tokenizer;
     const vocabulary *vocabulary; /* the tokenizer's */
     sampler *sampler;
+    constraint *constraint; /* NULL: answers are free; memory of its own */
     stops *stops, *next_stops; /* of this answer; of the next one if new_stops is set */
     bool new_stops;
     utf8_joiner joiner;
@@ -94,6 +96,7 @@ struct edge_session {
     edge_finish stopped;      /* why the prompt ended early */
     edge_finish finish;
     bool failed;              /* the pass failed, or its logits were NaN */
+    bool stuck;               /* no token matches the grammar, or its tables do not suffice */
     uint32_t generated;
     int32_t token;
     float *logits;

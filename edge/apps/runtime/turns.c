@@ -1,10 +1,12 @@
 /* Turns: texts become tokens that wait, answers come piece by piece, and turns are taken back. The loop of an answer is
  * that of edge/run/loop.py. */
+#include <math.h>
 #include <string.h>
 
 #include "budgets.h"
 #include "bundle.h"
 #include "chat.h"
+#include "constraint.h"
 #include "context.h"
 #include "given.h"
 #include "kv.h"
@@ -271,6 +273,9 @@ static void start_answer(edge_session *s)
     s->joiner = (utf8_joiner){{0}, 0};
     s->finish = context_prompt(s);
     stops_start(s->stops);
+    s->stuck = false;
+    if (constraint_holds(s->constraint))
+        constraint_start(s->constraint);
     start_sampler(s);
 }
 
@@ -283,15 +288,38 @@ static void show(edge_session *s, int32_t token, bool *met)
     s->text_end = (uint32_t)stops_feed(s->stops, s->fed, length, s->text, met);
 }
 
+/* Tokens that the answer may still have. */
+static uint32_t tokens_left(const edge_session *s)
+{
+    uint32_t left = s->options.max_tokens ? s->options.max_tokens - s->generated : UINT32_MAX;
+    return policy_evicts(s->policy) ? left : smaller(left, kv_free(s->rows));
+}
+
+/* Draws a token that the form of the answer allows. *ended: nothing can follow it. */
+static int32_t draw_within(edge_session *s, bool *ended)
+{
+    const bool complete = constraint_mask(s->constraint, s->logits, &s->stuck);
+    int32_t token = s->stuck ? -1 : sampler_next(s->sampler, s->logits);
+    if (token >= 0 && s->logits[token] == -INFINITY) { /* options ban what the form allows */
+        *ended = complete;
+        s->stuck = !complete;
+    } else if (token >= 0) {
+        token = constraint_take(s->constraint, token, tokens_left(s), ended);
+        s->stuck = token < 0;
+    }
+    return token;
+}
+
 /* Chooses the next token: from the logits, or the one that an accelerator chose. */
 static void choose(edge_session *s)
 {
-    bool met = false;
-    int32_t token = s->picked ? s->draft[1 + s->drafted - s->ahead] : sampler_next(s->sampler, s->logits);
-    s->failed = token < 0;
+    bool met = false, ended = false;
+    int32_t token = s->picked ? s->draft[1 + s->drafted - s->ahead]
+                  : constraint_holds(s->constraint) ? draw_within(s, &ended) : sampler_next(s->sampler, s->logits);
+    s->failed = token < 0 || s->stuck;
     if (s->failed)
         return;
-    if (vocabulary_ends(s->vocabulary, token)) {
+    if (vocabulary_ends(s->vocabulary, token) || (ended && s->logits[token] == -INFINITY)) {
         s->finish = EDGE_EOS;
         return;
     }
@@ -301,7 +329,8 @@ static void choose(edge_session *s)
     s->waiting = 1;
     s->ids[0] = token;
     show(s, token, &met);
-    s->finish = met ? EDGE_STOP : s->generated == s->options.max_tokens ? EDGE_LENGTH : EDGE_GOING;
+    s->finish = met ? EDGE_STOP : ended && !constraint_closed(s->constraint) ? EDGE_EOS
+              : ended || s->generated == s->options.max_tokens ? EDGE_LENGTH : EDGE_GOING;
 }
 
 /* Fills a piece with whole characters, as many as fit. */
@@ -341,6 +370,8 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
             if ((status = model_is_whole(s->model, error)) || (status = check_threads(s, error))
                 || (status = check_accelerator(s, error)))
                 return status;
+            if (s->stuck)
+                return edge_fail(error, EDGE_UNSUPPORTED, "no token matches the answer's grammar here, or it is too ambiguous");
             return edge_fail(error, EDGE_FAILED, "the model computed no number (NaN): its file may be damaged");
         }
         if (s->finish && s->finish != EDGE_STOP) /* text that was held back; an incomplete character is lost */

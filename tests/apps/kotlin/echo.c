@@ -165,6 +165,13 @@ void edge_cancel(edge_session *session)
     atomic_store(&session->cancelled, 1);
 }
 
+edge_status edge_constrain(edge_session *session, edge_form form, const char *text, size_t length, edge_error *error)
+{
+    (void)session;
+    return form == EDGE_REGEX && length == 2 && !memcmp(text, "\xC3\xA9", 2)
+               ? EDGE_OK : fail(error, EDGE_UNSUPPORTED, form == EDGE_FREE && !length ? "free" : "not enforced");
+}
+
 edge_status edge_rewind(edge_session *session, uint32_t turns, edge_error *error)
 {
     (void)session;

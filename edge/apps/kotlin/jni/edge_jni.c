@@ -176,6 +176,19 @@ static void append(JNIEnv *env, jlong session, jint role, const void *text, jsiz
         raise_error(env, &error);
 }
 
+static void constrain_answers(JNIEnv *env, jclass class, jlong session, jint form, jbyteArray text)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    jbyte *bytes = (*env)->GetByteArrayElements(env, text, NULL);
+    if (!bytes)
+        return;
+    edge_status status = edge_constrain(session_of(session), form, (const char *)bytes, (size_t)(*env)->GetArrayLength(env, text), &error);
+    (*env)->ReleaseByteArrayElements(env, text, bytes, JNI_ABORT);
+    if (status < 0)
+        raise_error(env, &error);
+}
+
 static void append_text(JNIEnv *env, jclass class, jlong session, jint role, jbyteArray text)
 {
     (void)class;
@@ -439,6 +452,7 @@ static const JNINativeMethod METHODS[] = {
     METHOD("text", "(J)[B", read_text),
     METHOD("begin", "(J[B[B[B[B[[B)J", begin_session),
     METHOD("set", "(J[B[B[[B)V", set_options),
+    METHOD("constrain", "(JI[B)V", constrain_answers),
     METHOD("read", "(J[B)V", read_sensors),
     METHOD("end", "(J)V", end_session),
     METHOD("append", "(JI[B)V", append_text),

@@ -191,6 +191,11 @@ const edge_usage *web_use(void)
     return edge_use(session, &use, &failure) ? NULL : &use;
 }
 
+int32_t web_constrain(int32_t form, const char *grammar, uint32_t bytes)
+{
+    return edge_constrain(session, form, grammar, bytes, &failure);
+}
+
 int32_t web_embed(const char *const *texts, const size_t *lengths, uint32_t count, const char *prompt, uint32_t dimensions,
                   uint32_t unscaled, uint32_t truncate, float *vectors, uint32_t room)
 {

@@ -71,6 +71,8 @@ WEB_API(web_load) int32_t web_load(void);                /* from env.read */
 /* given: 1: reads an adapter from env.read; 0: removes it. Forgets the whole conversation. */
 WEB_API(web_set_adapter) int32_t web_set_adapter(uint32_t given, double scale);
 WEB_API(web_use) const edge_usage *web_use(void);        /* 0: no session has begun */
+/* As edge_constrain. */
+WEB_API(web_constrain) int32_t web_constrain(int32_t form, const char *text, uint32_t bytes);
 /* Writes vectors as edge_embed does, whose arrays these are. prompt: 0: the model's own. */
 WEB_API(web_embed) int32_t web_embed(const char *const *texts, const size_t *lengths, uint32_t count, const char *prompt,
                                      uint32_t dimensions, uint32_t unscaled, uint32_t truncate, float *vectors, uint32_t room);

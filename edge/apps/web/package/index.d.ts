@@ -208,6 +208,10 @@ export class Session {
   past(question: string, answer: string): Promise<void>;
   /** Forget the last turns; without a number, all. After evictions only all can be forgotten. */
   rewind(turns?: number): Promise<void>;
+  /** The form of the next and later answers: JSON that matches a schema, or text that matches a regular expression as a whole;
+   * null: any text. An answer ends where its form does. If the form is refused, answers are free: unsupported names what
+   * cannot be enforced, bad-argument what is malformed. */
+  constrain(form: { jsonSchema: object | string } | { regex: string } | null): Promise<void>;
   /** The conversation with its KV rows, for `load` with the same bundle. The states of successive turns begin with the
    * same bytes, but for a header, so a page that saves each needs to write only the pieces that changed. */
   save(): Promise<Uint8Array>;

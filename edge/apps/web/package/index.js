@@ -132,6 +132,11 @@ export class Session {
     return this.#call("rewind", turns);
   }
 
+  /** @param {{jsonSchema?: object | string, regex?: string} | null} form */
+  constrain(form) {
+    return this.#call("constrain", form);
+  }
+
   /** @returns {Promise<Uint8Array>} */
   save() {
     return this.#call("save");

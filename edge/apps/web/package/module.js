@@ -29,6 +29,13 @@ export const ROLES = {
   // end
 };
 
+/** edge_form. */
+const FORMS = {
+  // generated: Form
+  free: 0, jsonSchema: 1, regex: 2
+  // end
+};
+
 const ALL = 0xffffffff; // turns
 const FAILED = -7;
 
@@ -361,6 +368,15 @@ export class Engine {
     } finally {
       this.#state = new State();
     }
+  }
+
+  /** @param {{jsonSchema?: object | string, regex?: string} | null} form */
+  constrain(form) {
+    const { jsonSchema, regex } = form ?? {};
+    const text = regex ?? (typeof jsonSchema === "object" ? JSON.stringify(jsonSchema) : jsonSchema) ?? "";
+    const kind = regex !== undefined ? FORMS.regex : jsonSchema !== undefined ? FORMS.jsonSchema : FORMS.free;
+    const bytes = new TextEncoder().encode(text);
+    this.#lend(bytes, (address) => this.#check(this.exports.web_constrain(kind, address, bytes.length)));
   }
 
   /** @param {string} text @param {boolean} special */

@@ -153,6 +153,8 @@ const calls = {
 
   /** @param {{role: any, text: string}} request */
   append: ({ role, text }) => engine.append(role, text),
+  /** @param {any} form */
+  constrain: (form) => engine.constrain(form),
   /** @param {number | undefined} turns */
   rewind: (turns) => engine.rewind(turns),
   save: () => engine.save(),

@@ -37,6 +37,11 @@ public enum Role: Int32, Sendable {
     // generated: Role
 }
 
+/// The form of answers: any text; JSON that matches a schema; text that matches a regular expression as a whole.
+public enum Form: Int32, Sendable {
+    // generated: Form
+}
+
 /// Why an answer ended, in the order of edge.h.
 public enum Finish: Int32, Sendable {
     // generated: Finish

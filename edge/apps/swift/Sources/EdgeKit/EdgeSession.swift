@@ -65,6 +65,18 @@ public final class EdgeSession: @unchecked Sendable {
         }
     }
 
+    /// Sets the form of the next and later answers: `text` is a JSON schema or a regular expression. An answer ends where
+    /// its form does. If the form is refused, answers are free. Throws `.unsupported`, which names what cannot be enforced,
+    /// `.badArgument` for a text that is malformed.
+    public func constrain(_ form: Form, _ text: String = "") throws {
+        try queue.sync {
+            answers += 1
+            try text.withCString { utf8 in
+                try EdgeError.check { edge_constrain(handle, form.rawValue, utf8, text.utf8.count, &$0) }
+            }
+        }
+    }
+
     /// Forgets the last turns, each a question with its answer; nil: all. Throws `.unsupported` where they cannot
     /// be taken back: after evictions. Then forget all, and append the conversation again.
     public func rewind(_ turns: UInt32?) throws {

@@ -31,6 +31,11 @@ enum class Role {
     // generated: Role
 }
 
+/** The form of answers: any text; JSON that matches a schema; text that matches a regular expression as a whole. */
+enum class Form {
+    // generated: Form
+}
+
 /** Why an answer ended, in the order of edge.h. */
 enum class Finish {
     // generated: Finish

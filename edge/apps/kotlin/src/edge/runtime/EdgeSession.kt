@@ -141,6 +141,14 @@ class EdgeSession internal constructor(
     }
 
     /**
+     * Sets the form of the next and later answers: [text] is a JSON schema or a regular expression. An answer ends where its
+     * form does. If the form is refused, answers are free. Throws EdgeException with [Status.UNSUPPORTED], which names what
+     * cannot be enforced, [Status.BAD_ARGUMENT] for a text that is malformed.
+     */
+    @JvmOverloads
+    fun constrain(form: Form, text: String = "") = change { Native.constrain(it, form.ordinal, text.encodeToByteArray()) }
+
+    /**
      * Forgets the last [turns], each a question with its answer. Throws EdgeException with [Status.UNSUPPORTED] where
      * they cannot be taken back: after evictions. Then [reset].
      */

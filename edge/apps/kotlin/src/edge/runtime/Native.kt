@@ -19,6 +19,7 @@ internal object Native {
         stop: Array<ByteArray>,
     ): Long
     @JvmStatic external fun set(session: Long, options: ByteArray, isa: ByteArray?, stop: Array<ByteArray>)
+    @JvmStatic external fun constrain(session: Long, form: Int, text: ByteArray)
     @JvmStatic external fun read(session: Long, readings: ByteArray)
     @JvmStatic external fun end(session: Long)
     @JvmStatic external fun append(session: Long, role: Int, text: ByteArray)

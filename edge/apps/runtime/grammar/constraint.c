@@ -1,0 +1,109 @@
+/* The form of answers: a grammar, in memory of its own, with the tables of a vocabulary. */
+#include "constraint.h"
+#include "mask.h"
+#include "regexp.h"
+#include "rules.h"
+#include "schema.h"
+#include "system.h"
+#include "vocabulary.h"
+
+struct constraint {
+    uint64_t size;
+    rules *rules;
+    schema *schema;
+    regex *regex;
+    mask *mask;
+    const vocabulary *in;
+    uint32_t start;
+    bool holds, closed;
+};
+
+static constraint *lay_out(arena *from, uint32_t vocab)
+{
+    constraint *c = take(from, sizeof *c);
+    constraint own = {0, rules_layout(from), schema_layout(from), regex_layout(from), mask_layout(from, vocab), NULL, END, false, false};
+    if (c)
+        *c = own;
+    return c;
+}
+
+constraint *constraint_make(const vocabulary *in)
+{
+    arena count = {NULL, 0};
+    lay_out(&count, in->config->tokens);
+    arena memory = {map_memory(count.used), 0};
+    if (!memory.memory)
+        return NULL;
+    constraint *c = lay_out(&memory, in->config->tokens);
+    c->size = count.used;
+    c->in = in;
+    mask_open(c->mask, in);
+    return c;
+}
+
+void constraint_free(constraint *c)
+{
+    if (c)
+        unmap_memory(c, c->size);
+}
+
+uint64_t constraint_bytes(const constraint *c)
+{
+    return c ? c->size : 0;
+}
+
+bool constraint_holds(const constraint *c)
+{
+    return c && c->holds;
+}
+
+edge_status constraint_set(constraint *c, edge_form form, const char *text, size_t length, edge_error *error)
+{
+    rules *r = c->rules;
+    c->holds = false;
+    rules_begin(r, error);
+    if (form == EDGE_REGEX) {
+        regex_read(c->regex, r, text, length);
+        c->start = regex_rules(c->regex, r, false, true, END);
+    } else {
+        c->start = schema_rules(c->schema, r, text, length);
+    }
+    if (!r->status)
+        rules_finish(r, c->start);
+    if (r->status)
+        return r->status;
+    if (!mask_begin(c->mask, r, c->start))
+        return edge_fail(error, EDGE_UNSUPPORTED, "the grammar is too ambiguous: too many of its parts may begin at once");
+    c->holds = true;
+    return EDGE_OK;
+}
+
+void constraint_start(constraint *c)
+{
+    c->closed = false;
+    mask_begin(c->mask, c->rules, c->start);
+}
+
+bool constraint_mask(constraint *c, float *logits, bool *stuck)
+{
+    *stuck = !mask_logits(c->mask, logits);
+    return mask_complete(c->mask);
+}
+
+int32_t constraint_take(constraint *c, int32_t token, uint32_t left, bool *ended)
+{
+    int32_t taken = mask_within(c->mask, token, left);
+    c->closed |= taken != token;
+    *ended = false;
+    if (vocabulary_ends(c->in, taken))
+        return taken;
+    if (!mask_accept(c->mask, taken))
+        return -1;
+    *ended = mask_ended(c->mask);
+    return taken;
+}
+
+bool constraint_closed(const constraint *c)
+{
+    return c->closed;
+}

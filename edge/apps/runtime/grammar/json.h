@@ -1,0 +1,32 @@
+/* A JSON text as a tree of values. */
+#ifndef EDGE_JSON_H
+#define EDGE_JSON_H
+
+#include "base.h"
+
+enum json_kind { JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
+enum { MOST_VALUES = 1 << 14, DEEPEST_JSON = 64, MOST_JSON = 1 << 18 }; /* values; levels; bytes */
+
+typedef struct {
+    uint8_t kind;
+    const char *key, *text;    /* without escapes, in UTF-8: the name of a member; a string. A number as it is written */
+    uint32_t key_length, length;
+    uint32_t child, next;      /* the first of its own values, and the one behind it; 0: none */
+    uint32_t count;            /* its own values */
+} json_value;
+
+typedef struct {
+    json_value *values;        /* [MOST_VALUES]; values[1] is the whole text */
+    char *bytes;               /* [MOST_JSON]: of strings */
+    uint32_t count, used;
+} json_tree;
+
+json_tree *json_layout(arena *from);
+/* Fails for what is no JSON, and for more than the limits above. The tree refers to the text. */
+edge_status json_read(json_tree *tree, const char *text, size_t length, edge_error *error);
+uint32_t json_member(const json_tree *tree, uint32_t object, const char *key, size_t length); /* 0: it has none */
+uint32_t json_named(const json_tree *tree, uint32_t object, const char *key);
+bool json_is(const json_value *string, const char *text);
+bool json_equal(const json_tree *tree, uint32_t one, uint32_t other);
+
+#endif

@@ -1,0 +1,223 @@
+/* JSON schemas as rules: the subset of docs/structured.md, of which what follows is refused by name. */
+#include "json.h"
+#include "rules.h"
+#include "schema_parts.h"
+
+enum { SEEN_ANY = 1, SEEN_ONE = 2 }; /* of a schema whose anyOf, oneOf was replaced by an alternative */
+
+/* ---- any value -------------------------------------------------------------------------------------------------- */
+
+/* The schema that a reference within the document names. */
+static uint32_t resolve(schema *in, const json_value *reference)
+{
+    char part[LONGEST_REFERENCE];
+    uint32_t found = 1, length;
+    if (reference->kind != JSON_STRING || !reference->length || reference->text[0] != '#') {
+        rules_fail(in->r, EDGE_UNSUPPORTED, "the JSON schema cannot be enforced: a reference outside of it, %s",
+                   reference->text ? reference->text : "", reference->text ? reference->length : 0);
+        return 0;
+    }
+    for (uint32_t i = 1; found && i < reference->length;) {
+        for (i += reference->text[i] == '/', length = 0; i < reference->length && reference->text[i] != '/' && length < LONGEST_REFERENCE; i++) {
+            char c = reference->text[i];
+            if (c == '~' && i + 1 < reference->length) {
+                c = reference->text[++i] == '1' ? '/' : '~';
+            } else if (c == '%' && i + 2 < reference->length) {
+                unsigned code = 0;
+                for (int j = 1; j < 3; j++) {
+                    int digit = reference->text[i + j] | 32;
+                    code = code * 16 + (unsigned)(digit <= '9' ? digit - '0' : digit - 'a' + 10);
+                }
+                c = (char)code;
+                i += 2;
+            }
+            part[length++] = c;
+        }
+        if (at(in, found)->kind == JSON_ARRAY) {
+            uint32_t place = 0, each = at(in, found)->child;
+            for (uint32_t j = 0; j < length && place < MOST_VALUES; j++)
+                place = place * 10 + (uint32_t)(part[j] - '0');
+            while (each && place--)
+                each = at(in, each)->next;
+            found = each;
+        } else if (length) {
+            found = json_member(in->tree, found, part, length);
+        }
+    }
+    if (!found)
+        rules_fail(in->r, EDGE_BAD_ARGUMENT, "the JSON schema refers to what it lacks: %s", reference->text, reference->length);
+    return found;
+}
+
+/* What a case of oneOf refers to, if it does nothing else. */
+static uint32_t case_of(schema *in, uint32_t index)
+{
+    for (uint32_t i = 0, found; i < 8 && (found = json_named(in->tree, index, "$ref")) && (found = resolve(in, at(in, found))); i++)
+        index = found;
+    return index;
+}
+
+/* Types that the values of a schema may have. */
+static int values_of(schema *in, uint32_t index)
+{
+    bool several;
+    int types = schema_types(in, index), found = 0;
+    uint32_t each = schema_listed(in, index, &several);
+    if (!each)
+        return types;
+    for (; each; each = several ? at(in, each)->next : 0)
+        found |= schema_type_of(in, each);
+    return types & found;
+}
+
+/* Whether no value matches both schemas, as far as their types, constants and required constant members tell. */
+static bool exclude(schema *in, uint32_t one, uint32_t other, int depth)
+{
+    bool several, none;
+    uint32_t first = schema_listed(in, one = case_of(in, one), &several);
+    int types = values_of(in, one), others = values_of(in, other = case_of(in, other));
+    if (!(types & others))
+        return true;
+    if (first && schema_listed(in, other, &none)) {
+        bool shared = false;
+        for (uint32_t each = first; each; each = several ? at(in, each)->next : 0)
+            shared |= schema_has_constant(in, other, each);
+        return !shared;
+    }
+    if ((types & others) != T_OBJECT || depth > 4)
+        return false;
+    uint32_t lists[] = {json_named(in->tree, one, "required"), json_named(in->tree, other, "required")};
+    uint32_t mine = json_named(in->tree, one, "properties"), theirs = json_named(in->tree, other, "properties");
+    for (uint32_t each = lists[0] && lists[1] && mine && theirs ? at(in, lists[0])->child : 0; each; each = at(in, each)->next)
+        for (uint32_t match = at(in, lists[1])->child; match; match = at(in, match)->next)
+            if (json_equal(in->tree, each, match)) {
+                const json_value *name = at(in, each);
+                uint32_t a = json_member(in->tree, mine, name->text, name->length), b = json_member(in->tree, theirs, name->text, name->length);
+                if (a && b && exclude(in, a, b, depth + 1))
+                    return true;
+            }
+    return false;
+}
+
+static void check_exclusive(schema *in, uint32_t list)
+{
+    for (uint32_t one = at(in, list)->child; one; one = at(in, one)->next)
+        for (uint32_t other = at(in, one)->next; other && !in->r->status; other = at(in, other)->next)
+            if (!exclude(in, one, other, 0))
+                schema_refuse(in, "cases of oneOf that may hold at once");
+}
+
+static void check_keywords(schema *in, uint32_t index)
+{
+    static const char *const unknown[] = {
+        "not", "if", "dependentSchemas", "dependentRequired", "dependencies", "contains", "propertyNames",
+        "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef", "extends", "disallow",
+    };
+    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++) {
+        uint32_t found = json_named(in->tree, index, unknown[i]);
+        if (found && at(in, found)->kind != JSON_TRUE && !(at(in, found)->kind == JSON_OBJECT && !at(in, found)->count && i > 1))
+            schema_refuse(in, unknown[i]);
+    }
+}
+
+/* Adds all schemas that hold where these do, before the ones that name them. Returns false if nothing matches. */
+static bool complete(schema *in, conjunction *all)
+{
+    for (uint32_t i = 0; i < all->count && !in->r->status;) {
+        const uint32_t index = all->of[i].value, before = all->count;
+        uint32_t reference = json_named(in->tree, index, "$ref"), list = json_named(in->tree, index, "allOf");
+        if (at(in, index)->kind == JSON_FALSE)
+            return false;
+        if (at(in, index)->kind != JSON_OBJECT && at(in, index)->kind != JSON_TRUE)
+            schema_malformed(in, "a schema is neither an object nor true nor false");
+        check_keywords(in, index);
+        if (reference && (reference = resolve(in, at(in, reference))))
+            schema_join(in, all, reference, i);
+        for (uint32_t each = list ? at(in, list)->child : 0; each; each = at(in, each)->next)
+            schema_join(in, all, each, i + all->count - before);
+        i += all->count == before; /* otherwise the new ones come next, and this one again, which then adds none */
+    }
+    return true;
+}
+
+/* The alternatives of anyOf and oneOf, of the first schema that still has them; NEVER: none has. */
+static uint32_t alternatives(schema *in, const conjunction *all)
+{
+    for (uint32_t i = 0; i < all->count; i++)
+        for (uint32_t kind = SEEN_ANY; kind <= SEEN_ONE; kind++) {
+            uint32_t list = json_named(in->tree, all->of[i].value, kind == SEEN_ANY ? "anyOf" : "oneOf"), found = NEVER;
+            if (!list || all->of[i].seen & kind)
+                continue;
+            if (at(in, list)->kind != JSON_ARRAY || !at(in, list)->count)
+                schema_malformed(in, kind == SEEN_ANY ? "anyOf" : "oneOf");
+            if (kind == SEEN_ONE)
+                check_exclusive(in, list);
+            for (uint32_t each = at(in, list)->child; each && !in->r->status; each = at(in, each)->next) {
+                conjunction with = *all;
+                with.of[i].seen |= kind;
+                schema_join(in, &with, each, i);
+                found = rules_either(in->r, found, value(in, &with, END));
+            }
+            return found;
+        }
+    return NEVER;
+}
+
+static uint32_t write_value(schema *in, conjunction *all)
+{
+    rules *r = in->r;
+    bool several;
+    uint32_t found = complete(in, all) && !r->status ? alternatives(in, all) : NEVER, from = all->count;
+    int types = T_ALL;
+    if (found != NEVER || r->status)
+        return found;
+    for (uint32_t i = 0; i < all->count; i++) {
+        if (at(in, all->of[i].value)->kind == JSON_FALSE)
+            return NEVER;
+        types &= schema_types(in, all->of[i].value);
+        if (from == all->count && schema_listed(in, all->of[i].value, &several))
+            from = i;
+    }
+    if (from < all->count) {
+        for (uint32_t each = schema_listed(in, all->of[from].value, &several); each && !r->status; each = several ? at(in, each)->next : 0) {
+            bool may = true;
+            for (uint32_t i = 0; i < all->count; i++)
+                may &= schema_fits(in, each, all->of[i].value);
+            found = may ? rules_either(r, schema_constant(in, each, END), found) : found;
+        }
+        return found;
+    }
+    if (types & T_NULL)
+        found = rules_word(r, "null", END);
+    if (types & T_BOOLEAN)
+        found = rules_either(r, found, rules_either(r, rules_word(r, "true", END), rules_word(r, "false", END)));
+    if (types & (T_INTEGER | T_FRACTION))
+        found = rules_either(r, found, schema_numbers(in, all, !(types & T_FRACTION), END));
+    if (types & T_STRING)
+        found = rules_either(r, found, schema_text(in, all, END));
+    if (types & T_ARRAY)
+        found = rules_either(r, found, schema_array(in, all, END));
+    return types & T_OBJECT ? rules_either(r, found, schema_object(in, all, END)) : found;
+}
+
+uint32_t schema_rules(schema *in, rules *r, const char *source, size_t length)
+{
+    static const char spaces[] = "\t\n\r ";
+    conjunction all = {{{1, 0}}, 1};
+    in->r = r;
+    in->known_count = in->done = in->used = 0;
+    r->status = json_read(in->tree, source, length, r->error);
+    if (r->status)
+        return NEVER;
+    in->blank = NEVER;
+    for (int i = 0; i < 4; i++)
+        in->blank = rules_either(r, rules_byte(r, (uint8_t)spaces[i], (uint8_t)spaces[i], END), in->blank);
+    uint32_t start = value(in, &all, END);
+    for (; in->done < in->known_count && !r->status; in->done++) {
+        const known *one = in->known + in->done;
+        all.count = one->count;
+        memcpy(all.of, in->pool + one->first, one->count * sizeof *all.of);
+        rules_set(r, one->rule, write_value(in, &all));
+    }
+    return start;
+}

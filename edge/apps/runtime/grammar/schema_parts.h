@@ -1,0 +1,89 @@
+/* What the files of JSON schemas share: schema.c has alternatives and types, schema_scalars.c constants, numbers and strings,
+ * schema_members.c arrays and objects, schema_base.c what they stand on.
+ *
+ * What holds for one value is a conjunction of schemas, since $ref, allOf, anyOf and the properties of several of them join.
+ * Each conjunction becomes a rule, once. An alternative joins its conjunction in place of the anyOf that has it. */
+#ifndef EDGE_SCHEMA_PARTS_H
+#define EDGE_SCHEMA_PARTS_H
+
+#include <string.h>
+
+#include "json.h"
+#include "numbers.h"
+#include "regexp.h"
+#include "rules.h"
+#include "schema.h"
+
+enum {
+    MOST_JOINED = 24,      /* schemas of one conjunction */
+    MOST_POOL = 1 << 15,   /* of all */
+    MOST_MEMBERS = 512, LONGEST_NAME = 100, LONGEST_REFERENCE = 512, /* bytes */
+    BLANKS = 8             /* blanks between the parts of a JSON text, as edge/grammar/matcher.py */
+};
+enum { T_NULL = 1, T_BOOLEAN = 2, T_INTEGER = 4, T_FRACTION = 8, T_STRING = 16, T_ARRAY = 32, T_OBJECT = 64, T_ALL = 127 };
+
+typedef struct { uint32_t value, seen; } joined; /* seen: SEEN_ANY, SEEN_ONE */
+typedef struct { joined of[MOST_JOINED]; uint32_t count; } conjunction;
+typedef struct { uint32_t hash, first, count, rule; } known;
+typedef struct { const char *text; uint32_t length; bool required; } member;
+
+struct schema {
+    json_tree *tree;
+    regex *regex;
+    known *known;     /* [MOST_RULES] conjunctions that have a rule; those from `done` on are still to be written */
+    joined *pool;     /* [MOST_POOL] of them */
+    member *members;  /* [MOST_MEMBERS] of the object that is being written */
+    uint32_t known_count, done, used, member_count, blank;
+    rules *r;
+};
+
+static inline const json_value *at(const schema *in, uint32_t index)
+{
+    return in->tree->values + index;
+}
+
+static inline uint32_t mark(schema *in, char c, uint32_t next)
+{
+    return rules_byte(in->r, (uint8_t)c, (uint8_t)c, next);
+}
+
+static inline uint32_t blanks(schema *in, uint32_t next)
+{
+    return rules_repeat(in->r, in->blank, 0, BLANKS, next);
+}
+
+static inline bool is_true(const schema *in, uint32_t index, const char *key)
+{
+    uint32_t found = json_named(in->tree, index, key);
+    return found && at(in, found)->kind == JSON_TRUE;
+}
+
+void schema_refuse(schema *in, const char *what);
+void schema_malformed(schema *in, const char *what);
+/* A whole number of a keyword; `unset` where the schema lacks it. */
+uint32_t schema_number(schema *in, uint32_t index, const char *key, uint32_t unset);
+/* Adds a schema to a conjunction, before number `place`. */
+void schema_join(schema *in, conjunction *to, uint32_t index, uint32_t place);
+uint32_t schema_rule(schema *in, const conjunction *of); /* the rule of a conjunction, which is written later */
+static inline uint32_t value(schema *in, const conjunction *of, uint32_t next)
+{
+    return rules_call(in->r, schema_rule(in, of), next);
+}
+
+int schema_types(schema *in, uint32_t index);            /* by its `type` */
+/* Values of `enum`, or the one of `const`: the first, and whether others follow. 0: the schema has neither. */
+uint32_t schema_listed(schema *in, uint32_t index, bool *several);
+
+/* schema_scalars.c */
+uint32_t schema_name(schema *in, const char *text, uint32_t length, uint32_t next); /* a string in JSON */
+uint32_t schema_constant(schema *in, uint32_t index, uint32_t next);                /* a value in JSON */
+int schema_type_of(const schema *in, uint32_t value);
+bool schema_has_constant(schema *in, uint32_t index, uint32_t wanted);
+bool schema_fits(schema *in, uint32_t wanted, uint32_t index); /* whether a listed value matches the keywords beside it */
+uint32_t schema_numbers(schema *in, const conjunction *of, bool integer, uint32_t next);
+uint32_t schema_text(schema *in, const conjunction *of, uint32_t next);
+/* schema_members.c */
+uint32_t schema_array(schema *in, const conjunction *of, uint32_t next);
+uint32_t schema_object(schema *in, const conjunction *of, uint32_t next);
+
+#endif
