@@ -116,6 +116,8 @@ class Capabilities:
     any_tokenizer: bool = False  # it runs models whose tokenizer edge does not know
     tops: bool = False  # it can return the largest logits alone (`TopEngine`)
     picks: bool = False  # it chooses tokens itself (`PickingEngine`)
+    appends: bool = False  # it takes given keys and values (`GivenEngine.append_rows`)
+    rounds: bool = False  # it multiplies matrices of floats as Q8_0 if the model says so (`ModelSpec.rounded`)
     hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
     sequences: bool = False  # it runs several sequences at once (`BatchedEngine`)
@@ -173,7 +175,8 @@ class GivenEngine(Engine, Protocol):
     def append_rows(self, rows: FloatArray) -> None:
         """Append rows of given keys and values, float32 [2, layers, KV heads, n, head], as though n tokens had run, in
         a cache whose layers all keep rows of all tokens. Keys are rotated to the next positions, their values in the
-        order of the model's file. Raises CapacityError if fewer than n rows are free."""
+        order of the model's file. Only of engines with `Capabilities.appends`. Raises CapacityError if fewer than n
+        rows are free."""
         ...
 
 
@@ -411,6 +414,11 @@ class Backend(ABC):
         """The most drafted tokens worth verifying at once (`VerifyingEngine`); 0 if the engine cannot verify, or cannot
         undo rejected tokens exactly. tuning: `EngineConfig.tuning`."""
         return 0
+
+    def sees(self, spec: ModelSpec, *, whole: bool) -> str | None:
+        """None if the engine runs this model's prompts with pictures in them; else why not, such as "takes no
+        pictures". whole: a picture's rows see all of each other."""
+        return None if self.CAPABILITIES.given else "takes no pictures"
 
     def runs_mtp(self, spec: ModelSpec) -> bool:
         """Whether the model has a layer for multi-token prediction that the engine runs (`StatesEngine`)."""

@@ -44,7 +44,15 @@ from edge.types import FloatArray, IntArray
 
 NAME = "reference"
 CAPABILITIES = Capabilities(
-    "token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False, lora=True, given=True, hidden=True
+    "token",
+    uneven="token",
+    kv_dtypes=("f32",),
+    attention=False,
+    keys=False,
+    lora=True,
+    given=True,
+    appends=True,
+    hidden=True,
 )
 CORES: dict[type, Callable[..., FloatArray]] = {
     Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net, Mamba: mamba,

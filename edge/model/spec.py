@@ -55,6 +55,7 @@ class ModelSpec:
     compiled: Compiled | None = None  # the context binaries that the model's folder has
     mtp: ModelSpec | None = None  # the layer for multi-token prediction, as a model of one layer (`mtp.py`)
     ears: ModelSpec | None = None  # the encoder of a model that hears (`edge/model/whisper`), not in the figures above
+    rounded: bool = False  # matrices of floats are multiplied as Q8_0, by engines that can (`rounding.py`)
     mtp_of: ModelSpec | None = None  # in an `mtp`: the model whose embedding and head it shares, not in `type_bytes`
 
     @property

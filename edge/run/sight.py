@@ -16,6 +16,7 @@ import numpy as np
 from edge.backends.base import Backend, EngineConfig, HiddenEngine
 from edge.errors import EngineError, UnsupportedError
 from edge.model.given import GivenRows
+from edge.model.rounding import in_q8_0
 from edge.model.towers.tower import Layout, Stage, Tile, Tower
 from edge.types import FloatArray
 
@@ -29,18 +30,24 @@ class Encoder:
     def __init__(
         self, tower: Tower, backend: Backend, threads: int, kv_dtype: str | None = None, *, frugal: bool = False
     ) -> None:
-        """kv_dtype: of the keys and values of patches; None: the engine's default. frugal: compile in less memory.
+        """kv_dtype: of the keys and values of patches; None: the engine's default; f32: all products in float32, while
+        others round matrices of floats to Q8_0 where the engine can. frugal: compile in less memory.
         Raises UnsupportedError for an engine that cannot run the tower."""
         self.tower, self._backend, self._threads, self._frugal = tower, backend, threads, frugal
         self._kv_dtype = kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
         if not backend.CAPABILITIES.hidden:
             raise UnsupportedError(f"the {backend.NAME} engine encodes no pictures: use --backend=cpu")
+        rounds = backend.CAPABILITIES.rounds and self._kv_dtype != "f32"
+        self._specs = {
+            id(stage): in_q8_0(stage.file, stage.spec) if rounds else stage.spec for stage in tower.stages
+        }  # fmt: skip
         for stage in tower.stages:
-            backend.check_supported(stage.file, stage.spec)
+            backend.check_supported(stage.file, self._specs[id(stage)])
 
     def need(self, layout: Layout) -> int:
         """Bytes that looking at a picture takes, beside those of the process and of the picture itself."""
-        stages = (self._backend.footprint(each.spec, self._config(most_together(layout))) for each in self.tower.stages)
+        config = self._config(most_together(layout))
+        stages = [self._backend.footprint(spec, config) for spec in self._specs.values()]
         states = 4 * self.tower.network.hidden * layout.patches
         largest = max(each.weights + each.kv + each.scratch + each.runtime for each in stages)
         return largest + 3 * states + self._own + _MARGIN
@@ -48,7 +55,7 @@ class Encoder:
     def first_run(self, layout: Layout) -> int:
         """Bytes that a first picture takes to compile, mostly in a child; 0 if nothing is left to compile."""
         config = self._config(most_together(layout))
-        return max(self._backend.first_run(each.file, each.spec, config) for each in self.tower.stages)
+        return max(self._backend.first_run(each.file, self._specs[id(each)], config) for each in self.tower.stages)
 
     @cached_property
     def _own(self) -> int:
@@ -89,7 +96,9 @@ class Encoder:
             number = id(stage)
             if number not in loaded:
                 close()
-                loaded[number] = cast(HiddenEngine, self._backend.load(stage.file, stage.spec, self._config(most)))
+                loaded[number] = cast(
+                    HiddenEngine, self._backend.load(stage.file, self._specs[number], self._config(most))
+                )
             given = GivenRows(0, stage.spec.hidden)
             places = self.tower.places(group, windowed=stage.windowed)
             return loaded[number].hidden(given.add(rows), places, given)

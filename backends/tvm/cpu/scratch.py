@@ -102,7 +102,7 @@ def make_scratch(
     query_rows = round_up(tokens * shape.group, target.score_rows) + target.score_rows
     attention = [core for core in cores if isinstance(core, Attention)]
     part = max(found.pop("work", 0), *(work_offsets(core, target)["size"] for core in attention))
-    paired = attention if target.pair_rows and not shape.encoder else []
+    paired = attention if target.pair_rows else []
     pairs = max((pair_offsets(core, target)["size"] for core in paired), default=0)
     values = max(rows * shape.widest, found.pop("quantized", 0))  # that are quantized at once
     blocks = values // 32

@@ -149,7 +149,7 @@ def make_layout(file: GGUFFile, spec: ModelSpec, *, halve: bool = False) -> Pack
         apart = tensor.experts and tensor.columns
         shared = spec.mtp_of is not None and name in SHARED
         start = 0 if apart or shared else at
-        place = _place(file, tensor, tensors[name], start, *units_of(network, name, tensor))
+        place = _place(file, tensor, tensors[name], start, *units_of(network, name, tensor), rounded=spec.rounded)
         if shared:
             places[name] = replace(place, shared=True)
             continue
@@ -209,13 +209,20 @@ def _behind(first: int, rope: Rope) -> tuple[int, ...]:
     return (*[2] * (first // 2), rope.dim) if rope.halves else ()
 
 
-def _place(file: GGUFFile, tensor: Tensor, source: Source, at: int, unit: int, interleaved: tuple[int, ...]) -> Place:
+def _place(
+    file: GGUFFile, tensor: Tensor, source: Source, at: int, unit: int, interleaved: tuple[int, ...], *, rounded: bool
+) -> Place:
     info = file.tensors[source.tensor]
     rows = -(-(tensor.rows if source.transposed else source.rows) // unit) * round_up(unit, _TILE)
     if not tensor.columns:
         rows = round_up(rows, 32)
         return Place(source, rows, 1, at, 0, 4 * rows, None, unit, interleaved)
-    block = BLOCKS.get(info.type)
+    kind = info.type
+    if rounded and not source.transposed:
+        from edge.model.rounding import ROUNDED, is_rounded  # here: encoders need it
+
+        kind = ROUNDED if is_rounded(info) else kind
+    block = BLOCKS.get(kind)
     if source.transposed and isinstance(block, IntegerBlock):
         block = BLOCKS[TRANSPOSED]
     if block is None:

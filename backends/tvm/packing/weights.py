@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from edge.backends.tvm.packing.blocks import BAND, FloatBlock
+from edge.backends.tvm.packing.blocks import BAND, FloatBlock, IntegerBlock
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TRANSPOSED, PackedLayout, Place
 from edge.backends.tvm.sources import source_hash
@@ -143,6 +143,10 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
             quants_at += written
             yield written
             continue
+        if isinstance(place.block, IntegerBlock) and info.type != place.block.stored:
+            from edge.model.rounding import round_to_q8_0  # here: encoders need it
+
+            padded = round_to_q8_0(padded, info.type)
         quants, scales = place.block.pack(padded.reshape(len(padded), -1, place.block.raw_bytes), info.factor)
         for at, packed in ((quants_at, quants), (scales_at, scales)):
             out.seek(at)

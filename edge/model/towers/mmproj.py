@@ -36,6 +36,7 @@ _NAMES = {  # of a layer's tensors, where ours differ
     "ffn_post_norm": "post_ffw_norm",
 }  # fmt: skip
 _LARGEST = {"patch": 256, "side": 1 << 14}  # pixels
+_BLOCK = 1 << 18  # values of a matrix that are converted to floats at once
 _CONTEXT = 1 << 17  # patches of a pass: no encoder has a limit of its own
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -79,7 +80,12 @@ class Mmproj:
     def linear(self, name: str, rows: FloatArray) -> FloatArray:
         """The product of rows [n, columns] with a matrix, or a convolution without overlap, and its bias if there is
         one."""
-        product = rows @ self.weights(f"{name}.weight").reshape(-1, rows.shape[1]).T
+        info = self.file.tensors[f"{name}.weight"]
+        data = self.file.tensor_bytes(info).reshape(info.elements // rows.shape[1], -1)
+        product, step = np.empty((len(rows), len(data)), np.float32), max(1, _BLOCK // rows.shape[1])
+        for start in range(0, len(data), step):  # a block's floats stay in the cache
+            part = dequantize(data[start : start + step].reshape(-1, data.nbytes // info.rows), info.type)
+            product[:, start : start + step] = rows @ part.reshape(-1, rows.shape[1]).T
         return np.asarray(product + self.weights(f"{name}.bias") if f"{name}.bias" in self.file.tensors else product)
 
 

@@ -60,7 +60,7 @@ def merge_parts(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
 def attend_chunk(b: PassBuilder, layer: Value) -> None:
     """Blocks of query rows go to the threads in turn: later ones see more rows and cost more."""
     core, source, limits, height = b.attention, b.rows_of(layer), _limits(b, layer), b.target.score_rows
-    paired = b.target.pair_rows > 0 and not b.design.exact and not b.shape.encoder
+    paired = b.target.pair_rows > 0 and not b.design.exact
     side = b.target.paired if paired else height
     rows = let(b.count * core.group)
     units = let(quotient(rows + (side - 1), side) * core.kv_heads)
