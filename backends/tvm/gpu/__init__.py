@@ -52,6 +52,7 @@ class GPU(Backend):
         gpu=True,
         lora=True,
         given=True,
+        appends=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.5, 1.0), "floats": WeightEfficiency(0.5, 1.0)},

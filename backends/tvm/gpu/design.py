@@ -44,8 +44,10 @@ class State:
     OBSERVED = 5  # last tokens whose attention is accumulated
     VOTES = 6  # 1: count instead the tokens that pay a row more than the average
     PICKED = 7  # ids picked since this was uploaded
-    BANNED = 8  # number of ids that argmax never picks …
-    BANS = 16  # … and where they are
+    BANNED = 8  # number of ids that argmax never picks
+    SPAN = 9  # the first token of a span that sees all of itself, of which a pass has one at most …
+    SPAN_STOP = 10  # … and the token behind it; 0: there is none
+    BANS = 16  # where tokens are that argmax never picks
     WORDS = 64
     MOST_BANS = WORDS - BANS
 
@@ -265,6 +267,7 @@ def scratch_sizes(
         "chosen": chunk * max((core.used for core in mixtures), default=0),
         "shares": chunk * max((core.used + 1 for core in mixtures), default=0),
         "inner": chunk * max((core.used * round_up(core.ffn, PART) for core in mixtures), default=0),
+        "deepstack": shape.deepstack * chunk * shape.padded_hidden,
         "low": chunk * shape.most_matrices * rank,
         "logits": logits_rows * shape.vocab,
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -209,9 +211,8 @@ class GPUEngine:
         network = self._network
         if given and network.learned_positions and (tokens >= self.spec.vocab).any():
             raise UnsupportedError("the gpu engine gives rows no learned positions: use --backend=cpu")
-        if given and given.deepstack and given.parts(tokens)[1:].any():
-            raise UnsupportedError("the gpu engine adds no parts of pictures behind layers: use --backend=cpu")
-        return divide("gpu", self._kv, network, tokens.size, most, places, whole=False)
+        found = divide("gpu", self._kv, network, tokens.size, most, places)
+        return [each for part, own in found for each in _single_spans(part, own)]
 
     def append_rows(self, rows: FloatArray) -> None:
         """See GivenEngine."""
@@ -283,13 +284,25 @@ class GPUEngine:
         count = tokens.size
         beyond = np.flatnonzero(tokens >= self.spec.vocab)
         self._prepare(np.where(tokens < self.spec.vocab, tokens, np.int32(-1)), wanted, count, places)
-        width = 4 * self.design.shape.padded_hidden
-        for token, row in zip(beyond.tolist(), given.rows(tokens) if given else (), strict=True):
-            self._device.write(self._buffers["x"], width * token, np.pad(row, (0, width // 4 - row.size)))
-        self._device.run(self._pass("step" if count == 1 else "chunk"), count)
-        if count > 1 and wanted:
+        added = given is not None and beyond.size > 0 and self.design.shape.deepstack > 0  # chunks add parts of rows
+        if given is not None and beyond.size:
+            self._write_given(beyond.tolist(), given.parts(tokens))
+        name = "step" if count == 1 and not added else "chunk"
+        self._device.run(self._pass(name), count)
+        if name == "chunk" and wanted:
             self._device.run(self._passes["last" if wanted == 1 else "rows"], wanted)
         self._kv.appended(count, places)
+
+    def _write_given(self, places: list[int], parts: FloatArray) -> None:
+        """Write the rows of tokens that have no embeddings, and parts for the first layers, [parts, n, hidden]."""
+        padded = self.design.shape.padded_hidden
+        parts = np.pad(parts, [(0, 0), (0, 0), (0, padded - parts.shape[2])])
+        first, *others = parts
+        for number, token in enumerate(places):
+            self._device.write(self._buffers["x"], 4 * padded * token, first[number])
+            for layer, part in enumerate(others):
+                at = layer * self.config.chunk + token
+                self._device.write(self._buffers["deepstack"], 4 * padded * at, part[number])
 
     def _pass(self, name: str) -> Recording:
         """The recording of a pass, with accumulation of attention if requested."""
@@ -325,6 +338,7 @@ class GPUEngine:
         state[State.POSITION], state[State.WANTED] = kv.next_position, wanted
         state[State.OBSERVED], state[State.VOTES] = min(count, self._observed), int(self._votes)
         state[State.PICKED] = 0
+        state[State.SPAN], state[State.SPAN_STOP] = (0, 0) if places is None else _span(places)
         state[design.tables.starts :][:heads] = self._arena.starts
         state[design.tables.lengths :][:heads] = self._arena.lengths
         if self._token_table:
@@ -366,3 +380,22 @@ class GPUEngine:
         """Logits of the last pass, float32 [rows, vocab]."""
         values: AnyArray = self._device.read(self._buffers["logits"], 0, 4 * rows * self.spec.vocab)
         return values.view(np.float32).reshape(rows, -1)
+
+
+def _spans(places: Places) -> IntArray:
+    """The last tokens of the spans that see all of themselves."""
+    return np.flatnonzero(np.bincount(places.sees) > 1)
+
+
+def _span(places: Places) -> tuple[int, int]:
+    """First token, and the token behind the last, of a pass's only span; 0 and 0 if there is none."""
+    ends = _spans(places)
+    return (int(np.argmax(places.sees == ends[0])), int(ends[0]) + 1) if ends.size else (0, 0)
+
+
+def _single_spans(part: slice, places: Places | None) -> Iterator[tuple[slice, Places | None]]:
+    """Divide a pass behind each of its spans but the last: kernels know one."""
+    bounds = [0, *(_spans(places)[:-1] + 1).tolist(), part.stop - part.start] if places else [0, part.stop - part.start]
+    for start, stop in pairwise(bounds):
+        own = None if places is None else places.part(slice(start, stop))
+        yield slice(part.start + start, part.start + stop), own

@@ -13,7 +13,7 @@ from typing import Any
 from edge.backends.tvm.gpu import picking
 from edge.backends.tvm.gpu.design import RING_MOVE, Design
 from edge.backends.tvm.gpu.kernels import pick
-from edge.backends.tvm.gpu.kernels.embed import embed
+from edge.backends.tvm.gpu.kernels.embed import add_given, embed
 from edge.backends.tvm.gpu.kernels.norms import normalise
 from edge.backends.tvm.gpu.kernels.products import head_products
 from edge.backends.tvm.gpu.kernels.rows import move
@@ -84,7 +84,16 @@ def _layers(made: PassBuilder) -> None:
             if made.is_normed and not block.beside:
                 made.normalise_hidden(layer, block)
             CORES[type(block.core)](made, block.core, block, layer)
+        if layer < made.design.shape.deepstack and not made.single:
+            _add_given(made, layer)
     made.add_residual(layers - 1)
+
+
+def _add_given(made: PassBuilder, layer: int) -> None:
+    made.add_residual(layer)
+    chunk, padded = made.design.chunk, made.design.shape.padded_hidden
+    buffers, scalars = {"out": made.hidden}, {"layer": layer}
+    made.add("other", layer, ("edge_add_given",), lambda name: add_given(name, chunk, padded), buffers, scalars)
 
 
 def _last(made: PassBuilder) -> None:

@@ -21,6 +21,7 @@ from edge.backends.tvm.gpu.kernels.rows import (
     make_ready,
     row_scale,
     rows_before,
+    rows_seen,
     slots_of,
     unpack,
     write_row,
@@ -112,7 +113,7 @@ def attend(
         else:
             factors = scope.shared(split.at_once) if form.transformed else ready
             load_queries(scope, core, tables, form, ready, split.at_once, token, first_query, head, factors)
-        visible = before if heads else let(before + token + 1)
+        visible = before if heads else let(rows_seen(scope, before, token))
         maxima = [Register(_sink(scope, first_query + number)) for number in range(split.at_once)]
         first_sum = select(scope.thread == 0, f32(1.0), f32(0.0)) if sinks else f32(0.0)  # all threads' are added
         sums = [Register(first_sum) for _ in range(split.at_once)]

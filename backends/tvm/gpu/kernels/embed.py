@@ -1,4 +1,4 @@
-"""Token embedding, from quantized rows of any block type."""
+"""Token embedding, from quantized rows of any block type, and what given rows add behind layers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     i32,
     let,
     spread,
+    store,
     store_four,
     strided,
     to_int,
@@ -51,3 +52,20 @@ def embed(name: str, piece: Piece, tokens: int, scale: float = 1.0, positions: M
     reads = {"tokens": "int32", "w4": "uint32x4", "w1": "uint32"}
     reads |= {"r4": "uint32x4", "r1": "uint32"} if positions else {}
     return build(name, _THREADS, reads | {"tables": "uint32"}, {"out": "float32"}, (), body, (1, tokens), 1)
+
+
+def add_given(name: str, tokens: int, padded: int) -> Built:
+    """`out`, float32 [tokens, padded], += the layer's part of given rows (`Network.deepstack`), whose ids are negative.
+
+    Scalar: layer. tokens: the maximum. Buffers: tokens int32; deepstack float32 [layers, tokens, padded]; tables.
+    """
+
+    def body(scope: Scope) -> None:
+        inside = T.And(scope.row < to_int(scope.tables[State.COUNT]), scope.tokens[scope.row] < 0)
+        with when(inside), strided(scope, padded) as at:
+            own = let(scope.row * padded + at)
+            part = scope.deepstack[scope.layer * (tokens * padded) + own]
+            store(scope.out, own, scope.out[own] + part)
+
+    reads = {"tokens": "int32", "deepstack": "float32", "tables": "uint32"}
+    return build(name, _THREADS, reads, {"out": "float32"}, ("layer",), body, (1, tokens), 1)

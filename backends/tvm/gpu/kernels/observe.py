@@ -10,7 +10,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import RowForm, State, Tables, Tuning
 from edge.backends.tvm.gpu.kernels.attention import NEVER, HeadSplit, load_queries, row_scores
-from edge.backends.tvm.gpu.kernels.rows import first_row, rows_before
+from edge.backends.tvm.gpu.kernels.rows import first_row, rows_before, rows_seen
 from edge.backends.tvm.gpu.kernels.threads import (
     Built,
     Register,
@@ -56,7 +56,7 @@ def observe(name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: s
                 barrier()  # the queries before have been read
                 load_queries(scope, core, tables, form, queries, split.at_once, token, first, head, factors)
                 barrier()
-                visible = let(before + token + 1)
+                visible = let(rows_seen(scope, before, token))
                 scores = row_scores(scope, core, tables, form, queries, split.at_once, row, place < visible, token)
                 for number, score in enumerate(scores):
                     paid.value = paid.value + _share(scope, score, token, first + number, visible)

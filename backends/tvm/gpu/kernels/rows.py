@@ -105,6 +105,12 @@ def new_row(scope: Scope, tables: Tables, head: Value) -> Value:
     return first_row(scope, tables, head) + rows_before(scope, tables, head)
 
 
+def rows_seen(scope: Scope, before: Value, token: Value) -> Value:
+    """Rows that a token of a chunk sees, behind `before` rows: those up to its own, or to the end of its span."""
+    first, stop = (to_int(scope.tables[word]) for word in (State.SPAN, State.SPAN_STOP))
+    return before + select(T.And(token >= first, token < stop), stop, token + 1)
+
+
 def rows_before(scope: Scope, tables: Tables, head: Value) -> Value:
     """The number of a head's rows before this pass."""
     return to_int(scope.tables[head + tables.lengths]) + to_int(scope.tables[State.APPENDED])
