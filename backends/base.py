@@ -416,9 +416,9 @@ class Backend(ABC):
         return 0
 
     def sees(self, spec: ModelSpec, *, whole: bool) -> str | None:
-        """None if the engine runs this model's prompts with pictures in them; else why not, such as "takes no
-        pictures". whole: a picture's rows see all of each other."""
-        return None if self.CAPABILITIES.given else "takes no pictures"
+        """None if the engine runs prompts for this model with rows of pictures or sounds in them; else why not, as the
+        rest of a sentence. whole: these rows see all of each other."""
+        return None if self.CAPABILITIES.given else "takes no pictures or sounds"
 
     def runs_mtp(self, spec: ModelSpec) -> bool:
         """Whether the model has a layer for multi-token prediction that the engine runs (`StatesEngine`)."""

@@ -46,6 +46,7 @@ class LlamaCpp(Backend):
         attention=True,
         keys=False,
         lora=True,
+        given=True,
         any_tokenizer=True,
         gpu_layers=True,
     )

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from edge.backends.base import EngineConfig
-from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
+from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole, divide
 from edge.backends.interrupts import interrupts_wait
 from edge.backends.llamacpp import ENGINE, allocated_rows, check_observed, ignored_window
-from edge.backends.llamacpp.kv import SEQUENCE, LlamaCppKV
+from edge.backends.llamacpp.batches import Batches, Run, runs_of
+from edge.backends.llamacpp.kv import LlamaCppKV
 from edge.backends.llamacpp.library import LOG, library
 from edge.backends.llamacpp.parameters import context_parameters, model_parameters
 from edge.backends.llamacpp.scores import Scores
 from edge.devices.memory import release_free_memory
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.given import GivenRows
 from edge.model.lora import Lora
+from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.types import FloatArray, IntArray
 
@@ -44,7 +47,7 @@ class LlamaCppEngine:
         self._lib: Any = library()
         self._model: Any = None
         self._context: Any = None
-        self._batch: Any = None
+        self._batches: Batches | None = None
         self._scores: Scores | None = None
         self._queries, self._votes = 0, False
         self._lora: list[tuple[Any, float]] = []  # adapters of the model, with their scales
@@ -60,8 +63,7 @@ class LlamaCppEngine:
         except BaseException:
             self.close()
             raise
-        self._batch = self._lib.llama_batch_init(config.chunk, 0, 1)
-        self._tokens, self._batch_positions, self._wanted = self._batch_arrays()
+        self._batches = Batches(self._lib, self._model, config.chunk)
         self._views: dict[int, FloatArray] = {}
         self._kv = LlamaCppKV(
             self._lib, self._context, file, spec, config, self._settle, self._replace_context, self._scores
@@ -77,27 +79,40 @@ class LlamaCppEngine:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
         self._queries, self._votes = queries, votes
 
-    def forward(self, tokens: IntArray) -> FloatArray:
-        tokens = self._check(tokens)
-        chunk = self.config.chunk
-        for start in range(0, tokens.size, chunk):
-            self._decode(tokens[start : start + chunk], every=False)
+    def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
+        for run, _ in self._runs(tokens, self.config.chunk, given, places):
+            self._decode(run, every=False)
         return self._logits(1).reshape(-1)
 
-    def forward_all(self, tokens: IntArray) -> FloatArray:
-        tokens = self._check(tokens)
-        logits = np.empty((tokens.size, self.spec.vocab), np.float32)
-        step = min(self.config.logits_rows, self.config.chunk)
-        for start in range(0, tokens.size, step):
-            part = tokens[start : start + step]
-            self._decode(part, every=True)
-            logits[start : start + part.size] = self._logits(part.size)
+    def forward_all(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
+        logits = np.empty((len(tokens), self.spec.vocab), np.float32)
+        for run, part in self._runs(tokens, min(self.config.logits_rows, self.config.chunk), given, places):
+            self._decode(run, every=True)
+            logits[part] = self._logits(run.tokens.size)
         return logits
+
+    def _runs(
+        self, tokens: IntArray, most: int, given: GivenRows | None, places: Places | None
+    ) -> Iterator[tuple[Run, slice]]:
+        """The batches of checked tokens, each made once those before it have run, and their parts of the tokens."""
+        tokens = self._check(tokens, given)
+        for start, stop, own in self._divide(tokens.size, most, places):
+            for run in runs_of(tokens[start:stop], self._kv.next_position, given, own):
+                yield run, slice(start + run.part.start, start + run.part.stop)
+
+    def _divide(self, count: int, most: int, places: Places | None) -> Iterator[tuple[int, int, Places | None]]:
+        if self.spec.network is None or places is None:
+            if places is not None:
+                raise UnsupportedError(f"edge does not know the positions of {self.spec.architecture}'s pictures")
+            yield from ((start, min(start + most, count), None) for start in range(0, count, most))
+            return
+        for part, own in divide("llamacpp", self._kv, self.spec.network, count, most, places):
+            yield part.start, part.stop, own
 
     def set_lora(self, lora: Lora | None) -> None:
         """See AdaptedEngine. Creates a new context, since llama.cpp reserves the adapters' graph at construction."""
         check_lora(lora, self.config)
-        if self._batch is None:
+        if self._batches is None:
             raise EngineError("the engine is closed")
         try:
             loaded = self._load_lora(lora) if lora else []
@@ -125,8 +140,8 @@ class LlamaCppEngine:
             loaded.append((made, scale))
         return loaded
 
-    def _check(self, tokens: IntArray) -> IntArray:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
+    def _check(self, tokens: IntArray, given: GivenRows | None) -> IntArray:
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free, given)
         check_positions(self.spec, self._kv.next_position + tokens.size)
         if self._kv.earliest > self._kv.length:
             raise InputError("the recurrent state of the appended rows is missing: append it first")
@@ -136,15 +151,15 @@ class LlamaCppEngine:
         """Free everything; safe to call twice."""
         if hasattr(self, "_kv"):
             self._kv.closed = True
-        if self._batch is not None:
-            self._lib.llama_batch_free(self._batch)
+        if self._batches is not None:
+            self._batches.close()
         if self._context is not None:
             self._lib.llama_free(self._context)
         if self._model is not None:
             self._lib.llama_model_free(self._model)
         if hasattr(self, "_file"):
             self._file.close()
-        self._batch = self._context = self._model = None
+        self._batches = self._context = self._model = None
 
     def __del__(self) -> None:
         if getattr(self, "_lib", None) is not None:
@@ -208,45 +223,35 @@ class LlamaCppEngine:
             raise
         return self._context
 
-    def _batch_arrays(self) -> tuple[IntArray, IntArray, Any]:
-        """NumPy views of the batch's C arrays; the sequence fields never change."""
-        batch, size = self._batch, self.config.chunk
-        assert batch is not None
-        for index in range(size):
-            batch.n_seq_id[index] = 1
-            batch.seq_id[index][0] = SEQUENCE
-        view = np.ctypeslib.as_array
-        return view(batch.token, (size,)), view(batch.pos, (size,)), view(batch.logits, (size,))
-
-    def _decode(self, tokens: IntArray, *, every: bool) -> None:
-        if self._batch is None:
+    def _decode(self, run: Run, *, every: bool) -> None:
+        """Run a batch and record its rows, or leave no rows if that fails."""
+        if self._batches is None:
             raise EngineError("the engine is closed")
         if not self.config.repack:
             check_whole(self._file.name, os.fstat(self._file.fileno()).st_size, self._file_size)
-        count, position = tokens.size, self._kv.next_position
-        self._tokens[:count] = tokens
-        self._batch_positions[:count] = range(position, position + count)
-        self._wanted[:count] = every
-        self._wanted[count - 1] = True
-        self._batch.n_tokens = count
+        batch = self._batches.fill(run, every=every)
         with interrupts_wait():  # otherwise llama.cpp could hold rows that `_kv` does not count
-            self._run_batch(position)
+            if run.whole:
+                self._lib.llama_set_causal_attn(self._context, False)
+            try:
+                self._run_batch(batch, run)
+            finally:
+                if run.whole:
+                    self._lib.llama_set_causal_attn(self._context, True)
 
-    def _run_batch(self, position: int) -> None:
-        """Run `_batch` and record its rows, or leave no rows if that fails."""
-        assert self._batch is not None
-        count, scores = self._batch.n_tokens, self._scores
+    def _run_batch(self, batch: Any, run: Run) -> None:
+        count, scores = run.tokens.size, self._scores
         if scores:
             scores.begin(min(self._queries, count), votes=self._votes, visible=self._kv.length + count)
-        status = self._lib.llama_decode(self._context, self._batch)
+        status = self._lib.llama_decode(self._context, batch)
         if status != 0:
             raise EngineError(f"llama.cpp could not run {count} tokens (status {status}): {LOG.reason()}")
         try:
             cells = scores.finish() if scores else None
         except BaseException:
-            self._kv.forget_last(position)
+            self._kv.forget_last(int(run.numbers[0]))
             raise
-        self._kv.appended(count, cells)
+        self._kv.appended(run.positions, cells)
 
     def _logits(self, rows: int) -> FloatArray:
         """The last outputs, float32 [rows, vocab]: a view of llama.cpp's own buffer."""
@@ -263,7 +268,8 @@ class LlamaCppEngine:
             return
         queries, self._queries = self._queries, 0
         try:
-            self._decode(np.zeros(1, np.int32), every=False)
+            (run,) = runs_of(np.zeros(1, np.int32), self._kv.next_position, None, None)
+            self._decode(run, every=False)
         except EngineError:
             if self._kv.length < allocated_rows(self._kv.capacity):
                 raise

@@ -61,6 +61,7 @@ class LlamaCppKV:
         self.capacity = config.capacity
         self.nbytes = int(allocated_rows(config.capacity) * self._value_bytes) + self.fixed
         self._positions = np.zeros(config.capacity + 1, np.int32)  # one more for `_settle`
+        self._ends = np.zeros(config.capacity + 1, np.int32)  # the position of a token behind each row
         self._cells = np.zeros(config.capacity + 1, np.int32)  # of the rows, if there are scores
         self._length = 0
         self.next_position = 0
@@ -135,14 +136,26 @@ class LlamaCppKV:
     def announce(self, count: int) -> None:
         """Does nothing: llama.cpp chooses RoPE's factors by its context's capacity, at construction."""
 
-    def appended(self, count: int, cells: IntArray | None) -> None:
-        """Record rows that the engine has just run."""
+    def appended(self, positions: IntArray, cells: IntArray | None) -> None:
+        """Record rows that the engine has just run, at positions of one component, [n], or of several. By llama.cpp's
+        positions, of which the first component is one, the rows of a picture stand together."""
+        count, several = len(positions), positions.ndim > 1
+        part = slice(self._length, self._length + count)
+        largest = positions.max(axis=1) if several else positions
+        self._ends[part] = np.maximum.accumulate(np.maximum(largest + 1, self.next_position))
         if cells is not None:
-            self._cells[self._length : self._length + count] = cells
-        self._positions[self._length : self._length + count] = range(self.next_position, self.next_position + count)
+            self._cells[part] = cells
+        self._positions[part] = positions[:, 0] if several else positions
         self._length += count
-        self.next_position += count
+        self.next_position = int(self._ends[self._length - 1])
         self._shift_pending = False
+
+    def _check_divides(self, rows: AnyArray) -> None:
+        """Raise UnsupportedError if one of these rows shares the position of the row before it: llama.cpp selects rows
+        by positions."""
+        rows = rows[(rows > 0) & (rows < self._length)]
+        if (self._positions[rows] == self._positions[rows - 1]).any():
+            raise UnsupportedError("llama.cpp keeps or removes the rows of a picture at one position together")
 
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         self._check_open()
@@ -155,9 +168,11 @@ class LlamaCppKV:
             raise UnsupportedError("a recurrent state sums up all tokens: use --kv-policy=full")
         evicted = np.ones(self._length, bool)
         evicted[rows] = False
+        self._check_divides(1 + np.flatnonzero(evicted[1:] != evicted[:-1]))
         for first, last in _runs(np.flatnonzero(evicted), np.diff(np.flatnonzero(evicted)) != 1):
             self._remove(SEQUENCE, int(self._positions[first]), int(self._positions[last]) + 1)
         self._positions[: rows.size] = self._positions[rows]
+        self._ends[: rows.size] = self._ends[rows]
         self._cells[: rows.size] = self._cells[rows]
         self._length = rows.size
         if close_gaps:
@@ -189,12 +204,14 @@ class LlamaCppKV:
                 self._lib.llama_memory_seq_add(self.memory, SEQUENCE, start, end, -int(moved[first]))
                 self._shift_pending = True
         self._positions[: self._length] = np.arange(self._length)
+        self._ends[: self._length] = 1 + np.arange(self._length)
         self.next_position = self._length
 
     def truncate(self, length: int, end: KVState | None = None) -> None:
         self._check_open()
         if not 0 <= length <= self._length:
             raise InputError(f"cannot truncate {self._length} rows to {length}")
+        self._check_divides(np.array([length]))
         if self.has_tail and 0 < length < self._length:
             self._rewind(length, end)
             return
@@ -204,14 +221,14 @@ class LlamaCppKV:
         elif length < self._length:
             self._remove(SEQUENCE, int(self._positions[length]), -1)
         self._length = length
-        self.next_position = int(self._positions[length - 1]) + 1 if length else 0
+        self.next_position = int(self._ends[length - 1]) if length else 0
 
     def _rewind(self, length: int, end: KVState | None) -> None:
         """Restore a saved recurrent state, then remove rows: llama.cpp refuses to remove rows that the state
         includes."""
         if end is None or end.tail is None:
             raise RewindError("a recurrent state cannot go back to an earlier token: run the tokens again")
-        if (end.key, end.next_position) != (self.key, int(self._positions[length - 1]) + 1):
+        if (end.key, end.next_position) != (self.key, int(self._ends[length - 1])):
             raise RewindError("the saved recurrent state is that of other tokens: run the tokens again")
         self._set(np.frombuffer(end.tail, np.uint8), SEQUENCE, _STATE_ONLY)
         self._remove(SEQUENCE, end.next_position, -1)
@@ -273,6 +290,7 @@ class LlamaCppKV:
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         self._check_open()
         last = check_range(first, last, self._length)
+        self._check_divides(np.array([first, last]))
         if self._shift_pending:  # llama.cpp would save the new positions, but keys that it has not rotated yet
             self._settle()
         if not self._in_order():
@@ -321,6 +339,9 @@ class LlamaCppKV:
         finally:
             self._remove(_SPARE, -1, -1)
         self._positions[first:last] = state.positions
+        behind = np.append(state.positions[1:], state.next_position)
+        shared = np.append(False, state.positions[1:] == state.positions[:-1])  # rows of a picture
+        self._ends[first:last] = np.where(shared, behind, state.positions + 1)
         self._cells[first:last] = np.arange(first, last)
         if self._scores:
             self._scores.by_cell[first:last] = 0

@@ -40,9 +40,10 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
         others = " or ".join(engines_with("lora"))
         raise UnsupportedError(f"the {backend.NAME} engine runs no LoRA adapters: use --backend={others}")
     if options.prefix_file:
-        if not has.given:
-            others = " or ".join(engines_with("given"))
-            raise UnsupportedError(f"the {backend.NAME} engine takes no --prefix: use --backend={others}")
+        needed, what = ("appends", " of keys and values") if options.prefix_file.keys else ("given", "")
+        if not getattr(has, needed):
+            others = " or ".join(engines_with(needed))
+            raise UnsupportedError(f"the {backend.NAME} engine takes no --prefix{what}: use --backend={others}")
         options.prefix_file.check_model(spec)
     check_count("--sequences", options.sequences, 1, _MOST_SEQUENCES)
     if options.sequences > 1 and (spec.encoder or not has.sequences):

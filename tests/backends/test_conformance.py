@@ -305,7 +305,8 @@ def test_given_rows_equal_tokens_with_these_embeddings(open_engine: OpenEngine, 
     instead = [0, 1, 2, 3, 4, 5, 6, 7, 8, 20, 31, 63]
     tokens[instead] = given.add(table[tokens[instead]] * np.float32(network.embedding_scale))
     engine.kv.truncate(0)
-    np.testing.assert_array_equal(running.forward_all(tokens[:40], given), expected[:40])
+    near = 1e-4 if engine.capabilities.any_tokenizer else 0  # llama.cpp's batches, whose sizes differ, are of one kind
+    np.testing.assert_allclose(running.forward_all(tokens[:40], given), expected[:40], rtol=0, atol=near)
     for token in tokens[40:63]:
         running.forward(token[None], given)
     np.testing.assert_allclose(running.forward(tokens[63:], given), expected[63], atol=1e-3)
@@ -318,7 +319,7 @@ def test_given_rows_equal_tokens_with_these_embeddings(open_engine: OpenEngine, 
 
 def test_appended_rows_equal_those_of_tokens(open_engine: OpenEngine, golden: Golden, close_to: CloseTo) -> None:
     engine = open_engine()
-    if not engine.capabilities.given:
+    if not engine.capabilities.appends:
         pytest.skip("it takes tokens only")
     oracle, count = cast(ReferenceEngine, load_engine(golden.model, "reference", "f32", capacity=64)), 24
     oracle.forward(golden.tokens[:count])

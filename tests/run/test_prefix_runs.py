@@ -167,6 +167,7 @@ def test_ids_of_rows_depend_on_the_whole_content() -> None:
 
 NAN = values(64)
 NAN[1, 2] = np.nan
+KEYS = {"kind": "PREFIX_TUNING", "tensors": {"prompt_embeddings": ("F32", values(128))}}
 
 
 @pytest.mark.parametrize(
@@ -181,8 +182,8 @@ NAN[1, 2] = np.nan
         ({"kind": "LORA"}, {}, "is a LoRA adapter: edge convert"),
         ({"kind": "LN_TUNING"}, {}, "peft_type is 'LN_TUNING': edge runs PROMPT_TUNING, P_TUNING, PREFIX_TUNING"),
         ({}, {"max_kv_size": 16}, "--prefix of 7 rows needs at least 30 KV rows: raise --max-kv-size 16"),
-        ({}, {"backend": "llamacpp"}, "the llamacpp engine takes no --prefix: use --backend cpu or gpu or reference"),
-        ({}, {"backend": "onnx"}, "the onnx engine takes no --prefix: use --backend cpu or gpu or reference"),
+        (KEYS, {"backend": "llamacpp"}, "the llamacpp engine takes no --prefix of keys and values: use"),
+        ({}, {"backend": "onnx"}, "the onnx engine takes no --prefix: use --backend cpu or llamacpp or gpu"),
     ],
 )  # fmt: skip
 def test_wrong_prefixes_are_refused_in_a_line(

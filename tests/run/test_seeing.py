@@ -291,9 +291,9 @@ def test_encoder_beside_the_model_is_found(tmp_path: Path) -> None:
     assert find_mmproj(edge.open_model(other), edge.Options()) is None  # another model's
     with edge.load(other, backend="reference") as session:
         assert not session.model.senses
-    options = edge.Options(backend="llamacpp")  # takes no rows
+    options = edge.Options(backend="onnx")  # takes no rows
     assert not with_senses(edge.open_model(model), options).senses
-    with pytest.raises(edge.UnsupportedError, match="the llamacpp engine takes no pictures"):
+    with pytest.raises(edge.UnsupportedError, match="the onnx engine takes no pictures"):
         with_senses(edge.open_model(model), options.updated(mmproj=EYES))
 
 

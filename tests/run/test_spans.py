@@ -63,6 +63,8 @@ class Case:
 def opened(name: str, backend: str = "reference", **options: Any) -> Session:
     if backend == "cpu":
         require_native()
+    if backend == "llamacpp":
+        pytest.importorskip("llama_cpp")
     path = open_family(name).model.file.path
     return load(path, backend=backend, kv_dtype="f32", threads=1, **{"max_kv_size": 192, **options})
 
@@ -107,7 +109,7 @@ def answer_in_one_pass(name: str, tokens: bytes) -> Answer:
 
 
 @on_kinds
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("backend", ["reference", "cpu", "llamacpp"])
 def test_answers_do_not_depend_on_the_chunk(name: str, backend: str) -> None:
     each = case(name)
     with opened(name, backend, prefill_step_size=13) as session:

@@ -382,7 +382,7 @@ class GPUEngine:
         return values.view(np.float32).reshape(rows, -1)
 
 
-def _spans(places: Places) -> IntArray:
+def _spans(places: Places) -> AnyArray:
     """The last tokens of the spans that see all of themselves."""
     return np.flatnonzero(np.bincount(places.sees) > 1)
 

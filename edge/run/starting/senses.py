@@ -28,7 +28,7 @@ from edge.run.seeing import Room, TowerEars, TowerEyes
 if TYPE_CHECKING:
     from edge.run.budgets.meters import EnergyMeter
 
-_ENGINES = ("cpu", "reference")  # that take rows in place of tokens
+_ENGINES = ("cpu", "reference")  # that encode
 _SHARE = 8  # of the memory limit: for a picture's pixels, and of what is left beside the weights, for its encoding
 _LEAST_PIXELS, _MOST_PIXELS = 16 << 20, 8 * MOST_DECODED  # bytes
 _KEPT, _MOST_KEPT = 64, 64 << 20  # the share of the memory limit that rows of the last pictures take; bytes
@@ -92,6 +92,7 @@ def open_ears_of(
     """The model's ears. eager: sounds are encoded before the text model is loaded. Raises the errors of `find_ears`,
     UnsupportedError."""
     tower, (room, _) = find_ears(model, options), _room(model, options, eager=eager)
+    _check_engine(model, options)
     return TowerEars(
         tower, *_engine(options), room, eager=eager, frugal=options.memory is not None, meter=meter, tell=tell
     )
@@ -127,6 +128,7 @@ def open_eyes(
     encoded before the text model is loaded. Raises the errors of `find_tower`, UnsupportedError, InputError for a
     number of rows that no picture can have."""
     tower, (room, left) = find_tower(model, options), _room(model, options, eager=eager)
+    _check_engine(model, options, whole=tower.layout(1, 1).whole)
     make = partial(
         TowerEyes, tower, *_engine(options), room, eager=eager, frugal=options.memory is not None, meter=meter,
         tell=tell,
@@ -152,7 +154,14 @@ def engine_of(options: Options) -> Backend:
 
 def takes_rows(options: Options) -> bool:
     """Whether the text model's engine, if one is named, takes rows in place of tokens."""
-    return options.backend in (AUTO, *_ENGINES)
+    return engine_named(options_that_see(options).backend).CAPABILITIES.given
+
+
+def _check_engine(model: Model, options: Options, *, whole: bool = False) -> None:
+    """Raise UnsupportedError for an engine that runs no such rows. whole: they see all of each other."""
+    engine = engine_named(options_that_see(options).backend)
+    if (reason := engine.sees(model.spec, whole=whole)) is not None:
+        raise UnsupportedError(f"the {engine.NAME} engine {reason}: use --backend=cpu, or --mmproj off")
 
 
 def options_that_see(options: Options) -> Options:
@@ -166,16 +175,10 @@ def with_senses(model: Model, options: Options, meter: EnergyMeter | None = None
     if model.template is None or not found:
         return model
     stated = options.mmproj is not None
-    if not takes_rows(options):
-        if stated:
-            raise UnsupportedError(
-                f"the {options.backend} engine takes no pictures or sounds: use --backend=cpu, or --mmproj off"
-            )
-        return model
     senses = dict[str, Sense]()
     for sense in found:
         try:
-            engine_of(options).check_supported(model.file, model.spec)
+            engine_named(options_that_see(options).backend).check_supported(model.file, model.spec)
             senses |= open_senses(model, options, [_KINDS[sense]], meter=meter)
         except EdgeError as error:
             if stated:
