@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# edge does not use llama.cpp's image support.
-export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
+# edge does not use llama.cpp's image support. The file says how it is compiled, in less time.
+export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/tests/llamacpp.cmake
 # setuptools warns of every editable installation.
 PIP    := PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DAWN   := build/dawn
