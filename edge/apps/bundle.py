@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 
+PIXELS = 32 << 20  # bytes that a plan has for the copies of a picture that the C runtime makes
+
 Progress = Callable[[str, float], None]
 """Called with the name of a step and the fraction of it that is done."""
 
@@ -189,7 +191,7 @@ def prepare(
     tables = {section: data for section, data in tables.items() if data}
     eyes, own = _eyes(model, profile, options, isas, accelerated=gpu or npu), composing_bytes(model.tokenizer)
     if eyes:
-        tables[Section.EYES], own = eyes.own[Section.EYES], own + eyes.need
+        tables[Section.EYES], own = eyes.own[Section.EYES], own + eyes.need + PIXELS
     plan = plan_bundle(
         profile, model.spec, options, sum(map(len, tables.values())) + own, lora_rank, gpu=gpu,
         losses=find_losses(model.file, CPU, options),
@@ -297,7 +299,7 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
     if bundle.profile.system == "web":
         web["web"] = describe_site(folder, folder / MODEL, [each.target.name for each in bundle.designs], plan)
         for each in bundle.encoders:
-            web["web"][each.part] = describe_ears(folder / each.name)
+            web["web"][each.part] = describe_ears(folder / each.name) if each.part == "ears" else each.name
         if bundle.gpu:
             web["web"]["gpu"] = describe_gpu_files(bundle.gpu, folder, plan)
     return {

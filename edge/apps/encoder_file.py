@@ -46,7 +46,7 @@ class EncoderFile:
     def need(self) -> int:
         """Bytes that encoding takes: weights, which are mapped, and memory."""
         found = CPU().footprint(self.source.spec, self.config)
-        return found.weights + found.kv + found.scratch
+        return found.weights + found.kv + found.scratch + sum(map(len, self.own.values()))
 
     def with_threads(self, threads: int) -> EncoderFile:
         """The same with memory for so many threads."""

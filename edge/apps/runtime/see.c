@@ -148,7 +148,10 @@ static edge_status show_image(edge_session *s, const edge_source *source, const 
     if (!shown.rows)
         return edge_fail(error, EDGE_NO_MEMORY, "no memory is left for the rows of a picture: end other sessions");
     encoder *e;
-    status = encoder_open(EDGE_SEES, source, NULL, pass_threads(s->pass), s->next_options.cpu_mask, &e, error);
+    const uint32_t threads = pass_threads(s->pass);
+    const uint64_t mask = s->next_options.cpu_mask;
+    pass_stop(s->pass); /* its threads would wait: the encoder's run in their place */
+    status = encoder_open(EDGE_SEES, source, NULL, threads, mask, &e, error);
     if (!status)
         status = eyes_encode(e, picture, &layout, &s->cancelled, shown.rows, error);
     if (!status) {
@@ -158,6 +161,8 @@ static edge_status show_image(edge_session *s, const edge_source *source, const 
         unmap_memory(shown.rows, bytes);
     }
     encoder_close(e);
+    if (pass_start(s->pass, threads, mask, NULL))
+        pass_start(s->pass, 1, 0, NULL); /* which cannot fail */
     return status;
 }
 

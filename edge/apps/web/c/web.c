@@ -232,6 +232,21 @@ const edge_segment *web_segment(void)
     return &segment;
 }
 
+int32_t web_image(const void *file, uint32_t bytes, const void *data, uint32_t width, uint32_t height, uint32_t tokens)
+{
+    edge_source eyes = {sizeof eyes, NULL, 0, (uintptr_t)file, bytes};
+    edge_picture picture = {sizeof picture, data, width, height, 4 * width, 4, tokens};
+    count_cpu(true);
+    edge_status status = edge_image(session, &eyes, &picture, &failure);
+    count_cpu(false);
+    return status;
+}
+
+int32_t web_image_tokens(uint32_t width, uint32_t height, uint32_t tokens)
+{
+    return (int32_t)edge_image_tokens(model, width, height, tokens, &failure);
+}
+
 int32_t web_tokenize(const char *line, uint32_t bytes, uint32_t special, int32_t *ids, uint32_t room)
 {
     return (int32_t)edge_tokenize(session, line, bytes, special, ids, room, &failure);

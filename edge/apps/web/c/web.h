@@ -82,6 +82,10 @@ WEB_API(web_hearing) edge_hearing *web_hearing(void);
 WEB_API(web_listen) int32_t web_listen(const void *ears, uint32_t bytes, const char *language, const char *prompt);
 WEB_API(web_hear) int32_t web_hear(const float *samples, uint32_t count); /* returns the number of samples that were taken */
 WEB_API(web_segment) const edge_segment *web_segment(void);               /* of the last web_hear */
+/* Shows a picture, RGBA [height][width]. file: eyes.edge, which may go behind the call. tokens: at most; 0: the model's default. */
+WEB_API(web_image) int32_t web_image(const void *file, uint32_t bytes, const void *pixels, uint32_t width, uint32_t height,
+                                     uint32_t tokens);
+WEB_API(web_image_tokens) int32_t web_image_tokens(uint32_t width, uint32_t height, uint32_t tokens);
 WEB_API(web_tokenize) int32_t web_tokenize(const char *text, uint32_t bytes, uint32_t special, int32_t *ids,
                                            uint32_t room);
 

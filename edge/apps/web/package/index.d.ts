@@ -145,6 +145,8 @@ export interface Info {
   chat: boolean;
   /** Rank of the largest adapter for which sessions have room; 0: none. */
   loraRank: number;
+  /** Whether the site's model sees pictures. */
+  sees: boolean;
   /** Values of an embedding; 0: the bundle makes none. */
   dimensions: number;
   // end
@@ -221,6 +223,14 @@ export class Session {
    * adapters (`info.loraRank`), with bad-file for one of another model. */
   setAdapter(adapter: string | URL | Uint8Array | null, options?: { scale?: number }): Promise<void>;
   tokenize(text: string, special?: boolean): Promise<Int32Array>;
+  /** Show a picture, which stands before the text of the next call of `stream`, `ask` or `past`; several in their order. The
+   * encoder is fetched, is in memory while it encodes, and goes again. tokens: the most that it takes; default: the model's
+   * own. Fails with unsupported if `info.sees` is false, with full if it does not fit into the cache. */
+  image(source: ImageData | ImageBitmapSource, options?: { tokens?: number }): Promise<void>;
+  /** Tokens of a picture of this size in pixels, before it is encoded. */
+  imageTokens(width: number, height: number, options?: { tokens?: number }): Promise<number>;
+  /** Fetch the encoder now, so that a service worker can store it for visits offline. */
+  keepEyes(): Promise<void>;
   /** The embedding of a text, of `info.dimensions` values, or of each of several, which takes less time than one after the
    * other. The conversation is forgotten. Fails with unsupported if the site's model makes none, with full for a text that
    * is longer than the cache. */

@@ -158,6 +158,22 @@ export class Session {
     return this.#call("tokenize", { text, special });
   }
 
+  /** @param {ImageData | ImageBitmapSource} source @param {{tokens?: number}} [options] */
+  async image(source, { tokens = 0 } = {}) {
+    const { data, width, height } = source instanceof ImageData ? source : await pixelsOf(source);
+    await this.#call("image", { picture: { data: new Uint8Array(data), width, height }, tokens });
+  }
+
+  /** @param {number} width @param {number} height @param {{tokens?: number}} [options] @returns {Promise<number>} */
+  imageTokens(width, height, { tokens = 0 } = {}) {
+    return this.#call("imageTokens", { width, height, tokens });
+  }
+
+  /** @returns {Promise<void>} */
+  keepEyes() {
+    return this.#call("keepEyes");
+  }
+
   /** @param {string | string[]} text @param {any} [options] @returns {Promise<any>} */
   async embed(text, options) {
     const texts = typeof text === "string" ? [text] : text;
@@ -257,6 +273,16 @@ export class Edge {
   static async forget(url) {
     for (const name of await namesOf(url)) await forget(name);
   }
+}
+
+/** The pixels of a picture, upright. @param {ImageBitmapSource} source */
+async function pixelsOf(source) {
+  const bitmap = await createImageBitmap(source);
+  const { width, height } = bitmap;
+  const context = /** @type {OffscreenCanvasRenderingContext2D} */ (new OffscreenCanvas(width, height).getContext("2d"));
+  context.drawImage(bitmap, 0, 0);
+  bitmap.close();
+  return context.getImageData(0, 0, width, height);
 }
 
 /** The address of a folder. @param {string | URL} url */

@@ -392,6 +392,22 @@ export class Engine {
   }
 
   /**
+   * Shows a picture before the text that comes next.
+   *
+   * @param {Uint8Array} eyes eyes.edge @param {{data: Uint8Array, width: number, height: number}} picture RGBA
+   * @param {number} tokens the most; 0: as many as the model's own default
+   */
+  image(eyes, { data, width, height }, tokens) {
+    this.#lend(eyes, (file) => this.#lend(data, (pixels) =>
+      this.#check(this.exports.web_image(file, eyes.length, pixels, width, height, tokens))));
+  }
+
+  /** @param {number} width @param {number} height @param {number} tokens the most; 0: the model's own default */
+  imageTokens(width, height, tokens) {
+    return this.#check(this.exports.web_image_tokens(width, height, tokens));
+  }
+
+  /**
    * The vectors of texts, one behind the other.
    *
    * @param {string[]} texts

@@ -26,6 +26,8 @@ let withoutGpu = null; // why the site's programs for a GPU are not used; null: 
 let cancelled = false; // by a message; threads see a flag in memory
 /** @type {AbortController} */
 let opening;
+/** @type {(() => Promise<Uint8Array>) | null} */
+let fetchEyes = null; // eyes.edge, if the site's model sees
 
 const calls = {
   /** @param {{url: string, options: any}} request @param {(event: any) => void} tell */
@@ -69,13 +71,17 @@ const calls = {
     if (stored) await forget(source.name, { others: true });
     engine.open();
     engine.begin({ threads });
+    fetchEyes = web.eyes ? () => fetchFile(url, manifest, web.eyes, opening.signal) : null;
     const prepared = prepare((step, loaded, all) => tell({ step, loaded, total: all }));
     if (options.engine === "gpu") await prepared;
     tell({ step: "ready", loaded: total, total });
     const { weights, kv, scratch, ...info } = engine.info;
     const now = memory.buffer.byteLength;
     return {
-      info: { ...info, hears: Boolean(web.ears), threads, isolated, stored, bytes: { weights, kv, scratch, now, bound } },
+      info: {
+        ...info, hears: Boolean(web.ears), sees: fetchEyes !== null, threads, isolated, stored,
+        bytes: { weights, kv, scratch, now, bound },
+      },
       shared: isolated ? { memory, cancelled: engine.cancelled } : null,
     };
   },
@@ -165,6 +171,17 @@ const calls = {
     engine.setAdapter(typeof adapter === "string" ? await fetchBytes(adapter) : adapter, scale),
   /** @param {{text: string, special: boolean}} request */
   tokenize: ({ text, special }) => engine.tokenize(text, special),
+  /** @param {{picture: {data: Uint8Array, width: number, height: number}, tokens: number}} request */
+  async image({ picture, tokens }) {
+    if (!fetchEyes) throw new EdgeError("unsupported", "this site's model sees no pictures: export it with --mmproj");
+    engine.image(await fetchEyes(), picture, tokens);
+  },
+  /** @param {{width: number, height: number, tokens: number}} request */
+  imageTokens: ({ width, height, tokens }) => engine.imageTokens(width, height, tokens),
+  /** Fetches the encoder, so that the page's service worker has it without a connection, too. */
+  async keepEyes() {
+    await fetchEyes?.();
+  },
   /** @param {{texts: string[], options: any}} request */
   embed: ({ texts, options }) => engine.embed(texts, options),
 };

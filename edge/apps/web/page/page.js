@@ -23,9 +23,10 @@ const chat = new Chat({ list: find("turns"), live: find("live"), form: find("ask
 /** @param {import("./chat/chat.js").Turn[]} turns @param {AbortSignal} signal */
 async function* answer(turns, signal) {
   const opened = /** @type {import("./edge/index.js").Session} */ (session);
-  const { content } = turns[turns.length - 1];
+  const { content, images } = turns[turns.length - 1];
   await align(opened, turns.slice(0, -1));
   let said = "";
+  await showAll(opened, images);
   for await (const text of opened.stream(content, { signal, maxTokens: MOST_TOKENS })) {
     said += text;
     meter(opened.report);
@@ -38,11 +39,16 @@ async function* answer(turns, signal) {
   else if (finish !== "eos") yield { note: finish === "length" ? `Stopped after ${MOST_TOKENS} tokens` : `Stopped: ${finish}` };
 }
 
+/** @param {import("./edge/index.js").Session} session @param {string[]} [images] data URLs */
+async function showAll(session, images = []) {
+  for (const url of images) await session.image(await (await fetch(url)).blob());
+}
+
 /** Append the turns that the session lacks, and rewind those that it should not have.
  * @param {import("./edge/index.js").Session} session @param {import("./chat/chat.js").Turn[]} turns */
 async function align(session, turns) {
   let same = 0;
-  while (same < turns.length && held[same]?.content === turns[same].content) same++;
+  while (same < turns.length && sameTurn(held[same], turns[same])) same++;
   same -= same % 2;
   if (held.length > same) {
     const taken = await session.rewind((held.length - same) / 2).then(() => true, () => false);
@@ -53,8 +59,14 @@ async function align(session, turns) {
   }
   held = turns.slice(0, same);
   for (; held.length < turns.length; held = turns.slice(0, held.length + 2)) {
+    await showAll(session, turns[held.length].images);
     await session.past(turns[held.length].content, turns[held.length + 1].content);
   }
+}
+
+/** @param {import("./chat/chat.js").Turn | undefined} one @param {import("./chat/chat.js").Turn} other */
+function sameTurn(one, other) {
+  return one?.content === other.content && String(one.images ?? "") === String(other.images ?? "");
 }
 
 async function changed() {
@@ -204,6 +216,8 @@ async function open() {
     if (last && last.turns.length === chat.turns.length) await restore(opened, last);
     status.textContent = `On this device${kept ? "" : " · not stored"}`;
     session = opened;
+    chat.composer.pictures.enable(opened.info.sees);
+    if (opened.info.sees) await opened.keepEyes().catch(() => {}); // later pictures fetch it
     chat.ready = true;
     about.disabled = false;
     if (kept) navigator.storage?.persist?.();

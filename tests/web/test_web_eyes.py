@@ -1,0 +1,76 @@
+"""A site whose model sees, in Chromium: a picture that is chosen on the page is answered about, and works offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import Page, show, until
+from conftest import GOLDEN, NEEDS_WASM
+from test_web_page import LAST, READY
+from web_site import served, site_of
+
+pytestmark = [pytest.mark.slow, NEEDS_WASM]
+
+EYES = GOLDEN / "eyes"
+ASKED = """(async () => {
+  const { Edge } = await import(new URL('edge/index.js', location.href));
+  const session = await Edge.open('./');
+  const image = new ImageData(new Uint8ClampedArray(PIXELS), WIDTH, HEIGHT);
+  await session.image(image);
+  const tokens = await session.imageTokens(WIDTH, HEIGHT);
+  await session.ask('What is in the picture?', { temperature: 0, maxTokens: 1, ignoreEos: true });
+  const found = [session.info.sees, tokens, session.report.promptTokens];
+  await session.close();
+  return found;
+})()"""
+CHOOSE = """(async () => {
+  const canvas = new OffscreenCanvas(44, 30);
+  const context = canvas.getContext('2d');
+  context.fillStyle = '#c33';
+  context.fillRect(4, 4, 20, 12);
+  const files = new DataTransfer();
+  files.items.add(new File([await canvas.convertToBlob()], 'photo.png', { type: 'image/png' }));
+  const input = document.querySelector('input[type=file]');
+  input.files = files.files;
+  input.dispatchEvent(new Event('change'));
+})()"""
+ASK = """(() => {
+  const text = document.querySelector('#ask textarea');
+  text.value = 'What is it?';
+  document.getElementById('ask').requestSubmit();
+})()"""
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    chosen = {"mmproj": str(EYES / "mmproj.gguf"), "kv_dtype": "f32", "max_kv_size": 128, "memory": "128MiB"}
+    return site_of(str(EYES / "smolvlm.gguf"), **chosen)
+
+
+def test_page_answers_about_a_chosen_picture_offline_too(page: Page, folder: Path) -> None:
+    with np.load(EYES / "smolvlm.npz") as golden:
+        picture, ids = golden["first"], golden["one.ids"]
+    height, width, _ = picture.shape
+    rgba = np.dstack([picture, np.full((height, width), 255, np.uint8)])
+
+    def ask(pictures: int) -> None:
+        page.value(CHOOSE)
+        until(page, "document.querySelectorAll('form + .pictures img, .pictures li img').length === 1")
+        page.value(ASK)
+        answered = f"{LAST}?.ariaBusy === 'false' && document.querySelectorAll('#turns .theirs').length === {pictures}"
+        until(page, answered)
+        assert page.value("document.querySelectorAll('#turns img').length") == pictures
+        assert not page.value("document.querySelector('#turns .bad')?.textContent")
+
+    with served(folder) as (url, _):
+        show(page, url, 390)
+        until(page, READY)
+        program = ASKED.replace("PIXELS", str(rgba.reshape(-1).tolist()))
+        found = page.value(program.replace("WIDTH", str(width)).replace("HEIGHT", str(height)))
+        assert found == [True, int((ids == 290).sum()), ids.size]
+        ask(1)
+    page.visit(url)  # the server is gone
+    until(page, READY)
+    ask(2)
