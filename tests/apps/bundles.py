@@ -63,10 +63,12 @@ def bundle_sources(
     more: dict[str, Any] = ({"lora_rank": lora_rank} if lora_rank else {}) | ({"gpu": True} if gpu else {})
     more |= {"npu": True} if npu else {}
     folder = bundle_of(name, **options, **more)
-    tables = {"trusted.c": trusted_source(make_sections(bundle)), "passes.c": passes_source(bundle.designs)}
+    encoders = "".join(each.trusted_source() for each in bundle.encoders)
+    trusted = trusted_source(make_sections(bundle), encoders=encoders)
+    tables = {"trusted.c": trusted, "passes.c": passes_source(bundle.all_designs)}
     for title, text in tables.items():
         (folder / title).write_text(text)
-    return folder / MODEL, [*(folder / title for title in tables), *exported_objects(bundle.designs)]
+    return folder / MODEL, [*(folder / title for title in tables), *exported_objects(bundle.all_designs)]
 
 
 class Exported(Protocol):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from bundles import bundle_of
+from bundles import bundle_of, bundle_sources
 from conftest import GOLDEN
 from ctypes_bundle import BundleSession, open_bundle
-from runtime_library import PLATFORM, load_runtime
+from runtime_library import PLATFORM, RUNTIME, build, load_runtime
 
 import edge
 from edge.apps.enums import Finish, Role
@@ -131,6 +133,20 @@ def test_pictures_stay_whole_when_rows_are_evicted(golden: dict[str, Any]) -> No
             tokens, _, finish = session.answer("What is it, and what is beside it? " * (1 + turn % 3))
             assert (len(tokens), finish) == (COUNT, Finish.LENGTH)
         assert session.use()["evicted"] > 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(4))
+def test_any_calls_with_pictures_run_under_sanitizers(seed: int, tmp_path: Path) -> None:
+    chosen = CHOSEN | {"max_kv_size": 128}
+    model, parts = bundle_sources(str(TEXT), **chosen)
+    checked = ("-D_GNU_SOURCE=", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    runtime = [path.name for path in sorted(RUNTIME.glob("*.c")) if path.name not in ("apple.c", "windows.c")]
+    program = build([*runtime, Path(__file__).parent / "runtime" / "image_fuzz.c", *parts], checked)
+    command = [program, model, model.parent / "eyes.edge", tmp_path / "damaged", seed, 400]
+    done = subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(int(each) > 10 for each in done.stdout.split())  # both were taken and refused
 
 
 def test_what_cannot_be_seen_is_refused(golden: dict[str, Any], tmp_path: Any) -> None:

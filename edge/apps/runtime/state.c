@@ -66,7 +66,7 @@ static bool put_pictures(const edge_session *s, hashed_stream *to)
         saved_picture saved = {.first = p->first, .count = p->count, .width = p->width, .down = p->down, .across = p->across,
                                .held = p->rows != NULL};
         memcpy(saved.hash, p->hash, sizeof saved.hash);
-        if (!stream_put(to, &saved, sizeof saved) || !stream_put(to, p->rows, row_bytes(p)))
+        if (!stream_put(to, &saved, sizeof saved) || (p->rows && !stream_put(to, p->rows, row_bytes(p))))
             return false;
     }
     return true;
@@ -99,7 +99,7 @@ static bool get_pictures(edge_session *s, hashed_stream *from, uint32_t count)
         if (saved.held && !(p.rows = map_memory((uint64_t)p.count * p.width * sizeof *p.rows)))
             return false;
         given_put(s->given, p); /* which owns the rows */
-        if (!stream_get(from, p.rows, row_bytes(&p)))
+        if (p.rows && !stream_get(from, p.rows, row_bytes(&p)))
             return false;
     }
     return true;
