@@ -1,4 +1,4 @@
-"""Pictures in edge, beside llama.cpp's mtmd: encoding, first token, peak, energy, and how far their rows differ.
+"""Pictures in edge, beside llama.cpp's mtmd: encoding, peak, and how far their rows differ.
 
     python benchmarks/peers/make_mtmd.py    # libmtmd, which llama-cpp-python is installed without: two minutes, once
     python benchmarks/eyes.py [--towers siglip-b qwen3.5-0.8b gemma4-e2b] [--types F16 Q8_0] [--quick]
@@ -97,7 +97,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mtmd", type=Path, default=Path("build") / "mtmd", help="where make_mtmd.py builds libmtmd")
     parser.add_argument("--reference", action="store_true", help="compare rows with those of the reference engine")
-    parser.add_argument("--first", action="store_true", help="also time a prompt with the picture to the first token")
     parser.add_argument("--quick", action="store_true", help=f"encoders of {SMALL} layers, one round: that all runs")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -114,7 +113,6 @@ def compare(args: argparse.Namespace) -> None:
     library, rounds = make_mtmd(args.mtmd), 1 if args.quick else args.rounds
     print(f"{cpu_name()}; {args.threads} threads, {rounds} rounds\n")
     head = ["encoder", "file", "", "CPU", "wall", "peak", "CPU of mtmd / edge"]
-    head += ["first token"] if args.first else []
     head += ["rows unlike"] + (["unlike the reference"] if args.reference else [])
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for tower in args.towers:
@@ -135,7 +133,6 @@ def measure(tower: str, kind: str, library: Path, rounds: int, args: argparse.Na
     }
     rows = {name: BUILD / f"rows-{number}.npy" for number, name in enumerate(commands)}
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
-    firsts: dict[str, list[float]] = {name: [] for name in commands}
     workers = {}
     for name, command in commands.items():
         rest = [model, mmproj, picture, *([] if name == EDGE else [args.threads]), rows[name]]
@@ -151,9 +148,6 @@ def measure(tower: str, kind: str, library: Path, rounds: int, args: argparse.Na
                 found = json.loads(ask(worker, "encode"))
                 if number:  # the first one warms up: edge compiles and packs, both map their files
                     runs[name].append(found)
-        for _ in range(rounds if args.first else 0):
-            for name, worker in workers.items():
-                firsts[name].append(json.loads(ask(worker, "first"))["wall"])
     finally:
         for worker in workers.values():
             worker.kill()
@@ -174,8 +168,6 @@ def measure(tower: str, kind: str, library: Path, rounds: int, args: argparse.Na
             f"{max(each['peak'] for each in runs[name]) / 2**20:.0f} MiB",
             f"**{cpu[LLAMA] / cpu[EDGE]:.2f}**" if name == EDGE else "",
         ]  # fmt: skip
-        if args.first:
-            line.append(f"{statistics.median(firsts[name]):.2f} s")
         line.append(f"{100 * unlike(ours, found_rows[LLAMA][: len(ours)]):.2f} %" if name == EDGE else "")
         if judge is not None:
             line.append(f"{100 * unlike(judge, own):.2f} %")
@@ -229,10 +221,10 @@ def ask(worker: subprocess.Popen[str], word: str) -> str:
 
 def answer(worker: subprocess.Popen[str]) -> str:
     assert worker.stdout
-    line = worker.stdout.readline()
-    if not line:
-        raise SystemExit("a worker ended without an answer")
-    return line
+    for line in worker.stdout:
+        if line.startswith(("{", "ready")):  # mtmd prints its own lines, too
+            return line
+    raise SystemExit("a worker ended without an answer")
 
 
 def draw(width: int, height: int) -> Any:

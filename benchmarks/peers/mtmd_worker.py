@@ -2,8 +2,7 @@
 
 mtmd_worker.py MODEL MMPROJ PICTURE.npy THREADS ROWS.npy    MTMD_CPP_LIB names the folder of libmtmd
 
-`encode` resizes, normalises and encodes the picture, and leaves its rows in ROWS.npy; `first` also runs a prompt with
-it up to the first token. Rows come in the order of the prompt.
+It resizes, normalises and encodes the picture, and leaves its rows in ROWS.npy, in the order of the prompt.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ class Mtmd:
         if not self.model or not self.context:
             raise SystemExit("llama.cpp cannot load the model or its encoder")
         self.width = llama_cpp.llama_model_n_embd_inp(self.model)
-        self.threads = threads
-        self._text: Any = None
 
     def chunks(self, pixels: Any) -> Any:
         height, width, _ = pixels.shape
@@ -68,35 +65,15 @@ class Mtmd:
         self.mtmd.mtmd_input_chunks_free(chunks)
         return np.concatenate(found)
 
-    def first(self, pixels: Any) -> int:
-        """The first token, by a context that is made anew, as a process has it."""
-        parameters = self.lib.llama_context_default_params()
-        parameters.n_ctx, parameters.n_batch = 2048, 512
-        parameters.n_threads = parameters.n_threads_batch = self.threads
-        context = self.lib.llama_init_from_model(self.model, parameters)
-        chunks, past = self.chunks(pixels), ctypes.c_int32(0)
-        done = self.mtmd.mtmd_helper_eval_chunks(self.context, context, chunks, 0, 0, 512, True, ctypes.byref(past))
-        if done:
-            raise SystemExit("llama.cpp cannot run the prompt")
-        logits = np.ctypeslib.as_array(self.lib.llama_get_logits_ith(context, -1), (1000,))
-        token = int(logits.argmax())
-        self.lib.llama_free(context)
-        self.mtmd.mtmd_input_chunks_free(chunks)
-        return token
-
 
 def main(model: str, mmproj: str, picture: str, threads: str, rows: str) -> None:
     pixels, mtmd = np.load(picture), Mtmd(model, mmproj, int(threads))
     print("ready", flush=True)
-    for line in sys.stdin:
+    for _ in sys.stdin:
         started, cpu = time.perf_counter(), time.process_time()
-        if line.strip() == "encode":
-            found = mtmd.encode(pixels)
-        else:
-            mtmd.first(pixels)
+        found = mtmd.encode(pixels)
         wall, cpu = time.perf_counter() - started, time.process_time() - cpu
-        if line.strip() == "encode":
-            np.save(Path(rows), found)
+        np.save(Path(rows), found)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(json.dumps({"wall": wall, "cpu": cpu, "peak": peak}), flush=True)
 
