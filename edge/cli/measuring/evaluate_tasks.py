@@ -9,7 +9,10 @@ from typing import Annotated
 from edge.cli import options as o
 from edge.cli.measuring.evaluate_kv import split_names
 from edge.cli.terminal.show import note, print_json, progress, table
+from edge.errors import InputError
 from edge.options import Options
+
+_LEFT_OUT = [each for each in o.LIMITS if each not in ("mmproj", "image_tokens")]
 
 
 @o.command
@@ -28,14 +31,17 @@ def tasks(
         int | None, o.flag("--num-fewshot", min=0, help="Solved examples before each question (default: the task's).")
     ] = None,
     *,
-    options: Annotated[Options, o.without(*o.LIMITS, "provider", "chat_template", kv_policy="full")],
+    options: Annotated[Options, o.without(*_LEFT_OUT, "provider", "chat_template", kv_policy="full")],
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Accuracy on tasks of EleutherAI's lm-eval, on edge's own engine, with standard errors.
 
-    Tasks that come with edge need no network; lm-eval's own (lm-eval ls tasks) fetch their questions from the Hub.
+    Tasks that come with edge need no network; lm-eval's own (lm-eval ls tasks) fetch their questions from the Hub. The
+    task drawings asks models that see about shapes, colours, digits and numbers; it needs no lm-eval.
     """
+    from edge.lab.quality.drawings import NAME as DRAWINGS
+    from edge.lab.quality.drawings import eval_drawings
     from edge.lab.quality.material import reader_settings
     from edge.lab.quality.perplexity import LOGITS_ROWS
     from edge.lab.quality.tasks import LONGEST, OWN, eval_tasks, open_tasks
@@ -44,12 +50,19 @@ def tasks(
 
     opened, names = open_model(model), [OWN] if tasks is None else split_names(tasks, "--tasks")
     expected = min(LONGEST, opened.spec.context)
+    if DRAWINGS in names and len(names) > 1:
+        raise InputError(f"--tasks {DRAWINGS} goes alone: it is no task of lm-eval")
     with progress(enabled=not quiet) as shown:
         shown.message("reading tasks")
-        found = open_tasks(names, include, num_fewshot)
+        found = None if names == [DRAWINGS] else open_tasks(names, include, num_fewshot)
         shown.clear()
         with load(opened, options, expected_tokens=expected, logits_rows=LOGITS_ROWS) as session:
-            scored = eval_tasks(session, found, limit=limit, on_progress=shown.step("tasks"))
+            step = shown.step("tasks")
+            scored = (
+                eval_drawings(session, limit=limit, on_progress=step)
+                if found is None
+                else eval_tasks(session, found, limit=limit, on_progress=step)
+            )
             settings = {**reader_settings(session), "limit": limit}
     if json:
         print_json({**asdict(scored), "settings": settings})
@@ -59,8 +72,8 @@ def tasks(
          "" if each.stderr is None else f"± {each.stderr:.4f}", f"{each.questions:,}"] for each in scored.scores
     ]  # fmt: skip
     print(table(["task", "metric", "value", "stderr", "questions"], rows, left=2))
-    version, taken = scored.versions["lm_eval"], scored.seconds
-    print(f"\nlm-eval {version}, {opened.spec.label}, in {taken:.0f} s; all measured")
+    judge = "its own judge" if found is None else f"lm-eval {scored.versions['lm_eval']}"
+    print(f"\n{judge}, {opened.spec.label}, in {scored.seconds:.0f} s; all measured")
     if scored.shortened and not quiet:
         note(
             f"{scored.shortened:,} requests lost their beginning, since the KV cache has {settings['kv_capacity']:,} "
