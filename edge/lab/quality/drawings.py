@@ -101,7 +101,7 @@ def _colour(number: int, chance: Any) -> Drawing:
 def _digit(number: int, chance: Any) -> Drawing:
     """In seven segments."""
     digit, thick = number % 10, 24
-    left, top, size = *chance.integers(40, 160, 2), int(chance.integers(100, 130))
+    left, top, size = (int(chance.integers(*between)) for between in ((40, 160), (40, 160), (100, 130)))
     lines = {
         "a": (0, 0, 1, 0), "b": (1, 0, 1, 1), "c": (1, 1, 1, 2), "d": (0, 2, 1, 2), "e": (0, 1, 0, 2),
         "f": (0, 0, 0, 1), "g": (0, 1, 1, 1),
