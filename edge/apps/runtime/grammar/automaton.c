@@ -8,11 +8,11 @@ typedef struct { uint32_t key, to; } step; /* key: state << 8 | byte; 0: free, s
 
 struct automaton {
     const rules *r;
-    frame *frames;       /* [MOST_FRAMES]; frame 0 is the end of the answer */
+    frame *frames;       /* [FRAME_ROOM]; frame 0 is the end of the answer */
     state *states;       /* [MOST_STATES] */
     thread *threads;     /* [MOST_THREADS]: of all states */
     step *steps;         /* [2 * MOST_STEPS]: hash table */
-    uint32_t *frame_slots, *state_slots; /* [2 * MOST_FRAMES], [2 * MOST_STATES]: hash tables */
+    uint32_t *frame_slots, *state_slots; /* [2 * FRAME_ROOM], [2 * MOST_STATES]: hash tables */
     uint32_t frame_count, state_count, thread_count, step_count;
     /* While a state is made: */
     thread *work, *found; /* [MOST_AT_ONCE] nodes that are still to be followed; threads */
@@ -25,11 +25,11 @@ struct automaton {
 automaton *automaton_layout(arena *from)
 {
     automaton *a = take(from, sizeof *a);
-    frame *frames = take(from, MOST_FRAMES * sizeof *frames);
+    frame *frames = take(from, FRAME_ROOM * sizeof *frames);
     state *states = take(from, MOST_STATES * sizeof *states);
     thread *threads = take(from, MOST_THREADS * sizeof *threads);
     step *steps = take(from, 2 * MOST_STEPS * sizeof *steps);
-    uint32_t *frame_slots = take(from, 2 * MOST_FRAMES * sizeof *frame_slots),
+    uint32_t *frame_slots = take(from, 2 * FRAME_ROOM * sizeof *frame_slots),
              *state_slots = take(from, 2 * MOST_STATES * sizeof *state_slots);
     thread *work = take(from, MOST_AT_ONCE * sizeof *work), *found = take(from, MOST_AT_ONCE * sizeof *found),
            *seen = take(from, 4 * MOST_AT_ONCE * sizeof *seen);
@@ -52,13 +52,13 @@ static uint32_t mixed(uint32_t hash, uint32_t value)
 static uint32_t frame_of(automaton *a, uint32_t node, uint32_t count, uint32_t parent)
 {
     for (uint32_t hash = mixed(mixed(mixed(0, node), count), parent);; hash++) {
-        uint32_t *slot = a->frame_slots + hash % (2 * MOST_FRAMES);
+        uint32_t *slot = a->frame_slots + hash % (2 * FRAME_ROOM);
         const frame *known = a->frames + *slot;
         if (*slot && known->node == node && known->count == count && known->parent == parent)
             return *slot;
         if (*slot)
             continue;
-        if (a->frame_count == MOST_FRAMES) {
+        if (a->frame_count == FRAME_ROOM) {
             a->full = true;
             return 0;
         }
@@ -196,7 +196,7 @@ static void start_state(automaton *a)
 
 static void clear(automaton *a)
 {
-    memset(a->frame_slots, 0, 2 * MOST_FRAMES * sizeof *a->frame_slots);
+    memset(a->frame_slots, 0, 2 * FRAME_ROOM * sizeof *a->frame_slots);
     memset(a->state_slots, 0, 2 * MOST_STATES * sizeof *a->state_slots);
     memset(a->steps, 0, 2 * MOST_STEPS * sizeof *a->steps);
     a->frame_count = a->state_count = 1;
@@ -252,7 +252,7 @@ uint32_t automaton_forget(automaton *a, uint32_t kept)
 {
     const state it = a->states[kept];
     uint32_t *number = a->frame_slots, count = 1; /* new numbers of frames; they are cleared below */
-    memset(number, 0, MOST_FRAMES * sizeof *number);
+    memset(number, 0, FRAME_ROOM * sizeof *number);
     for (uint32_t i = 0; i < it.count; i++)
         for (uint32_t f = a->threads[it.first + i].frame; f && !number[f]; f = a->frames[f].parent)
             number[f] = 1;
@@ -271,9 +271,9 @@ uint32_t automaton_forget(automaton *a, uint32_t kept)
     a->frame_count = count;
     for (uint32_t f = 1; f < count; f++) {
         uint32_t hash = mixed(mixed(mixed(0, a->frames[f].node), a->frames[f].count), a->frames[f].parent);
-        while (a->frame_slots[hash % (2 * MOST_FRAMES)])
+        while (a->frame_slots[hash % (2 * FRAME_ROOM)])
             hash++;
-        a->frame_slots[hash % (2 * MOST_FRAMES)] = f;
+        a->frame_slots[hash % (2 * FRAME_ROOM)] = f;
     }
     a->accepts = it.accepts;
     return state_of(a);

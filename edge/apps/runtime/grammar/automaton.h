@@ -9,7 +9,7 @@
 #include "rules.h"
 
 enum {
-    MOST_FRAMES = 1 << 14, MOST_STATES = 1 << 13, MOST_THREADS = 1 << 16, MOST_STEPS = 1 << 16,
+    FRAME_ROOM = 1 << 14, MOST_STATES = 1 << 13, MOST_THREADS = 1 << 16, MOST_STEPS = 1 << 16,
     MOST_AT_ONCE = 2048, /* threads of one state */
     DEAD = 0             /* the state without threads, from which nothing matches */
 };
