@@ -164,7 +164,7 @@ _INTEGERS = {
     "STAMP_FRAMES": round(rules.STEP_S / windows.FRAME_S),
     "STEM_PANEL": hearing.PANEL,
     "MOST_BANDS": hearing.MOST_BANDS,
-    "MOST_FRAMES": hearing.MOST_FRAMES,
+    "MOST_MEL_FRAMES": hearing.MOST_FRAMES,
     "MOST_TEXT_BYTES": hearing.MOST_TEXT_BYTES,
     "LATEST_FIRST": round(rules.LATEST_FIRST_S / rules.STEP_S),
 }

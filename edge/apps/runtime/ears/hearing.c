@@ -51,7 +51,7 @@ const hearing_config *model_hearing(const edge_model *model)
     const hearing_config *c = (const hearing_config *)model->sections[SECTION_HEARING];
     const edge_config *own = model->config;
     const uint64_t size = model->sizes[SECTION_HEARING];
-    if (size < sizeof *c || c->mels > MOST_BANDS || !c->mels || c->frames % 2 || c->frames < 2 || c->frames > MOST_FRAMES
+    if (size < sizeof *c || c->mels > MOST_BANDS || !c->mels || c->frames % 2 || c->frames < 2 || c->frames > MOST_MEL_FRAMES
         || c->text_bytes < 64 || c->text_bytes > MOST_TEXT_BYTES || own->encoder || !own->crossings)
         return NULL;
     const uint32_t tokens[] = {c->sot, c->eot, c->translate, c->transcribe, c->prev, c->no_speech, c->first_timestamp};
