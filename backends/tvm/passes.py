@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from edge.backends.tvm.cpu.slots import ExpertSlots
 
 _ARRAYS = tuple(name for name in POINTERS if name not in ("job", "lines", "weights"))
+_NORMED = 256  # states that are normalised at a time
 
 
 class Angles:
@@ -260,13 +261,16 @@ class Passes:
             at = self.layout.places[name].quants // floats.itemsize
             return np.asarray(floats[at : at + shape.hidden])
 
-        if shape.norm == "layer":
-            states = states - states.mean(axis=-1, keepdims=True)
-        squares = np.mean(np.square(states), axis=-1, keepdims=True)
-        found: FloatArray = states / np.sqrt(squares + np.float32(shape.norm_eps))
-        found *= vector("output_norm")
-        if shape.output_norm_bias:
-            found += vector("output_norm.bias")
+        found: FloatArray = np.empty(states.shape, np.float32)
+        for at in range(0, len(states), _NORMED):
+            part, out = states[at : at + _NORMED], found[at : at + _NORMED]
+            if shape.norm == "layer":
+                part = part - part.mean(axis=-1, keepdims=True)
+            squares = np.mean(np.square(part), axis=-1, keepdims=True)
+            np.divide(part, np.sqrt(squares + np.float32(shape.norm_eps)), out=out)
+            out *= vector("output_norm")
+            if shape.output_norm_bias:
+                out += vector("output_norm.bias")
         return found
 
     def set_crossed(self, states: FloatArray) -> None:

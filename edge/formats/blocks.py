@@ -76,6 +76,8 @@ def dequantize(data: AnyArray, kind: str) -> FloatArray:
     """Convert uint8 [rows, bytes] to float32 [rows, n]; a view if the bytes are float32. Raises UnsupportedError."""
     if kind == "F32":
         return np.asarray(data.view(np.float32))
+    if kind == "F16":
+        return np.asarray(data.view(np.float16), np.float32)
     if kind in _OF_FEW_BITS:
         return _of_few_bits(data, kind)
     if kind == "NVFP4":

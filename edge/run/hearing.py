@@ -98,6 +98,7 @@ class Listener:
             raise InputError("the spectrogram has values that are not finite")
         if frames % 2:
             mel = np.concatenate([mel, mel[:, -1:]], axis=1)
+        self._states = self._states[:0].copy()  # those of the last window make room
         rows = self._stem.rows(np.asarray(mel, np.float32))
         given = GivenRows(whisper.ears.vocab, whisper.ears.hidden)
         ids = given.promise(b"window", len(rows), lambda: rows)

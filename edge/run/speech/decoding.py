@@ -85,13 +85,13 @@ class Decoder:
         whisper, tokens, logprobs, ended = self._listener.whisper, list[int](), list[float](), 0.0
         for _ in range(min(whisper.context // 2, whisper.context - self._listener.kv.length)):
             self._rules.apply(logits, tokens)
-            found = _log_softmax(logits)
-            token = int(found.argmax()) if temperature == 0 else self._draw(logits, temperature)
+            token = int(logits.argmax()) if temperature == 0 else self._draw(logits, temperature)
+            logprob = float(logits[token] - _log_sum(logits))
             if token == whisper.eot:
-                ended = float(found[token])
+                ended = logprob
                 break
             tokens.append(token)
-            logprobs.append(float(found[token]))
+            logprobs.append(logprob)
             if self._listener.kv.length == whisper.context:
                 break
             logits = self._run([token], pay)
@@ -116,5 +116,12 @@ def compression(text: str) -> float:
 
 
 def _log_softmax(logits: FloatArray) -> FloatArray:
-    shifted = logits - logits.max()
-    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+    return np.asarray(logits - _log_sum(logits))
+
+
+def _log_sum(logits: FloatArray) -> np.float32:
+    """The logarithm of the sum of their powers."""
+    highest = logits.max()
+    powers = logits - highest
+    found: np.float32 = highest + np.log(np.exp(powers, out=powers).sum())
+    return found

@@ -38,9 +38,13 @@ class Windows:
         sound, 0 at the end."""
         self._drop(seek * HOP - _AROUND)
         needed = (seek + self._frames) * HOP + _AROUND
-        while not self._ended and self._start + self._held.size < needed:
-            if self.live and self._pauses(seek):
-                break
+        parts, size = [self._held], self._held.size
+        while not self._ended and self._start + size < needed:
+            if self.live:
+                self._held = np.concatenate(parts)
+                parts = [self._held]
+                if self._pauses(seek):
+                    break
             started = self._clock()
             try:
                 part = self._sound.read(PART)
@@ -49,7 +53,9 @@ class Windows:
                 self.live = took > _LATE * PART / RATE
                 self.waited += took if self.live else 0.0
             self._ended = part.size < PART
-            self._held = np.concatenate([self._held, part])
+            parts.append(part)
+            size += part.size
+        self._held = np.concatenate(parts)
         there = (self._start + self._held.size) // HOP - seek
         return max(0, min(self._frames, there))
 
