@@ -104,6 +104,7 @@ def transcribe(
         with load(
             opened, options, meter=meter, on_load=lambda part, doing="": shown.step("loading")(part, 1.0)
         ) as session:
+            failed = 0  # of several sounds; the others are still transcribed
             for file, target in zip(files, targets, strict=True):
                 spent = clock.perf_counter() - started, max(0.0, meter.read().joules - first)
                 kept = None if target is None else _unfinished(target, file, opened.path, wanted, asked)
@@ -114,13 +115,23 @@ def transcribe(
                         on_progress=lambda done, whole: shown.step("hearing")(done, whole) if whole else None, **asked,
                     )  # fmt: skip
                     printed = not json and target is None
-                    found = _write(heard, shown, wanted, timestamps, kept, print_it=printed)
+                    try:
+                        found = _write(heard, shown, wanted, timestamps, kept, print_it=printed)
+                    except InputError as error:
+                        if len(files) == 1:
+                            raise
+                        shown.clear()
+                        note(f"edge: {error}")
+                        failed += 1
+                        continue
                 shown.clear()
                 _finish(heard, file, target, kept, found, wanted, timestamps, json=json, quiet=quiet, verbose=verbose)
                 if session.terminated:
                     raise Terminated
                 if heard.stop_reason == "interrupted":
                     raise KeyboardInterrupt
+            if failed:
+                raise InputError(f"{failed} of {len(files)} sounds have no transcript: see above")
 
 
 def check_files(files: list[str], rate: int | None) -> None:

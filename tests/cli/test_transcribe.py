@@ -50,6 +50,9 @@ def test_forms_and_files(model: Path, sound: Path, tmp_path: Path) -> None:
     assert [each.name for each in out.iterdir()] == ["talk.srt.part"]
     assert edge(*kept).returncode == 0
     assert [each.name for each in out.iterdir()] == ["talk.srt"]
+    several = edge("transcribe", str(wrong), str(sound), "-m", str(model), *SOME, "--format", "vtt", "-o", str(out))
+    assert (several.returncode, (out / "talk.vtt").exists()) == (2, True)
+    assert re.search(r"not\.txt.*\n.*1 of 2 sounds have no transcript", several.stderr)
     captions = [each for each in (out / "talk.srt").read_text().splitlines() if "-->" in each]
     assert captions == [each for each in printed.stdout.splitlines() if "-->" in each]
 
