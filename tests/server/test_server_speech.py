@@ -41,7 +41,7 @@ def test_every_form_has_the_text_of_the_session(client: TestClient, model: Path)
     assert post(client, response_format="srt").text.count("-->") == len(segments)
     assert post(client, response_format="vtt").text.startswith("WEBVTT\n\n00:00:00.")
     found = post(client, response_format="verbose_json").json()
-    assert (found["task"], found["language"], found["duration"]) == ("transcribe", "de", 3.1)
+    assert (found["task"], found["language"], found["duration"]) == ("transcribe", "german", 3.1)
     assert found["usage"]["seconds"] == 4
     assert [each["tokens"] for each in found["segments"]] == [list(each.tokens) for each in segments]
     words = post(client, response_format="verbose_json", **{"timestamp_granularities[]": ["word"]}).json()
@@ -92,3 +92,6 @@ def test_forms_that_are_none_are_refused(client: TestClient) -> None:
     assert client.post(PATH, json={"model": "ears"}).status_code == 415
     asked = client.post("/v1/chat/completions", json={"model": "ears", "messages": [{"role": "user", "content": "Hi"}]})
     assert "hears, and answers no prompts" in error_of(asked)["message"]
+    embedded = client.post("/v1/embeddings", json={"model": "ears", "input": "Hi"})
+    assert embedded.status_code == 400
+    assert "hears, and embeds no texts: /v1/audio/transcriptions" in error_of(embedded)["message"]

@@ -69,6 +69,8 @@ def embed(
 ) -> None:  # fmt: skip
     """Embed texts. Runs in the worker's thread. Raises RefusedError for impossible token ids, for more dimensions than
     the model has, and for a text that is longer than the rows, unless their eviction is allowed."""
+    if session.spec.ears:
+        raise RefusedError(400, f"{session.model.name} hears, and embeds no texts: /v1/audio/transcriptions")
     size = session.model.tail.size
     if dimensions is not None and dimensions > size:
         raise RefusedError(400, f"this model has {size} dimensions", param="dimensions", code="invalid_value")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from starlette.responses import Response
 
 from edge.errors import BudgetError
+from edge.model.whisper.languages import LANGUAGES
 from edge.records import dataclass
 from edge.run.request import Request
 from edge.run.session import Session
@@ -142,7 +143,7 @@ class Writer:
         words = [word_dict(word) for each in segments for word in each.words or ()]
         found: dict[str, Any] = {
             "task": "transcribe" if isinstance(self._body, TranscriptionBody) else "translate",
-            "language": self._end.language,
+            "language": LANGUAGES.get(self._end.language, self._end.language),  # its name, as OpenAI has it
             "duration": self._end.seconds,
         }
         if "segment" in wanted:
