@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundles import bundle_of
+from bundles import bundle_of, bundle_sources
 from conftest import GOLDEN
 from ctypes_bundle import BundleSession, open_bundle
 from kotlin_programs import KOTLIN, PROGRAMS, compile_kotlin, run_kotlin
-from runtime_library import WARNINGS, includes
+from runtime_library import RUNTIME, WARNINGS, build, includes
 from speech_models import tone, write_model
 
 import edge
 from edge.apps.enums import Finish, Role
+from edge.apps.library import EARS
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.media.mel import RATE
 from edge.types import FloatArray
@@ -25,6 +26,7 @@ pytest.importorskip("tvm_ffi")
 
 pytestmark = pytest.mark.slow
 
+HEARS = Path(__file__).parent / "runtime" / "hears.c"
 ALL = {"temperature": 0.0, "everything": 1, "alone": 1}  # of this random model, whose texts are improbable
 
 
@@ -123,6 +125,28 @@ def test_kotlin_segments_are_those_of_c(folder: Path, tmp_path: Path) -> None:
     assert said["finish"] == ["EOS"]
     assert said["answer"] == ["the model hears, and answers no prompts: call edge_listen and edge_hear"]
     assert said["rate"] == ["rate must be from 1000 to 192000 samples per second, not 0"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("check", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(model: Path, folder: Path, tmp_path: Path, check: str) -> None:
+    """At another rate, in odd pieces, live and with the fallback, twice in a session."""
+    sound = tone()
+    sound.tofile(tmp_path / "sound")
+    file, sources = bundle_sources(str(model), threads=2, kv_dtype="f32")
+    runtime = [path for path in sorted(RUNTIME.glob("*.c")) if path.name not in ("apple.c", "windows.c")]
+    program = build(
+        [*runtime, *sorted(EARS.glob("*.c")), *sources, HEARS], (f"-fsanitize={check}", f"-I{EARS}"),
+        libraries=("-lm", "-lpthread", "-ldl"),
+    )  # fmt: skip
+    done = subprocess.run(
+        [program, file, file.with_name("ears.edge"), tmp_path / "sound", "11025", "777"],
+        capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]
+    with open_bundle(folder) as bundle, bundle.session() as session:
+        expected = list(session.transcribe(sound, rate=11025))[:-1]
+    assert done.stdout.splitlines() == [" ".join(map(str, each["tokens"])) for each in expected]
 
 
 def test_what_is_refused_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from runtime_library import SANITIZE
 
 # Tests of parts of the runtime, whose code takes what Python gives it:
 FILES = (
-    "test_constrain.py", "test_model_file.py", "test_runtime_governor.py", "test_runtime_kv.py",
+    "test_constrain.py", "test_model_file.py", "test_runtime_ears.py", "test_runtime_governor.py",
+    "test_runtime_kv.py",
     "test_runtime_sampler.py", "test_runtime_tokens.py",
 )  # fmt: skip
 
