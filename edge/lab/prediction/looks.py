@@ -28,6 +28,7 @@ from edge.lab.prediction.roofline import counting_s
 from edge.lab.prediction.work import Work, work_of
 from edge.media.picture import Image, check_sides
 from edge.model.model import Model
+from edge.model.rounding import in_q8_0
 from edge.model.towers import Layout, PictureTower, Tower
 from edge.options import Options
 from edge.run.sight import Encoder
@@ -195,7 +196,9 @@ def pace_of(tower: Tower, found: Forecast, options: Options, device: DeviceProfi
     prefill = found.prediction.prefill_tok_s
     if flops is not None:
         reach, dtype = efficiency_of(engine.NAME, device.isa), engine.CAPABILITIES.kv_dtypes[0]
-        shares = weight_shares(tower.spec, engine.NAME, EngineConfig(1, 1, dtype, threads))
+        first = tower.stages[0]  # whose matrices have the types of all
+        spec = in_q8_0(first.file, first.spec) if engine.CAPABILITIES.rounds and dtype != "f32" else tower.spec
+        shares = weight_shares(spec, engine.NAME, EngineConfig(1, 1, dtype, threads))
         off = None if device.name == HOST else correction(engine.NAME, device.arch, "prompt", npu=False)
         factor = off.factor if off else 1.0
 
