@@ -53,8 +53,17 @@ SCHEMAS: tuple[Any, ...] = (
      "allOf": [POINT, {"properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"]}]},
     {}, {"type": "object"},
 )  # fmt: skip
+FEW = {
+    '{"enum": [1, 2], "exclusiveMinimum": 1}': (["2"], ["1"]),
+    '{"enum": [1, 2, 3], "maximum": 3, "exclusiveMaximum": true}': (["1", "2"], ["3"]),
+}
 REGEXES = ("(yes|no)[.]", "a{2,4}b?", "[^a-y\n]é.", r"\d+(\.\d{2})?", "(?:ab|a)*c", r"x\u00e9[\x41-\x43\]-]", "^a|bc$")
+NAMES = [f"property {each}" for each in range(40)]
+DEEP = {each: {"type": "object", "required": NAMES, "properties": {key: {"$ref": f"#/$defs/{each}"} for key in NAMES}}
+        for each in ("s", "t")}  # fmt: skip
 REFUSED = {
+    json.dumps({"oneOf": [{"$ref": "#/$defs/s"}, {"$ref": "#/$defs/t"}], "$defs": DEEP}): "may hold at once",
+    '{"enum": ["a"], "format": "date"}': "beside other keywords",
     '{"not": {}}': "cannot be enforced: not", '{"type": "array", "uniqueItems": true}': "uniqueItems",
     '{"type": "string", "format": "color"}': "format color", '{"type": "integer", "multipleOf": 3}': "multipleOf",
     '{"oneOf": [{"type": "integer"}, {"type": "number"}]}': "oneOf that may hold at once",
@@ -197,6 +206,19 @@ def test_regular_expressions_accept_what_re_accepts(pattern: str) -> None:
             assert c.accepts(each) == bool(re.fullmatch(pattern, each, re.ASCII)), each
 
 
+@pytest.mark.parametrize("schema", FEW)
+def test_constants_match_what_stands_beside_them(schema: str) -> None:
+    harness().set(schema)
+    for each in (0, 1):
+        assert all(harness().accepts(text) != each for text in FEW[schema][each])
+
+
+@pytest.mark.parametrize("pattern", ["a(", "a**", "[z-a]", 40 * "(" + 20 * "a", 59 * "a" + "é("])
+def test_malformed_expressions_are_named(pattern: str) -> None:
+    with pytest.raises(InputError, match="the regular expression is malformed: "):
+        harness().set(pattern, is_regex=True)
+
+
 @pytest.mark.parametrize(("schema", "said"), (REFUSED | MALFORMED).items())
 def test_what_cannot_be_enforced_is_named(schema: str, said: str) -> None:
     with pytest.raises(UnsupportedError if schema in REFUSED else InputError, match=re.escape(said)) as caught:
@@ -229,6 +251,21 @@ def test_masks_are_those_of_single_tokens(schema: Any) -> None:
         text += c.pieces[token]
 
 
+def test_long_ways_to_the_end_are_found() -> None:
+    """Whatever the model would write, an answer of 40 properties is closed in time."""
+    c = harness()
+    c.set(json.dumps({"type": "object", "properties": {key: {"type": "string"} for key in NAMES}, "required": NAMES}))
+    single = {piece: token for token, piece in enumerate(c.pieces) if len(piece) == 1}
+    text, left = b"", 1400
+    while not c.library.harness_ended():
+        wanted = single[b"z"] if c.mask()[single[b"z"]] else int(np.flatnonzero(c.mask())[0])
+        token = c.library.harness_within(wanted, left)
+        assert c.library.harness_accept(token)
+        text, left = text + c.pieces[token], left - 1
+    assert left >= 0
+    assert list(json.loads(text)) == NAMES
+
+
 def test_answers_match_within_their_limit() -> None:
     schema = {**POINT, "properties": {**POINT["properties"], "name": {"type": "string"}}, "required": ["x", "name"]}  # type: ignore[dict-item]
     with open_bundle(bundle_of(MODEL, max_kv_size=128, threads=2)) as bundle, bundle.session() as session:
@@ -245,6 +282,10 @@ def test_answers_match_within_their_limit() -> None:
         session.constrain(Form.REGEX, "(yes|no)[.]")
         session.rewind()
         assert session.answer("Is it?", Role.RAW)[1:] in (("yes.", Finish.EOS), ("no.", Finish.EOS))
+        session.constrain(Form.REGEX, "^$")
+        session.rewind()
+        session.set(temperature=0.7, ignore_eos=1)  # bans all that the form allows
+        assert session.answer("Is it?", Role.RAW)[1:] == ("", Finish.EOS)
         with pytest.raises(InputError, match="malformed"):
             session.constrain(Form.REGEX, "a(")
         session.rewind()

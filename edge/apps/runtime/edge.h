@@ -336,7 +336,7 @@ EDGE_API void edge_end(edge_session *session);
 EDGE_API edge_status edge_set(edge_session *session, const edge_options *options, edge_error *error);
 /* Sets the form of the next and later answers, from their first byte to their last: a JSON schema, or a regular expression that the
  * whole answer matches. An answer ends where its form does; within max_tokens, unless the shortest one is longer. The first call
- * allocates the tables that edge_usage counts as scratch memory; EDGE_FREE frees them. If the form is refused, answers are free.
+ * allocates the tables that edge_usage counts as scratch memory; EDGE_FREE frees them. If the text is refused, answers are free.
  * EDGE_UNSUPPORTED names what cannot be enforced. length: bytes of the text. */
 EDGE_API edge_status edge_constrain(edge_session *session, edge_form form, const char *text, size_t length, edge_error *error);
 /* Passes readings of sensors to the session, between two calls of edge_next. */

@@ -249,7 +249,7 @@ void sampler_start(sampler *s, const sampling *params, const int32_t *banned, ui
     seed_generator(&s->random, params->seed);
 }
 
-static void ban(const sampler *s, float *logits)
+void sampler_ban(const sampler *s, float *logits)
 {
     for (int list = 0; list < 2; list++)
         for (uint32_t i = 0; i < s->banned_count[list]; i++)
@@ -302,7 +302,7 @@ bool sampler_picks(const sampler *s, int32_t *banned, uint32_t *count)
 
 int32_t sampler_next(sampler *s, float *logits)
 {
-    ban(s, logits);
+    sampler_ban(s, logits);
     penalize(s, logits);
     int32_t token = s->params.temperature > 0 ? draw(s, logits) : greedy(logits, s->vocab);
     if (penalizes(&s->params) && token >= 0)

@@ -12,6 +12,7 @@ typedef struct { SAMPLING_OPTIONS(MEMBER, MEMBER) uint64_t seed; } sampling;
 /* Begins an answer. banned, more: lists of tokens that are never drawn, valid as long as the answer. */
 void sampler_start(sampler *s, const sampling *params, const int32_t *banned, uint32_t banned_count,
                    const int32_t *more, uint32_t more_count);
+void sampler_ban(const sampler *s, float *logits); /* as sampler_next does first */
 /* Returns the next token of logits [vocab], which it changes; -1 for NaN. Draws the same tokens as
  * edge/run/sampling/sampler.py. */
 int32_t sampler_next(sampler *s, float *logits);

@@ -295,15 +295,18 @@ static uint32_t tokens_left(const edge_session *s)
     return policy_evicts(s->policy) ? left : smaller(left, kv_free(s->rows));
 }
 
-/* Draws a token that the form of the answer allows. *ended: nothing can follow it. */
+/* Draws a token that the form of the answer allows. *ended: nothing can follow it; -1: nor it, since options ban what could. */
 static int32_t draw_within(edge_session *s, bool *ended)
 {
     const bool complete = constraint_mask(s->constraint, s->logits, &s->stuck);
-    int32_t token = s->stuck ? -1 : sampler_next(s->sampler, s->logits);
-    if (token >= 0 && s->logits[token] == -INFINITY) { /* options ban what the form allows */
-        *ended = complete;
-        s->stuck = !complete;
-    } else if (token >= 0) {
+    bool allowed = false;
+    sampler_ban(s->sampler, s->logits);
+    for (uint32_t i = 0; i < s->vocabulary->config->tokens && !allowed; i++)
+        allowed = s->logits[i] != -INFINITY;
+    *ended = complete && !allowed;
+    s->stuck |= !complete && !allowed;
+    int32_t token = allowed && !s->stuck ? sampler_next(s->sampler, s->logits) : -1;
+    if (token >= 0) {
         token = constraint_take(s->constraint, token, tokens_left(s), ended);
         s->stuck = token < 0;
     }
@@ -316,10 +319,10 @@ static void choose(edge_session *s)
     bool met = false, ended = false;
     int32_t token = s->picked ? s->draft[1 + s->drafted - s->ahead]
                   : constraint_holds(s->constraint) ? draw_within(s, &ended) : sampler_next(s->sampler, s->logits);
-    s->failed = token < 0 || s->stuck;
+    s->failed = s->stuck || (token < 0 && !ended);
     if (s->failed)
         return;
-    if (vocabulary_ends(s->vocabulary, token) || (ended && s->logits[token] == -INFINITY)) {
+    if (token < 0 || vocabulary_ends(s->vocabulary, token)) {
         s->finish = EDGE_EOS;
         return;
     }

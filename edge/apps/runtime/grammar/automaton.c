@@ -306,16 +306,25 @@ static uint64_t rest_of(const automaton *a, uint32_t within)
     return bytes;
 }
 
-uint32_t automaton_shortest(const automaton *a, uint32_t of)
+uint32_t automaton_shortest(const automaton *a, uint32_t of, uint8_t *first)
 {
     const state *at = a->states + of;
     uint64_t least = at->accepts ? 0 : UNREACHABLE;
     for (uint32_t i = 0; i < at->count && least; i++) {
         const thread *it = a->threads + at->first + i;
         uint64_t bytes = a->r->shortest[it->node] + rest_of(a, it->frame);
-        least = bytes < least ? bytes : least;
+        if (bytes < least && a->r->nodes[it->node].kind == RULE_BYTES) {
+            least = bytes;
+            *first = a->r->nodes[it->node].low;
+        }
     }
     return (uint32_t)least;
+}
+
+bool automaton_crowded(const automaton *a)
+{
+    return a->step_count > MOST_STEPS / 2 || a->state_count > MOST_STATES / 2 || a->frame_count > FRAME_ROOM / 2
+        || a->thread_count > MOST_THREADS / 2;
 }
 
 uint32_t automaton_text_left(const automaton *a, uint32_t of)

@@ -29,7 +29,9 @@ uint32_t automaton_step(automaton *a, uint32_t from, uint8_t byte, bool *full);
 uint32_t automaton_forget(automaton *a, uint32_t kept);
 const thread *automaton_threads(const automaton *a, uint32_t of, uint32_t *count);
 bool automaton_accepts(const automaton *a, uint32_t of);
-uint32_t automaton_shortest(const automaton *a, uint32_t of); /* the fewest bytes to the end of the answer */
+/* The fewest bytes to the end of the answer, and the first of them. */
+uint32_t automaton_shortest(const automaton *a, uint32_t of, uint8_t *first);
+bool automaton_crowded(const automaton *a); /* whether half of a table is used */
 /* How many characters of a JSON string may follow in this state; 0: it is within none. */
 uint32_t automaton_text_left(const automaton *a, uint32_t of);
 

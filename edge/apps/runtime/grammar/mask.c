@@ -326,17 +326,12 @@ static int32_t longest_token(const mask *m, const uint8_t *way, uint32_t count, 
 /* The tokens of a shortest way, in bytes, from a state to the end, and the first of them; UINT32_MAX: it is too long. */
 static uint32_t way_from(mask *m, uint32_t at, int32_t *first)
 {
-    uint32_t count = 0, tokens = 0, used = 0, left;
-    while ((left = automaton_shortest(m->automaton, at))) {
+    uint32_t count = 0, tokens = 0, used = 0;
+    while (automaton_shortest(m->automaton, at, m->way + count)) {
         bool full = false;
-        uint32_t next = DEAD;
-        for (int byte = 0; byte < 256 && (next == DEAD || automaton_shortest(m->automaton, next) >= left); byte++) {
-            next = automaton_step(m->automaton, at, (uint8_t)byte, &full);
-            m->way[count] = (uint8_t)byte;
-        }
-        if (full || next == DEAD || ++count == LONGEST_WAY)
+        at = automaton_step(m->automaton, at, m->way[count], &full);
+        if (at == DEAD || ++count == LONGEST_WAY)
             return UINT32_MAX;
-        at = next;
     }
     for (uint32_t i = 0; i < count; i += used, tokens++) {
         int32_t token = longest_token(m, m->way + i, count - i, &used);
@@ -351,11 +346,15 @@ static uint32_t way_from(mask *m, uint32_t at, int32_t *first)
 int32_t mask_within(mask *m, int32_t token, uint32_t left)
 {
     size_t length;
-    uint32_t behind, from = m->state;
+    uint32_t behind, from;
+    uint8_t byte;
     int32_t first = -1;
     const uint8_t *bytes = vocabulary_piece(m->in, token, &length);
+    if (automaton_crowded(m->automaton))
+        forget(m);
+    from = m->state;
     if (vocabulary_ends(m->in, token) || !walk(m, bytes, length, &behind) || behind == DEAD
-        || automaton_shortest(m->automaton, behind) < left || m->state != from)
+        || automaton_shortest(m->automaton, behind, &byte) < left || m->state != from)
         return token;
     uint32_t tokens = way_from(m, behind, &first);
     if (tokens < left)

@@ -311,10 +311,12 @@ static uint32_t sequence(reading *in, int depth)
     uint32_t all = part(in, NOTHING, 0, 0), least, most;
     for (int c; !in->r->status && (c = peek(in)) >= 0 && c != '|' && c != ')';) {
         uint32_t one = atom(in, depth);
-        while (!in->r->status && repetition(in, &least, &most)) {
+        if (!in->r->status && repetition(in, &least, &most)) {
             one = part(in, REPEATED, one, 0);
             in->to->parts[one].least = least;
             in->to->parts[one].most = most;
+            if (repetition(in, &least, &most)) /* of a repetition */
+                wrong(in);
         }
         all = in->to->parts[all].kind == NOTHING ? one : part(in, SEQUENCE, all, one);
     }
@@ -433,21 +435,23 @@ static uint32_t bounded(uint64_t value)
 static void count(const regex *in, uint32_t index, uint32_t *least, uint32_t *most)
 {
     const regex_part *p = in->parts + index;
-    uint32_t other_least = 0, other_most = 0;
-    *least = *most = p->kind == CLASS;
-    if (p->kind == SEQUENCE || p->kind == CHOICE || p->kind == REPEATED)
-        count(in, p->one, least, most);
-    if (p->kind == SEQUENCE || p->kind == CHOICE)
-        count(in, p->other, &other_least, &other_most);
-    if (p->kind == SEQUENCE) {
-        *least = bounded((uint64_t)*least + other_least);
-        *most = bounded((uint64_t)*most + other_most);
-    } else if (p->kind == CHOICE) {
-        *least = smaller(*least, other_least);
-        *most = *most > other_most ? *most : other_most;
-    } else if (p->kind == REPEATED) {
-        *least = bounded((uint64_t)*least * p->least);
-        *most = !*most || !p->most ? 0 : bounded((uint64_t)*most * p->most);
+    const uint8_t kind = p->kind;
+    uint32_t one_least, one_most;
+    *least = *most = kind == CLASS;
+    if (kind == REPEATED) {
+        count(in, p->one, &one_least, &one_most);
+        *least = bounded((uint64_t)one_least * p->least);
+        *most = !one_most || !p->most ? 0 : one_most == WITHOUT_END ? one_most : bounded((uint64_t)one_most * p->most);
+        return;
+    }
+    if (kind != SEQUENCE && kind != CHOICE)
+        return;
+    *least = kind == CHOICE ? WITHOUT_END : 0;
+    for (bool last = false; !last; index = in->parts[index].one) { /* a chain, whose parts are `other` but for the last */
+        last = in->parts[index].kind != kind;
+        count(in, last ? index : in->parts[index].other, &one_least, &one_most);
+        *least = kind == CHOICE ? smaller(*least, one_least) : bounded((uint64_t)*least + one_least);
+        *most = kind == SEQUENCE ? bounded((uint64_t)*most + one_most) : one_most > *most ? one_most : *most;
     }
 }
 

@@ -20,9 +20,9 @@ void rules_fail(rules *r, edge_status code, const char *format, const char *text
     char shown[64];
     if (r->status)
         return;
-    length = length < 60 ? length : 60;
-    while (length && length == 60 && ((uint8_t)text[length] & 0xC0) == 0x80)
-        length--;
+    if (length > 60)
+        for (length = 60; length && ((uint8_t)text[length] & 0xC0) == 0x80;) /* in the middle of a character */
+            length--;
     memcpy(shown, text, length);
     shown[length] = 0;
     r->status = edge_fail(r->error, code, format, shown);

@@ -74,6 +74,8 @@ static int values_of(schema *in, uint32_t index)
 static bool exclude(schema *in, uint32_t one, uint32_t other, int depth)
 {
     bool several, none;
+    if (++in->compared > MOST_COMPARED)
+        return false;
     uint32_t first = schema_listed(in, one = case_of(in, one), &several);
     int types = values_of(in, one), others = values_of(in, other = case_of(in, other));
     if (!(types & others))
@@ -205,7 +207,7 @@ uint32_t schema_rules(schema *in, rules *r, const char *source, size_t length)
     static const char spaces[] = "\t\n\r ";
     conjunction all = {{{1, 0}}, 1};
     in->r = r;
-    in->known_count = in->done = in->used = 0;
+    in->known_count = in->done = in->used = in->compared = 0;
     r->status = json_read(in->tree, source, length, r->error);
     if (r->status)
         return NEVER;

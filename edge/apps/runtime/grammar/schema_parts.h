@@ -18,6 +18,7 @@ enum {
     MOST_JOINED = 24,      /* schemas of one conjunction */
     MOST_POOL = 1 << 15,   /* of all */
     MOST_MEMBERS = 512, LONGEST_NAME = 100, LONGEST_REFERENCE = 512, /* bytes */
+    MOST_COMPARED = 1 << 16, /* pairs of schemas, for whether cases of oneOf exclude each other */
     BLANKS = 8             /* blanks between the parts of a JSON text, as edge/grammar/matcher.py */
 };
 enum { T_NULL = 1, T_BOOLEAN = 2, T_INTEGER = 4, T_FRACTION = 8, T_STRING = 16, T_ARRAY = 32, T_OBJECT = 64, T_ALL = 127 };
@@ -33,7 +34,7 @@ struct schema {
     known *known;     /* [MOST_RULES] conjunctions that have a rule; those from `done` on are still to be written */
     joined *pool;     /* [MOST_POOL] of them */
     member *members;  /* [MOST_MEMBERS] of the object that is being written */
-    uint32_t known_count, done, used, member_count, blank;
+    uint32_t known_count, done, used, member_count, blank, compared; /* compared: cases of oneOf */
     rules *r;
 };
 

@@ -77,15 +77,20 @@ static void tighten(schema *in, uint32_t index, const char *key, bool excluded, 
         *to = read;
 }
 
+static void bounds_of(schema *in, uint32_t index, bound *low, bound *high)
+{
+    tighten(in, index, "minimum", is_true(in, index, "exclusiveMinimum"), 1, low);
+    tighten(in, index, "exclusiveMinimum", true, 1, low);
+    tighten(in, index, "maximum", is_true(in, index, "exclusiveMaximum"), -1, high);
+    tighten(in, index, "exclusiveMaximum", true, -1, high);
+}
+
 uint32_t schema_numbers(schema *in, const conjunction *of, bool integer, uint32_t next)
 {
     bound low = {0}, high = {0};
     for (uint32_t i = 0; i < of->count; i++) {
         uint32_t index = of->of[i].value, step = json_named(in->tree, index, "multipleOf");
-        tighten(in, index, "minimum", is_true(in, index, "exclusiveMinimum"), 1, &low);
-        tighten(in, index, "exclusiveMinimum", true, 1, &low);
-        tighten(in, index, "maximum", is_true(in, index, "exclusiveMaximum"), -1, &high);
-        tighten(in, index, "exclusiveMaximum", true, -1, &high);
+        bounds_of(in, index, &low, &high);
         if (step && !(integer && at(in, step)->length == 1 && at(in, step)->text[0] == '1'))
             schema_refuse(in, "multipleOf");
     }
@@ -183,20 +188,26 @@ bool schema_has_constant(schema *in, uint32_t index, uint32_t wanted)
 
 bool schema_fits(schema *in, uint32_t wanted, uint32_t index)
 {
-    static const char *const others[] = {"pattern", "multipleOf", "properties", "required", "items", "prefixItems"};
+    static const struct { enum json_kind kind; const char *key; } others[] = { /* which are not looked at */
+        {JSON_STRING, "pattern"}, {JSON_STRING, "format"}, {JSON_NUMBER, "multipleOf"},
+        {JSON_ARRAY, "items"}, {JSON_ARRAY, "prefixItems"}, {JSON_ARRAY, "additionalItems"}, {JSON_ARRAY, "minItems"},
+        {JSON_ARRAY, "maxItems"}, {JSON_ARRAY, "uniqueItems"},
+        {JSON_OBJECT, "properties"}, {JSON_OBJECT, "patternProperties"}, {JSON_OBJECT, "additionalProperties"},
+        {JSON_OBJECT, "required"}, {JSON_OBJECT, "minProperties"}, {JSON_OBJECT, "maxProperties"},
+    };
     const json_value *it = at(in, wanted);
     bool several;
     bound own, low = {0}, high = {0};
-    if (!(schema_types(in, index) & schema_type_of(in, wanted)) || (schema_listed(in, index, &several) && !schema_has_constant(in, index, wanted)))
+    if (!(schema_types(in, index) & schema_type_of(in, wanted))
+        || (schema_listed(in, index, &several) && !schema_has_constant(in, index, wanted)))
         return false;
-    for (int i = it->kind == JSON_STRING ? 0 : it->kind == JSON_NUMBER ? 1 : it->kind >= JSON_ARRAY ? 2 : 6;
-         i < (it->kind == JSON_STRING ? 1 : it->kind == JSON_NUMBER ? 2 : 6); i++)
-        if (json_named(in->tree, index, others[i]))
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (it->kind == others[i].kind && json_named(in->tree, index, others[i].key))
             schema_refuse(in, "enum or const beside other keywords");
     if (it->kind == JSON_NUMBER && bound_read(&own, it->text, it->length, false)) {
-        tighten(in, index, "minimum", false, 1, &low);
-        tighten(in, index, "maximum", false, -1, &high);
-        return !(low.set && bound_compare(&own, &low) < 0) && !(high.set && bound_compare(&own, &high) > 0);
+        bounds_of(in, index, &low, &high);
+        int below = low.set ? bound_compare(&own, &low) : 1, above = high.set ? bound_compare(&own, &high) : -1;
+        return (below > 0 || (!below && !low.excluded)) && (above < 0 || (!above && !high.excluded));
     }
     uint32_t points = 0;
     for (uint32_t i = 0; it->kind == JSON_STRING && i < it->length; i++)
