@@ -2,7 +2,7 @@
 
 The C runtime maps the file while it encodes (runtime/encoder.c). It has the sections of an encoder of texts that a pass
 reads, with a vocabulary of 0 tokens; EMBED says how the last states are normalised; a section of the encoder's own
-kind, such as EYES, has all else. The library has a second table of compiled passes, such as EDGE_EYES_PASSES.
+kind, such as EYES, has all else. The library has a second table of compiled passes.
 """
 
 from __future__ import annotations

@@ -101,22 +101,28 @@ def test_first_runs_and_budgets_that_are_nearly_met(limits: Any) -> None:
         assert outcome.kind == "refused" or 0.3 * case.budget < outcome.peak <= case.budget
 
 
-def test_children_count_beside_their_parent(limits: Any) -> None:
+@pytest.mark.usefixtures("limits")
+def test_children_count_beside_their_parent() -> None:
     """A launcher's child of about 10 MiB, whose own child holds 60 MiB more."""
+    from processes import Together
+
     holds = "import sys; held = b'1' * (60 << 20); print(1, flush=True); sys.stdin.read()"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {holds!r}])"
     launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     with subprocess.Popen(
         [sys.executable, "-c", launcher], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process, limits.Together(process.pid) as together:  # fmt: skip
+    ) as process, Together(process.pid) as together:  # fmt: skip
         process.stdout.readline()
         wait_for(lambda: together.peak > 68 << 20)
         process.stdin.close()
     assert together.peak < 110 << 20
 
 
-def test_forked_child_with_parents_memory_is_not_counted(limits: Any) -> None:
+@pytest.mark.usefixtures("limits")
+def test_forked_child_with_parents_memory_is_not_counted() -> None:
     """As between vfork and exec, where a busy machine may leave a child: here it waits there."""
+    from processes import Together
+
     holds = """
 import ctypes, os, sys
 held, libc, stack = b"1" * (60 << 20), ctypes.CDLL(None), ctypes.create_string_buffer(1 << 16)
@@ -131,7 +137,7 @@ os.kill(child, 9)
         [sys.executable, "-c", launcher], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:  # fmt: skip
         process.stdout.readline()
-        with limits.Together(process.pid) as together:
+        with Together(process.pid) as together:
             wait_for(lambda: together.peak > 60 << 20)
         process.stdin.close()
     assert together.peak < 110 << 20
@@ -139,7 +145,7 @@ os.kill(child, 9)
 
 def test_run_that_takes_too_long_leaves_nothing(limits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left would hold memory of the next run's cgroup."""
-    monkeypatch.setattr(limits, "_TIMEOUT_S", 1)
+    monkeypatch.setattr("limited._TIMEOUT_S", 1)
     budget = (600 << 20) + os.getpid()  # a number by which to know the run
     case = limits.Case(str(limits.MODELS[1]), "reference", "streaming", "f32", budget, 1 << 20, 2, 512, None)
     assert limits.run(case, None).kind == "took too long"

@@ -112,7 +112,7 @@ def _alike(target: Target, plainer: Target) -> bool:
 
 def passes_source(designs: Sequence[Design]) -> str:
     """passes.c: the tables of compiled passes, in the order in which the runtime tries them: EDGE_PASSES of the model,
-    and one of each other part's, such as EDGE_EYES_PASSES."""
+    and one of each other part's."""
     declared = "".join(f"compiled_run {each.symbol('run')};\n" for each in designs)
     parts = dict.fromkeys(each.part for each in designs)
     return (
