@@ -144,8 +144,8 @@ class Options:
 
     mmproj: Path | None = option(
         None, "--mmproj", group=PROMPT, typed=str, parse=partial(_parse_path, "--mmproj"), metavar="FILE",
-        help="The model's encoder of pictures, as llama.cpp writes it (default: an mmproj file beside the model); off: "
-        "none.",
+        help="The model's encoder of pictures or sounds, as llama.cpp writes it (default: an mmproj file beside the "
+        "model); off: none.",
     )  # fmt: skip
     image_tokens: int | None = option(
         None, "--image-tokens", group=PROMPT, typed=str, parse=_parse_image_tokens, metavar="N|auto",

@@ -26,7 +26,7 @@ from edge.hub.repository import RemoteFile, Repository, look_up
 from edge.model.catalog import find_local, hub_reference
 from edge.model.known import known_models
 from edge.model.reader import read_spec
-from edge.options import NO_EYES, Options, takes_options
+from edge.options import Options, takes_options
 from edge.plan.device import TOKENIZER_BYTES, plan_for
 from edge.plan.plan import Plan
 from edge.storage import cache
@@ -131,7 +131,7 @@ def take_encoder(
 ) -> Path | None:  # fmt: skip
     """Download the encoder that belongs to an offer's model, unless it is here; None if there is none. In 8 bits or, if
     the repository lacks that, 16. A failure leaves it out."""
-    if options.mmproj == NO_EYES:
+    if options.mmproj is not None:  # "off", or a file of the user's own
         return None
     repository, hidden = chosen.repository, read_spec(chosen.header).hidden
     named = [file for file in repository.files if re.search(r"mmproj.*\.gguf$", file.path, re.IGNORECASE)]

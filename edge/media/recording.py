@@ -48,6 +48,8 @@ class Sound:
                 )
         if isinstance(source, np.ndarray) and not source.size:
             raise InputError("the sound has no samples: it is empty")
+        if rate is not None and isinstance(source, Path):
+            raise InputError(f"{source}: a file states its own rate, which is given for arrays and raw bytes only")
         self._source, self._rate = source, rate
         self.name = str(source) if isinstance(source, Path) else "the sound"
         self.samples, self._hash = 0, b""

@@ -246,8 +246,8 @@ class GivenRows:
                 )
             if content.picture and size + pinned + 1 > rows:
                 raise InputError(
-                    f"a picture of {size} tokens does not fit in {rows} KV rows: use --max-kv-size {size + pinned + 1} "
-                    "or more"
+                    f"a picture or sound of {size} tokens does not fit in {rows} KV rows: use "
+                    f"--max-kv-size {size + pinned + 1} or more"
                 )
 
     def _contents(self) -> Iterable[Content]:

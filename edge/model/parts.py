@@ -11,7 +11,8 @@ _TEXTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # of earlier answers, within their contents
 _INPUTS = {
     "image_url": "picture", "input_image": "picture", "image": "picture", "computer_screenshot": "picture",
-    "input_audio": "sound", "audio": "sound", "video_url": "video", "input_video": "video", "video": "video",
+    "input_audio": "sound", "audio": "sound", "audio_url": "sound",
+    "video_url": "video", "input_video": "video", "video": "video",
     "document": "document", "input_file": "document", "file": "document", "container_upload": "document",
 }  # fmt: skip
 

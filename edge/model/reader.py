@@ -51,7 +51,9 @@ def read_spec(file: GGUFFile) -> ModelSpec:
     if architecture == ASSISTANT:
         raise UnsupportedError(f"{file.path}: drafts for Gemma 4, and runs with it alone: --draft {file.path}")
     if architecture == ENCODER:
-        raise UnsupportedError(f"{file.path}: an encoder of pictures, not a model: it belongs beside its model's file")
+        raise UnsupportedError(
+            f"{file.path}: an encoder of pictures or sounds, not a model: it belongs beside its model's file"
+        )
     if architecture == HEARS:
         from edge.model.whisper import read_whisper  # here: few models are of this kind
 

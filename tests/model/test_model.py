@@ -141,7 +141,7 @@ DAMAGED: dict[str, tuple[Edit, str]] = {
 
 UNSUPPORTED: dict[str, tuple[Edit, str]] = {
     "an architecture of two lines": (key("general.architecture", (STRING, "a\nb")), r"'a\nb' is not supported"),
-    "no text": (no_text, "an encoder of pictures, not a model"),
+    "no text": (no_text, "an encoder of pictures or sounds, not a model"),
     "heads that differ": (figure("attention.head_count", (U32, [4, 2]), ARRAY), "differs from layer to layer"),
     "attention to what comes": (figure("attention.causal", False, BOOL), "not causal"),
     "an unknown RoPE scaling": (figure("rope.scaling.type", "su\n", STRING), r"RoPE scaling 'su\n' is not one of"),

@@ -78,7 +78,7 @@ def test_encoder_of_another_model() -> None:
     model = open_model(TOWERS.parent / "llama-gqa-tied.gguf")
     with pytest.raises(InputError, match="an encoder for llama models of 32 values"):
         open_tower(read_gguf(SMOLVLM), model.spec)
-    with pytest.raises(UnsupportedError, match="an encoder of pictures, not a model"):
+    with pytest.raises(UnsupportedError, match="an encoder of pictures or sounds, not a model"):
         open_model(SMOLVLM)
 
 

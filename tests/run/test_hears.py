@@ -181,7 +181,7 @@ def test_models_without_ears_and_engines_of_tokens_refuse_sounds(tmp_path: Path)
     with edge.load(TEXT, backend="reference", mmproj="off") as deaf, pytest.raises(edge.InputError, match="ears"):
         deaf.model.chat_prompt(said)
     with pytest.raises(edge.UnsupportedError, match="takes no pictures or sounds"):
-        with_senses(edge.open_model(TEXT), Options(mmproj=EARS, backend="llamacpp"))
+        with_senses(edge.open_model(TEXT), Options(mmproj=EARS, backend="onnx"))
     with pytest.raises(edge.InputError, match="choose its own"):
         edge.load(GOLDEN / "llama-one-layer.gguf", backend="reference", mmproj=EARS)
     shutil.copy(EARS, tmp_path / "mmproj.gguf")
