@@ -175,6 +175,8 @@ uint32_t decoder_text(const decoder *d, const edge_session *s, const int32_t *to
         if (tokens[i] >= (int32_t)d->config->eot)
             continue;
         const uint8_t *piece = vocabulary_piece(s->vocabulary, tokens[i], &size);
+        if (length + 3 * (joiner.count + size) > d->config->text_bytes) /* each byte may become U+FFFD; of a damaged file */
+            break;
         length += (uint32_t)utf8_feed(&joiner, (const char *)piece, size, out + length);
     }
     if (joiner.count) /* an incomplete character */
