@@ -183,12 +183,13 @@ static void fill_levels(eye *e)
             e->levels[colour][level] = ((float)(level * (1.0 / 255)) - (float)e->config->mean[colour]) / (float)e->config->std[colour];
 }
 
-static bool open_eye(eye *e, encoder *from)
+/* like: of model.edge, whose layout has the places of pixels and rows. */
+static bool open_eye(eye *e, encoder *from, const eyes_config *like)
 {
     const edge_model *file = encoder_model(from);
     const eyes_config *c = eyes_of(file);
     *e = (eye){.encoder = from, .config = c};
-    if (!c || c->hidden != file->config->hidden || file->config->capacity < c->grid * c->grid)
+    if (!c || memcmp(c, like, sizeof *c) || c->hidden != file->config->hidden || file->config->capacity < c->grid * c->grid)
         return false;
     const uint32_t patches = c->grid * c->grid, joined = c->join * c->join * c->hidden;
     if (!find_matrix(file, c, EYES_MATRIX_PATCH, c->hidden, COLOURS * c->patch * c->patch, &e->patch)
@@ -303,12 +304,12 @@ static edge_status encode(const eye *e, const pixels *tiled, const pixels *whole
     return EDGE_OK;
 }
 
-edge_status eyes_encode(encoder *from, const edge_picture *picture, const eyes_layout *layout, const volatile int32_t *cancelled,
-                        float *rows, edge_error *error)
+edge_status eyes_encode(encoder *from, const eyes_config *like, const edge_picture *picture, const eyes_layout *layout,
+                        const volatile int32_t *cancelled, float *rows, edge_error *error)
 {
     eye e;
     pixels tiled = {0}, whole = {0};
-    if (!open_eye(&e, from))
+    if (!open_eye(&e, from, like))
         return edge_fail(error, EDGE_BAD_FILE, "eyes.edge is damaged (its eyes): copy or export it again");
     bool made = e.block && resize(&e, picture, layout, &tiled, &whole);
     edge_status status = made ? encode(&e, &tiled, &whole, layout, cancelled, rows, error)

@@ -20,8 +20,9 @@ edge_status eyes_lay_out(const eyes_config *c, uint32_t width, uint32_t height, 
 enum { LONGEST_MARK = 512 }; /* bytes of the text before a part */
 /* Writes the text before part `number` of the layout, or behind the last one; returns its length. */
 uint32_t eyes_mark(const eyes_config *c, const eyes_layout *layout, uint32_t number, char mark[LONGEST_MARK]);
-/* Writes the rows of a picture, [tiles * each][projected]. e: of eyes.edge. cancelled: ends it between two passes if not 0. */
-edge_status eyes_encode(encoder *e, const edge_picture *picture, const eyes_layout *layout, const volatile int32_t *cancelled,
-                        float *rows, edge_error *error);
+/* Writes the rows of a picture, [tiles * each][projected]. e: of eyes.edge, whose section must have the values of `like`, of
+ * model.edge. cancelled: ends it between two passes if not 0. */
+edge_status eyes_encode(encoder *e, const eyes_config *like, const edge_picture *picture, const eyes_layout *layout,
+                        const volatile int32_t *cancelled, float *rows, edge_error *error);
 
 #endif

@@ -153,7 +153,7 @@ static edge_status show_image(edge_session *s, const edge_source *source, const 
     pass_stop(s->pass); /* its threads would wait: the encoder's run in their place */
     status = encoder_open(EDGE_SEES, source, NULL, threads, mask, &e, error);
     if (!status)
-        status = eyes_encode(e, picture, &layout, &s->cancelled, shown.rows, error);
+        status = eyes_encode(e, c, picture, &layout, &s->cancelled, shown.rows, error);
     if (!status) {
         hash_picture(s, picture, &layout, shown.hash);
         given_add(s->given, shown);
