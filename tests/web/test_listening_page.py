@@ -25,7 +25,7 @@ READY = "document.getElementById('status')?.textContent.startsWith('On this devi
 
 
 def of_page(url: str, samples: FloatArray, rate: int) -> str:
-    """An expression: the texts that a session of the package writes, without the page."""
+    """An expression: the texts that a session of the package writes, without the page, also of a sound in pieces."""
     return f"""(async () => {{
       const {{ Edge }} = await import('{url}edge/index.js');
       const session = await Edge.open('{url}');
@@ -33,10 +33,15 @@ def of_page(url: str, samples: FloatArray, rate: int) -> str:
       const sound = new Float32Array({np.round(samples, 5).tolist()});
       const how = {{ rate: {rate}, temperature: 0, everything: true }};
       for await (const {{ text }} of session.transcribe(sound, how)) texts.push(text);
+      const streamed = [];
+      const pieces = async function* () {{
+        for (let at = 0; at < sound.length; at += 160) yield sound.slice(at, at + 160); // whose ends are those of windows
+      }};
+      for await (const {{ text }} of session.transcribe(pieces(), how)) streamed.push(text);
       const why = await session.ask('Hello').catch(({{ code, message }}) => `${{code}}: ${{message}}`);
       const rate = await session.transcribe(sound, {{}}).next().catch(({{ message }}) => message);
       await session.close();
-      return [texts, why, rate, session.report.finish];
+      return [texts, streamed, why, rate, session.report.finish];
     }})()"""
 
 
@@ -45,8 +50,9 @@ def test_what_was_said_is_typed(tmp_path: Path) -> None:
     with listening(tmp_path, tone(), RATE) as page, served(folder) as (url, _):
         show(page, url, 390)
         until(page, f"{READY} && {LABEL} === 'Speak'")
-        texts, why, rate, finish = page.value(of_page(url, tone()[:RATE], RATE))
+        texts, streamed, why, rate, finish = page.value(of_page(url, tone()[:RATE], RATE))
         assert len(texts) > 1
+        assert streamed == texts
         assert why.startswith("unsupported: the model hears, and answers no prompts")
         assert rate == "rate must be from 1000 to 192000 samples per second, not 0"
         assert finish == "eos"

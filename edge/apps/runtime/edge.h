@@ -402,8 +402,9 @@ EDGE_API edge_status edge_embed(edge_session *session, const char *const *texts,
  * edge_options hold for a sound as for an answer. */
 EDGE_API edge_status edge_listen(edge_session *session, const edge_source *ears, const edge_hearing *options, edge_error *error);
 /* Hears samples, mono, from -1 to 1, up to the next segment of the transcript; returns the number of samples that were taken.
- * Call it again with the rest. Without samples (count 0) the sound has ended: call it so until segment->finish is set, by
- * EDGE_EOS or a budget. Blocks while a window of the sound is heard. */
+ * Call it again with the rest, or, if all were taken, with the next: also behind a segment, as others of its window come then.
+ * Without samples (count 0) the sound has ended: call it so until segment->finish is set, by EDGE_EOS or a budget. Blocks while a
+ * window of the sound is heard. */
 EDGE_API int64_t edge_hear(edge_session *session, const float *samples, size_t count, edge_segment *segment, edge_error *error);
 
 #ifdef __cplusplus

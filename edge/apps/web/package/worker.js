@@ -151,7 +151,7 @@ const calls = {
       at += taken;
       if (segment.text) tell({ segment: found });
       if (finish) return FINISHES[finish];
-      if (!segment.text && at === samples.length && at) return null;
+      if (at === samples.length && at) return null; // a call without any would end the sound
       await turn(); // a message may cancel it
       if (cancelled) new Int32Array(engine.memory.buffer, engine.cancelled, 1)[0] = 1;
     }

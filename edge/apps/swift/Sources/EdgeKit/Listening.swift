@@ -49,7 +49,7 @@ public final class Transcript {
             taken += count
             if let segment { found.append(segment) }
             finish = reason
-            if segment == nil && taken == samples.count && samples.count > 0 { break }
+            if taken == samples.count && samples.count > 0 { break } // a call without any would end the sound
         } while finish == nil
         return found
     }
