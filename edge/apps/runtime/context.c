@@ -191,7 +191,7 @@ static void note_pictures(edge_session *s, uint32_t length, uint32_t count)
 /* Notes that `count` waiting tokens have run, behind `length` rows. */
 static void note(edge_session *s, uint32_t length, uint32_t count)
 {
-    if (s->shown)
+    if (s->given)
         note_pictures(s, length, count);
     if (has_tail(s) && !s->evicted)
         memcpy(s->run_ids + length, s->ids + s->first, count * sizeof *s->run_ids);

@@ -111,7 +111,14 @@ void policy_show(policy *p, uint32_t row, uint32_t picture)
     p->pictures = picture > p->pictures ? picture : p->pictures;
 }
 
-void policy_forget(policy *p) { p->pictures = 0; }
+
+void policy_forget(policy *p)
+{
+    if (p->pictures)
+        memset(p->shown, 0, sizeof *p->shown * p->config->capacity);
+    p->pictures = 0;
+}
+
 uint32_t policy_picture(const policy *p, uint32_t row) { return p->pictures ? p->shown[row] : 0; }
 
 /* Of the pictures left, the next to keep: those that must stay, then those of which most was chosen, then the latest; 0: none. */

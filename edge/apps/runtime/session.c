@@ -234,7 +234,7 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     s->rows = kv_layout(from, model, !design);
     for (uint32_t i = 0; s->accelerator && i < 2; i++)
         kv_attach(s->rows, i, kind->rows(s->accelerator, i, kv_arena(s->rows, i)));
-    s->given = EDGE_EYES ? given_layout(from, config->vocab) : NULL;
+    s->given = EDGE_EYES && model->sizes[SECTION_EYES] ? given_layout(from, config->vocab) : NULL;
     s->policy = policy_layout(from, model);
     s->drafts = design && config->drafts ? drafts_layout(from) : NULL;
     s->pass = pass_layout(from, model, design, s->rows, s->accelerator);
