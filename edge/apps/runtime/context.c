@@ -521,7 +521,7 @@ bool context_push(edge_session *s, const int32_t *ids, size_t count)
 
 turn_mark context_mark(const edge_session *s)
 {
-    turn_mark mark = {.evicted = s->evicted, .rows = kv_length(s->rows), .count = s->waiting};
+    turn_mark mark = {.evicted = s->evicted, .rows = kv_length(s->rows), .count = s->waiting, .pictures = s->shown};
     if (mark.count <= MOST_LEFT) {
         memcpy(mark.left, s->ids + s->first, mark.count * sizeof *s->ids);
     } else { /* an earlier conversation that has not run */

@@ -35,8 +35,8 @@ enum turn {
     TURN_ANSWERED
 };
 
-/* The conversation at the beginning of a turn: its rows, and the tokens that waited. */
-typedef struct { uint64_t evicted; uint32_t rows, count; int32_t left[MOST_LEFT]; } turn_mark;
+/* The conversation at the beginning of a turn: its rows, the tokens that waited, and its pictures. */
+typedef struct { uint64_t evicted; uint32_t rows, count; int32_t left[MOST_LEFT]; uint32_t pictures, reserved; } turn_mark;
 
 typedef struct { uint8_t hash[32]; double scale; } adapter_name;
 

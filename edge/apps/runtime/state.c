@@ -12,7 +12,7 @@
 #include "stream.h"
 #include "system.h"
 
-enum { STATE_VERSION = 7, MOST_TILES = 64 };
+enum { STATE_VERSION = 8, MOST_TILES = 64 };
 
 typedef struct {
     char magic[8]; /* "EDGESTA1" */

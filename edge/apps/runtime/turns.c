@@ -426,9 +426,14 @@ static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *err
         s->turn = s->system_count ? TURN_SYSTEM : TURN_NEW;
         return EDGE_OK;
     }
-    if (turns > MOST_MARKS || !context_rewind(s, &s->marks[(s->turns - turns) % MOST_MARKS]))
+    const turn_mark *mark = &s->marks[(s->turns - turns) % MOST_MARKS];
+    if (turns > MOST_MARKS || !context_rewind(s, mark))
         return edge_fail(error, EDGE_UNSUPPORTED, "the KV rows of these turns cannot be taken back: rewind all, and append "
                          "the conversation again");
+    if (s->given) {
+        given_drop(s->given, mark->pictures);
+        s->shown = given_count(s->given);
+    }
     s->turns -= turns;
     s->turn = TURN_ANSWERED;
     context_settle(s);
