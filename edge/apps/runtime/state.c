@@ -21,7 +21,7 @@ typedef struct {
     uint64_t length, evicted;
     uint32_t turn, turns, waiting, system;
     adapter_name adapter;
-    uint32_t pictures, shown;
+    uint32_t pictures, shown, system_rows, reserved;
 } state_header;
 
 /* A picture without its rows, which follow if `held` is not 0. */
@@ -133,6 +133,7 @@ static state_header header_of(const edge_session *s)
         .adapter = s->adapter,
         .pictures = pictures_of(s),
         .shown = s->shown,
+        .system_rows = s->system_rows,
     };
     memcpy(header.model, ((const file_header *)(const void *)s->model->file.data)->hash, sizeof header.model);
     memcpy(header.bundle, EDGE_TRUSTED, sizeof header.bundle);
@@ -220,7 +221,7 @@ static edge_status load(edge_session *s, const edge_stream *stream, edge_error *
         return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another bundle or version of it");
     if (memcmp(&header.adapter, &ours.adapter, sizeof header.adapter))
         return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another adapter: set that one first");
-    bool right = header.waiting <= s->room && header.system <= s->model->config->capacity &&
+    bool right = header.waiting <= s->room && header.system <= s->model->config->capacity && header.system_rows <= header.system &&
                  header.turn <= TURN_ANSWERED && header.turn != TURN_ANSWERING && header.shown <= header.pictures &&
                  get_pictures(s, &from, header.pictures);
     edge_status status = right ? kv_load(s->rows, stream_get, &from, error) : EDGE_OK;
@@ -242,7 +243,8 @@ static edge_status load(edge_session *s, const edge_stream *stream, edge_error *
         return edge_fail(error, EDGE_BAD_FILE, "the saved state is damaged");
     policy_pin(s->policy, header.pinned, kv_capacity(s->rows));
     s->waiting = header.waiting;
-    s->system_count = s->system_rows = header.system;
+    s->system_count = header.system;
+    s->system_rows = header.system_rows;
     s->evicted = header.evicted;
     s->shown = header.shown;
     s->turn = (enum turn)header.turn;
