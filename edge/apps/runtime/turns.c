@@ -156,9 +156,10 @@ static edge_status before_text(edge_session *s, edge_role role, edge_error *erro
     return EDGE_OK;
 }
 
-static bool starts_text(const edge_session *s, edge_role role)
+/* Whether the text begins one: nothing stands before it, or what the template ends with. shown: pictures do. */
+static bool starts_text(const edge_session *s, edge_role role, bool shown)
 {
-    if (pictures_wait(s))
+    if (shown)
         return false;
     if (role == EDGE_RAW)
         return s->turn == TURN_NEW;
@@ -173,17 +174,18 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
     turn_mark mark = context_mark(s);
     if (opens)
         s->turn_rows = mark.rows;
-    const uint32_t waiting = s->waiting, at = kv_length(s->rows), shown = s->shown;
+    const uint32_t waiting = s->waiting, at = kv_length(s->rows), before = s->shown;
+    const bool shown = pictures_wait(s); /* until before_text has said them */
     uint64_t ran = s->ran;
     s->full = false;
     edge_status status = before_text(s, role, error);
     if (status)
         return status;
-    appending to = {s, role == EDGE_RAW && s->turn == TURN_NEW && !pictures_wait(s) ? s->vocabulary->config->bos : -1};
+    appending to = {s, role == EDGE_RAW && s->turn == TURN_NEW && !shown ? s->vocabulary->config->bos : -1};
     if (role == EDGE_IDS)
         status = append_ids(s, text, count, error);
     else
-        tokenizer_encode(s->tokenizer, text, count, role == EDGE_RAW, starts_text(s, role), push_ids, &to);
+        tokenizer_encode(s->tokenizer, text, count, role == EDGE_RAW, starts_text(s, role, shown), push_ids, &to);
     if (!status && !s->full && to.bos >= 0)
         push_ids(&to, NULL, 0);
     s->reserved = 0;
@@ -193,7 +195,7 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
                            "rewind, or export with more rows", (int64_t)(kv_capacity(s->rows) - at), s->model->policy);
     if (status && s->ran == ran) { /* undo the whole call */
         s->waiting = waiting;
-        s->shown = shown;
+        s->shown = before;
         return status;
     }
     if (s->given)
