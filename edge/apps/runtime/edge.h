@@ -353,7 +353,7 @@ EDGE_API void edge_cancel(edge_session *session);
 /* Forgets the last turns, each a question with its answer; UINT32_MAX: all, with the system prompt. EDGE_UNSUPPORTED if that is
  * impossible, after evictions: then rewind all turns and append the conversation again. With sliding windows or a recurrent
  * state, some of the remaining tokens may run again with the next prompt. If all turns are forgotten, the KV rows of the system
- * prompt stay where possible. */
+ * prompt stay where possible. Pictures that wait for a text are forgotten first; 0: they alone. */
 EDGE_API edge_status edge_rewind(edge_session *session, uint32_t turns, edge_error *error);
 /* The conversation with its KV rows, for edge_load in a session of the same bundle. */
 EDGE_API edge_status edge_save(edge_session *session, edge_stream *stream, edge_error *error);

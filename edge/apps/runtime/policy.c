@@ -111,7 +111,6 @@ void policy_show(policy *p, uint32_t row, uint32_t picture)
     p->pictures = picture > p->pictures ? picture : p->pictures;
 }
 
-
 void policy_forget(policy *p)
 {
     if (p->pictures)

@@ -127,6 +127,15 @@ static void hash_picture(const edge_session *s, const edge_picture *picture, con
     hash_end(&h, digest);
 }
 
+/* Rows of pictures that wait for a text. */
+static uint32_t rows_behind(const edge_session *s)
+{
+    uint32_t found = 0;
+    for (uint32_t number = s->shown; number < given_count(s->given); number++)
+        found += given_picture(s->given, number)->count;
+    return found;
+}
+
 static edge_status show_image(edge_session *s, const edge_source *source, const edge_picture *picture, edge_error *error)
 {
     eyes_layout layout;
@@ -137,7 +146,8 @@ static edge_status show_image(edge_session *s, const edge_source *source, const 
     if (status)
         return status;
     const uint32_t count = layout.tiles * layout.each, capacity = kv_capacity(s->rows), pinned = policy_pinned(s->policy);
-    if (count + pinned + 1 > capacity || (!policy_evicts(s->policy) && count + s->waiting > kv_free(s->rows)))
+    const uint32_t waiting = s->waiting + rows_behind(s);
+    if (count + pinned + 1 > capacity || (!policy_evicts(s->policy) && count + waiting > kv_free(s->rows)))
         return edge_fail(error, EDGE_FULL, "the picture's %d tokens do not fit into the KV rows that are free (%d): allow fewer "
                          "tokens, rewind, or export with more rows", (int64_t)count, (int64_t)kv_free(s->rows));
     if (given_count(s->given) == MOST_PICTURES)

@@ -417,10 +417,10 @@ static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *err
 {
     if (s->turn == TURN_ANSWERING)
         end_answer(s);
-    if (!turns)
-        return EDGE_OK;
     if (s->given)
         given_drop(s->given, s->shown); /* those that wait for a text */
+    if (!turns)
+        return EDGE_OK;
     if (turns >= s->turns) {
         if (turns == UINT32_MAX)
             s->system_count = 0;
