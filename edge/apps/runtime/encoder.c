@@ -36,7 +36,8 @@ static edge_status named(edge_status status, const char *file, edge_error *error
 {
     static const char model[] = "model.edge";
     const size_t length = strlen(file), before = sizeof model - 1;
-    for (char *at = error ? error->message : NULL; status && at && strlen(at) >= before; at++)
+    const bool told = status && error && error->size > offsetof(edge_error, message);
+    for (char *at = told ? error->message : NULL; at && strlen(at) >= before; at++)
         if (!memcmp(at, model, before)) {
             memcpy(at, file, length);
             memmove(at + length, at + before, strlen(at + before) + 1);
