@@ -56,7 +56,7 @@ static bool takes_image(const edge_session *s, uint32_t form)
 {
     const eyes_config *c = eyes_of(s->model);
     const enum eyes_text text = text_before(form);
-    return text == EYES_TEXTS || (c && c->chats >> text & 1);
+    return c && (text == EYES_TEXTS || c->chats >> text & 1);
 }
 
 /* Text of the template and of layouts, which is encoded together up to the next rows. */
