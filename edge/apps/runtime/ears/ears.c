@@ -104,17 +104,17 @@ static bool same(const char *one, const char *other)
     return strlen(one) == strlen(other) && !memcmp(one, other, strlen(one));
 }
 
-/* Finds a language by its code. */
-static edge_status find_language(listener *e, const char *code, edge_error *error)
+/* Finds a language by its code. *language: -1: not yet known. */
+static edge_status find_language(const listener *e, const char *code, int32_t *language, edge_error *error)
 {
-    e->language = e->config->languages ? -1 : 0;
+    *language = e->config->languages ? -1 : 0;
     if (!code)
         return EDGE_OK;
     if (!e->config->languages)
         return same(code, "en") ? EDGE_OK : edge_fail(error, EDGE_BAD_ARGUMENT, "the model knows English alone: leave language out");
     for (uint32_t i = 0; i < e->config->languages; i++)
         if (same(code, hearing_name(e->config, i))) {
-            e->language = (int32_t)i;
+            *language = (int32_t)i;
             return EDGE_OK;
         }
     return edge_fail(error, EDGE_BAD_ARGUMENT, "the model has no language %s: state a code such as en", code);
@@ -148,6 +148,7 @@ static void take_prompt(edge_session *s, const char *prompt)
 static edge_status listen(edge_session *s, const edge_source *source, const edge_hearing *options, edge_error *error)
 {
     listener *e = s->ears;
+    int32_t language;
     edge_status status;
     if (options->rate < SLOWEST_SOUND || options->rate > FASTEST_SOUND)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "rate must be from %d to %d samples per second, not %d", (int64_t)SLOWEST_SOUND,
@@ -156,8 +157,9 @@ static edge_status listen(edge_session *s, const edge_source *source, const edge
         return edge_fail(error, EDGE_BAD_ARGUMENT, "temperature must be from 0 to 1, or less than 0 for openai-whisper's own");
     if (options->translate && !e->config->languages)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "the model knows English alone, and translates nothing: leave translate out");
-    if ((status = find_language(e, options->language, error)) || (!e->encoder && (status = open_encoder(s, source, error))))
+    if ((status = find_language(e, options->language, &language, error)) || (!e->encoder && (status = open_encoder(s, source, error))))
         return status;
+    e->language = language;
     take_prompt(s, options->prompt ? options->prompt : "");
     e->listening = true;
     e->voice = !options->everything, e->continued = !options->alone, e->translates = options->translate;
