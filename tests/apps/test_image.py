@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from bundles import bundle_of, bundle_sources
 from conftest import GOLDEN
 from ctypes_bundle import BundleSession, open_bundle
 from runtime_library import PLATFORM, RUNTIME, build, load_runtime
+from test_model_file import set_field
 
 import edge
 from edge.apps.enums import Finish, Role
-from edge.apps.eyes_file import FILTERS
+from edge.apps.eyes_file import CONFIG, FILTERS
+from edge.apps.model_file import Section
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.types import AnyArray
 
@@ -125,6 +128,75 @@ def test_later_turns_and_saved_states_are_those_of_python(golden: dict[str, Any]
             assert session.answer("Again?")[1] != again
 
 
+def test_pictures_leave_with_their_turns(golden: dict[str, Any]) -> None:
+    """Also from a saved state; and a system prompt keeps the rows that it has before text."""
+    first, second = golden["first"], golden["second"]
+    with open_bundle(bundle_of(str(TEXT), **CHOSEN)) as bundle, session_of(bundle) as session:
+        session.image(first)
+        session.image(second)
+        session.answer("Compare.")
+        session.rewind()
+        plain = session.answer("Hello there.")
+        for _ in range(257):
+            session.image(first[:8, :8])
+            session.append(Role.USER, "What is it?")
+            session.rewind(1)
+        session.image(first)
+        session.answer("What is it?")
+        session.load(session.save())
+        session.rewind()
+        assert session.answer("Hello there.") == plain
+        session.rewind()
+        session.append(Role.SYSTEM, "Be brief.")
+        brief = session.answer("Hello there.")
+        session.rewind(1)
+        session.image(first)
+        session.answer("What is it?")
+        session.load(session.save())
+        session.rewind(1)
+        assert session.answer("Hello there.") == brief
+
+
+def test_pictures_that_wait_count(golden: dict[str, Any]) -> None:
+    chosen: dict[str, Any] = {"mmproj": str(EYES), "kv_dtype": "f32", "kv_policy": "full", "max_kv_size": 128}
+    with open_bundle(bundle_of(str(TEXT), **chosen)) as bundle, session_of(bundle) as session:
+        answer = session.answer("Hello there.")
+        session.rewind()
+        for _ in range(2):
+            with pytest.raises(InputError, match="tokens do not fit"):  # noqa: PT012
+                for _ in range(128):
+                    session.image(golden["first"])
+            session.rewind(0)
+        assert session.answer("Hello there.") == answer
+
+
+def test_texts_behind_pictures_have_no_second_beginning(golden: dict[str, Any], tmp_path: Path) -> None:
+    data, key = TEXT.read_bytes(), b"tokenizer.ggml.add_bos_token\x07\0\0\0"
+    (tmp_path / "begins.gguf").write_bytes(data.replace(key + b"\0", key + b"\1"))
+    rows = []
+    for path in (TEXT, tmp_path / "begins.gguf"):
+        with open_bundle(bundle_of(str(path), **CHOSEN)) as bundle, session_of(bundle) as session:
+            session.image(golden["first"])
+            session.answer("Hello there.", Role.RAW)
+            rows.append(session.use()["rows"])
+    assert rows[1] == rows[0] + 1
+
+
+def test_damaged_eyes_take_no_picture_of_a_state(golden: dict[str, Any], tmp_path: Path) -> None:
+    folder = bundle_of(str(TEXT), **CHOSEN)
+    with open_bundle(folder) as bundle, session_of(bundle) as session:
+        session.image(golden["first"])
+        state = session.save()
+    shutil.copytree(folder, tmp_path / "bundle")
+    data = bytearray((folder / "model.edge").read_bytes())
+    set_field(data, Section.EYES, CONFIG, "patch", 0)
+    (tmp_path / "bundle" / "model.edge").write_bytes(data)
+    with open_bundle(tmp_path / "bundle") as bundle, session_of(bundle) as session:
+        session.load(state)
+        with pytest.raises(UnsupportedError, match="takes no picture here"):
+            session.append(Role.RAW, "Hello")
+
+
 def test_pictures_stay_whole_when_rows_are_evicted(golden: dict[str, Any]) -> None:
     """And a long prompt behind them runs."""
     with open_bundle(bundle_of(str(TEXT), **CHOSEN, max_kv_size=128)) as bundle, session_of(bundle) as session:
@@ -166,6 +238,11 @@ def test_what_cannot_be_seen_is_refused(golden: dict[str, Any], tmp_path: Any) -
         (tmp_path / "cut").write_bytes(data[:-64])
         with pytest.raises(ModelFormatError, match=r"^eyes\.edge has"):
             session.image(picture, eyes=tmp_path / "cut")
+        damaged = bytearray(data)
+        set_field(damaged, Section.EYES, CONFIG, "mean", 0.25)
+        (tmp_path / "other").write_bytes(damaged)
+        with pytest.raises(ModelFormatError, match=r"^eyes\.edge is damaged \(its eyes\)"):
+            session.image(picture, eyes=tmp_path / "other")
         session.image(picture)
         with pytest.raises(InputError, match="a picture waits for a text"):
             session.append(Role.IDS, [3])

@@ -35,7 +35,7 @@ def of_page(url: str, samples: FloatArray, rate: int) -> str:
       for await (const {{ text }} of session.transcribe(sound, how)) texts.push(text);
       const streamed = [];
       const pieces = async function* () {{
-        for (let at = 0; at < sound.length; at += 160) yield sound.slice(at, at + 160); // whose ends are those of windows
+        for (let at = 0; at < sound.length; at += 40) yield sound.slice(at, at + 40);  // ends of windows
       }};
       for await (const {{ text }} of session.transcribe(pieces(), how)) streamed.push(text);
       const why = await session.ask('Hello').catch(({{ code, message }}) => `${{code}}: ${{message}}`);
