@@ -14,7 +14,7 @@ from bundles import bundle_of, bundle_sources
 from conftest import GOLDEN
 from ctypes_bundle import BundleSession, _Error, _Hearing, _Source, open_bundle
 from kotlin_programs import KOTLIN, PROGRAMS, compile_kotlin, run_kotlin
-from runtime_library import RUNTIME, WARNINGS, build, includes
+from runtime_library import C_FILES, WARNINGS, build, includes
 from speech_models import tone, write_model
 from test_model_file import set_field
 
@@ -152,7 +152,7 @@ def test_sanitizers_find_nothing(model: Path, folder: Path, tmp_path: Path, chec
     sound = tone()
     sound.tofile(tmp_path / "sound")
     file, sources = bundle_sources(str(model), threads=2, kv_dtype="f32")
-    runtime = [path for path in sorted(RUNTIME.glob("*.c")) if path.name not in ("apple.c", "windows.c")]
+    runtime = [path for path in C_FILES if path.name not in ("apple.c", "windows.c")]
     program = build(
         [*runtime, *sorted(EARS.glob("*.c")), *sources, HEARS], (f"-fsanitize={check}", f"-I{EARS}"),
         libraries=("-lm", "-lpthread", "-ldl"),

@@ -13,7 +13,7 @@ import pytest
 from bundles import bundle_of, bundle_sources
 from conftest import GOLDEN
 from ctypes_bundle import BundleSession, open_bundle
-from runtime_library import PLATFORM, RUNTIME, build, load_runtime
+from runtime_library import C_FILES, PLATFORM, build, load_runtime
 from test_model_file import set_field
 
 import edge
@@ -213,7 +213,7 @@ def test_any_calls_with_pictures_run_under_sanitizers(seed: int, tmp_path: Path)
     chosen = CHOSEN | {"max_kv_size": 128}
     model, parts = bundle_sources(str(TEXT), **chosen)
     checked = ("-D_GNU_SOURCE=", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    runtime = [path.name for path in sorted(RUNTIME.glob("*.c")) if path.name not in ("apple.c", "windows.c")]
+    runtime = [path for path in C_FILES if path.name not in ("apple.c", "windows.c")]
     program = build([*runtime, Path(__file__).parent / "runtime" / "image_fuzz.c", *parts], checked)
     command = [program, model, model.parent / "eyes.edge", tmp_path / "damaged", seed, 400]
     done = subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=600)
