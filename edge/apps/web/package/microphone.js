@@ -46,9 +46,11 @@ export async function listenTo() {
   let wake = () => {};
   let ended = false;
   const stop = () => {
+    if (ended) return;
     ended = true;
     for (const track of stream.getTracks()) track.stop();
     source.disconnect();
+    void context.close(); // here, since nobody may have asked for samples
     wake();
   };
   node.port.onmessage = ({ data }) => (waiting.push(data), wake());
@@ -62,7 +64,6 @@ export async function listenTo() {
       }
     } finally {
       stop();
-      await context.close();
     }
   }
   return { rate: context.sampleRate, samples: samples(), stop };
