@@ -182,9 +182,9 @@ def unlike(wanted: Any, found: Any) -> float:
 
 def serve(model: str, mmproj: str, picture: str, rows: str, threads: int) -> None:
     """edge's part, as mtmd_worker.py."""
-    import resource
 
     from edge.backends import engine_named
+    from edge.devices.memory import memory_use
     from edge.formats.gguf import read_gguf
     from edge.model.towers import read_tower
     from edge.run.sight import Encoder
@@ -198,8 +198,7 @@ def serve(model: str, mmproj: str, picture: str, rows: str, threads: int) -> Non
         found = np.concatenate(encoder.encode(pixels, layout))
         wall, cpu = time.perf_counter() - started, time.process_time() - cpu
         np.save(rows, found)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"wall": wall, "cpu": cpu, "peak": peak}), flush=True)
+        print(json.dumps({"wall": wall, "cpu": cpu, "peak": memory_use().peak}), flush=True)
 
 
 def reference(mmproj: Path, picture: Path) -> Any:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import json
-import resource
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from protocol import peak_memory
 
 PROMPT = "<__media__>\nWhat is in the picture?"
 
@@ -74,8 +74,7 @@ def main(model: str, mmproj: str, picture: str, threads: str, rows: str) -> None
         found = mtmd.encode(pixels)
         wall, cpu = time.perf_counter() - started, time.process_time() - cpu
         np.save(Path(rows), found)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"wall": wall, "cpu": cpu, "peak": peak}), flush=True)
+        print(json.dumps({"wall": wall, "cpu": cpu, "peak": peak_memory()}), flush=True)
 
 
 if __name__ == "__main__":
