@@ -26,7 +26,7 @@ from edge.backends.tvm import engine as engine_module
 from edge.backends.tvm import passes as passes_module
 from edge.backends.tvm.compiler import exported
 from edge.backends.tvm.compiler.exported import exported_designs, exported_objects, passes_source
-from edge.backends.tvm.cpu.arguments import LINE, LINES, Job
+from edge.backends.tvm.cpu.arguments import CROSS, LINE, LINES, Job
 from edge.backends.tvm.cpu.generator import LORA, RINGS, STATES
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.memory import aligned_zeros
@@ -136,7 +136,8 @@ class ExportedWorkers:
         self._job, self._lines = aligned_zeros(len(Job.NAMES), "int64"), aligned_zeros(LINES * threads * LINE, "int32")
         for name in ("threads", "parts", "team"):
             self._job[Job.slot(name)] = threads
-        more = [ctypes.c_void_p()] * (len(RINGS) + len(STATES) + len(LORA))  # which all exported passes take
+        optional = (*RINGS, *STATES, *LORA, *CROSS)  # which all exported passes take
+        more = [ctypes.c_void_p()] * len(optional)
         arrays = [ctypes.c_void_p(each.ctypes.data) for each in (self._job, self._lines)] + [*pointers, *more]
         self._arguments = [(*arrays, ctypes.c_int64(number)) for number in range(threads)]
         self._others = [threading.Thread(target=type(self).run_pass, args=each) for each in self._arguments[1:]]

@@ -44,9 +44,9 @@ static uint32_t pictures_of(const edge_session *s)
     return s->given ? given_count(s->given) : 0;
 }
 
-static uint64_t row_bytes(const picture_rows *p)
+static size_t row_bytes(const picture_rows *p)
 {
-    return p->rows ? (uint64_t)p->count * p->width * sizeof *p->rows : 0;
+    return p->rows ? (size_t)p->count * p->width * sizeof *p->rows : 0;
 }
 
 /* Bytes of pictures, and of the picture of each KV row. */
