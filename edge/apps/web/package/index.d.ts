@@ -145,11 +145,11 @@ export interface Info {
   chat: boolean;
   /** Rank of the largest adapter for which sessions have room; 0: none. */
   loraRank: number;
-  /** Whether the site's model sees pictures. */
-  sees: boolean;
   /** Values of an embedding; 0: the bundle makes none. */
   dimensions: number;
   // end
+  /** Whether the site's model sees pictures. */
+  sees: boolean;
   /** Whether the model writes what is said, and answers nothing: `Session.transcribe`. */
   hears: boolean;
   threads: number;
