@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "json.h"
+#include "rules.h"
 #include "utf8.h"
 
 typedef struct { json_tree *tree; const char *text; size_t length, at; edge_status status; edge_error *error; } reading;
@@ -36,16 +37,11 @@ static bool accept(reading *in, char wanted)
     return found;
 }
 
-static int hex(int c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
-}
-
 static int32_t four_digits(reading *in)
 {
     int32_t value = 0;
     for (int i = 0; i < 4; i++, in->at++) {
-        int digit = in->at < in->length ? hex((uint8_t)in->text[in->at]) : -1;
+        int digit = in->at < in->length ? hex_digit((uint8_t)in->text[in->at]) : -1;
         if (digit < 0)
             return -1;
         value = value * 16 + digit;

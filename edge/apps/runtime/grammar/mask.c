@@ -156,19 +156,6 @@ static bool walk(mask *m, const uint8_t *bytes, size_t count, uint32_t *end)
     return false;
 }
 
-bool mask_allows(mask *m, int32_t token, bool *allowed)
-{
-    size_t length;
-    uint32_t end;
-    const uint8_t *bytes = vocabulary_piece(m->in, token, &length);
-    *allowed = vocabulary_ends(m->in, token) && mask_complete(m);
-    if (*allowed || !length || vocabulary_ends(m->in, token))
-        return true;
-    bool done = walk(m, bytes, length, &end);
-    *allowed = done && end != DEAD;
-    return done;
-}
-
 bool mask_accept(mask *m, int32_t token)
 {
     size_t length;

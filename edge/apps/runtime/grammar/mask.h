@@ -11,7 +11,6 @@ void mask_open(mask *m, const vocabulary *in); /* sorts the vocabulary */
 /* Begins an answer of these rules. Returns false if they need more than the automaton's tables. */
 bool mask_begin(mask *m, const rules *r, uint32_t start);
 /* The next functions return false if the automaton's tables do not suffice. */
-bool mask_allows(mask *m, int32_t token, bool *allowed);
 bool mask_accept(mask *m, int32_t token); /* which is allowed */
 /* Sets logits of tokens that are not allowed to −∞; those that end a turn are allowed where the answer may end. */
 bool mask_logits(mask *m, float *logits);

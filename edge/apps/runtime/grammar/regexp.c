@@ -118,7 +118,7 @@ static uint32_t hex_digits(reading *in, size_t count)
     uint32_t value = 0;
     bool braces = accept(in, '{');
     for (size_t i = 0; braces ? peek(in) != '}' : i < count; i++) {
-        int c = peek(in), digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+        int digit = hex_digit(peek(in));
         if (digit < 0 || value > 0x10FFFF) {
             wrong(in);
             return 0;

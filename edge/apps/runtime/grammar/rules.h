@@ -36,6 +36,11 @@ typedef struct {
     edge_error *error;
 } rules;
 
+static inline int hex_digit(int c) /* -1: it is none */
+{
+    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+}
+
 rules *rules_layout(arena *from);
 void rules_begin(rules *r, edge_error *error);
 uint32_t rules_byte(rules *r, uint8_t low, uint8_t high, uint32_t next);

@@ -24,10 +24,8 @@ static uint32_t resolve(schema *in, const json_value *reference)
                 c = reference->text[++i] == '1' ? '/' : '~';
             } else if (c == '%' && i + 2 < reference->length) {
                 unsigned code = 0;
-                for (int j = 1; j < 3; j++) {
-                    int digit = reference->text[i + j] | 32;
-                    code = code * 16 + (unsigned)(digit <= '9' ? digit - '0' : digit - 'a' + 10);
-                }
+                for (int j = 1; j < 3; j++)
+                    code = code * 16 + (unsigned)hex_digit(reference->text[i + j]);
                 c = (char)code;
                 i += 2;
             }
@@ -207,7 +205,7 @@ uint32_t schema_rules(schema *in, rules *r, const char *source, size_t length)
     static const char spaces[] = "\t\n\r ";
     conjunction all = {{{1, 0}}, 1};
     in->r = r;
-    in->known_count = in->done = in->used = in->compared = 0;
+    in->known_count = in->used = in->compared = 0;
     r->status = json_read(in->tree, source, length, r->error);
     if (r->status)
         return NEVER;
@@ -215,8 +213,8 @@ uint32_t schema_rules(schema *in, rules *r, const char *source, size_t length)
     for (int i = 0; i < 4; i++)
         in->blank = rules_either(r, rules_byte(r, (uint8_t)spaces[i], (uint8_t)spaces[i], END), in->blank);
     uint32_t start = value(in, &all, END);
-    for (; in->done < in->known_count && !r->status; in->done++) {
-        const known *one = in->known + in->done;
+    for (uint32_t i = 0; i < in->known_count && !r->status; i++) { /* writing one may add others */
+        const known *one = in->known + i;
         all.count = one->count;
         memcpy(all.of, in->pool + one->first, one->count * sizeof *all.of);
         rules_set(r, one->rule, write_value(in, &all));

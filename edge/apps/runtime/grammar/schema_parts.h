@@ -31,10 +31,10 @@ typedef struct { const char *text; uint32_t length; bool required; } member;
 struct schema {
     json_tree *tree;
     regex *regex;
-    known *known;     /* [MOST_RULES] conjunctions that have a rule; those from `done` on are still to be written */
+    known *known;     /* [MOST_RULES] conjunctions that have a rule */
     joined *pool;     /* [MOST_POOL] of them */
     member *members;  /* [MOST_MEMBERS] of the object that is being written */
-    uint32_t known_count, done, used, member_count, blank, compared; /* compared: cases of oneOf */
+    uint32_t known_count, used, member_count, blank, compared; /* compared: cases of oneOf */
     rules *r;
 };
 
