@@ -77,6 +77,7 @@ def transcribe(
     from edge.cli.terminal.signals import Terminated, ended_by_signals
     from edge.devices.power import find_meter
     from edge.errors import InputError
+    from edge.model.spec import deaf
     from edge.run.speech.segments import check_format
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
@@ -100,7 +101,7 @@ def transcribe(
         fetch_missing(model, options, shown, quiet=quiet)
         opened = open_model(model)
         if opened.spec.ears is None:
-            raise InputError(f"{opened.name} does not hear: choose a Whisper model, such as -m whisper-base")
+            raise deaf(opened.name)
         with load(
             opened, options, meter=meter, on_load=lambda part, doing="": shown.step("loading")(part, 1.0)
         ) as session:
@@ -233,5 +234,5 @@ def _finish(
             note(f"{target} ({heard.place.count} segments)")
         note("\n".join((speech_lines if verbose else speech_line)(report)))
         if heard.cut:
-            note(f"({file} ends before the length that its header states)")
+            note(f"({file} is cut off: it ends before its header or its last page says)")
     check_whole(report, kept=kept is not None)

@@ -48,8 +48,6 @@ class Sound:
                 )
         if isinstance(source, np.ndarray) and not source.size:
             raise InputError("the sound has no samples: it is empty")
-        if rate is not None and isinstance(source, Path):
-            raise InputError(f"{source}: a file states its own rate, which is given for arrays and raw bytes only")
         self._source, self._rate = source, rate
         self.name = str(source) if isinstance(source, Path) else "the sound"
         self.samples, self._hash = 0, b""
@@ -120,7 +118,7 @@ class Sound:
             while (block := stream.read(_STEP)).size:
                 yield np.ascontiguousarray(block)
             if stream.cut:
-                raise InputError(f"{self.name} ends before the length that its header states: it is cut off")
+                raise InputError(f"{self.name} is cut off: it ends before its header or its last page says")
 
 
 def decode_base64(text: str) -> bytes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 import select
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -15,6 +17,7 @@ import numpy as np
 from edge.errors import InputError, MissingExtraError
 from edge.media.mel import RATE
 from edge.media.resample import Resampler
+from edge.media.stderr import without_lines
 from edge.media.wav import OtherWavError, WavFormat, read_header
 from edge.types import AnyArray, FloatArray
 
@@ -23,6 +26,9 @@ _MOST_CHANNELS = 64
 _BLOCK_S = 0.1  # a pipe is read in such parts
 _FILE_BLOCK_S = 1.0
 _FORMATS = "edge reads WAV, FLAC, OGG and MP3; ffmpeg -i FILE sound.wav makes WAV of others"
+
+_MAGICS = (b"RIFF", b"RF64", b"fLaC", b"OggS")
+_LAST_PAGE = 1 << 16  # bytes of an OGG's largest page
 
 _POLL_S = 0.1  # between two calls of `check` while a pipe is empty
 
@@ -35,16 +41,18 @@ class SoundStream:
     """A sound that is read from its beginning to its end, once.
 
     seconds: its length, None if that is known only at its end. cut: whether it ended before the length that its header
-    states, once it has been read. check: is called before each block is read; what it raises ends the reading.
+    states, or an OGG before its last page, once it has been read. check: is called before each block is read; what it
+    raises ends the reading.
     """
 
     check: Check | None = None
 
     def __init__(
-        self, blocks: Iterator[FloatArray], name: str, seconds: float | None = None, close: Close | None = None
-    ) -> None:
-        """blocks: float32 [n], mono at 16 kHz."""
-        self.name, self.seconds, self.cut = name, seconds, False
+        self, blocks: Iterator[FloatArray], name: str, seconds: float | None = None, close: Close | None = None,
+        *, cut: bool = False,
+    ) -> None:  # fmt: skip
+        """blocks: float32 [n], mono at 16 kHz. cut: see the class; known beforehand."""
+        self.name, self.seconds, self.cut = name, seconds, cut
         self._blocks, self._close = blocks, close
         self._held: FloatArray = np.empty(0, np.float32)
         self._given = 0
@@ -64,7 +72,7 @@ class SoundStream:
                 self.check()
             block = next(self._blocks, None)
             if block is None:
-                self.cut = self.seconds is not None and (self._given + size) / RATE < self.seconds - 0.1
+                self.cut |= self.seconds is not None and (self._given + size) / RATE < self.seconds - 0.1
                 break
             parts.append(block)
             size += block.size
@@ -80,7 +88,7 @@ def open_sound(source: Source, *, rate: int | None = None, check: Check | None =
     source: a path, or "-" for stdin; bytes, the content of a file; or samples: float from -1 to 1, or integers, [n] or
         [n, channels]. Channels are averaged, other rates resampled to 16 kHz.
     rate: samples per second of an array (16000 if None). Of bytes and stdin: they are raw samples of 16 bits, mono,
-        little endian, without a header.
+        little endian, without a header. A file states its own.
     check: is called while the sound is read, and while stdin has nothing to read; what it raises ends that.
 
     Raises InputError for what is no sound or is damaged, MissingExtraError for what needs libsndfile.
@@ -96,6 +104,8 @@ def _open(source: Source, rate: int | None, check: Check | None) -> SoundStream:
     if isinstance(source, np.ndarray):
         return _of_array(source, rate or RATE)
     if isinstance(source, bytes | bytearray | memoryview):
+        if rate is not None and source[:4] in _MAGICS:
+            raise InputError("the bytes are a file, which states its own rate: it is given for raw samples only")
         return _of_file(io.BytesIO(source), "the sound", rate)
     if not isinstance(source, str | Path) or not str(source):
         raise InputError(f"a sound must be a path, bytes or an array, not {source!r:.60}")
@@ -105,6 +115,8 @@ def _open(source: Source, rate: int | None, check: Check | None) -> SoundStream:
         file = cast(BinaryIO, _Pipe(sys.stdin.fileno(), check)) if check else sys.stdin.buffer
         return _of_file(file, "stdin", rate, block_s=_BLOCK_S)
     path = Path(source)
+    if rate is not None:
+        raise InputError(f"{path}: a file states its own rate, which is given for arrays and raw bytes only")
     if not path.is_file():
         raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     try:
@@ -219,10 +231,14 @@ def _of_sndfile(file: BinaryIO, name: str, close: Close | None) -> SoundStream:
         raise MissingExtraError(f"the reader of sounds ({name} is no WAV of PCM)", "sounds") from None
     except OSError as error:  # the library itself
         raise InputError(f"libsndfile cannot be loaded ({error}): edge reads WAV of PCM without it") from None
+    ends = _ends(file)
     try:
-        opened: Any = soundfile.SoundFile(file)
+        with _quiet():
+            opened: Any = soundfile.SoundFile(file)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise InputError(f"{name} is no sound that can be read ({_first_line(error)}): {_FORMATS}") from None
+        why = _first_line(error)
+        why = "" if "does not exist" in why else f" ({why})"  # libsndfile's word for an MP3 without a frame
+        raise InputError(f"{name} is no sound that can be read{why}: {_FORMATS}") from None
     held = ExitStack()
     if close:
         held.callback(close)
@@ -237,7 +253,8 @@ def _of_sndfile(file: BinaryIO, name: str, close: Close | None) -> SoundStream:
     def blocks() -> Iterator[FloatArray]:
         while True:
             try:
-                found = opened.read(step, dtype="float32", always_2d=True)
+                with _quiet() if opened.format in ("MP3", "MPEG") else nullcontext():
+                    found = opened.read(step, dtype="float32", always_2d=True)
             except (RuntimeError, ValueError) as error:
                 raise InputError(f"{name} is damaged ({_first_line(error)})") from None
             if not len(found):
@@ -245,9 +262,25 @@ def _of_sndfile(file: BinaryIO, name: str, close: Close | None) -> SoundStream:
             yield found
 
     known = 0 < opened.frames < 1 << 48
-    return SoundStream(
-        _mono(blocks(), name, opened.samplerate), name, opened.frames / opened.samplerate if known else None, held.close
-    )
+    seconds = opened.frames / opened.samplerate if known else None
+    return SoundStream(_mono(blocks(), name, opened.samplerate), name, seconds, held.close, cut=not ends)
+
+
+_quiet = partial(without_lines, re.compile(rb"libmpg123|^Note: |^Warning: |^\s*$"))  # libmpg123 writes such lines
+
+
+def _ends(file: BinaryIO) -> bool:
+    """Whether a file is whole, as far as its last page says it: an OGG ends with a whole page that is marked as the
+    last (RFC 3533, section 6)."""
+    whole, end = file.read(4) != b"OggS", file.seek(0, io.SEEK_END)
+    if not whole:
+        file.seek(max(0, end - _LAST_PAGE))
+        tail = file.read()
+        at = tail.rfind(b"OggS")
+        page = tail[max(0, at) :]
+        whole = len(page) > 26 and bool(page[5] & 4) and len(page) >= 27 + page[26] + sum(page[27 : 27 + page[26]])
+    file.seek(0)
+    return whole
 
 
 def _mono(blocks: Iterator[FloatArray], name: str, rate: int) -> Iterator[FloatArray]:

@@ -83,10 +83,11 @@ def _text_of(part: Any, where: str, strict: bool) -> tuple[str, bool]:
     inner = _inner(part, where, strict)
     if inner:
         return f"{title}\n{inner}" if title else inner, True
-    if kind in _INPUTS and strict:
+    if strict:
         sense = {"picture": "eyes", "sound": "ears"}.get(kind_of(part) or "")
-        unless = f" unless --mmproj gives them {sense}" if sense else ""
-        raise InputError(f"{where} is {kind[:40]!r}: these models read text only{unless}")
+        unless = f"these models read text only unless --mmproj gives them {sense}"
+        other = "models read text, pictures (image_url) and sounds (input_audio)"
+        raise InputError(f"{where} is {kind[:40]!r}: {unless if sense else other}")
     name = _INPUTS.get(kind, kind[:40])
     return left_out(f"{name} {title[:200]!r}" if title and "\n" not in title else name), True
 

@@ -108,6 +108,11 @@ def check_generates(spec: ModelSpec) -> None:
         raise UnsupportedError(f"{spec.name} is an encoder, which answers no prompts: edge embed makes vectors with it")
 
 
+def deaf(name: str) -> UnsupportedError:
+    """The error of a model that writes no transcripts."""
+    return UnsupportedError(f"{name} does not hear: choose a Whisper model, such as whisper-base")
+
+
 def format_count(count: int) -> str:
     """134515008 -> `135M`, 1540000000 -> `1.5B`, 999885952 -> `1.0B`."""
     if count >= 999.5e6:

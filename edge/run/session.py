@@ -23,6 +23,7 @@ from edge.model.layers import Pooling
 from edge.model.lora import Lora
 from edge.model.lora_file import Loras, parse_lora
 from edge.model.model import Model
+from edge.model.spec import deaf
 from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
@@ -309,7 +310,7 @@ class Session:
         After the last segment, or when it is closed, its `report` holds what it cost. Raises InputError,
         MissingExtraError; UnsupportedError by a model that does not hear; BusyError while the session works.
         """
-        raise UnsupportedError(f"{self.model.name} does not hear: load a Whisper model, such as whisper-base")
+        raise deaf(self.model.name)
 
     def batch(self) -> Batch:
         """Run several generations at once, as many as the `sequences` that the session was loaded with; more wait.

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.errors import EdgeError
+from edge.model.spec import deaf
 from edge.run.request import Request as Generating
 from edge.run.session import Session
 from edge.server import page
@@ -146,6 +147,8 @@ class Endpoints:
                 requests = endpoint.translate(body, request.headers, request.scope.get("tenant", ""))
                 entry, _ = self._hub.pool.find(body.model)
                 name = body.model or entry.name
+                if endpoint.form and entry.spec.ears is None:
+                    raise deaf(entry.name)
                 if not requests and endpoint.empty is not None:
                     return Json(await endpoint.empty(self._hub, name, body))
                 return await self._answer(request, endpoint, name, body, requests)

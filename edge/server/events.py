@@ -85,12 +85,13 @@ class Said:
 
 @dataclass(frozen=True)
 class Transcribed:
-    """A transcript is complete. seconds: of the sound."""
+    """A transcript is complete. seconds: of the sound. cut: its file ends early."""
 
     choice: int
     language: str
     seconds: float
     joules: float
+    cut: bool = False
 
 
 @dataclass(frozen=True)

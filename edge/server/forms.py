@@ -33,6 +33,8 @@ def parse_form(body: bytes, boundary: bytes) -> dict[str, Any]:
         if head_end < 0 or end < 0 or (named := _NAME.search(body, start, head_end)) is None:
             raise RefusedError(400, "the form is cut or damaged", code="form")
         name, content = named[1].decode("utf-8", "replace"), body[min(head_end + 4, end) : end]
+        if name in fields:
+            raise RefusedError(400, f"the form has {name[:40]} twice", code="form", param=name[:80])
         if name == "file":
             fields[name] = content
         elif name.endswith("[]"):

@@ -31,25 +31,35 @@ T = TypeVar("T")
 async def read_body(request: Request, most: int, grow: Callable[[int], None]) -> bytes:
     """Read a body. grow: called with the size of each part before it is kept.
 
-    Raises RefusedError if it has more than `most` bytes, or takes longer than BODY_S, and the errors of `grow`.
+    Raises RefusedError if it has more than `most` bytes, or takes longer than BODY_S, and the errors of `grow`. What is
+    too large is received to its end and dropped, since a client that still sends may lose the response.
     """
     stated = request.headers.get("content-length", "0")
-    if stated.isascii() and stated.isdigit() and int(stated[:15]) > most:
-        raise RefusedError(413, f"the request has {stated[:15]} bytes, {most} are the most", code="too_large")
-    parts, size = [], 0
+    size = known = int(stated[:15]) if stated.isascii() and stated.isdigit() else 0
+    if known > most and "expect" in request.headers:  # the client waits for a word before it sends
+        raise _too_large(known, most)
+    parts, kept = list[bytes](), 0
     try:
         async with Deadline(BODY_S):
             async for part in request.stream():
-                size += len(part)
-                if size > most:
-                    raise RefusedError(413, f"the request has more than {most} bytes", code="too_large")
-                grow(len(part))
-                parts.append(part)
+                kept += len(part)
+                size = max(size, kept)
+                if size <= most:
+                    grow(len(part))
+                    parts.append(part)
+                else:
+                    parts.clear()
     except asyncio.TimeoutError:
         raise RefusedError(400, f"the request was not sent within {BODY_S:.0f} s", code="timeout") from None
     except ClientDisconnect:
         raise ClientGoneError from None
+    if size > most:
+        raise _too_large(size, most)
     return b"".join(parts)
+
+
+def _too_large(size: int, most: int) -> RefusedError:
+    return RefusedError(413, f"the request has {size} bytes, {most} are the most", code="too_large")
 
 
 def check_type(request: Request, *, lenient: bool) -> None:

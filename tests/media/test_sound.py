@@ -6,6 +6,7 @@ import io
 import random
 import struct
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def test_arrays_of_integers_and_channels() -> None:
     assert np.abs(read(((wave + 1) * 127.5).astype(np.uint8)) - chirp()).max() < 0.02
     raw = (chirp(8000) * 32767).astype("<i2").tobytes()
     assert read(raw, rate=8000).size == 24000
+    with pytest.raises(InputError, match="states its own rate"):
+        read(written(chirp(), format="WAV"), rate=8000)
 
 
 def test_spectrogram_is_transformers() -> None:
@@ -142,6 +145,24 @@ def test_lengths_that_headers_state_are_not_believed() -> None:
         assert sound.seconds is None
         assert sound.read(1 << 30).size == 32
         assert not sound.cut
+
+
+def test_an_ogg_without_its_last_page_is_cut() -> None:
+    whole = written(chirp(seconds=9), format="OGG")
+    for data, cut in ((whole, False), (whole[:-1], True), (whole[: whole.rindex(b"OggS")], True)):
+        with open_sound(data) as sound:
+            sound.read(1 << 30)
+            assert sound.cut is cut
+
+
+def test_libraries_write_no_lines_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+    whole = bytearray(written(chirp(), format="MP3"))
+    with pytest.raises(InputError, match=r"no sound that can be read: edge reads"):
+        read(bytes(whole[:40]))
+    whole[len(whole) // 2 : len(whole) // 2 + 300] = b"\xff" * 300
+    with suppress(InputError):
+        read(bytes(whole))
+    assert capfd.readouterr().err == ""
 
 
 FORMS = [

@@ -69,6 +69,17 @@ def read(connection: socket.socket) -> str:
     return b"".join(parts).decode()
 
 
+def test_body_that_is_too_large_is_received_before_its_refusal_ends_the_connection() -> None:
+    size = 8 << 20  # more than the buffers of both ends hold
+    head = BODY.replace("/health", "/v1/chat/completions").replace("1000", f"{size}\r\nConnection: close")
+    with listening(most_body="100KiB") as port, connect(port, head) as client:
+        client.sendall(bytes(size))
+        assert "413" in read(client).splitlines()[0]
+    waits = head.replace("Connection", "Expect: 100-continue\r\nConnection")
+    with listening(most_body="100KiB") as port, connect(port, waits) as client:
+        assert "413" in read(client).splitlines()[0]
+
+
 @pytest.mark.parametrize("begun", ["", HEALTH + "G", BODY + "x"])
 def test_waiting_connections_make_room(begun: str) -> None:
     with listening(connections=2) as port, ExitStack() as held:

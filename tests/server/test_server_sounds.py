@@ -57,6 +57,22 @@ def test_other_sounds_are_refused(client: TestClient, sound: dict[str, Any], why
     assert why in error_of(response)["message"]
 
 
+@pytest.mark.parametrize("kind", ["IMAGE_URL", "sound_url", "image_url"])
+def test_parts_of_unknown_kinds_are_refused_in_a_question_alone(client: TestClient, kind: str) -> None:
+    said = body({"type": kind, kind: {"url": f"data:audio/wav;base64,{DATA}"}})
+    response = client.post("/v1/chat/completions", json={"messages": said, "max_tokens": 1})
+    assert response.status_code == 400
+    assert f"'{kind}'" in error_of(response)["message"]
+    later = [*said, {"role": "user", "content": "And?"}]
+    assert client.post("/v1/chat/completions", json={"messages": later, "max_tokens": 1}).status_code == 200
+    heard = body({"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{DATA}"}})
+    plain = client.post("/v1/chat/completions", json={"messages": body(SOUND), "max_tokens": 1}).json()["usage"]
+    found = client.post("/v1/chat/completions", json={"messages": heard, "max_tokens": 1}).json()["usage"]
+    assert found["prompt_tokens"] == plain["prompt_tokens"]
+    sent = {"messages": [{"role": "user", "content": "Hm?", "audio": [DATA]}]}
+    assert "audio is not supported" in client.post("/api/chat", json=sent).json()["error"]
+
+
 def test_models_without_ears_refuse_sounds() -> None:
     with served() as client:
         response = client.post("/v1/chat/completions", json={"messages": body(SOUND), "max_tokens": 1})

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import chat, error_of, events_of, served
+from serving import chat, error_of, events_of, hub_of, served
 from speech_models import tone, wav, write_model
 from starlette.testclient import TestClient
 
 import edge
+from edge.media.mel import RATE
+from edge.types import FloatArray
+
+soundfile = pytest.importorskip("soundfile")
 
 PATH = "/v1/audio/transcriptions"
 
@@ -25,6 +30,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(model: Path) -> Iterator[TestClient]:
     with served("llama-gqa-tied", str(model)) as client:
         yield client
+
+
+def ogg(samples: FloatArray) -> bytes:
+    soundfile.write(file := io.BytesIO(), samples, RATE, format="OGG")
+    return file.getvalue()
 
 
 def post(client: TestClient, path: str = PATH, sound: bytes | None = None, **fields: Any) -> Any:
@@ -54,7 +64,6 @@ def test_every_form_has_the_text_of_the_session(client: TestClient, model: Path)
         "/v1/audio/translations", data={"model": "ears", "response_format": "verbose_json"}, files={"file": wav(tone())}
     ).json()
     assert translated["task"] == "translate"
-    assert chat(client)["choices"]  # the other model still answers
 
 
 def test_loaded_model_that_hears_is_described(client: TestClient) -> None:
@@ -74,7 +83,7 @@ def test_loaded_model_that_hears_is_described(client: TestClient) -> None:
         ({"response_format": "doc"}, 400, "response_format must be one of"),
         ({"stream": "true", "response_format": "srt"}, 400, "a stream has no response_format srt"),
         ({"include[]": "logprobs"}, 400, "include is not supported"),
-        ({"model": "llama-gqa-tied"}, 400, "does not hear"),
+        ({"model": "llama-gqa-tied"}, 400, "does not hear"),  # and is not loaded for it
         ({"sound": bytes(17 << 20)}, 413, "bytes"),
     ],
 )
@@ -82,6 +91,16 @@ def test_wrong_requests_are_refused(client: TestClient, fields: dict[str, Any], 
     response = post(client, **fields)
     assert response.status_code == status
     assert words in error_of(response)["message"]
+    if fields.get("model"):
+        assert "llama-gqa-tied" not in hub_of(client).pool.workers
+
+
+@pytest.mark.parametrize("sound", ["wav", "ogg"])
+def test_transcripts_of_cut_sounds_say_so(client: TestClient, sound: str) -> None:
+    whole = wav(tone()) if sound == "wav" else ogg(tone())
+    for data, cut in ((whole, False), (whole[: len(whole) * 2 // 3], True)):
+        assert post(client, sound=data).json()["usage"]["edge"].get("cut", False) is cut
+        assert ("Edge-Cut" in post(client, sound=data, response_format="text").headers) is cut
 
 
 def test_forms_that_are_none_are_refused(client: TestClient) -> None:
@@ -90,8 +109,11 @@ def test_forms_that_are_none_are_refused(client: TestClient) -> None:
         assert error_of(client.post(PATH, content=body, headers=kind))["code"] == "form"
     assert "file is missing" in error_of(client.post(PATH, content=b"--x--", headers=kind))["message"]
     assert client.post(PATH, json={"model": "ears"}).status_code == 415
+    twice = client.post(PATH, data={"model": "ears"}, files=[("file", b"a"), ("file", b"b")])
+    assert "file twice" in error_of(twice)["message"]
     asked = client.post("/v1/chat/completions", json={"model": "ears", "messages": [{"role": "user", "content": "Hi"}]})
     assert "hears, and answers no prompts" in error_of(asked)["message"]
     embedded = client.post("/v1/embeddings", json={"model": "ears", "input": "Hi"})
     assert embedded.status_code == 400
     assert "hears, and embeds no texts: /v1/audio/transcriptions" in error_of(embedded)["message"]
+    assert chat(client)["choices"]  # the other model still answers

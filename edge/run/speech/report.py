@@ -14,11 +14,12 @@ from edge.run.speech.segments import clock_of
 @dataclass(frozen=True)
 class Spoken:
     """Seconds of sound that were heard, and those of them that silence took; seconds of the whole sound, None if it did
-    not end."""
+    not end. cut: it ended before the length that its header states, or an OGG without its last page."""
 
     heard_s: float
     silent_s: float
     whole_s: float | None
+    cut: bool = False
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class Transcription(Iterator[Segment]):
             text=None if self.text is None else "".join(self.text).strip(),
             language=self.place.language,
             certainty=self.place.certainty,
-            sound=Spoken(heard.seconds, heard.silent, self.whole_s),
+            sound=Spoken(heard.seconds, heard.silent, self.whole_s, self.cut),
             segments=self.segments,
             windows=heard.windows,
             tokens=heard.tokens,

@@ -135,6 +135,9 @@ def _shown(content: Any, images: Any, where: str, role: str = "user") -> str | l
 
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     """A message in OpenAI's form. Calls have no identifiers here: results name their function at most."""
+    if message.get("audio"):
+        why = f"{where}.audio is not supported: send sounds as input_audio to /v1/chat/completions"
+        raise RefusedError(400, why, param=f"{where}.audio", code="unsupported")
     content = _shown(message.get("content"), message.get("images"), f"{where}.content", message["role"])
     said: dict[str, Any] = {"role": message["role"], "content": content}
     if calls := message.get("tool_calls"):

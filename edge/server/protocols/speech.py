@@ -24,6 +24,7 @@ from edge.server.protocols.fields import said
 from edge.server.refusal import RefusedError
 
 _SEGMENT, _TOKEN, _WORD = 2048, 40, 400  # bytes that a segment, each of its tokens and of its words take until sent
+CUT = "Edge-Cut"  # the header of a transcript whose sound ended early, as usage.edge.cut in JSON
 _TYPES = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}
 
 
@@ -90,7 +91,9 @@ def _hear(numbered: Sequence[tuple[int, Request]], session: Session, job: Job, *
     report = heard.report
     if report is None or report.cut:
         raise BudgetError(f"the transcript ends after {heard.heard.seconds:.0f} s of sound, by the server's budgets")
-    job.flow.put(Transcribed(choice, report.language or "", report.sound.whole_s or 0.0, report.energy.joules))
+    job.flow.put(
+        Transcribed(choice, report.language or "", report.sound.whole_s or 0.0, report.energy.joules, heard.cut)
+    )
 
 
 def _temperature(body: TranslationBody) -> float:
@@ -134,7 +137,7 @@ class Writer:
         if form in ("text", "srt", "vtt"):
             forms = Forms("srt" if form == "srt" else "vtt")
             written = text + "\n" if form == "text" else forms.heading + "".join(map(forms.write, segments))
-            return Response(written, media_type=_TYPES[form])
+            return Response(written, media_type=_TYPES[form], headers={CUT: "true"} if self._end.cut else {})
         return {"text": text, **(self._verbose(segments) if form == "verbose_json" else {}), **self._usage()}
 
     def _verbose(self, segments: list[Segment]) -> dict[str, Any]:
@@ -153,5 +156,5 @@ class Writer:
     def _usage(self) -> dict[str, Any]:
         if self._end is None:
             return {}
-        edge = {"joules": round(self._end.joules, 3)}
+        edge = {"joules": round(self._end.joules, 3), **({"cut": True} if self._end.cut else {})}
         return {"usage": {"type": "duration", "seconds": round(self._end.seconds + 0.499), "edge": edge}}

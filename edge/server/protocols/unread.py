@@ -113,7 +113,20 @@ def check_fields(kind: type, data: Any) -> list[str]:
         if unknown := sorted(budget.keys() - set(names)):
             message = f"edge.{unknown[0][:40]} is no budget: choose {' or '.join(names)}"
             raise RefusedError(400, message, param="edge", code="invalid_value")
-    return ignored
+    return ignored + _details(data)
+
+
+def _details(data: dict[str, Any]) -> list[str]:
+    """Details that a client asks of its pictures: all have the size that --image-tokens sets."""
+    found, name = list[str](), "messages" if "messages" in data else "input"
+    for number, message in enumerate(data[name] if isinstance(data.get(name), list) else []):
+        content = message.get("content") if isinstance(message, dict) else None
+        for at, part in enumerate(content if isinstance(content, list) else []):
+            kind = part.get("type") if isinstance(part, dict) else None
+            picture = {"image_url": part.get("image_url"), "input_image": part}.get(kind) if kind else None
+            if isinstance(picture, dict) and picture.get("detail", "auto") not in ("auto", None):
+                found.append(f"{name}[{number}].content[{at}].detail")
+    return found
 
 
 def _check(others: dict[str, Any], refused: frozenset[str], where: str = "") -> list[str]:
