@@ -36,13 +36,13 @@ from machine import machine, say
 
 import edge
 from edge.apps.constants import CONSTANTS, constants_header
+from edge.apps.library import COMMON
 from edge.budget import format_bytes
 from edge.cli.terminal.show import table
 from edge.devices.host import usable_cores
 from edge.errors import UnsupportedError
 
 PEERS = Path(__file__).parent / "peers"
-RUNTIME = Path(edge.__file__).parent / "apps" / "runtime"
 PHONE = "pixel-9"
 STEPS = 128
 STARTS = 9
@@ -79,7 +79,8 @@ class App:
             raise SystemExit("bundle.py needs a C compiler: apt-get install gcc")
         self._program, self._model, self._threads = bundle / "worker", bundle / "model.edge", threads
         (bundle / CONSTANTS).write_text(constants_header(), encoding="utf-8")
-        command = [compiler, "-std=gnu11", "-O2", f"-I{RUNTIME}", f"-I{bundle}", str(PEERS / "bundle_worker.c")]
+        includes = [f"-I{each}" for each in (*COMMON, bundle)]
+        command = [compiler, "-std=gnu11", "-O2", *includes, str(PEERS / "bundle_worker.c")]
         libraries = [str(bundle / "libedge.a"), "-lm", "-lpthread", "-Wl,-z,norelro"]
         subprocess.run([*command, *libraries, "-o", str(self._program)], check=True)
 

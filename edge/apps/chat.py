@@ -1,4 +1,4 @@
-"""Section CHAT of model.edge: the chat template as token ids around the texts of messages (runtime/chat.c)."""
+"""Section CHAT of model.edge: the chat template as token ids around the texts of messages (runtime/text/chat.c)."""
 
 from __future__ import annotations
 

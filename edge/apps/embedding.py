@@ -1,4 +1,4 @@
-"""Section EMBED of model.edge: how the hidden states of a text become its vector (runtime/embed.c)."""
+"""Section EMBED of model.edge: how the hidden states of a text become its vector (runtime/pass/embed.c)."""
 
 from __future__ import annotations
 

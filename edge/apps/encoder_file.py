@@ -1,7 +1,7 @@
 """eyes.edge and the like: an encoder whose inputs are rows, beside a model, in the container of model.edge.
 
-The C runtime maps the file while it encodes (runtime/encoder.c). It has the sections of an encoder of texts that a pass
-reads, with a vocabulary of 0 tokens; EMBED says how the last states are normalised; a section of the encoder's own
+The C runtime maps the file while it encodes (runtime/pass/encoder.c). It has the sections of an encoder of texts that a
+pass reads, with a vocabulary of 0 tokens; EMBED says how the last states are normalised; a section of the encoder's own
 kind, such as EYES, has all else. The library has a second table of compiled passes.
 """
 

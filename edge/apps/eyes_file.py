@@ -1,5 +1,5 @@
-"""Section EYES of model.edge and of eyes.edge: how pictures become rows (runtime/eyes.c); and STEM, the matrices around
-an encoder's layers.
+"""Section EYES of model.edge and of eyes.edge: how pictures become rows (runtime/eyes/eyes.c); and STEM, the matrices
+around an encoder's layers.
 
 model.edge has what a picture's tokens follow from, before it is encoded; eyes.edge has the rest, too.
 """

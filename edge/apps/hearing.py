@@ -1,5 +1,5 @@
 """What bundles of models that hear have besides: section HEARING of model.edge, the tokens of a transcript
-(runtime/hearing.h), and section STEM of ears.edge, the tables around the encoder (runtime/stem.c).
+(runtime/ears/hearing.h), and section STEM of ears.edge, the tables around the encoder (runtime/ears/stem.c).
 
 The bundle's own network is the decoder, so that model.edge is as any other; the encoder is ears.edge.
 """

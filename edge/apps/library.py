@@ -33,8 +33,9 @@ from edge.types import Progress
 STATIC, SHARED = "libedge.a", "libedge.so"
 DLL, IMPORTS = "edge.dll", "edge.lib"  # Windows: both GNU's and Microsoft's linkers find edge.lib
 RUNTIME = Path(__file__).parent / "runtime"
-COMMON = (RUNTIME, RUNTIME / "grammar")  # folders of C files that every bundle has
-# C files of bundles that run on GPUs, on NPUs, that hear
+# Folders of C files that every bundle has, and those of bundles that run on GPUs, on NPUs, that hear.
+_SUBJECTS = ("eyes", "grammar", "kv", "model", "pass", "session", "system", "text")
+COMMON = (RUNTIME, *(RUNTIME / each for each in _SUBJECTS))
 GPU, NPU, EARS = RUNTIME / "gpu", RUNTIME / "npu", RUNTIME / "ears"
 
 # The external functions that a library may call on Android: their arguments and results are numbers and pointers, and

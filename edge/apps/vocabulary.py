@@ -1,4 +1,4 @@
-"""Section TOKENIZER of model.edge: the tables of `runtime/vocabulary.h`, in the order that its first comment lists."""
+"""Section TOKENIZER of model.edge: the tables of `runtime/text/vocabulary.h`, in its first comment's order."""
 
 from __future__ import annotations
 

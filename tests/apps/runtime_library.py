@@ -18,6 +18,7 @@ from edge.apps.constants import CONSTANTS, constants_header
 from edge.apps.library import COMMON, RUNTIME, runtime_files
 
 C_FILES = runtime_files("*.c")
+NAMES = {path.name: path for path in RUNTIME.rglob("*.c")}
 PLATFORM = ("platform.c", "posix.c", "linux.c")  # what it takes from Linux
 SANITIZE = "EDGE_TEST_SANITIZE"  # environment variable: builds check addresses and undefined behaviour
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion", "-Wshadow", "-Werror")
@@ -49,7 +50,7 @@ def build(
     """A library or a program in the tests' cache folder, built if sources have changed. Skips without a compiler."""
     if shutil.which(compiler) is None:
         pytest.skip(f"no C compiler {compiler}")
-    paths = [RUNTIME / each if isinstance(each, str) else each for each in sources]
+    paths = [NAMES[each] if isinstance(each, str) else each for each in sources]
     checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all") if os.environ.get(SANITIZE) else ()
     symbols = ("-g",) if any(each.startswith("-fsanitize") for each in (*checks, *flags)) else ()
     command = [

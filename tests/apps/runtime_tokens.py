@@ -1,4 +1,4 @@
-"""The C tokenizer (apps/runtime/tokenizer.c) as tests call it: the same ids as edge.model.tokenizer.Tokenizer."""
+"""The C tokenizer (apps/runtime/text/tokenizer.c) as tests call it: the same ids as edge.model.tokenizer.Tokenizer."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_page_of_variables_is_whole_and_documented() -> None:
     assert page in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     ours = [path for folder in ("edge", "backends", "converters", "devices") for path in (ROOT / folder).rglob("*.py")]
     read = {name for path in ours for name in re.findall(r"\bEDGE_[A-Z_]+\b", path.read_text(encoding="utf-8"))}
-    headers = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "edge" / "apps" / "runtime").glob("*.h"))
+    headers = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "edge" / "apps" / "runtime").rglob("*.h"))
     assert read - set(re.findall(r"\bEDGE_[A-Z_]+", page + headers)) == set()  # names of C are no variables
 
 

@@ -1,4 +1,4 @@
-/* runtime/system.h for a WebAssembly module.
+/* runtime/system/system.h for a WebAssembly module.
  *
  * Memory only grows, up to the host's limit, so that freed blocks are kept for reuse. Threads are workers of the host,
  * which wait in web_thread until start_worker gives them work. map_file finds model.edge in memory; every file descriptor

@@ -1,4 +1,4 @@
-/* Functions of platform.c that runtime/system.h does not declare. */
+/* Functions of platform.c that runtime/system/system.h does not declare. */
 #ifndef EDGE_WEB_PLATFORM_H
 #define EDGE_WEB_PLATFORM_H
 
