@@ -1,4 +1,4 @@
-"""The rules of a pre-tokenizer as tables for `runtime/text/words.c`: classes of characters, an automaton per expression.
+"""The rules of a pre-tokenizer as tables for `runtime/text/words.c`: classes of characters and automatons.
 
 An expression becomes Thompson's automaton. A state of its table is a list of threads, in the order in which a
 backtracking matcher would try them. Threads after one that matches are dropped, so the table finds the backtracking
