@@ -34,18 +34,25 @@ if "EDGE_TEST_FORKS" not in os.environ:  # no fork's server
     FORKS.unlink(missing_ok=True)
     atexit.register(FORKS.unlink, missing_ok=True)
 COMPILERS = ("edge.backends.tvm.compiler.child", "edge.backends.tvm.gpu.compiled")  # which `run_child` starts
+TRIALS = tuple(
+    f"edge.{each}_child" for each in ("backends.llamacpp.trial", "backends.llamacpp.tokenizer", "converters.ggml")
+)
 COMPILER = """
 from edge.backends.tvm.cpu.lowering import import_compiler
 import_compiler()
 import edge.backends.tvm.cpu.elf, edge.backends.tvm.cpu.generator, edge.backends.tvm.gpu.generator
 __import__("quick_code").shorten()
 """
+TRIAL = """
+import edge.backends.llamacpp.trial_child, edge.backends.llamacpp.tokenizer_child, edge.converters.ggml_child
+"""
 COMMAND = """
 import edge.cli.application, edge.cli.commands, edge.cli.run, edge.plan.plan
 import edge.run.session, edge.run.starting.loading
 import rich.console, rich.table
-import fork_server
-fork_server.compile_in_forks()
+import fork_server, objects
+fork_server.fork_children()
+objects.share_objects()
 """
 
 # Starts in the place of the other process: hands over its files and environment, and ends as the fork ends.
@@ -58,7 +65,7 @@ with socket.socket(socket.AF_UNIX) as server:
     code = int(server.recv(8) or 1)
 os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 """
-_SERVER = "EDGE_TEST_COMPILER"  # environment variable: the name of the server that compiles
+_SERVER = "EDGE_TEST_SERVERS"  # environment variable: names of servers by what they have run
 _SERVERS: dict[str, tuple[subprocess.Popen[bytes], str]] = {}  # and their sockets, by what they have run
 _STARTING = threading.Lock()  # modules are compiled in threads: of two servers, the one that nobody keeps would end
 
@@ -68,31 +75,40 @@ def forking(prepared: str, module: str, *arguments: str) -> list[str]:
     if sys.platform != "linux":
         return [sys.executable, "-m", module, *arguments]
     with _STARTING:
-        for each in (COMPILER, prepared) if prepared == COMMAND and find_spec("tvm") else (prepared,):
+        others = [COMPILER] * bool(find_spec("tvm")) + [TRIAL] * bool(find_spec("llama_cpp"))
+        for each in (*(others if prepared == COMMAND else ()), prepared):
             if each not in _SERVERS:
                 _SERVERS[each] = _start(each)
     return _client(_SERVERS[prepared][1], module, *arguments)
+
+
+def _server_of(module: str) -> str | None:
+    return COMPILER if module in COMPILERS else TRIAL if module in TRIALS else None
 
 
 def _client(server: str, module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _CLIENT, server, module, *arguments]
 
 
-def compile_in_forks() -> None:
-    """Compilations that a fork starts are forks, too, of the other server."""
-    server, plain = os.environ[_SERVER], child._command
-    if server:
-        child._command = lambda module: _client(server, module) if module in COMPILERS else plain(module)
+def fork_children() -> None:
+    """Children that a fork starts are forks, too, of the other servers."""
+    servers, plain = json.loads(os.environ[_SERVER]), child._command
+
+    def command(module: str) -> list[str]:
+        name = servers.get(_server_of(module))
+        return _client(name, module) if name else plain(module)
+
+    child._command = command
 
 
 def _start(prepared: str) -> tuple[subprocess.Popen[bytes], str]:
     name = f"edge-tests-{os.getpid()}-{secrets.token_hex(8)}"  # not that of one which may still end
     places = [os.path.abspath(place) for place in sys.path]
     start = f"import sys; sys.path[:] = {places!r}; import fork_server; fork_server.serve({name!r}, {prepared!r})"
-    compiler = _SERVERS[COMPILER][1] if COMPILER in _SERVERS else ""
+    names = json.dumps({each: name for each, (_, name) in _SERVERS.items()})
     server = subprocess.Popen(
         [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-        env={**os.environ, "EDGE_TEST_FORKS": str(FORKS), _SERVER: compiler},
+        env={**os.environ, "EDGE_TEST_FORKS": str(FORKS), _SERVER: names},
     )  # fmt: skip
     assert server.stdout is not None
     assert server.stdout.read(1), "it did not start"
@@ -101,12 +117,15 @@ def _start(prepared: str) -> tuple[subprocess.Popen[bytes], str]:
 
 @contextmanager
 def fork_servers(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compilations that this process starts are forks. All servers end with this context."""
+    """Compilations and trials that this process starts are forks. All servers end with this context."""
     plain = child._command
     if sys.platform == "linux":
-        patch.setattr(
-            child, "_command", lambda module: forking(COMPILER, module) if module in COMPILERS else plain(module)
-        )
+
+        def command(module: str) -> list[str]:
+            prepared = _server_of(module)
+            return forking(prepared, module) if prepared else plain(module)
+
+        patch.setattr(child, "_command", command)
     yield
     for server, _ in _SERVERS.values():
         with server:

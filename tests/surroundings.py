@@ -28,6 +28,7 @@ os.environ["PATH"] += os.pathsep + str(Path(sys.executable).parent)
 import pytest
 from fork_server import fork_servers
 from hypothesis import HealthCheck, settings
+from objects import OBJECTS, share_objects
 from quick_code import QUICK
 
 from edge.devices.memory.pressure import Pressure, read_pressure
@@ -38,6 +39,7 @@ from edge.errors import speaking
 os.environ.setdefault(QUICK, str(int(not any(each.startswith("--exhaustive") for each in sys.argv))))
 _FOLDER = Path(__file__).parents[1] / "build" / ("test-cache" if os.environ[QUICK] == "1" else "test-cache-all")
 CACHE = Path(os.environ.get("EDGE_TEST_CACHE") or _FOLDER).absolute()
+os.environ[OBJECTS] = str(CACHE / "objects")  # children inherit it
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -82,6 +84,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     All workers and later runs share them: keys hash the sources, so a changed kernel is compiled anew.
     EDGE_TEST_CACHE names another folder.
     """
+    share_objects()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGE_CACHE", str(CACHE))
         patch.setenv("EDGE_CACHE_LIMIT", "4GiB")

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from conftest import CACHE
+from objects import object_of
 
 from edge.apps.constants import CONSTANTS, constants_header
-from edge.apps.library import COMMON, RUNTIME, runtime_files
+from edge.apps.library import COMMON, EARS, GPU, NPU, RUNTIME, runtime_files
 
 C_FILES = runtime_files("*.c")
 NAMES = {path.name: path for path in RUNTIME.rglob("*.c")}
@@ -33,7 +34,7 @@ def includes() -> tuple[str, ...]:
     made = folder / f"{CONSTANTS}.{os.getpid()}"
     made.write_text(text, encoding="utf-8")
     made.rename(folder / CONSTANTS)
-    return (*(f"-I{each}" for each in COMMON), f"-I{folder}")
+    return (*(f"-I{each}" for each in (*COMMON, EARS, GPU, NPU)), f"-I{folder}")
 
 
 @lru_cache
@@ -53,16 +54,29 @@ def build(
     paths = [NAMES[each] if isinstance(each, str) else each for each in sources]
     checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all") if os.environ.get(SANITIZE) else ()
     symbols = ("-g",) if any(each.startswith("-fsanitize") for each in (*checks, *flags)) else ()
-    command = [
-        compiler, "-std=c11", "-O1", *symbols, "-ffp-contract=off", *WARNINGS, *checks, *includes(), *flags,
-    ]  # fmt: skip
+    linked = [each for each in flags if str(each).startswith(("-Wl,", "-l", "-shared", "-static", "/"))]
+    compiled = ["-std=c11", "-O1", *symbols, "-ffp-contract=off", *WARNINGS, *checks, "-fPIC", *includes()]
+    compiled += [each for each in flags if each not in linked and each != "-c"]
+
+    def compile_one(path: Path) -> Path:
+        if path.suffix != ".c":
+            return path
+        return object_of(
+            [compiler], compiled, path,
+            lambda used, made: subprocess.run([compiler, *used, "-c", path, "-o", made], check=True),
+        )  # fmt: skip
+
+    objects = [compile_one(path) for path in paths]
+    if "-c" in flags:
+        return objects[0]
+    command = [compiler, *symbols, *checks, *flags, *map(str, objects), *libraries]
     digest = hashlib.sha256(repr(command).encode())
-    for path in [*sorted(RUNTIME.rglob("*.h")), *paths]:
+    for path in paths:
         digest.update(path.read_bytes())
     out = CACHE / "runtime" / f"{digest.hexdigest()[:24]}{suffix}"
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         made = out.with_name(f"{out.name}.{os.getpid()}")
-        subprocess.run([*command, *map(str, paths), "-o", str(made), *libraries], check=True)
+        subprocess.run([*command, "-o", str(made)], check=True)
         made.rename(out)
     return out
