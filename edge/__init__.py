@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from edge.apps.adapter_file import export_adapter
     from edge.apps.bundle import export
     from edge.apps.serve import serve_site
+    from edge.documents.documents import Documents
+    from edge.documents.indexing import index
     from edge.errors import (
         BudgetError,
         BusyError,
@@ -57,24 +59,27 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "BudgetError": "errors", "BusyError": "errors", "Conversation": "run.conversation", "DownloadError": "errors",
+    "BudgetError": "errors", "BusyError": "errors", "Conversation": "run.conversation",
+    "Documents": "documents.documents", "DownloadError": "errors",
     "EdgeError": "errors", "Grammar": "grammar.grammar", "Image": "media.picture", "IncompleteError": "errors",
     "InputError": "errors", "MissingExtraError": "errors", "Model": "model.model", "ModelFormatError": "errors",
     "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
     "SamplingParams": "sampling", "Session": "run.session", "Sound": "media.recording", "UnsupportedError": "errors",
     "check_grammar": "grammar.matcher", "divergence": "lab.quality.windows", "eval_tasks": "lab.quality.tasks",
     "export": "apps.bundle", "export_adapter": "apps.adapter_file", "fits": "lab.prediction.fits",
-    "forecast": "lab.prediction.forecast", "load": "run.starting.loading", "make_plan": "plan.plan",
+    "forecast": "lab.prediction.forecast", "index": "documents.indexing",
+    "load": "run.starting.loading", "make_plan": "plan.plan",
     "models": "lab.inventory", "open_model": "run.starting.opening", "perplexity": "lab.quality.perplexity",
     "pull": "pulling", "search": "lab.searching.search", "serve_site": "apps.serve",
 }  # fmt: skip
 
 __all__ = [
-    "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "Grammar", "Image", "IncompleteError",
+    "BudgetError", "BusyError", "Conversation", "Documents", "DownloadError", "EdgeError", "Grammar", "Image",
+    "IncompleteError",
     "InputError", "MissingExtraError", "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport",
     "SamplingParams", "Session", "Sound", "UnsupportedError", "check_grammar", "divergence", "eval_tasks", "export",
-    "export_adapter", "fits", "forecast", "load", "make_plan", "models", "open_model", "perplexity", "pull", "search",
-    "serve_site",
+    "export_adapter", "fits", "forecast", "index", "load", "make_plan", "models", "open_model", "perplexity",
+    "pull", "search", "serve_site",
 ]  # fmt: skip
 
 

@@ -90,6 +90,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("EDGE_CACHE_LIMIT", "4GiB")
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # children would compile all modules again
         patch.setenv("EDGE_TUNING", str(tmp_path_factory.mktemp("tuning")))
+        patch.setenv("EDGE_INDEXES", str(tmp_path_factory.mktemp("indexes")))
         patch.setenv("EDGE_DEVICES", str(tmp_path_factory.mktemp("devices")))
         yield
 

@@ -13,7 +13,7 @@ from edge.errors import speaking
 
 _COMMANDS = {
     "run": "run:run", "chat": "chat.command:chat", "serve": "serve:serve", "embed": "embed:embed", "rank": "rank:rank",
-    "transcribe": "transcribe:transcribe",
+    "transcribe": "transcribe:transcribe", "index": "index:index", "ask": "ask:ask",
     "pull": "pull:pull", "plan": "plan:plan", "bench": "measuring.bench:bench", "tune": "measuring.tune:tune",
     "search": "measuring.search:search",
     "compile": "making.compile:compile", "export": "making.export:export",

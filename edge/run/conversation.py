@@ -31,7 +31,7 @@ from edge.model.thinking import Think
 from edge.run.arguments import check_media, check_text
 from edge.run.batching.scheduler import Pieces
 from edge.run.report import RunReport, ToolCall
-from edge.run.request import Heard, Picture, user_message
+from edge.run.request import DEFAULT_MAX_TOKENS, Heard, Picture, user_message
 from edge.run.sequences.snapshots import Mark, changed_opening
 from edge.run.session import Session
 from edge.types import IntArray
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from edge.media.picture import Image
     from edge.media.recording import Sound
     from edge.model.media_parts import Medium
+    from edge.run.grounding import Grounded
 
 
 @dataclass(frozen=True)
@@ -160,14 +161,16 @@ class Conversation:
         if self._whole or media:
             yield from self._answer(len(self._turns), Turn(text, media=media), **options)
             return
+        found = self._grounded(text, options)
+        asked = text if found is None else found.text
         session, fresh = self.session, not self._turns
         think = Think.parse(options.get("think"))
-        before, prompt = Mark(), text  # type: Mark, str | Prompt
+        before, prompt = Mark(), asked  # type: Mark, str | Prompt
         self._choose(think)
         if self.replays:
             past = self._encoded()
             before = Mark(rows=session.model.prefix_rows + past.size)
-            follow_up = session.model.follow_up(text, think)
+            follow_up = session.model.follow_up(asked, think)
             prompt = Prompt([past, follow_up.first(None)], follow_up.thinks)
         elif not fresh:
             self._drop_thoughts()
@@ -181,6 +184,20 @@ class Conversation:
 
         follows = not fresh and not self.replays
         yield from self._told(session.stream(prompt, system=self._system, follow_up=follows, **options), keep)
+
+    def _grounded(self, question: str, options: dict[str, Any]) -> Grounded | None:
+        """The question behind passages, where the options have documents; they then have what was found."""
+        documents = options.get("documents")
+        if documents is None:
+            return None
+        from edge.run.grounding import Grounded, ground  # here: few conversations have documents
+
+        if isinstance(documents, Grounded):
+            raise InputError("a conversation's documents must be edge.Documents")
+        held = self.session.engine.kv.length if self._turns else 0
+        limit = options.get("max_tokens", DEFAULT_MAX_TOKENS)
+        options["documents"] = found = ground(documents, self.session.reader, question, self._system, limit, held)
+        return found
 
     def give(self, results: Sequence[str], **options: Any) -> Pieces:
         """Continue with the results of the last answer's `calls`, in their order; like `say`. Raises InputError."""

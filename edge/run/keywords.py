@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from edge.grammar.grammar import Grammar
 from edge.model.thinking import Think
+from edge.run.grounding import Grounded, Grounds
 from edge.run.hooks import OnCall, OnLogprob, OnPrefill, OnThought
 from edge.run.request import Heard, Messages, Picture, Tools
 from edge.run.sampling.sampler import Processor
@@ -47,3 +48,4 @@ class AnswerKeywords(TypedDict, total=False):
     on_prefill: OnPrefill | None
     on_thought: OnThought | None
     on_call: OnCall | None
+    documents: Grounds | Grounded | None

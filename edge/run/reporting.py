@@ -51,6 +51,7 @@ def report_of(
         tool_calls=run.calls.found if run.calls else (),
         incomplete=run.incomplete,
         beams=run.beams,
+        sources=run.request.sources,
         logprobs=tuple(run.logprobs.kept) if run.logprobs is not None and run.logprobs.kept is not None else None,
     )
 

@@ -35,7 +35,7 @@ from edge.run.generation import Generation
 from edge.run.hooks import NO_HOOKS, Hooks, OnCall, OnLogprob, OnPrefill, OnThought
 from edge.run.loaded import Loaded
 from edge.run.loop import begin, generate
-from edge.run.report import RunReport, StopReason, TokenLogprob
+from edge.run.report import Cited, RunReport, StopReason, TokenLogprob
 from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Heard, Messages, Picture, Request, Text, Tools, prompt_of
 from edge.run.sampling.sampler import Processor
@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # modules that few runs need are imported where they are used
 
     from edge.media.sound import Source
     from edge.run.batching.batch import Batch
+    from edge.run.grounding import Grounded, Grounds, Reader
     from edge.run.keywords import AnswerKeywords
     from edge.run.speech.asked import HearKeywords
     from edge.run.speech.transcription import Transcription
@@ -208,6 +209,7 @@ class Session:
         on_prefill: OnPrefill | None = None,
         on_thought: OnThought | None = None,
         on_call: OnCall | None = None,
+        documents: Grounds | Grounded | None = None,
     ) -> Generator[str, None, None]:
         """Yield the answer in pieces as it is generated; characters are never split.
 
@@ -237,6 +239,7 @@ class Session:
             length to the power of length_penalty. `report.beams` has all beams.
         on_prefill, on_thought, on_logprob, on_call: functions called with the progress of the prompt, each piece of
             thoughts, each TokenLogprob before its text, and events of `edge.tools.parser`. They must return quickly.
+        documents: an `edge.Documents`, whose passages stand before the question; `report.sources` has them.
 
         After the last piece, or when the iterator is closed, `report` holds the RunReport, and its figures are in the
         history of this device (docs/devices.md), from which `edge.forecast` predicts.
@@ -247,6 +250,11 @@ class Session:
         self.steps.check_idle()
         if isinstance(sampling, Mapping):
             raise InputError(f"sampling must be SamplingParams, not {sampling!r:.60}")
+        sources: tuple[Cited, ...] = ()
+        if documents is not None:
+            from edge.run.grounding import grounded  # here: few prompts have documents
+
+            prompt, messages, sources = grounded(documents, self.reader, prompt, messages, system, max_tokens)
         asked = prompt_of(
             prompt, messages, tools, tool_choice, system, parallel=parallel_tool_calls, continues=raw or follow_up,
             images=images, sounds=sounds,
@@ -254,7 +262,7 @@ class Session:
         request = Request(
             asked, max_tokens, sampling, stop, ignore_eos, system, raw, follow_up, Think.parse(think), time_limit,
             energy_limit, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor, beams,
-            length_penalty,
+            length_penalty, sources=sources,
         )  # fmt: skip
         return self.start(request, Hooks(on_prefill, on_thought, on_logprob, on_call))
 
@@ -438,6 +446,14 @@ class Session:
     def _ended_by(self) -> StopReason | None:
         """The stop reason, if a caller asked for the end of the answer; else None."""
         return "terminated" if self.terminated else "interrupted" if self._interrupted else None
+
+    @property
+    def reader(self) -> Reader:
+        """The model with its room, for passages of documents."""
+        from edge.run.grounding import Reader  # here: few prompts have documents
+
+        rows = min(self.engine.kv.capacity, self.spec.context)
+        return Reader(self.model, self.options, rows, self.may_evict)
 
     @property
     def may_evict(self) -> bool:

@@ -55,6 +55,7 @@ REPORT_KEYS = {
     "incomplete": None,
     "logprobs": None,
     "beams": None,
+    "sources": None,
     "schema": None,
 }  # fmt: skip
 

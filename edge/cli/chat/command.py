@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from edge.cli import options as o
-from edge.cli.terminal.show import ProgressLine, ThoughtView, note, print_json, progress, width
+from edge.cli.terminal.show import ProgressLine, ThoughtView, note, print_json, printable, progress, width
 from edge.options import Options
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ def chat(
     saved: Annotated[
         Optional[Path],  # noqa: UP045
         o.flag("--load", metavar="FILE", help="Go on with a conversation that /save wrote."),
+    ] = None,
+    documents: Annotated[
+        Optional[str],  # noqa: UP045
+        o.flag("--documents", metavar="NAME", help="Put passages of this index before each question (edge index)."),
     ] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -91,9 +95,16 @@ def chat(
     typed = is_terminal() and not json
     with (
         progress(enabled=not quiet) as shown,
+        ExitStack() as held,
         ExitStack() as sessions,
         turns(typed) as lines,
     ):
+        own = None
+        if documents is not None:
+            from edge.documents.documents import Documents
+
+            own = held.enter_context(Documents(documents, options=options))
+            own.load()  # first: the model plans with what is left of the memory
         session = sessions.enter_context(load(opened, fitting))
         thoughts = ThoughtView(not quiet and not json, shown)
 
@@ -117,7 +128,7 @@ def chat(
         if saved is not None:
             talk.load(saved)
         talk.system = system
-        chat = Chat(talk, settings, shown.step("prefill"), thoughts.show, switch, files=files)
+        chat = Chat(talk, settings, shown.step("prefill"), thoughts.show, switch, files=files, documents=own)
         if typed and not quiet:
             note(f"{opened.spec.label}, {session.plan.config.capacity:,} KV rows. /help lists commands, Ctrl-D leaves")
             warn_unpinned(chat.talk)
@@ -192,6 +203,8 @@ def _answer(
     if unanswered is not None:
         raise unanswered
     if not quiet and not json:
+        for source in report.sources:
+            note(f"[{source.number}] {printable(source.label)}  {printable(source.where)}")
         for notice in _notices(talk):
             note(f"({notice})")
 

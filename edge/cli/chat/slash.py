@@ -18,6 +18,7 @@ from edge.records import dataclass
 from edge.sampling import WHOLE, SamplingParams
 
 if TYPE_CHECKING:
+    from edge.documents.documents import Documents
     from edge.media.picture import Image
     from edge.media.recording import Sound
     from edge.run.batching.scheduler import Pieces
@@ -50,6 +51,7 @@ class Chat:
     files: list[str] = field(default_factory=list)  # texts that go before the next question
     images: list[Image] = field(default_factory=list)  # pictures that go before it
     sounds: list[Sound] = field(default_factory=list)
+    documents: Documents | None = None  # whose passages go before each question
 
     def say(self, text: str) -> Pieces | None:
         """The answer to a turn after the files that were read, or to the results of calls, once all are there."""
@@ -67,7 +69,7 @@ class Chat:
         return self.talk.give(results, **self._options())
 
     def ask(self, question: str, images: Sequence[Image] = (), sounds: Sequence[Sound] = ()) -> Pieces:
-        return self.talk.say(question, images, sounds, **self._options())
+        return self.talk.say(question, images, sounds, **self._options(), documents=self.documents)
 
     def _options(self) -> dict[str, Any]:
         return {"on_prefill": self.on_prefill, "on_thought": self.on_thought, **vars(self.settings)}

@@ -24,6 +24,7 @@ _OTHERS = {
     "EDGE_DEVICES": "The folder of your device profiles (edge devices).",
     "EDGE_GPU": "The GPU to use, by a part of its name or such as wgpu:0; off hides all (edge devices).",
     "EDGE_HISTORY": "0 remembers no runs to predict others from; a folder remembers them there.",
+    "EDGE_INDEXES": "The folder of indexes of your documents (edge index).",
     "EDGE_ISA": "Instruction set of the native engine, such as avx2 or generic (default: the CPU's best).",
     "EDGE_SENSORS": "A folder with the device's sys and proc, for containers that have them elsewhere.",
     "EDGE_TUNING": "The folder of your tuning records (edge tune).",

@@ -1,0 +1,1 @@
+"""The user's own documents: read, split into passages, stored, searched, and packed into prompts."""

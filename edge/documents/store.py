@@ -1,0 +1,317 @@
+"""An index: one SQLite file with passages, their words (FTS5) and their vectors.
+
+    files     the files that were read, with their hashes
+    passages  their passages, with a place; vector is NULL until the encoder has seen the text
+    words     FTS5's index of the passages' words, kept by triggers
+    facts     the sources, and the encoder of the vectors
+
+A vector is int8 [size], its values divided by `scale`; all vectors have length 1. A file's passages are replaced, and
+vectors added, in transactions: an interrupted run leaves a whole index, and the next one goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.devices.platform import system_folder
+from edge.devices.private import is_private_file, make_private_folder
+from edge.documents.reading import Document
+from edge.documents.splitting import Passage
+from edge.errors import InputError, UnsupportedError
+from edge.records import dataclass
+from edge.storage.lock import file_lock
+from edge.types import AnyArray, FloatArray
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SUFFIX = ".sqlite"
+_VERSION = 1
+_PATIENCE_S = 10.0  # for another process's transaction
+_SCHEMA = f"""
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE files (
+    id INTEGER PRIMARY KEY, path TEXT UNIQUE NOT NULL, sha256 TEXT NOT NULL, size INTEGER NOT NULL,
+    changed INTEGER NOT NULL, title TEXT NOT NULL, unit TEXT NOT NULL
+);
+CREATE TABLE passages (
+    id INTEGER PRIMARY KEY, file INTEGER NOT NULL REFERENCES files ON DELETE CASCADE, heading TEXT NOT NULL,
+    text TEXT NOT NULL, place INTEGER NOT NULL, tokens INTEGER NOT NULL, scale REAL, vector BLOB
+);
+CREATE INDEX passages_of_files ON passages (file);
+CREATE INDEX waiting ON passages (id) WHERE vector IS NULL;
+CREATE VIRTUAL TABLE words USING fts5 (
+    heading, text, content='passages', content_rowid='id', tokenize='porter unicode61 remove_diacritics 2'
+);
+CREATE TRIGGER words_added AFTER INSERT ON passages BEGIN
+    INSERT INTO words (rowid, heading, text) VALUES (new.id, new.heading, new.text);
+END;
+CREATE TRIGGER words_removed AFTER DELETE ON passages BEGIN
+    INSERT INTO words (words, rowid, heading, text) VALUES ('delete', old.id, old.heading, old.text);
+END;
+PRAGMA user_version = {_VERSION};
+"""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A passage of the index. file: its path. place: a line or a page (`unit`), from 1. tokens: by the encoder."""
+
+    id: int
+    text: str
+    title: str
+    heading: str
+    file: str
+    place: int
+    unit: str
+    tokens: int
+
+    @property
+    def label(self) -> str:
+        """Title and headings, as they stand before the text."""
+        return " › ".join(dict.fromkeys(each for each in (self.title, self.heading) if each))
+
+    @property
+    def where(self) -> str:
+        """The file and the line or page."""
+        return f"{self.file}:{self.place}" if self.unit == "line" else f"{self.file}, page {self.place}"
+
+
+def indexes_folder() -> Path:
+    """The folder of indexes: EDGE_INDEXES, or one in the system's folder for data. It need not exist."""
+    chosen = os.environ.get("EDGE_INDEXES") or Path(system_folder("data")) / "indexes"
+    return Path(os.path.abspath(os.path.expanduser(chosen)))
+
+
+def index_path(name: str) -> Path:
+    """The file of an index. Raises InputError for a name that none can have."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        wanted = "letters, digits, dots, underscores and hyphens, 64 at most, with a letter or digit first"
+        raise InputError(f"an index is named by {wanted}, not {name!r:.80}")
+    return indexes_folder() / f"{name}{_SUFFIX}"
+
+
+def index_names() -> list[str]:
+    """The names of all indexes, sorted."""
+    folder = indexes_folder()
+    return sorted(path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")) if folder.is_dir() else []
+
+
+@contextmanager
+def writing(name: str) -> Iterator[None]:
+    """Let one process at a time change an index; the others wait. Raises InputError, CacheError."""
+    path = index_path(name)
+    with _explained(path):
+        make_private_folder(path.parent)
+        with file_lock(path.with_suffix(".lock")):
+            yield
+
+
+def remove_index(name: str) -> None:
+    """Delete an index. Raises InputError if there is none."""
+    _check_there(name)
+    with writing(name), _explained(index_path(name)):
+        index_path(name).unlink()
+
+
+def _check_there(name: str) -> None:
+    if not index_path(name).is_file():
+        known = ", ".join(index_names()) or "none"
+        raise InputError(f"there is no index {name!r}: edge index {name} DIR makes it (there: {known})")
+
+
+class Store:
+    """An open index. Use it as a context manager, or call `close`. Any thread may use it, one at a time.
+
+    create: whether a missing index is made. Raises InputError for an index that is missing or damaged, UnsupportedError
+    for one of a later version, or where SQLite has no FTS5.
+    """
+
+    def __init__(self, name: str, *, create: bool = False) -> None:
+        path = self.path = index_path(name)
+        self.name = name
+        if not create:
+            _check_there(name)
+        with _explained(path):
+            if path.exists() and not is_private_file(path.stat()):
+                raise InputError(f"{path} is not used: other users may have written it")
+            new = not path.exists()
+            if new:
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._base = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+        try:
+            with _explained(path):
+                self._base.execute("PRAGMA foreign_keys = ON")
+                version = self._base.execute("PRAGMA user_version").fetchone()[0]
+                if version > _VERSION:
+                    raise UnsupportedError(f"{path} was made by a later edge: use that, or edge index --remove {name}")
+                if not version:
+                    self._base.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        except BaseException:
+            self.close()
+            if new:
+                path.unlink(missing_ok=True)
+            raise
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._base.close()
+
+    @contextmanager
+    def _changing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction, which counts as a whole or not at all."""
+        with _explained(self.path):
+            self._base.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._base
+            except BaseException:
+                self._base.execute("ROLLBACK")
+                raise
+            self._base.execute("COMMIT")
+
+    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        with _explained(self.path):
+            return self._base.execute(query, values).fetchall()
+
+    # Facts
+
+    @property
+    def sources(self) -> list[str]:
+        """Paths of files and folders, as they were named."""
+        return list(json.loads(self._fact("sources") or "[]"))
+
+    @sources.setter
+    def sources(self, paths: Iterable[str]) -> None:
+        self._set_fact("sources", json.dumps(list(dict.fromkeys(paths))))
+
+    @property
+    def encoder(self) -> str | None:
+        """The name or path of the encoder of the vectors."""
+        return self._fact("encoder")
+
+    @property
+    def encoder_hash(self) -> str | None:
+        """SHA-256 of its file."""
+        return self._fact("encoder_hash")
+
+    def set_encoder(self, name: str, sha256: str) -> None:
+        """State the encoder. Vectors of another one leave."""
+        with self._changing() as base:
+            if self.encoder_hash not in (None, sha256):
+                base.execute("UPDATE passages SET vector = NULL, scale = NULL")
+            for fact, value in (("encoder", name), ("encoder_hash", sha256)):
+                base.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (fact, value))
+
+    def _fact(self, name: str) -> str | None:
+        found = self._rows("SELECT value FROM facts WHERE name = ?", (name,))
+        return str(found[0][0]) if found else None
+
+    def _set_fact(self, name: str, value: str) -> None:
+        with self._changing() as base:
+            base.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    # Files and passages
+
+    def counts(self) -> tuple[int, int, int]:
+        """The numbers of files, of passages, and of passages without a vector."""
+        [found] = self._rows(
+            "SELECT (SELECT count(*) FROM files), (SELECT count(*) FROM passages), "
+            "(SELECT count(*) FROM passages WHERE vector IS NULL)"
+        )
+        return found[0], found[1], found[2]
+
+    def files(self) -> dict[str, tuple[str, int, int]]:
+        """SHA-256, size and time of the last change (nanoseconds) of each file, by its path."""
+        return {path: tuple(state) for path, *state in self._rows("SELECT path, sha256, size, changed FROM files")}
+
+    def put(
+        self, path: str, state: tuple[str, int, int], document: Document | None, passages: Iterable[Passage]
+    ) -> None:
+        """Replace a file's passages; without a document only its state."""
+        with self._changing() as base:
+            if document is None:
+                base.execute("UPDATE files SET sha256 = ?, size = ?, changed = ? WHERE path = ?", (*state, path))
+                return
+            base.execute("DELETE FROM files WHERE path = ?", (path,))
+            title, insert = document.title, "INSERT INTO files (path, sha256, size, changed, title, unit) VALUES "
+            file = base.execute(f"{insert} (?, ?, ?, ?, ?, ?)", (path, *state, title, document.unit)).lastrowid
+            for each in passages:
+                base.execute(
+                    "INSERT INTO passages (file, heading, text, place, tokens) VALUES (?, ?, ?, ?, ?)",
+                    (file, each.heading, each.text, each.place, each.tokens),
+                )
+
+    def drop(self, paths: Iterable[str]) -> None:
+        """Remove files and their passages."""
+        with self._changing() as base:
+            base.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in paths])
+
+    def passages(self, ids: Sequence[int]) -> list[Stored]:
+        """Passages by their ids, in this order; those that have left meanwhile are missing."""
+        found = {}
+        for start in range(0, len(ids), 500):  # SQLite limits the variables of a query
+            some = ids[start : start + 500]
+            for row in self._rows(f"{_PASSAGES} WHERE passages.id IN ({','.join('?' * len(some))})", some):
+                found[row[0]] = Stored(*row)
+        return [found[each] for each in ids if each in found]
+
+    def waiting(self, most: int) -> list[Stored]:
+        """The first passages without a vector, at most this many."""
+        return [Stored(*row) for row in self._rows(f"{_PASSAGES} WHERE vector IS NULL ORDER BY passages.id LIMIT ?",
+                                                   (most,))]  # fmt: skip
+
+    # Vectors and words
+
+    def put_vectors(self, ids: Sequence[int], vectors: FloatArray) -> None:
+        """Store vectors of length 1, float32 [ids, size], as int8."""
+        scales = np.abs(vectors).max(axis=1) / 127
+        codes = np.rint(vectors / np.maximum(scales, 1e-12)[:, None]).astype(np.int8)
+        rows = [(float(scale), code.tobytes(), each) for each, scale, code in zip(ids, scales, codes, strict=True)]
+        with self._changing() as base:
+            base.executemany("UPDATE passages SET scale = ?, vector = ? WHERE id = ?", rows)
+
+    def vectors(self, size: int, at_once: int) -> Iterator[tuple[AnyArray, FloatArray, AnyArray]]:
+        """Yield ids, int64 [n], scales, float32 [n], and codes, int8 [n, size], n at most `at_once`."""
+        with _explained(self.path), closing(self._base.cursor()) as cursor:
+            cursor.execute("SELECT id, scale, vector FROM passages WHERE length(vector) = ?", (size,))
+            while rows := cursor.fetchmany(at_once):
+                ids, scales, codes = zip(*rows, strict=True)
+                yield (
+                    np.array(ids, np.int64), np.array(scales, np.float32),
+                    np.frombuffer(b"".join(codes), np.int8).reshape(len(rows), size),
+                )  # fmt: skip
+
+    def find_words(self, query: str, most: int) -> list[int]:
+        """The ids of the passages that FTS5 ranks best by BM25 for a query in its language, the best first."""
+        return [row[0] for row in self._rows(
+            "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words, 2.0, 1.0), rowid LIMIT ?", (query, most)
+        )]  # fmt: skip
+
+
+_PASSAGES = (
+    "SELECT passages.id, text, title, heading, path, place, unit, tokens FROM passages JOIN files ON files.id = file"
+)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        if "fts5" in str(error):
+            raise UnsupportedError("this Python's SQLite has no FTS5, which indexes need") from None
+        raise InputError(f"{path}: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror})") from None
