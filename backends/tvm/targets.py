@@ -38,6 +38,8 @@ class Target:
     chunk_block: int = 32
     # Query rows of a chunk that share a block of keys and values in BF16 (`kernels/pairs.py`); 0: float32.
     pair_rows: int = 0
+    # Likewise of an encoder, with keys in 8 bits (`kernels/byte_scores.py`); 0: float32.
+    byte_rows: int = 0
     # Pieces of work go to the threads in turn, rather than one contiguous range to each thread.
     step_dealt: bool = False
     chunk_dealt: bool = False
@@ -54,6 +56,11 @@ class Target:
     def paired(self) -> int:
         """`pair_rows` in whole groups of `score_rows`."""
         return -(-self.pair_rows // self.score_rows) * self.score_rows
+
+    @property
+    def quantized_rows(self) -> int:
+        """`byte_rows`, likewise."""
+        return -(-self.byte_rows // self.score_rows) * self.score_rows
 
     @property
     def returns(self) -> bool:
@@ -90,6 +97,7 @@ _AVX512 = Target(
     score_rows=12,
     score_tiles=2,
     mix_registers=24,
+    byte_rows=96,
 )
 _LOOKS = 100_000  # the same 150 µs: WebAssembly has no pause
 

@@ -378,6 +378,24 @@ def test_chunks_in_bf16_are_those_in_float32(
     assert correlation(*answers) > (0.999 if kv_dtype == "f16" else 0.995)
 
 
+@pytest.mark.slow
+def test_scores_of_encoder_in_bytes_are_those_in_float32(
+    monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine]
+) -> None:
+    """Blocks of 32 rows and 32 queries, of which the last are not full."""
+    isa = next((isa for isa in runnable_isas() if target_named(isa, "").byte_rows), None)
+    if isa is None:
+        pytest.skip("this CPU runs none of the instruction sets with products of 8 bits in 512")
+    choose(monkeypatch, isa)
+    model = open_model(GOLDEN / "encoders" / "bert-cased.gguf")
+    tokens = tokens_of(model, 90)
+    changes = {"byte_rows": 24, "score_rows": 16, "chunk_block": 2}
+    engine = engines(open_with(model, "f16", threads=2, chunk=96, capacity=96, tuning=changes))
+    expected = load_engine(model, "reference", "f32", capacity=96, chunk=96).hidden(tokens)  # type: ignore[attr-defined]
+    states = engine.hidden(tokens)  # type: ignore[attr-defined]
+    assert 1e-4 < np.abs(states - expected).max() < 0.05  # not equal: they were rounded
+
+
 # Sliding windows
 
 

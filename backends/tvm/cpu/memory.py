@@ -90,7 +90,7 @@ class PassMemory:
         rank, observed = padded_rank(config.lora_rank), round_up(kv.longest, TILE) if config.observes else 0
         kept = Kept.of(network, target.gemm_tokens, config.drafts)
         if config.kv_dtype == "f32":  # the exact mode
-            target = replace(target, pair_rows=0)
+            target = replace(target, pair_rows=0, byte_rows=0)
         scratch = make_scratch(
             shape, target, config.chunk, config.threads, observed, rank, config.together, kept.floats,
             pages_held(config), estimates=estimates, taps=len(config.taps),

@@ -71,6 +71,23 @@ def pair_offsets(core: Attention, target: Target) -> dict[str, int]:
     })  # fmt: skip
 
 
+def byte_groups(key: int) -> list[tuple[int, int]]:
+    """The values of a key that share a scale where scores are products of 8 bits, in parts of 16: the first and their
+    number, two if there are as many left."""
+    return [(first, min(2, key // 16 - first)) for first in range(0, key // 16, 2)]
+
+
+def byte_offsets(core: Attention, target: Target) -> dict[str, int]:
+    """As `work_offsets`, for an encoder's chunk whose scores are products of 8 bits."""
+    row, block, rows = core.row.padded(LANES), target.chunk_block * 16, target.quantized_rows
+    groups = len(byte_groups(row.key))
+    return _offsets(_work(core, rows) | {
+        "scores": target.score_rows * block, "queries": rows * row.key // 4, "query_scales": rows * groups,
+        "corrections": rows * groups, "keys": block * row.key // 4, "key_scales": block * groups,
+        "values": block * row.mixed,
+    })  # fmt: skip
+
+
 def _work(core: Attention, lines: int) -> dict[str, int]:
     return {"out": lines * core.row.padded(LANES).mixed, "maxima": lines, "sums": lines}
 
@@ -102,8 +119,8 @@ def make_scratch(
     query_rows = round_up(tokens * shape.group, target.score_rows) + target.score_rows
     attention = [core for core in cores if isinstance(core, Attention)]
     part = max(found.pop("work", 0), *(work_offsets(core, target)["size"] for core in attention))
-    paired = attention if target.pair_rows else []
-    pairs = max((pair_offsets(core, target)["size"] for core in paired), default=0)
+    shared = [pair_offsets] * (target.pair_rows > 0) + [byte_offsets] * (target.byte_rows > 0 and shape.encoder)
+    pairs = max((offsets(core, target)["size"] for core in attention for offsets in shared), default=0)
     values = max(rows * shape.widest, found.pop("quantized", 0))  # that are quantized at once
     blocks = values // 32
     parts = round_up(sequences, target.gemm_tokens) if sequences > 1 else 1

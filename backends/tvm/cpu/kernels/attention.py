@@ -278,10 +278,10 @@ def _mix(target: Target, cache: Cache, rows: int, first_row: Value, block: _Bloc
                 cache.fetch_keys(first_row, *next_keys)
             yield row, of_cache
 
-    mix(target, cache, rows, work, over, lambda row, parts: cache.load_values(first_row, row, parts), _add_product)
+    mix(target, cache, rows, work, over, lambda row, parts: cache.load_values(first_row, row, parts), add_product)
 
 
-def _add_product(so_far: Value, power: Value, value: Value) -> Value:
+def add_product(so_far: Value, power: Value, value: Value) -> Value:
     return so_far + power * value
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.attention import (
@@ -14,12 +17,13 @@ from edge.backends.tvm.cpu.kernels.attention import (
     finish,
     merge,
 )
+from edge.backends.tvm.cpu.kernels.byte_scores import Held, attend_bytes
 from edge.backends.tvm.cpu.kernels.observe import observe
 from edge.backends.tvm.cpu.kernels.pairs import Paired, attend_pairs
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, remainder, when
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.cpu.phases.pages import list_pages
-from edge.backends.tvm.cpu.scratch import pair_offsets, work_offsets
+from edge.backends.tvm.cpu.scratch import byte_offsets, pair_offsets, work_offsets
 from edge.backends.tvm.packing.cores import round_up
 
 
@@ -60,11 +64,10 @@ def merge_parts(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
 def attend_chunk(b: PassBuilder, layer: Value) -> None:
     """Blocks of query rows go to the threads in turn: later ones see more rows and cost more."""
     core, source, limits, height = b.attention, b.rows_of(layer), _limits(b, layer), b.target.score_rows
-    paired = b.target.pair_rows > 0 and not b.design.exact
-    side = b.target.paired if paired else height
+    many, side = _shared_blocks(b)
     rows = let(b.count * core.group)
     units = let(quotient(rows + (side - 1), side) * core.kv_heads)
-    work, memory = _paired(b) if paired else (_work(b, b.thread, i64(0)), None)
+    work = many.work if many else _work(b, b.thread, i64(0))
     with b.dealt_out(units) as unit:
         kv_head, first = let(remainder(unit, core.kv_heads)), let(quotient(unit, core.kv_heads) * side)
         start = let(b.at("queries") + kv_head * b.at("query_rows") * b.cache.key)
@@ -97,12 +100,12 @@ def attend_chunk(b: PassBuilder, layer: Value) -> None:
                     at = let(b.at("mixed") + token_of(line) * round_up(core.mixed, 32) + head * core.row.value)
                     finish(b.cache, core.row.value, index, work, b.floats, at, b.restore(layer))
 
-        if memory is not None:
+        if many:
             groups = let(quotient(T.min(i64(side), rows - first) + (height - 1), height))
             last = query(let(first + side - 1))
-            attend_pairs(
+            many.attend(
                 b.target, b.cache, b.floats, lambda group: lines(first + group * height), groups, first_row,
-                tiles(query(first), last), last.visible, work, memory, limits,
+                tiles(query(first), last), last.visible, work, many.held, limits,
             )  # fmt: skip
             with loop(i64(0), groups) as group:
                 store_heads(let(first + group * height), work.of_rows(group * height, b.cache.value))
@@ -160,9 +163,27 @@ def _work(b: PassBuilder, part: Value, line: Value) -> Work:
     )  # fmt: skip
 
 
-def _paired(b: PassBuilder) -> tuple[Work, Paired]:
-    """The thread's working memory for a chunk in BF16."""
+@dataclass(frozen=True)
+class _Many:
+    """Attention of many query rows that share a converted block of keys and values, and the thread's memory for it."""
+
+    attend: Callable[..., None]
+    work: Work
+    held: Paired | Held
+
+
+def _shared_blocks(b: PassBuilder) -> tuple[_Many | None, int]:
+    """None if query rows convert keys and values for themselves; the query rows of a piece of work."""
+    target, form = b.target, b.cache.form
+    floats = not form.scales and form.packed == 1 and not b.cache.shared
+    in_bytes = b.shape.encoder and target.byte_rows > 0 and floats
+    if b.design.exact or not (in_bytes or target.pair_rows):
+        return None, target.score_rows
+    offsets = (byte_offsets if in_bytes else pair_offsets)(b.attention, target)
     start = let(b.at("pairs") + b.thread * b.at("pair_stride"))
-    at = {name: let(start + offset) for name, offset in pair_offsets(b.attention, b.target).items()}
-    work = Work(b.floats, at["scores"], at["out"], at["maxima"], at["sums"], b.target.chunk_block)
-    return work, Paired(at["queries"], at["keys"], at["values"])
+    at = {name: let(start + offset) for name, offset in offsets.items() if name != "size"}
+    scores, out, maxima, sums = (at.pop(name) for name in ("scores", "out", "maxima", "sums"))
+    work = Work(b.floats, scores, out, maxima, sums, target.chunk_block)
+    if in_bytes:
+        return _Many(attend_bytes, work, Held(**at)), target.quantized_rows
+    return _Many(attend_pairs, work, Paired(**at)), target.paired
