@@ -147,7 +147,9 @@ static void decode(uint32_t threads, uint32_t count)
         check(edge_rewind(session, UINT32_MAX, &error));
         check(edge_append(session, EDGE_RAW, line, (size_t)length - 1, &error));
         int32_t *tokens = malloc((count + 1) * sizeof *tokens);
-        tokens[0] = next().token; /* the prompt */
+        do
+            tokens[0] = next().token; /* the prompt */
+        while (tokens[0] < 0);
         double before = in_passes, busy = read_clock(CLOCK_PROCESS_CPUTIME_ID), began = seconds();
         for (uint32_t i = 1; i <= count;) {
             edge_piece piece = next();

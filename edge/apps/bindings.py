@@ -16,7 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from edge.apps import gpu_programs
-from edge.apps.enums import ABOUT, ROLES_OF_TEXT, Engine, Finish, Form, Pooling, Role, Speculate, Status, Trim
+from edge.apps.enums import ABOUT, NAMES, ROLES_OF_TEXT, Engine, Finish, Form, Pooling, Role, Speculate, Status, Trim
 from edge.apps.structs import STRUCTS, Field, layout, members
 from edge.backends.tvm.gpu.design import State
 from edge.backends.tvm.gpu.picking import TOP
@@ -75,6 +75,8 @@ def _c_member(field: Field) -> Iterator[str]:
         about = field.about
     else:
         about = _about(field, "NULL" if field.kind == "text" else "Less than 0" if field.unset else "0")
+        if field.enum:
+            about = f"An edge_{field.enum.__name__.lower()}. {about}"
     if about and len(declared) + len(about) + 7 > _WIDTH:
         yield textwrap.fill(about + " */", _WIDTH, initial_indent="    /* ", subsequent_indent="     * ")
         about = ""
@@ -107,28 +109,47 @@ _BUFFERS = {"Int": "Int", "Long": "Long", "Double": "Double", "Boolean": "Int", 
 def _kotlin(part: str) -> str:
     if part in _KINDS:
         return _kotlin_enum(_KINDS[part])
-    name = re.sub("(Bytes|Read)$", "", part)
+    if part == "Names":
+        return "\n".join(f'    "{name}" to "{ours}",' for name, (ours, _, _) in NAMES.items())
+    name = re.sub("(Bytes|Read|Builder)$", "", part)
     struct = [field for field in STRUCTS[name] if "kotlin" not in field.without]
     places, size = layout(STRUCTS[name], _LP64)
     if part == name:
         return "\n".join(
             line for field in struct for line in _kotlin_member(field, name in ("Options", "Hearing", "Readings"))
         )
+    if part.endswith("Builder"):
+        return "\n\n".join(_kotlin_setter(field) for field in struct)
     if part.endswith("Bytes"):
         puts = [put for field in struct for put in _kotlin_puts(field, places)]
         return "\n            ".join((f"        struct({size})", *puts, ".array()"))
-    reads = [f"{camel(field.name)} = {_kotlin_read(field, places)}" for field in struct]
+    reads = "".join(f"            {camel(field.name)} = {_kotlin_read(field, places)},\n" for field in struct)
     return (
         f"    internal companion object {{\n        const val BYTES = {size}\n\n"
-        f"        fun of(struct: ByteBuffer) = {name}(\n{_list(reads, 12)},\n        )\n    }}"
+        f"        fun of(struct: ByteBuffer) = {name}(\n{reads}        )\n    }}"
     )
 
 
 def _kotlin_member(field: Field, optional: bool) -> Iterator[str]:
     if about := _about(field, "Null"):
         yield _document(about, "    /** ", "     * ", " */")
-    default = _KOTLIN_DEFAULTS.get(field.kind, "? = null") if optional else ""
-    yield f"    val {camel(field.name)}: {_KOTLIN_TYPES[field.kind]}{default},"
+    yield f"    public val {camel(field.name)}: {_kotlin_type(field, optional)},"
+
+
+def _kotlin_type(field: Field, optional: bool, default: bool = True) -> str:
+    if field.enum:
+        own, least = field.enum.__name__, f" = {field.enum.__name__}.{field.enum(0).name}"
+    else:
+        own, least = _KOTLIN_TYPES[field.kind], _KOTLIN_DEFAULTS.get(field.kind, "? = null")
+    return own + (least if default else "?" * least.startswith("?")) * optional
+
+
+def _kotlin_setter(field: Field) -> str:
+    name = camel(field.name)
+    return (
+        f"        public fun {name}({name}: {_kotlin_type(field, True, default=False)}): Builder = apply {{\n"
+        f"            options = options.copy({name} = {name})\n        }}"
+    )
 
 
 def _kotlin_puts(field: Field, places: dict[str, int]) -> Iterator[str]:
@@ -137,6 +158,8 @@ def _kotlin_puts(field: Field, places: dict[str, int]) -> Iterator[str]:
         yield f".putInt({places['seeded']}, if ({name} == null) 0 else 1)"
     if field.kind == "flag":
         yield f".putInt({at}, if ({name}) 1 else 0)"
+    elif field.enum:
+        yield f".putInt({at}, {name}.ordinal)"
     elif field.kind not in ("text", "texts"):  # which the library copies
         unset = f"{field.unset}.0" if field.kind == "double" else f"{field.unset}"
         yield f".put{_BUFFERS[_KOTLIN_TYPES[field.kind]]}({at}, {name} ?: {unset})"
@@ -144,6 +167,8 @@ def _kotlin_puts(field: Field, places: dict[str, int]) -> Iterator[str]:
 
 def _kotlin_read(field: Field, places: dict[str, int]) -> str:
     value = f"struct.get{_BUFFERS[_KOTLIN_TYPES[field.kind]]}({places[field.name]})"
+    if field.enum:
+        return f"{field.enum.__name__}.entries[{value}]"
     return {"flag": f"{value} != 0", "text": f"Native.text({value}).decodeToString()"}.get(field.kind, value)
 
 
@@ -151,14 +176,14 @@ def _kotlin_enum(kind: type[IntEnum]) -> str:
     if kind is Role:
         return "\n".join(f"    /** {ABOUT[Role][each]} */\n    {each.name}," for each in ROLES_OF_TEXT)
     if kind is Status:
-        return _list((f"{each.name}({each.value})" for each in Status if each.value), 4)
-    return _list((each.name for each in kind), 4)
+        return "\n".join(f"    {each.name}({each.value})," for each in Status if each.value)
+    return "\n".join(f"    {each.name}," for each in kind)
 
 
 # ---- Swift ----------------------------------------------------------------------------------------------------------
 
 _SWIFT_TYPES = {
-    "uint32": "UInt32", "int32": "Int32", "uint64": "UInt64", "int64": "Int64", "seed": "UInt64", "double": "Double",
+    "uint32": "Int", "int32": "Int", "uint64": "UInt64", "int64": "Int64", "seed": "UInt64", "double": "Double",
     "flag": "Bool", "text": "String", "texts": "[String]",
 }  # fmt: skip
 
@@ -166,6 +191,8 @@ _SWIFT_TYPES = {
 def _swift(part: str) -> str:
     if part in _KINDS:
         return _swift_enum(_KINDS[part])
+    if part == "Names":
+        return "\n".join(f'    "{name}": "{ours}",' for name, (_, ours, _) in NAMES.items())
     name = re.sub("(Native|Read)$", "", part)
     struct = [field for field in STRUCTS[name] if "swift" not in field.without]
     if part == name:
@@ -182,8 +209,11 @@ def _swift_member(field: Field, optional: bool) -> Iterator[str]:
     if about := _about(field, "Nil"):
         yield _document(about, "    /// ", "    /// ")
     name, of_swift = camel(field.name), _SWIFT_TYPES[field.kind]
-    if not optional:
-        yield f"    public let {name}: {'Int' if field.kind == 'uint32' else of_swift}"
+    if field.enum:
+        own = field.enum.__name__
+        yield f"    public var {name}: {own} = .{camel(field.enum(0).name)}" if optional else f"    public let {name}: {own}"
+    elif not optional:
+        yield f"    public let {name}: {of_swift}"
     elif field.kind == "flag":
         yield f"    public var {name} = false"
     else:
@@ -196,12 +226,18 @@ def _swift_sets(field: Field) -> Iterator[str]:
         yield f"native.seeded = {name} == nil ? 0 : 1"
     if field.kind == "flag":
         yield f"native.{field.name} = {name} ? 1 : 0"
+    elif field.enum:
+        yield f"native.{field.name} = {name}.rawValue"
+    elif field.kind in ("uint32", "int32"):
+        yield f"native.{field.name} = {'UInt32' if field.kind == 'uint32' else 'Int32'}(clamping: {name} ?? {field.unset})"
     elif field.kind not in ("text", "texts"):  # whose memory has to be kept
         yield f"native.{field.name} = {name} ?? {field.unset}"
 
 
 def _swift_read(field: Field) -> str:
     value = f"native.{field.name}"
+    if field.enum:
+        return f"{field.enum.__name__}(rawValue: {value}) ?? .{camel(field.enum(0).name)}"
     return {"uint32": f"Int({value})", "flag": f"{value} != 0", "text": f"String(cString: {value})"}.get(
         field.kind, value
     )
@@ -272,7 +308,8 @@ def _types(part: str) -> str:
     lines = []
     for field in STRUCTS[part]:
         if not {"web", "types"} & {*field.without}:
-            if about := _about(field, "Default"):
+            meanings = ", ".join(f"{each.value}: {each.name.lower()}" for each in field.enum or ())
+            if about := " ".join(filter(None, (_about(field, "Default"), meanings and f"{meanings}."))):
                 lines.append(_document(about, "  /** ", "   * ", " */"))
             mark = "?" * (part in ("Options", "Hearing"))
             lines.append(f"  {camel(field.name)}{mark}: {_SCRIPT_TYPES.get(field.kind, 'number')};")
@@ -288,8 +325,8 @@ FILES: dict[str, Callable[[str], str]] = {
     "web/package/index.d.ts": _types,
 }
 EXPORTED: dict[str, Callable[[str], str]] = {
+    "kotlin/src/edge/runtime/EdgeException.kt": _kotlin,
     "kotlin/src/edge/runtime/EdgeOptions.kt": _kotlin,
-    "kotlin/src/edge/runtime/Native.kt": _kotlin,
     "swift/Sources/EdgeKit/EdgeOptions.swift": _swift,
 }
 

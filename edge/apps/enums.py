@@ -1,4 +1,5 @@
-"""The enums of edge.h in every language: statuses, roles, finish reasons, levels of trimming memory.
+"""The enums of edge.h in every language: statuses, roles, finish reasons, levels of trimming memory; and the names in other
+languages of what messages of the C library name.
 
 `bindings.py` writes them into edge.h and the bindings.
 """
@@ -96,4 +97,20 @@ ABOUT: dict[type[IntEnum], dict[int, str]] = {
         Trim.HALF: "Half of the rows that can be spared, too.",
         Trim.ALL: "All of them.",
     },
+}
+
+NAMES: dict[str, tuple[str, str, str]] = {  # in messages of C: what Kotlin, Swift and JavaScript call it
+    "edge_open": ("EdgeModel.open", "EdgeModel.init", "Edge.open"),
+    "edge_begin": ("session", "session", "Edge.open"),
+    "edge_append": ("append", "append", "stream"),
+    "edge_next": ("answer", "answer", "stream"),
+    "edge_cancel": ("cancel", "cancel", "signal"),
+    "edge_embed": ("embed", "embed", "embed"),
+    "edge_listen": ("transcribe", "listen", "transcribe"),
+    "edge_hear": ("transcribe", "hear", "transcribe"),
+    "edge_role": ("Role", "Role", "role"),
+    "edge_form": ("Form", "Form", "form"),
+    "edge_options.npu": ("EdgeOptions.npu", "EdgeOptions.npu", "npu"),
+    "EDGE_RAW": ("Role.RAW", "Role.raw", 'the role \'raw\''),
+    "EDGE_USER": ("Role.USER", "Role.user", 'the role \'user\''),
 }

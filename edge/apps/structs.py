@@ -10,8 +10,10 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from enum import IntEnum
 from typing import Literal, get_type_hints
 
+from edge.apps.enums import Engine, Speculate
 from edge.flags import Flag, flags_of
 from edge.records import dataclass
 from edge.sampling import RECOMMENDED, SamplingParams
@@ -39,6 +41,8 @@ class Field:
     high: float = math.inf
     without: tuple[str, ...] = ()
     """Languages that lack the field: kotlin, swift, web; types: TypeScript's declarations lack it."""
+    enum: type[IntEnum] | None = None
+    """What the numbers of a uint32 mean."""
 
     @property
     def checked(self) -> bool:
@@ -89,8 +93,7 @@ OPTIONS = [
     *_sampling(),
     Field("max_tokens", "uint32", "Tokens to generate.", "no limit"),
     Field(
-        "speculate", "uint32", "Verify drafts of repeated text; the answer is the same. 0: where that pays, on the "
-        "CPU; 1: never.",
+        "speculate", "uint32", "Whether drafts of repeated text are verified; the answer is the same.", enum=Speculate,
     ),
     Field("ignore_eos", "flag", "Never end the turn; go on."),
     Field("stop", "texts", f"Texts before which an answer ends: {MOST_STOPS} of {LONGEST_STOP} bytes at most."),
@@ -103,16 +106,16 @@ OPTIONS = [
         "held by pauses.", without=("web",),
     ),
     Field(
-        "engine", "uint32", "The engine: 0 the faster of CPU and GPU, never timed under time or energy, 1 the CPU, "
-        "2 the GPU, 3 the NPU; read when a session begins only.",
-        without=("web",),
+        "engine", "uint32", "What computes: by default the faster of CPU and GPU, which are never timed under time or "
+        "energy; read when a session begins only.",
+        without=("web",), enum=Engine,
     ),
     Field(
         "cache", "text", "A folder for kernels that the GPU's driver has compiled, and for the faster engine; read "
-        "when a session begins only.", "every session compiles, and engine 0 is the CPU", without=("web",),
+        "when a session begins only.", "every session compiles, and by default the CPU computes", without=("web",),
     ),
     Field(
-        "npu", "text", "The bundle's folder npu, for engine 3; read when a session begins only.", "none",
+        "npu", "text", "The bundle's folder npu, for the engine npu; read when a session begins only.", "none",
         without=("web",),
     ),
 ]  # fmt: skip
@@ -206,8 +209,8 @@ USAGE = [
     Field("joules", "double", "Joules and seconds of the last answer and its prompt."),
     Field("seconds", "double"),
     Field("measured", "flag", "Whether the app read the joules; otherwise they are estimated."),
-    Field("engine", "uint32", "The engine: 1 the CPU, 2 the GPU, 3 the NPU.", without=("web",)),
-    Field("engine_why", "text", "Why engine 0 became this engine; empty: the app chose it.", without=("web",)),
+    Field("engine", "uint32", "What computes.", without=("web",), enum=Engine),
+    Field("engine_why", "text", "Why this engine was chosen; empty: the app chose it.", without=("web",)),
     Field("gpu", "text", "Name of the GPU or of the NPU's runtime; empty: the CPU computes.", without=("web",)),
     Field(
         "gpu_bytes",

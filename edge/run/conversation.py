@@ -151,7 +151,8 @@ class Conversation:
         sounds: before the text, for models that see or hear.
 
         The turn is part of the conversation once it has begun to run, whatever ends it: an interrupted answer stays,
-        as far as it was generated. Thoughts are no part of it.
+        as far as it was generated. A question that is interrupted before its first token is taken back. Thoughts are no
+        part of the conversation.
         """
         if not isinstance(text, str):
             raise InputError(f"the prompt must be text, not {text!r:.60}")
@@ -177,6 +178,9 @@ class Conversation:
             before = session.mark()
 
         def keep(answer: str, report: RunReport) -> None:
+            if _unanswered(report):
+                self._held = not self.replays and session.rewind(before)
+                return
             if self.replays:
                 self._turns = [replace(turn, before=None) for turn in self._turns]
             self._turns.append(Turn(text, answer, before, self._opened(report, before)))
@@ -213,6 +217,8 @@ class Conversation:
         """Answer turn `number`, rendering the whole conversation by the template."""
 
         def keep(answer: str, report: RunReport) -> None:
+            if _unanswered(report):
+                return
             self._turns[number:] = [replace(turn, answer=answer, calls=report.tool_calls)]
             self._held, self.evicted = False, report.kv.evicted
 
@@ -317,6 +323,11 @@ class Conversation:
             answer = self.session.model.tokenizer.encode(turn.answer, start=False)
             self.session.rewind(replace(turn.opened, left=np.concatenate([turn.opened.left, answer])))
             self._turns[-1] = replace(turn, opened=None)
+
+
+def _unanswered(report: RunReport) -> bool:
+    """Whether the question was interrupted before its first token."""
+    return report.stop_reason == "interrupted" and not report.tokens.generated
 
 
 def saved_turns(path: Path) -> tuple[str | None, list[Turn]]:

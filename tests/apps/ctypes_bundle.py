@@ -91,6 +91,7 @@ class _Picture(_Struct):
 class _Piece(_Struct):
     _fields_ = [
         ("size", c_uint32), ("token", c_int32), ("finish", c_int32), ("length", c_uint32), ("text", c_char * 256),
+        ("done", c_uint32), ("asked", c_uint32),
     ]  # fmt: skip
 
 
@@ -102,11 +103,12 @@ class _Stream(_Struct):
 
 @dataclass(frozen=True)
 class Piece:
-    """token: None where no new one was generated."""
+    """token: None where no new one was generated. prompt: its tokens that have run, and all of them."""
 
     token: int | None
     text: str
     finish: Finish
+    prompt: tuple[int, int] = (0, 0)
 
 
 class Bundle:
@@ -202,7 +204,7 @@ class BundleSession:
         piece = _Piece()
         self._call("edge_next", byref(piece))
         text = ctypes.string_at(ctypes.addressof(piece) + _Piece.text.offset, piece.length).decode()
-        return Piece(None if piece.token < 0 else piece.token, text, Finish(piece.finish))
+        return Piece(None if piece.token < 0 else piece.token, text, Finish(piece.finish), (piece.done, piece.asked))
 
     def pieces(self) -> Iterator[Piece]:
         """Of the answer, up to its end."""

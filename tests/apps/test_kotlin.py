@@ -12,6 +12,8 @@ from bundles import Answer, bundle_of, pair_of
 from kotlin_programs import KOTLIN, PROGRAMS, build_jni, compile_kotlin, java_home, run_kotlin
 from runtime_library import WARNINGS, includes
 
+from edge.apps.enums import Role
+
 MODEL, ROWS = "llama-gqa-tied", {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
 BUSY = "the session is busy with an answer: cancel it or wait for its end"
 
@@ -43,13 +45,13 @@ def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
     # repeat_penalty, bytes of the last stop text; speculate; time to headroom in one sum; engine, cache and npu.
     memory, drafts = f"anonymous={5 << 32}, swapped=7", "drafted=1, accepted=0"
     measured = "joules=3002001.0, seconds=9321.0, measured=true"
-    gpu = "engine=2, engineWhy=timed 😀, gpu=files/ä, gpuBytes=208, gain=1.25)"
+    gpu = "engine=GPU, engineWhy=timed 😀, gpu=files/ä, gpuBytes=208, gain=1.25)"
     options = "Usage(rows=3, capacity=7, threads=9, weights=1099511627776, kv=-1, scratch=527750, lora=0, file=6"
     assert echo["unread"] == [
         f"{options}, {memory}, tokens=0, evicted=0, {drafts}, joules=0.0, seconds=9321.0, measured=false, {gpu}"
     ]
     assert echo["read"] == [f"{options}, {memory}, tokens=1, evicted=0, {drafts}, {measured}, {gpu}"]
-    none = "engine=0, engineWhy=timed 😀, gpu=, gpuBytes=0, gain=1.25)"
+    none = "engine=AUTO, engineWhy=timed 😀, gpu=, gpuBytes=0, gain=1.25)"
     defaults = "Usage(rows=0, capacity=-1, threads=0, weights=0, kv=0, scratch=-1110999, lora=0, file=0"
     assert echo["defaults"] == [
         f"{defaults}, {memory}, tokens=1, evicted=0, drafted=0, accepted=0, joules=3002001.0, seconds=0.0, "
@@ -61,8 +63,8 @@ def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
     assert echo["too few"] == ["dimensions is -1, but must not be negative"]
     assert echo["ids"] == [str([*"é".encode(), ord("a") + 1000])]
     assert echo["appended ids"] == [
-        "[Piece(text=H, token=72, finish=GOING), Piece(text=i, token=105, finish=GOING), "
-        "Piece(text=, token=-1, finish=EOS)]"
+        "[Piece(text=H, token=72, finish=GOING, done=2, asked=3), Piece(text=i, token=105, finish=GOING, done=2, asked=3), "
+        "Piece(text=, token=-1, finish=EOS, done=2, asked=3)]"
     ]
     assert echo["loaded"] == ["later 😀"]
     # The last byte of its array, a hundred times its scale, and its descriptor plus one.
@@ -78,6 +80,7 @@ def test_kotlin_passes_every_character_on(echo: dict[str, list[str]]) -> None:
 def test_kotlin_throws_what_the_library_says(echo: dict[str, list[str]]) -> None:
     assert echo["missing"] == ["BAD_FILE: no file 😀 there"]
     assert echo["nul"] == ["the path contains the character U+0000"]
+    assert echo["named"] == ["BAD_ARGUMENT: call answer, append Role.USER, set EdgeOptions.npu, not edge_other"]
     assert echo["stop"] == ["BAD_ARGUMENT: a stop has more than 128 bytes"]
     assert echo["stops"] == ["BAD_ARGUMENT: more than 16 stops"]
     assert echo["threads"] == ["threads is 0, but must be at least 1"]
@@ -174,7 +177,15 @@ def test_kotlin_answers_are_those_of_python(tmp_path: Path) -> None:
         pair.forget()
         system = pair.ask("Hi", system="Be brief.", **greedy)
         ids = pair.python.model.tokenizer.encode("The 😀 fox").tolist()
-    assert said["first"] == [line(first)] * 3
+        pair.forget()
+        pair.ask("Hi", **greedy)
+        pair.exported.append(Role.USER, "unanswered")
+        pair.exported.set(**greedy)
+        again = pair.exported.answer("And?")
+    assert said["first"] == [line(first)] * 4
+    assert said["prompt"] == ["[16] true INTERRUPTED true"]
+    assert said["never"] == ["INTERRUPTED true"]
+    assert said["again"] == [line(again)]
     assert said["second"] == [line(second)] * 2
     assert said["third"] == [line(third)] * 2
     assert said["system"] == [line(system)]

@@ -60,6 +60,22 @@ def test_turn_that_is_taken_back_has_never_been(open_session: Open) -> None:
     assert ask(talk, "anew") == ask(fresh, "anew")
 
 
+@pytest.mark.parametrize("turns", [0, 1])
+def test_question_cancelled_in_its_prompt_is_taken_back(open_session: Open, turns: int) -> None:
+    talk, other = Conversation(open_session(prefill_step_size=16)), Conversation(open_session(prefill_step_size=16))
+    for each in (talk, other)[: 2 * turns]:
+        ask(each, "one")
+    assert ask(talk, "never answered " * 9, on_prefill=lambda *_: talk.session.interrupt()) == ""
+    report = talk.session.report
+    assert report is not None
+    assert (report.stop_reason, report.tokens.generated) == ("interrupted", 0)
+    assert report.tokens.ran == 16
+    assert talk.messages == other.messages
+    assert not talk.replays
+    assert ask(talk, "two") == ask(other, "two")
+    assert talk.session.engine.kv.length == other.session.engine.kv.length
+
+
 @pytest.mark.parametrize(("policy", "rows"), [("streaming", 80), ("h2o", 500)])
 def test_where_rows_are_gone_text_is_run_again(open_session: Open, policy: str, rows: int) -> None:
     """Evicted; or with attention from queries that were taken back, by which h2o would choose."""

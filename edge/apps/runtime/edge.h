@@ -11,11 +11,11 @@
  *     for (edge_piece piece = {sizeof piece}; !edge_next(session, &piece, &error) && !piece.finish;)
  *         fwrite(piece.text, 1, piece.length, stdout);
  *
- * A model may be used by several threads; a session by one at a time, but for edge_cancel and edge_use. A forked child
- * can use the models that its parent has opened, and of its parent's sessions edge_end: other calls are EDGE_BUSY.
- * Nothing is allocated after edge_begin, nothing aborts, nothing is global. Every struct begins with its size in bytes,
- * which the caller sets; the library refuses structs smaller than its own, except edge_error. Text is UTF-8; invalid bytes
- * become U+FFFD. A function that returns an edge_status less than 0 sets *error, which may be NULL.
+ * A model may be used by several threads; a session by one at a time, but for edge_cancel, edge_trim, edge_use and edge_tokenize. A
+ * forked child can use the models that its parent has opened, and of its parent's sessions edge_end: other calls are EDGE_BUSY.
+ * Nothing is allocated after edge_begin but by edge_constrain and edge_tokenize, nothing aborts, nothing is global. Every struct
+ * begins with its size in bytes, which the caller sets; the library refuses structs smaller than its own, except edge_error. Text
+ * is UTF-8; invalid bytes become U+FFFD. A function that returns an edge_status less than 0 sets *error, which may be NULL.
  */
 #ifndef EDGE_H
 #define EDGE_H
@@ -123,8 +123,7 @@ typedef struct { /* the options of `edge run`; EDGE_OPTIONS leaves all to the mo
     /* Subtracted from the logits of the last 64 tokens, as often as each was drawn; 0 is off. */
     double frequency_penalty;
     uint32_t max_tokens; /* Tokens to generate. 0: no limit. */
-    /* Verify drafts of repeated text; the answer is the same. 0: where that pays, on the CPU; 1: never. */
-    uint32_t speculate;
+    uint32_t speculate; /* An edge_speculate. Whether drafts of repeated text are verified; the answer is the same. */
     uint32_t ignore_eos; /* Never end the turn; go on. */
     const char *const *stop; /* Texts before which an answer ends: 16 of 128 bytes at most. */
     uint32_t stop_count;
@@ -136,13 +135,13 @@ typedef struct { /* the options of `edge run`; EDGE_OPTIONS leaves all to the mo
     /* Limit of thermal headroom, by readings, on Android's scale, where the system throttles at 1; held by pauses. 0:
      * no limit. */
     double headroom;
-    /* The engine: 0 the faster of CPU and GPU, never timed under time or energy, 1 the CPU, 2 the GPU, 3 the NPU; read
-     * when a session begins only. */
+    /* An edge_engine. What computes: by default the faster of CPU and GPU, which are never timed under time or energy;
+     * read when a session begins only. */
     uint32_t engine;
     /* A folder for kernels that the GPU's driver has compiled, and for the faster engine; read when a session begins
-     * only. NULL: every session compiles, and engine 0 is the CPU. */
+     * only. NULL: every session compiles, and by default the CPU computes. */
     const char *cache;
-    const char *npu; /* The bundle's folder npu, for engine 3; read when a session begins only. NULL: none. */
+    const char *npu; /* The bundle's folder npu, for the engine npu; read when a session begins only. NULL: none. */
     /* end */
 } edge_options;
 /* generated: EDGE_OPTIONS */
@@ -198,6 +197,7 @@ typedef struct {
     edge_finish finish; /* EDGE_GOING, or why the answer has ended */
     uint32_t length;    /* of text in bytes; may be 0 */
     char text[256];     /* whole characters, without \0; the next piece continues a longer text */
+    uint32_t done, asked; /* tokens of the prompt that have run, and all that are known of it */
 } edge_piece;
 
 typedef struct {
@@ -221,8 +221,8 @@ typedef struct {
     double joules; /* Joules and seconds of the last answer and its prompt. */
     double seconds;
     uint32_t measured; /* Whether the app read the joules; otherwise they are estimated. */
-    uint32_t engine; /* The engine: 1 the CPU, 2 the GPU, 3 the NPU. */
-    const char *engine_why; /* Why engine 0 became this engine; empty: the app chose it. */
+    uint32_t engine; /* An edge_engine. What computes. */
+    const char *engine_why; /* Why this engine was chosen; empty: the app chose it. */
     const char *gpu; /* Name of the GPU or of the NPU's runtime; empty: the CPU computes. */
     /* Bytes of the GPU's buffers, which are in the process where memory is shared. For an NPU: bytes of rows, inputs
      * and outputs in the process. */
@@ -343,10 +343,11 @@ EDGE_API edge_status edge_constrain(edge_session *session, edge_form form, const
 EDGE_API edge_status edge_read(edge_session *session, const edge_readings *readings, edge_error *error);
 /* Adds a text to the conversation; the next edge_next does most of the work. A text longer than the cache runs at once, chunk by
  * chunk; if a budget or edge_cancel ends that, edge_next reports it, and the rest of the text is lost. Ends an answer that was
- * not read to its end. count: bytes, or ids. */
+ * not read to its end. A user's text behind another that has no answer gives that an empty one. count: bytes, or ids. */
 EDGE_API edge_status edge_append(edge_session *session, edge_role role, const void *text, size_t count, edge_error *error);
-/* Blocks until the next piece of the answer, which has at most one token. After the end of an answer it returns
- * EDGE_BAD_ARGUMENT. */
+/* Blocks until the next piece of the answer, which has at most one token, or until a chunk of a long prompt has run: then the
+ * piece has no token and no text. A question that ends as EDGE_INTERRUPTED before its first token is taken back, as if it had
+ * not been appended; after evictions, what has run of it stays. After the end of an answer it returns EDGE_BAD_ARGUMENT. */
 EDGE_API edge_status edge_next(edge_session *session, edge_piece *piece, edge_error *error);
 /* Ends the answer before its next token, or its prompt, from any thread. Between answers it does nothing. */
 EDGE_API void edge_cancel(edge_session *session);
@@ -357,6 +358,8 @@ EDGE_API void edge_cancel(edge_session *session);
 EDGE_API edge_status edge_rewind(edge_session *session, uint32_t turns, edge_error *error);
 /* The conversation with its KV rows, for edge_load in a session of the same bundle. */
 EDGE_API edge_status edge_save(edge_session *session, edge_stream *stream, edge_error *error);
+/* Replaces the conversation. If the state is refused by its header (no state, another bundle or adapter, more rows than there are),
+ * or a buffer is damaged, the conversation stays as it was; if a file is damaged behind its header, it is empty. */
 EDGE_API edge_status edge_load(edge_session *session, const edge_stream *stream, edge_error *error);
 /* Sets a LoRA adapter, made by `edge export-adapter`, in place of the previous one; NULL: none. scale: factor of its change,
  * usually 1. The session has memory for the adapter. Forgets the whole conversation, whose rows belong to the previous adapter.
@@ -366,16 +369,16 @@ EDGE_API edge_status edge_set_adapter(edge_session *session, const edge_stream *
 /* Returns memory to the system; rows, with HALF and ALL, are lost for good. From any thread: a call that is running in another
  * thread does it before its next pass, or at its end. */
 EDGE_API edge_status edge_trim(edge_session *session, edge_trim_level level, edge_error *error);
-/* Between tokens, from any thread; EDGE_BUSY while another thread computes. Does not affect an answer. */
+/* From any thread, at once: while another thread computes, figures of before its last pass. Does not affect an answer. */
 EDGE_API edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error);
 /* Writes the system's ids of the threads that compute, for hints to its scheduler such as Android's: first that of the calling
  * thread, since the thread that calls edge_append and edge_next computes too, then those of the session's own threads, which
- * change with edge_set. Like edge_use, it may be called between tokens. Returns the number of ids, of which at most `capacity` are
- * written, or an edge_status; 0 on other systems than Linux and Android. */
+ * change with edge_set. It may be called between tokens; EDGE_BUSY while another thread computes. Returns the number of ids, of
+ * which at most `capacity` are written, or an edge_status; 0 on other systems than Linux and Android. */
 EDGE_API int64_t edge_thread_ids(const edge_session *session, int32_t *ids, size_t capacity, edge_error *error);
 
-/* Encodes a text. special: recognize control tokens. Returns the number of ids, of which at most `capacity` are written, or an
- * edge_status. */
+/* Encodes a text, from any thread, at once: while another thread computes, in memory of its own. special: recognize control tokens.
+ * Returns the number of ids, of which at most `capacity` are written, or an edge_status. */
 EDGE_API int64_t edge_tokenize(edge_session *session, const char *text, size_t length, uint32_t special, int32_t *ids,
                                size_t capacity, edge_error *error);
 

@@ -199,7 +199,7 @@ def _answer(
     else:
         print(flush=True)
         if report.stop_reason == "interrupted":
-            note("(interrupted)")
+            note("(interrupted)" if report.tokens.generated else "(interrupted: the question was taken back)")
     if unanswered is not None:
         raise unanswered
     if not quiet and not json:

@@ -5,24 +5,28 @@ import java.io.File
 import java.io.RandomAccessFile
 import java.util.concurrent.atomic.AtomicInteger
 import kotlin.concurrent.thread
+import kotlinx.coroutines.CoroutineStart
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.async
+import kotlinx.coroutines.cancel
+import kotlinx.coroutines.cancelAndJoin
 import kotlinx.coroutines.flow.collect
 import kotlinx.coroutines.flow.take
 import kotlinx.coroutines.flow.toList
+import kotlinx.coroutines.launch
 import kotlinx.coroutines.runBlocking
 
 private val GREEDY = EdgeOptions(temperature = 0.0, maxTokens = 6, ignoreEos = true)
 
-private fun show(name: String, session: EdgeSession, question: String? = null) {
+private suspend fun show(name: String, session: EdgeSession, question: String? = null) {
     if (question != null) session.append(Role.USER, question)
-    val pieces = runBlocking { session.answer().toList() }
+    val pieces = session.answer().toList()
     val tokens = pieces.map { it.token }.filter { it >= 0 }
     val text = pieces.joinToString("") { it.text }.encodeToByteArray()
     println("$name=$tokens ${pieces.last().finish} ${text.joinToString("") { "%02x".format(it) }}")
 }
 
-private fun conversation(model: EdgeModel, folder: File) {
+private fun conversation(model: EdgeModel, folder: File) = runBlocking {
     val session = model.session(GREEDY)
     show("first", session, "Hi")
     session.set(
@@ -69,6 +73,31 @@ private fun interruptions(model: EdgeModel) = runBlocking {
     println("closed=${endless.await().isNotEmpty()} ${session.finish}")
 }
 
+/* Usage and tokens while a long prompt runs, and what is left of it when it is cancelled. */
+private fun prompts(model: EdgeModel) = runBlocking {
+    val session = model.session(GREEDY)
+    show("first", session, "Hi")
+    val rows = session.usage().rows
+    val told = mutableListOf<Int>()
+    val job = launch(Dispatchers.Default) {
+        session.pieces("word ".repeat(9)).collect { piece ->
+            told += piece.done
+            if (piece.done < piece.asked) {
+                check(session.tokenize("The").isNotEmpty() && session.usage().tokens > 0)
+                this@launch.cancel()
+            }
+        }
+    }
+    job.join()
+    println("prompt=$told ${job.isCancelled} ${session.finish} ${session.usage().rows == rows}")
+    val begun = launch(start = CoroutineStart.UNDISPATCHED) { session.answer("never asked").collect() }
+    begun.cancelAndJoin()
+    println("never=${session.finish} ${session.usage().rows == rows}")
+    session.append(Role.USER, "unanswered")
+    show("again", session, "And?")
+    session.close()
+}
+
 /* Threads that answer, cancel, trim, save and close; the runtime says BUSY if two come at once. */
 private fun storm(model: EdgeModel) {
     val busy = AtomicInteger()
@@ -84,7 +113,7 @@ private fun storm(model: EdgeModel) {
                             0, 1 -> runBlocking { session.answer("Hi").take(1 + random.nextInt(8)).collect() }
                             2 -> session.cancel()
                             3 -> session.trim(Trim.SOFT)
-                            4 -> session.save()
+                            4 -> runBlocking { session.save() }
                             else -> session.usage()
                         }
                         answered.incrementAndGet()
@@ -107,6 +136,7 @@ fun main(arguments: Array<String>) {
     println("info=${model.info}")
     conversation(model, File(folder))
     interruptions(model)
+    prompts(model)
     storm(model)
     model.close()
     try {

@@ -18,8 +18,8 @@ private const val LONG = "slow and long, "
 
 private fun show(name: String, value: Any?) = println("$name=$value")
 
-private fun failure(work: () -> Unit): String = try {
-    work()
+private fun failure(work: suspend () -> Unit): String = try {
+    runBlocking { work() }
     "none"
 } catch (failed: EdgeException) {
     "${failed.status}: ${failed.message}"
@@ -30,12 +30,12 @@ private fun failure(work: () -> Unit): String = try {
 private fun text(session: EdgeSession, prompt: String): String =
     runBlocking { session.answer(prompt).toList().joinToString("") }
 
-private fun values(model: EdgeModel) {
+private fun values(model: EdgeModel) = runBlocking {
     show("info", model.info)
     val options = EdgeOptions(
         threads = 3, cpuMask = 1L shl 40, isa = "avx2", temperature = 0.5, topK = 7, topP = 0.25, minP = 0.125,
-        repeatPenalty = 1.5, seed = -1, maxTokens = 9, speculate = 1, stop = listOf("a", "ä😀"), time = 1.0,
-        energy = 2.0, power = 3.0, maxTemp = 4.0, headroom = 0.5, engine = 2, cache = "files/ä", npu = "ö",
+        repeatPenalty = 1.5, seed = -1, maxTokens = 9, speculate = Speculate.OFF, stop = listOf("a", "ä😀"), time = 1.0,
+        energy = 2.0, power = 3.0, maxTemp = 4.0, headroom = 0.5, engine = Engine.GPU, cache = "files/ä", npu = "ö",
     )
     val sensors = Sensors { Readings(1.0, 2.0, 3.0, 1 shl 30) }
     model.session(options, sensors).use { session ->
@@ -52,11 +52,11 @@ private fun values(model: EdgeModel) {
         show("free", failure { session.constrain(Form.FREE) })
         show("ids", session.tokenize("é").toList() + session.tokenize("a", special = true).toList())
         session.append("Hi".map { it.code }.toIntArray())
-        show("appended ids", runBlocking { session.answer().toList() })
+        show("appended ids", session.answer().toList())
         session.append(Role.RAW, "later 😀")
         val state = session.save()
         session.load(state)
-        show("loaded", runBlocking { session.answer().toList() }.joinToString("") { it.text })
+        show("loaded", session.answer().toList().joinToString("") { it.text })
         val adapters = mutableListOf<Long>()
         session.setAdapter("ab".encodeToByteArray(), 0.5)
         adapters += session.usage().lora
@@ -82,11 +82,12 @@ private fun texts(model: EdgeModel) = model.session().use { session ->
 private fun errors(model: EdgeModel) {
     show("missing", failure { EdgeModel.open("/missing/😀") })
     show("nul", failure { EdgeModel.open("a\u0000b") })
+    show("named", failure { model.session().append(Role.RAW, "names") })
     show("stop", failure { model.session(EdgeOptions(stop = listOf("x".repeat(1000)))) })
     show("stops", failure { model.session(EdgeOptions(stop = List(40) { "x" })) })
     show("threads", failure { EdgeOptions(threads = 0) })
     val session = model.session()
-    show("nothing asked", failure { runBlocking { session.answer().collect() } })
+    show("nothing asked", failure { session.answer().collect() })
     show("failed", failure { text(session, "NaN") })
     show("failed finish", session.finish)
     show("after", text(session, "after"))
@@ -143,7 +144,7 @@ private fun storm(model: EdgeModel) {
                             3 -> session.cancel()
                             4 -> session.trim(Trim.SOFT)
                             5 -> session.usage()
-                            6 -> session.append(Role.USER, "a")
+                            6 -> runBlocking { session.append(Role.USER, "a") }
                             else -> if (random.nextInt(8) == 0) session.close()
                         }
                     } catch (busy: IllegalStateException) {

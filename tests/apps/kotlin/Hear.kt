@@ -2,8 +2,12 @@
 package edge.runtime
 
 import java.io.File
+import kotlinx.coroutines.flow.asFlow
+import kotlinx.coroutines.flow.collect
+import kotlinx.coroutines.flow.first
+import kotlinx.coroutines.runBlocking
 
-fun main(arguments: Array<String>) {
+fun main(arguments: Array<String>): Unit = runBlocking {
     val (path, ears, sound, piece) = arguments
     val bytes = struct(4).apply { limit(4) }
     val data = java.nio.ByteBuffer.wrap(File(sound).readBytes()).order(bytes.order()).asShortBuffer()
@@ -12,7 +16,7 @@ fun main(arguments: Array<String>) {
     EdgeModel.open(path).use { model ->
         val session = model.session()
         val parts = samples.asList().chunked(piece.toInt()).map { it.toShortArray() }
-        for (each in session.transcribe(parts.iterator(), hearing, ears)) {
+        session.transcribe(parts.asFlow(), hearing, ears).collect { each ->
             println("segment=${each.id} ${each.start} ${each.end} ${each.language} ${each.text}")
         }
         println("finish=${session.finish}")
@@ -22,7 +26,7 @@ fun main(arguments: Array<String>) {
             println("answer=${failed.message}")
         }
         try {
-            session.transcribe(parts.iterator(), Hearing(), ears).first()
+            session.transcribe(parts.asFlow(), Hearing(), ears).first()
         } catch (failed: EdgeException) {
             println("rate=${failed.message}")
         }

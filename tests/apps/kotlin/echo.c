@@ -124,6 +124,8 @@ edge_status edge_append(edge_session *session, edge_role role, const void *text,
         memcpy(session->text, text, count);
     else
         return leave(session, fail(error, EDGE_FULL, "the text is too long"));
+    if (role == EDGE_RAW && count == 5 && !memcmp(text, "names", 5))
+        return leave(session, fail(error, EDGE_BAD_ARGUMENT, "call edge_next, append EDGE_USER, set edge_options.npu, not edge_other"));
     session->length = count;
     session->at = 0;
     session->answering = 1;
@@ -139,6 +141,8 @@ edge_status edge_next(edge_session *session, edge_piece *piece, edge_error *erro
     piece->token = -1;
     piece->finish = EDGE_GOING;
     piece->length = 0;
+    piece->done = (uint32_t)session->length;
+    piece->asked = piece->done + 1;
     if (strstr(session->text, "NaN"))
         return session->answering = 0, leave(session, fail(error, EDGE_FAILED, "the model computed no number"));
     if (strstr(session->text, "slow"))

@@ -176,7 +176,7 @@ static void call_next(run *r)
                 fail("a piece of no text");
             if (piece.finish < EDGE_GOING || piece.finish > EDGE_MEMORY || piece.token >= (int64_t)r->info.vocab)
                 fail("a piece of no kind");
-            r->ended = piece.finish != EDGE_GOING;
+            r->ended = piece.finish != EDGE_GOING && piece.finish != EDGE_INTERRUPTED; /* an earlier question may wait again */
         }
     }
 }

@@ -209,8 +209,9 @@ static void append_ids(JNIEnv *env, jclass class, jlong session, jintArray ids)
     (*env)->ReleaseIntArrayElements(env, ids, values, JNI_ABORT);
 }
 
-/* Writes the text, and returns the token, the finish reason and the length in bits 32 to 63, 16 to 31 and 0 to 15. */
-static jlong next_piece(JNIEnv *env, jclass class, jlong session, jbyteArray text)
+/* Writes the text and the prompt's counts, and returns the token, the finish reason and the length in bits 32 to 63, 16 to 31
+ * and 0 to 15. */
+static jlong next_piece(JNIEnv *env, jclass class, jlong session, jbyteArray text, jintArray prompt)
 {
     (void)class;
     edge_error error = {.size = sizeof error};
@@ -218,6 +219,7 @@ static jlong next_piece(JNIEnv *env, jclass class, jlong session, jbyteArray tex
     if (edge_next(session_of(session), &piece, &error) < 0)
         return raise_error(env, &error), 0;
     (*env)->SetByteArrayRegion(env, text, 0, (jsize)piece.length, (const jbyte *)piece.text);
+    (*env)->SetIntArrayRegion(env, prompt, 0, 2, (const jint[]){(jint)piece.done, (jint)piece.asked});
     return (jlong)((uint64_t)(uint32_t)piece.token << 32 | (uint64_t)(uint16_t)piece.finish << 16 |
                    (uint16_t)piece.length);
 }
@@ -457,7 +459,7 @@ static const JNINativeMethod METHODS[] = {
     METHOD("end", "(J)V", end_session),
     METHOD("append", "(JI[B)V", append_text),
     METHOD("appendIds", "(J[I)V", append_ids),
-    METHOD("next", "(J[B)J", next_piece),
+    METHOD("next", "(J[B[I)J", next_piece),
     METHOD("cancel", "(J)V", cancel_answer),
     METHOD("rewind", "(JI)V", rewind_turns),
     METHOD("save", "(JI[B)J", save_state),

@@ -57,7 +57,9 @@ struct jni_functions { /* the comments are indexes */
     void (*GetShortArrayRegion)(JNIEnv *, jshortArray, jsize, jsize, jshort *); /* 202 */
     void *unused_203[5];
     void (*SetByteArrayRegion)(JNIEnv *, jbyteArray, jsize, jsize, const jbyte *); /* 208 */
-    void *unused_209[6];
+    void *unused_209[2];
+    void (*SetIntArrayRegion)(JNIEnv *, jintArray, jsize, jsize, const jint *); /* 211 */
+    void *unused_212[3];
     jint (*RegisterNatives)(JNIEnv *, jclass, const JNINativeMethod *, jint); /* 215 */
 };
 

@@ -43,8 +43,7 @@ edge_status edge_image(edge_session *s, const edge_source *eyes, const edge_pict
     if (s->accelerator)
         return leave(s, edge_fail(error, EDGE_UNSUPPORTED, "%s takes no pictures: begin the session with engine cpu",
                                   s->accelerator->kind->called));
-    if (s->turn == TURN_ANSWERING) /* the app did not read the answer to its end */
-        end_answer(s);
+    abandon(s);
     if (s->turn == TURN_ASKED)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "a picture comes before the text about it: call edge_next first"));
     if (!s->started)

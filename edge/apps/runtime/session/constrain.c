@@ -9,7 +9,7 @@ edge_status edge_constrain(edge_session *s, edge_form form, const char *text, si
         return status;
     if (form < EDGE_FREE || form > EDGE_REGEX)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_form", (int64_t)form));
-    if (s->turn == TURN_ANSWERING)
+    if (answers(s))
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "an answer is being written: read it to its end, or append a text"));
     if (form == EDGE_FREE) {
         constraint_free(s->constraint);

@@ -156,6 +156,7 @@ static edge_finish look_around(edge_session *s, uint32_t tokens)
 {
     double wanted = 0;
     context_trim(s);
+    note_usage(s);
     edge_finish reason = watch_look(&s->watch, tokens, &s->cancelled, s->needed, spare_bytes(s), &wanted);
     if (wanted > 0)
         give(s, wanted);
@@ -305,12 +306,11 @@ edge_finish context_prompt(edge_session *s)
 {
     if (!s->started) /* the time of an answer counts even if it ends before its first pass */
         start(s);
-    while (!s->stopped) {
-        bool all = !s->waiting;
+    const bool all = !s->waiting;
+    if (!s->stopped)
         s->stopped = run_chunk(s);
-        if (all) /* run_chunk has checked budgets after the last pass, too */
-            break;
-    }
+    if (!s->stopped && !all && !s->waiting)
+        s->stopped = run_chunk(s); /* checks budgets after the last pass, too */
     return s->stopped;
 }
 
@@ -521,7 +521,8 @@ bool context_push(edge_session *s, const int32_t *ids, size_t count)
 
 turn_mark context_mark(const edge_session *s)
 {
-    turn_mark mark = {.evicted = s->evicted, .rows = kv_length(s->rows), .count = s->waiting, .pictures = s->shown};
+    turn_mark mark = {.evicted = s->evicted, .rows = kv_length(s->rows), .count = s->waiting, .pictures = s->shown,
+                      .asked = s->turn == TURN_ASKED};
     if (mark.count <= MOST_LEFT) {
         memcpy(mark.left, s->ids + s->first, mark.count * sizeof *s->ids);
     } else { /* an earlier conversation that has not run */

@@ -10,7 +10,7 @@ void context_settle(edge_session *s);        /* ends an answer */
 void context_drop(edge_session *s);          /* drops the rows of drafts that the answer has not reached */
 /* Appends tokens to those that wait. Returns false if they do not fit, or the prompt was stopped. */
 bool context_push(edge_session *s, const int32_t *ids, size_t count);
-edge_finish context_prompt(edge_session *s); /* runs all waiting tokens; sets `logits` */
+edge_finish context_prompt(edge_session *s); /* runs a chunk of the waiting tokens; sets `logits` */
 edge_finish context_step(edge_session *s);   /* runs the generated token; sets `logits` */
 /* For transcripts: begin one; look at budgets before `tokens` run, or run tokens and set `logits`; end it. */
 void context_begin(edge_session *s);

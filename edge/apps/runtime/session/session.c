@@ -91,8 +91,13 @@ static void let_go(edge_session *s)
 static edge_status claim(edge_session *s, int32_t as, edge_error *error)
 {
     edge_status status = check_session(s, error);
-    if (status || take_hold(s, as))
+    if (status)
         return status;
+    if (take_hold(s, as)) {
+        if (as == IN_USE)
+            note_usage(s);
+        return EDGE_OK;
+    }
     return edge_fail(error, EDGE_BUSY, "another thread uses this session: call edge_cancel, and wait for it");
 }
 
@@ -338,19 +343,12 @@ edge_status edge_trim(edge_session *s, edge_trim_level level, edge_error *error)
     return EDGE_OK;
 }
 
-edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error)
+/* All but the bytes of the process. */
+static edge_usage usage_of(const edge_session *s)
 {
-    edge_session *s = (edge_session *)session; /* only `busy` changes */
-    edge_status status = claim(s, LOOKED_AT, error);
-    if (status)
-        return status;
-    if (!usage || usage->size < sizeof *usage)
-        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_use needs an edge_usage whose size is set"));
     const adapters_config *room = model_adapters(s->model);
-    uint64_t anonymous, swapped;
-    private_bytes(&anonymous, &swapped);
-    *usage = (edge_usage){
-        .size = usage->size,
+    return (edge_usage){
+        .size = sizeof(edge_usage),
         .rows = kv_length(s->rows) - s->ahead,
         .capacity = kv_capacity(s->rows),
         .threads = pass_threads(s->pass),
@@ -359,8 +357,6 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .scratch = pass_bytes(s->pass) + constraint_bytes(s->constraint),
         .lora = room && !s->accelerator ? room->room : 0,
         .file = s->model->file.size,
-        .anonymous = anonymous,
-        .swapped = swapped,
         .tokens = s->ran,
         .evicted = s->all_evicted,
         .drafted = s->all_drafted,
@@ -374,7 +370,41 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         .gpu_bytes = s->accelerator ? s->accelerator->kind->bytes(s->accelerator) : 0,
         .gain = s->drafts ? drafts_gain(s->drafts) : 0,
     };
-    return leave(s, EDGE_OK);
+}
+
+/* Copies between `noted` and a struct of one thread. */
+static void pass_note(edge_session *s, edge_usage *to, const edge_usage *from)
+{
+    for (int32_t now = 0; !__atomic_compare_exchange_n(&s->noting, &now, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED); now = 0)
+        sleep_seconds(1e-6);
+    *to = *from;
+    __atomic_store_n(&s->noting, 0, __ATOMIC_RELEASE);
+}
+
+void note_usage(edge_session *s)
+{
+    const edge_usage now = usage_of(s);
+    pass_note(s, &s->noted, &now);
+}
+
+edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error)
+{
+    edge_session *s = (edge_session *)session; /* only `busy` and `noting` change */
+    edge_status status = check_session(s, error);
+    if (status)
+        return status;
+    if (!usage || usage->size < sizeof *usage)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_use needs an edge_usage whose size is set");
+    const uint32_t size = usage->size;
+    if (take_hold(s, LOOKED_AT)) {
+        *usage = usage_of(s);
+        leave(s, EDGE_OK);
+    } else { /* another thread computes */
+        pass_note(s, usage, &s->noted);
+    }
+    usage->size = size;
+    private_bytes(&usage->anonymous, &usage->swapped);
+    return EDGE_OK;
 }
 
 int64_t edge_thread_ids(const edge_session *session, int32_t *ids, size_t capacity, edge_error *error)
@@ -418,19 +448,39 @@ static bool list_ids(void *to, const int32_t *ids, size_t count)
     return true;
 }
 
+/* Encodes with a tokenizer of its own, in memory for this call, while another thread uses the session's. */
+static edge_status tokenize_aside(const edge_model *model, const char *text, size_t length, bool special, id_list *list,
+                                  edge_error *error)
+{
+    arena count = {NULL, 0};
+    tokenizer_layout(&count, model);
+    arena memory = {map_memory(count.used), 0};
+    if (!memory.memory)
+        return edge_fail(error, EDGE_NO_MEMORY, "no memory is left to encode a text while an answer is generated");
+    tokenizer_encode(tokenizer_layout(&memory, model), text, length, special, true, list_ids, list);
+    unmap_memory(memory.memory, count.used);
+    return EDGE_OK;
+}
+
 int64_t edge_tokenize(edge_session *s, const char *text, size_t length, uint32_t special, int32_t *ids, size_t capacity,
                       edge_error *error)
 {
-    edge_status status = enter_answer(s, error);
+    edge_status status = check_session(s, error);
     if (status)
         return status;
     if ((length && !text) || (capacity && !ids))
-        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_tokenize needs a text, and room for ids"));
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_tokenize needs a text, and room for ids");
     if ((status = check_length(length, 1, error)))
-        return leave(s, status);
+        return status;
     id_list list = {ids, capacity, 0};
-    if (length)
+    if (!length)
+        return 0;
+    if (take_hold(s, IN_USE)) {
+        note_usage(s);
         tokenizer_encode(s->tokenizer, text, length, special != 0, true, list_ids, &list);
-    leave(s, EDGE_OK);
-    return (int64_t)list.count;
+        leave(s, EDGE_OK);
+    } else {
+        status = tokenize_aside(s->model, text, length, special != 0, &list, error);
+    }
+    return status ? status : (int64_t)list.count;
 }

@@ -32,11 +32,12 @@ enum turn {
     TURN_ASKED,     /* a user text waits for its answer; the template's opening of the answer is still to come */
     TURN_TEXT,      /* text without the template waits for its answer */
     TURN_ANSWERING,
-    TURN_ANSWERED
+    TURN_ANSWERED,
+    TURN_PROMPT      /* the prompt of an answer runs, chunk by chunk */
 };
 
-/* The conversation at the beginning of a turn: its rows, the tokens that waited, and its pictures. */
-typedef struct { uint64_t evicted; uint32_t rows, count; int32_t left[MOST_LEFT]; uint32_t pictures, reserved; } turn_mark;
+/* The conversation at the beginning of a turn: its rows, the tokens that waited, its pictures, and whether a question waited. */
+typedef struct { uint64_t evicted; uint32_t rows, count; int32_t left[MOST_LEFT]; uint32_t pictures, asked; } turn_mark;
 
 typedef struct { uint8_t hash[32]; double scale; } adapter_name;
 
@@ -45,6 +46,8 @@ struct edge_session {
     void *memory;
     uint64_t size;
     volatile int32_t busy, cancelled, trim; /* trim: the requested level plus 1; 0: none */
+    volatile int32_t noting;  /* 1: a thread reads or writes `noted` */
+    edge_usage noted;         /* what edge_use says while another thread computes; without bytes of the process */
     int64_t process; /* the process that began it and has its threads */
 
     tokenizer *tokenizer;
@@ -79,6 +82,8 @@ struct edge_session {
     uint64_t evicted;         /* rows of this conversation */
     turn_mark marks[MOST_MARKS];
     uint32_t turn_rows;       /* rows at the beginning of the last turn */
+    uint64_t turn_ran;        /* `ran` at that time */
+    uint32_t done;            /* tokens of the prompt that have run */
     enum turn turn;
     uint32_t chunk;           /* most tokens of a prompt in one pass */
     double needed;            /* the planned peak of the process, in bytes */
@@ -116,6 +121,9 @@ edge_status check_threads(const edge_session *s, edge_error *error); /* fails if
 edge_status check_accelerator(const edge_session *s, edge_error *error); /* fails if the accelerator has failed */
 edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error);
 void end_answer(edge_session *s); /* for whatever reason: turns.c */
+void abandon(edge_session *s);    /* ends an answer that the app did not read to its end, or takes its question back */
+bool answers(const edge_session *s); /* an answer or its prompt is under way */
+void note_usage(edge_session *s); /* for edge_use */
 /* The rest of edge_begin, when the engine is chosen. */
 edge_status begin_on(edge_model *model, const edge_options *options, const accelerator_kind *kind,
                      edge_session **session, edge_error *error); /* kind: NULL for the CPU */

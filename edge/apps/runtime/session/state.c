@@ -12,7 +12,7 @@
 #include "stream.h"
 #include "system.h"
 
-enum { STATE_VERSION = 8, MOST_TILES = 64 };
+enum { STATE_VERSION = 9, MOST_TILES = 64 };
 
 typedef struct {
     char magic[8]; /* "EDGESTA1" */
@@ -21,7 +21,7 @@ typedef struct {
     uint64_t length, evicted;
     uint32_t turn, turns, waiting, system;
     adapter_name adapter;
-    uint32_t pictures, shown, system_rows, reserved;
+    uint32_t pictures, shown, system_rows, rows;
 } state_header;
 
 /* A picture without its rows, which follow if `held` is not 0. */
@@ -134,6 +134,7 @@ static state_header header_of(const edge_session *s)
         .pictures = pictures_of(s),
         .shown = s->shown,
         .system_rows = s->system_rows,
+        .rows = kv_length(s->rows),
     };
     memcpy(header.model, ((const file_header *)(const void *)s->model->file.data)->hash, sizeof header.model);
     memcpy(header.bundle, EDGE_TRUSTED, sizeof header.bundle);
@@ -142,7 +143,7 @@ static state_header header_of(const edge_session *s)
 
 static edge_status check_stream(const edge_session *s, const edge_stream *stream, edge_error *error)
 {
-    if (s->turn == TURN_ANSWERING)
+    if (answers(s))
         return edge_fail(error, EDGE_BAD_ARGUMENT, "an answer is being generated: let it end, or cancel it, first");
     if (!stream || stream->size < sizeof *stream)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "an edge_stream is needed whose size is set");
@@ -207,47 +208,73 @@ static bool are_ids(const edge_session *s, const int32_t *ids, uint32_t count)
     return true;
 }
 
-/* If it fails, the caller must forget the conversation. */
-static edge_status load(edge_session *s, const edge_stream *stream, edge_error *error)
+static edge_status damaged(edge_error *error)
 {
-    hashed_stream from = {.stream = stream};
-    uint8_t digest[DIGEST], stored[DIGEST];
-    hash_start(&from.sum);
-    state_header header, ours = header_of(s);
-    if (!stream_get(&from, &header, sizeof header) || memcmp(header.magic, ours.magic, sizeof header.magic))
+    return edge_fail(error, EDGE_BAD_FILE, "the saved state is damaged");
+}
+
+static edge_status get_header(const edge_session *s, hashed_stream *from, state_header *header, edge_error *error)
+{
+    const state_header ours = header_of(s);
+    hash_start(&from->sum);
+    if (!stream_get(from, header, sizeof *header) || memcmp(header->magic, ours.magic, sizeof ours.magic))
         return edge_fail(error, EDGE_BAD_FILE, "this is not a saved state");
-    if (header.version != ours.version || memcmp(header.model, ours.model, sizeof header.model) ||
-        memcmp(header.bundle, ours.bundle, sizeof header.bundle))
+    if (header->version != ours.version || memcmp(header->model, ours.model, sizeof ours.model) ||
+        memcmp(header->bundle, ours.bundle, sizeof ours.bundle))
         return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another bundle or version of it");
-    if (memcmp(&header.adapter, &ours.adapter, sizeof header.adapter))
+    if (memcmp(&header->adapter, &ours.adapter, sizeof ours.adapter))
         return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another adapter: set that one first");
-    bool right = header.waiting <= s->room && header.system <= s->model->config->capacity && header.system_rows <= header.system &&
-                 header.turn <= TURN_ANSWERED && header.turn != TURN_ANSWERING && header.shown <= header.pictures &&
-                 get_pictures(s, &from, header.pictures);
-    edge_status status = right ? kv_load(s->rows, stream_get, &from, error) : EDGE_OK;
+    if (header->rows > kv_capacity(s->rows))
+        return edge_fail(error, EDGE_FULL, "the saved state has %d KV rows, and this session room for %d", (int64_t)header->rows,
+                         (int64_t)kv_capacity(s->rows));
+    const bool right = header->waiting <= s->room && header->system <= s->model->config->capacity
+        && header->system_rows <= header->system && header->turn <= TURN_ANSWERED && header->turn != TURN_ANSWERING
+        && header->shown <= header->pictures;
+    return right ? EDGE_OK : damaged(error);
+}
+
+/* Whether a buffer holds a whole state, as its SHA-256 says. */
+static bool is_whole(const edge_stream *stream, uint64_t length)
+{
+    hasher sum;
+    uint8_t digest[DIGEST];
+    if (length < sizeof(state_header) + DIGEST || length > stream->capacity)
+        return false;
+    hash_start(&sum);
+    hash_add(&sum, stream->buffer, length - DIGEST);
+    hash_end(&sum, digest);
+    return !memcmp((const uint8_t *)stream->buffer + length - DIGEST, digest, DIGEST);
+}
+
+/* Reads what follows a header. If it fails, the caller must forget the conversation. */
+static edge_status load(edge_session *s, hashed_stream *from, const state_header *header, edge_error *error)
+{
+    uint8_t digest[DIGEST], stored[DIGEST];
+    bool right = get_pictures(s, from, header->pictures);
+    edge_status status = right ? kv_load(s->rows, stream_get, from, error) : EDGE_OK;
     if (status)
         return status;
     if (right) {
-        s->turns = header.turns;
-        uint32_t held = held_tokens(s, header.evicted);
-        right = stream_get(&from, s->run_ids, held * sizeof *s->run_ids) && are_ids(s, s->run_ids, held) &&
-                stream_get(&from, s->ids, header.waiting * sizeof *s->ids) && are_ids(s, s->ids, header.waiting) &&
-                stream_get(&from, s->system, header.system * sizeof *s->system) && are_ids(s, s->system, header.system) &&
-                stream_get(&from, s->marks, held_marks(s) * sizeof *s->marks) && get_shown(s, &from);
+        s->turns = header->turns;
+        uint32_t held = held_tokens(s, header->evicted);
+        right = stream_get(from, s->run_ids, held * sizeof *s->run_ids) && are_ids(s, s->run_ids, held) &&
+                stream_get(from, s->ids, header->waiting * sizeof *s->ids) && are_ids(s, s->ids, header->waiting) &&
+                stream_get(from, s->system, header->system * sizeof *s->system) && are_ids(s, s->system, header->system) &&
+                stream_get(from, s->marks, held_marks(s) * sizeof *s->marks) && get_shown(s, from);
     }
     for (uint32_t i = 0; right && i < held_marks(s); i++)
-        right = s->marks[i].count <= MOST_LEFT && are_ids(s, s->marks[i].left, s->marks[i].count);
-    hash_end(&from.sum, digest);
-    if (!right || !stream_get(&from, stored, sizeof stored) || memcmp(stored, digest, sizeof digest) ||
-        from.at != header.length)
-        return edge_fail(error, EDGE_BAD_FILE, "the saved state is damaged");
-    policy_pin(s->policy, header.pinned, kv_capacity(s->rows));
-    s->waiting = header.waiting;
-    s->system_count = header.system;
-    s->system_rows = header.system_rows;
-    s->evicted = header.evicted;
-    s->shown = header.shown;
-    s->turn = (enum turn)header.turn;
+        right = s->marks[i].count <= MOST_LEFT && s->marks[i].asked <= 1 && are_ids(s, s->marks[i].left, s->marks[i].count);
+    hash_end(&from->sum, digest);
+    if (!right || !stream_get(from, stored, sizeof stored) || memcmp(stored, digest, sizeof digest) ||
+        from->at != header->length || kv_length(s->rows) != header->rows)
+        return damaged(error);
+    policy_pin(s->policy, header->pinned, kv_capacity(s->rows));
+    s->waiting = header->waiting;
+    s->system_count = header->system;
+    s->system_rows = header->system_rows;
+    s->evicted = header->evicted;
+    s->shown = header->shown;
+    s->turn = (enum turn)header->turn;
     return EDGE_OK;
 }
 
@@ -258,8 +285,14 @@ edge_status edge_load(edge_session *s, const edge_stream *stream, edge_error *er
         return status;
     if ((status = check_source(s, stream, error)))
         return leave(s, status);
+    hashed_stream from = {.stream = stream};
+    state_header header;
+    if ((status = get_header(s, &from, &header, error)))
+        return leave(s, status);
+    if (stream->fd < 0 && !is_whole(stream, header.length))
+        return leave(s, damaged(error));
     forget(s);
-    if ((status = load(s, stream, error)))
+    if ((status = load(s, &from, &header, error)))
         forget(s);
     return leave(s, status);
 }
@@ -269,7 +302,7 @@ edge_status edge_set_adapter(edge_session *s, const edge_stream *adapter, double
     edge_status status = enter(s, error);
     if (status)
         return status;
-    if (s->turn == TURN_ANSWERING || adapter)
+    if (answers(s) || adapter)
         status = check_source(s, adapter, error);
     if (!status && adapter && !EDGE_ADAPTERS)
         status = edge_fail(error, EDGE_UNSUPPORTED, "the bundle has no room for adapters: export it with --lora-rank");

@@ -117,15 +117,15 @@ static void push_system_rows(edge_session *s, bool shown)
 /* Checks that a text of this role may come now, and appends the template's part before it. */
 static edge_status before_text(edge_session *s, edge_role role, edge_error *error)
 {
-    bool asked = s->turn == TURN_ASKED, waits = asked || s->turn == TURN_TEXT;
+    const bool asked = s->turn == TURN_ASKED;
     if (role == EDGE_USER || role == EDGE_ASSISTANT) {
         if (!s->model->config->chat)
             return edge_fail(error, EDGE_UNSUPPORTED, "the model has no chat template: append EDGE_RAW");
         if (role == EDGE_ASSISTANT && !asked)
             return edge_fail(error, EDGE_BAD_ARGUMENT, "an earlier answer must follow a user's text");
-        if (role == EDGE_USER && waits)
+        if (role == EDGE_USER && s->turn == TURN_TEXT)
             return edge_fail(error, EDGE_BAD_ARGUMENT, "the text before this one waits for its answer: call edge_next");
-        if (role == EDGE_USER && s->turn == TURN_ANSWERED && !has_part(s, CHAT_NEXT))
+        if (role == EDGE_USER && (s->turn == TURN_ANSWERED || asked) && !has_part(s, CHAT_NEXT))
             return edge_fail(error, EDGE_UNSUPPORTED,
                              "the model's chat template cannot continue a conversation: rewind all turns");
     } else if (s->turn == TURN_SYSTEM) {
@@ -133,14 +133,14 @@ static edge_status before_text(edge_session *s, edge_role role, edge_error *erro
     }
     const bool shown = pictures_wait(s);
     const uint32_t form = role == EDGE_RAW ? CHAT_PARTS : s->turn == TURN_SYSTEM ? CHAT_AFTER_SYSTEM
-        : s->turn == TURN_ANSWERED ? CHAT_NEXT : CHAT_FIRST;
+        : s->turn == TURN_ANSWERED || asked ? CHAT_NEXT : CHAT_FIRST;
     if (shown && role != EDGE_USER && role != EDGE_RAW)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "a picture waits for a text of the user: append that first");
     if (shown && !EDGE_EYES->takes(s, form))
         return edge_fail(error, EDGE_UNSUPPORTED, "the model's chat template takes no picture here: append EDGE_RAW");
-    if (role == EDGE_ASSISTANT) {
+    if (role == EDGE_ASSISTANT || (role == EDGE_USER && asked)) /* a question without an answer has an empty one */
         push_part(s, CHAT_PAST, push_ids);
-    } else if (role == EDGE_USER) {
+    if (role == EDGE_USER) {
         if (s->turn == TURN_SYSTEM)
             push_system_rows(s, shown);
         if (shown)
@@ -148,7 +148,7 @@ static edge_status before_text(edge_session *s, edge_role role, edge_error *erro
         else if (s->turn != TURN_SYSTEM)
             push_part(s, form, push_ids);
         chat_ids(s->model, CHAT_OPENING, &s->reserved);
-    } else if (asked) { /* the beginning of the answer */
+    } else if (asked && role != EDGE_ASSISTANT) { /* the beginning of the answer */
         push_part(s, CHAT_OPENING, push_ids);
     }
     if (shown && role == EDGE_RAW)
@@ -170,10 +170,13 @@ static bool starts_text(const edge_session *s, edge_role role, bool shown)
 
 static edge_status append(edge_session *s, edge_role role, const void *text, size_t count, edge_error *error)
 {
-    bool opens = s->turn == TURN_NEW || s->turn == TURN_SYSTEM || s->turn == TURN_ANSWERED;
+    bool opens = s->turn == TURN_NEW || s->turn == TURN_SYSTEM || s->turn == TURN_ANSWERED ||
+                 (s->turn == TURN_ASKED && role == EDGE_USER);
     turn_mark mark = context_mark(s);
-    if (opens)
+    if (opens) {
         s->turn_rows = mark.rows;
+        s->turn_ran = s->ran;
+    }
     const uint32_t waiting = s->waiting, at = kv_length(s->rows), before = s->shown;
     const bool shown = pictures_wait(s); /* until before_text has said them */
     uint64_t ran = s->ran;
@@ -239,8 +242,7 @@ edge_status edge_append(edge_session *s, edge_role role, const void *text, size_
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the text is empty"));
     if ((status = check_length(count, role == EDGE_IDS ? sizeof(int32_t) : 1, error)))
         return leave(s, status);
-    if (s->turn == TURN_ANSWERING) /* the app did not read the answer to its end */
-        end_answer(s);
+    abandon(s);
     if (!s->started)
         __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED);
     text = text ? text : "";
@@ -263,19 +265,28 @@ static void start_sampler(edge_session *s)
     sampler_start(s->sampler, &params, in->banned, in->config->banned, in->ends, own->ignore_eos ? in->config->ends : 0);
 }
 
-/* Runs the prompt. */
-static void start_answer(edge_session *s)
+static void start_prompt(edge_session *s)
 {
-    s->full = false;
+    s->full = s->stuck = false;
     if (s->turn == TURN_ASKED)
         push_part(s, CHAT_OPENING, push_ids);
     if (s->full || !s->waiting) /* rows were returned to the system meanwhile; or the text has no token */
         s->stopped = s->full ? EDGE_MEMORY : EDGE_CAPACITY;
-    s->turn = TURN_ANSWERING;
+    s->turn = TURN_PROMPT;
     s->joiner = (utf8_joiner){{0}, 0};
+}
+
+/* Runs a chunk of the prompt; behind the last one the answer begins. */
+static void run_prompt(edge_session *s)
+{
+    if (s->turn != TURN_PROMPT)
+        start_prompt(s);
     s->finish = context_prompt(s);
+    s->done = (uint32_t)(s->ran - s->turn_ran);
+    if (s->waiting && !s->finish)
+        return;
+    s->turn = TURN_ANSWERING;
     stops_start(s->stops);
-    s->stuck = false;
     if (constraint_holds(s->constraint))
         constraint_start(s->constraint);
     start_sampler(s);
@@ -351,15 +362,41 @@ static void fill(edge_session *s, edge_piece *piece)
     piece->length = length;
     piece->token = s->token;
     piece->finish = length == left ? s->finish : EDGE_GOING;
+    piece->done = s->done;
+    piece->asked = s->done + (s->turn == TURN_PROMPT ? s->waiting : 0);
     s->token = -1;
     s->text_at += length;
+}
+
+static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *error);
+
+/* Forgets a question that was cancelled before its answer began, or where rows cannot be taken back, what has not run of it. */
+static void take_back(edge_session *s)
+{
+    if (rewind_turns(s, 1, NULL))
+        s->first = s->waiting = 0;
+    __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED); /* an earlier question may wait, and can be answered */
+}
+
+bool answers(const edge_session *s)
+{
+    return s->turn == TURN_ANSWERING || s->turn == TURN_PROMPT;
+}
+
+void abandon(edge_session *s)
+{
+    const bool unanswered = s->turn == TURN_PROMPT;
+    if (answers(s))
+        end_answer(s);
+    if (unanswered)
+        take_back(s);
 }
 
 static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *error)
 {
     edge_status status;
     bool going = s->turn == TURN_ANSWERING;
-    if (!going && s->turn != TURN_ASKED && s->turn != TURN_TEXT)
+    if (!going && s->turn != TURN_ASKED && s->turn != TURN_TEXT && s->turn != TURN_PROMPT)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "there is nothing to answer: call edge_append first");
     if (!going || s->text_at == s->text_end) {
         s->text_at = s->text_end = 0;
@@ -367,8 +404,8 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
         if (going)
             s->finish = context_step(s);
         else
-            start_answer(s);
-        if (!s->finish)
+            run_prompt(s);
+        if (!s->finish && s->turn == TURN_ANSWERING)
             choose(s);
         if (s->failed) {
             end_answer(s);
@@ -386,7 +423,10 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
     if (piece->finish) {
         context_drop(s);
         context_pay(s);
+        bool unanswered = piece->finish == EDGE_INTERRUPTED && !s->generated;
         end_answer(s);
+        if (unanswered)
+            take_back(s);
     }
     return EDGE_OK;
 }
@@ -415,7 +455,9 @@ void edge_cancel(edge_session *s)
 
 static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *error)
 {
-    if (s->turn == TURN_ANSWERING)
+    if (!turns)
+        abandon(s);
+    else if (answers(s))
         end_answer(s);
     if (s->given)
         given_drop(s->given, s->shown); /* those that wait for a text */
@@ -437,7 +479,7 @@ static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *err
         s->shown = given_count(s->given);
     }
     s->turns -= turns;
-    s->turn = TURN_ANSWERED;
+    s->turn = mark->asked ? TURN_ASKED : TURN_ANSWERED;
     context_settle(s);
     return EDGE_OK;
 }

@@ -10,7 +10,7 @@
 static edge_model *model;
 static edge_session *session;
 static edge_error failure = {sizeof failure, 0, ""};
-static edge_piece piece = {sizeof piece, -1, 0, 0, ""};
+static edge_piece piece = {.size = sizeof piece, .token = -1};
 static int32_t nothing_to_cancel;
 static edge_options options = EDGE_OPTIONS;
 

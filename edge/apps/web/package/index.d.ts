@@ -43,7 +43,7 @@ export interface SamplingOptions {
   frequencyPenalty?: number;
   /** Tokens to generate. Default: no limit. */
   maxTokens?: number;
-  /** Verify drafts of repeated text; the answer is the same. 0: where that pays, on the CPU; 1: never. */
+  /** Whether drafts of repeated text are verified; the answer is the same. 0: auto, 1: off. */
   speculate?: number;
   /** Never end the turn; go on. */
   ignoreEos?: boolean;

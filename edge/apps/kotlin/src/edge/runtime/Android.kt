@@ -25,7 +25,7 @@ private const val HEADROOM_AHEAD_SECONDS = 10
  * after an installation or update copies the file, which takes a second or two. Call it off the main thread. Throws
  * IOException if there is no such asset or no space for the copy.
  */
-fun EdgeModel.Companion.fromAssets(context: Context, name: String = "model.edge"): EdgeModel =
+public fun EdgeModel.Companion.fromAssets(context: Context, name: String = "model.edge"): EdgeModel =
     open(installed(context, name).path)
 
 @Synchronized
@@ -56,7 +56,7 @@ private fun installed(context: Context, name: String): File {
  * goes out of sight, which is all that Android 14 and later tell of; before, half when memory is low, and all when the
  * process would be ended next. Close the result before the session.
  */
-fun EdgeSession.trimInBackground(context: Context): Closeable {
+public fun EdgeSession.trimInBackground(context: Context): Closeable {
     val callbacks = object : ComponentCallbacks2 {
         override fun onTrimMemory(level: Int) {
             try {
@@ -90,7 +90,7 @@ private fun trimOf(level: Int): Trim = when (level) {
  * before the system begins to end processes. From Android 12 on, it also opens the system's hint sessions (ADPF). Make one
  * for each session.
  */
-class AndroidSensors(context: Context) : Sensors {
+public class AndroidSensors(context: Context) : Sensors {
     private val application = context.applicationContext
     private val battery = application.getSystemService(Context.BATTERY_SERVICE) as BatteryManager
     private val power = application.getSystemService(Context.POWER_SERVICE) as PowerManager

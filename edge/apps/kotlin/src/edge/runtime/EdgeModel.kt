@@ -14,23 +14,29 @@ import java.io.Closeable
  * All functions may be called from any thread. They block; those that read the file or allocate belong off the main
  * thread.
  */
-class EdgeModel private constructor(private var handle: Long) : Closeable {
+public class EdgeModel private constructor(private var handle: Long) : Closeable {
     private val sessions = mutableSetOf<EdgeSession>()
 
-    val info: ModelInfo = struct(ModelInfo.BYTES).let {
+    public val info: ModelInfo = struct(ModelInfo.BYTES).let {
         Native.info(handle, it.array())
         ModelInfo.of(it)
     }
 
     /** A conversation, whose memory is allocated now. [sensors] are read while it generates. */
     @JvmOverloads
-    fun session(options: EdgeOptions = EdgeOptions(), sensors: Sensors? = null): EdgeSession = synchronized(sessions) {
-        check(handle != 0L) { "the model is closed" }
-        val native = Native.begin(
-            handle, options.bytes(), options.isaBytes(), options.cacheBytes(), options.npuBytes(), options.stopBytes(),
-        )
-        EdgeSession(this, native, sensors, info.threads, options.power).also { sessions += it }
-    }
+    public fun session(options: EdgeOptions = EdgeOptions(), sensors: Sensors? = null): EdgeSession =
+        synchronized(sessions) {
+            check(handle != 0L) { "the model is closed" }
+            val native = Native.begin(
+                handle,
+                options.bytes(),
+                options.isaBytes(),
+                options.cacheBytes(),
+                options.npuBytes(),
+                options.stopBytes(),
+            )
+            EdgeSession(this, native, sensors, info.threads, options.power).also { sessions += it }
+        }
 
     internal fun forget(session: EdgeSession) = synchronized(sessions) { sessions -= session }
 
@@ -44,10 +50,10 @@ class EdgeModel private constructor(private var handle: Long) : Closeable {
         }
     }
 
-    companion object {
+    public companion object {
         /** Throws [EdgeException] with [Status.BAD_FILE] if [path] is not a model.edge of this version. */
         @JvmStatic
-        fun open(path: String): EdgeModel {
+        public fun open(path: String): EdgeModel {
             require('\u0000' !in path) { "the path contains the character U+0000" }
             return EdgeModel(Native.open(path.encodeToByteArray() + 0, -1, 0, 0))
         }
@@ -55,7 +61,7 @@ class EdgeModel private constructor(private var handle: Long) : Closeable {
         /** From a part of an open file, which may be closed afterwards. It begins at a multiple of 64 bytes. */
         @JvmStatic
         @JvmOverloads
-        fun open(fd: Int, offset: Long = 0, length: Long = 0): EdgeModel =
+        public fun open(fd: Int, offset: Long = 0, length: Long = 0): EdgeModel =
             EdgeModel(Native.open(null, fd, offset, length))
     }
 }

@@ -5,7 +5,7 @@ import java.nio.ByteBuffer
 import java.nio.ByteOrder
 
 /** Options of a session, as `edge run` has them. */
-data class EdgeOptions(
+public data class EdgeOptions(
     // generated: Options
 ) {
     init {
@@ -24,20 +24,39 @@ data class EdgeOptions(
     internal fun npuBytes() = npu?.encodeToByteArray()
 
     internal fun stopBytes() = Array(stop.size) { stop[it].encodeToByteArray() }
+
+    /** Sets options one by one, for Java: `new EdgeOptions.Builder().maxTokens(64).build()`. */
+    public class Builder {
+        private var options = EdgeOptions()
+
+        public fun build(): EdgeOptions = options
+
+        // generated: OptionsBuilder
+    }
+}
+
+/** What computes; see [EdgeOptions.engine]. */
+public enum class Engine {
+    // generated: Engine
+}
+
+/** Whether drafts of repeated text are verified; see [EdgeOptions.speculate]. */
+public enum class Speculate {
+    // generated: Speculate
 }
 
 /** The role of a text. */
-enum class Role {
+public enum class Role {
     // generated: Role
 }
 
 /** The form of answers: any text; JSON that matches a schema; text that matches a regular expression as a whole. */
-enum class Form {
+public enum class Form {
     // generated: Form
 }
 
 /** Why an answer ended, in the order of edge.h. */
-enum class Finish {
+public enum class Finish {
     // generated: Finish
     ;
 
@@ -46,16 +65,25 @@ enum class Finish {
     }
 }
 
-/** A part of an answer: whole characters, perhaps none. [token] is -1 for the rest of a text. */
-data class Piece(val text: String, val token: Int, val finish: Finish)
+/**
+ * A part of an answer: whole characters, perhaps none. [token] is -1 for the rest of a text, and while the prompt runs. [done]:
+ * tokens of the prompt that have run, of [asked].
+ */
+public data class Piece(
+    public val text: String,
+    public val token: Int,
+    public val finish: Finish,
+    public val done: Int = 0,
+    public val asked: Int = 0,
+)
 
 /** The memory that [EdgeSession.trim] returns: unused pages; half of the rows that can be spared, too; all of them. */
-enum class Trim {
+public enum class Trim {
     // generated: Trim
 }
 
 /** How a sound is heard. [rate]: samples per second, from 1000 to 192000. */
-data class Hearing(
+public data class Hearing(
     // generated: Hearing
 ) {
     init {
@@ -67,14 +95,14 @@ data class Hearing(
 }
 
 /** A part of a transcript. */
-data class Segment(
+public data class Segment(
     // generated: Segment
 ) {
     // generated: SegmentRead
 }
 
 /** Measurements of the app; null: unknown. */
-data class Readings(
+public data class Readings(
     // generated: Readings
 ) {
     internal fun bytes() =
@@ -82,31 +110,32 @@ data class Readings(
 }
 
 /** Read about twice a second while an answer is generated, by the thread that generates. */
-fun interface Sensors {
-    fun read(): Readings
+public fun interface Sensors {
+    public fun read(): Readings
 
     /**
      * A hint session for these threads of the system, whose steps should take [targetNanos]; null: the system has none.
      * The session closes it when it ends, and when other threads compute.
      */
-    fun hint(threads: IntArray, targetNanos: Long): Hint? = null
+    public fun hint(threads: IntArray, targetNanos: Long): Hint? = null
 }
 
 /** Tells the system how long steps take, so that it clocks and places threads by that. */
-interface Hint : Closeable {
-    fun target(nanos: Long)
-    fun ran(nanos: Long)
+public interface Hint : Closeable {
+    public fun target(nanos: Long)
+
+    public fun ran(nanos: Long)
 }
 
 /** A model and its plan. */
-data class ModelInfo(
+public data class ModelInfo(
     // generated: ModelInfo
 ) {
     // generated: ModelInfoRead
 }
 
 /** The resources that a session uses. */
-data class Usage(
+public data class Usage(
     // generated: Usage
 ) {
     // generated: UsageRead

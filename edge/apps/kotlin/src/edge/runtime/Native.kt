@@ -24,8 +24,11 @@ internal object Native {
     @JvmStatic external fun end(session: Long)
     @JvmStatic external fun append(session: Long, role: Int, text: ByteArray)
     @JvmStatic external fun appendIds(session: Long, ids: IntArray)
-    /** Token, finish reason and length of the text in bits 32 to 63, 16 to 31 and 0 to 15. */
-    @JvmStatic external fun next(session: Long, text: ByteArray): Long
+    /**
+     * Returns token, finish reason and length of the text in bits 32 to 63, 16 to 31 and 0 to 15. [prompt]: its tokens that have
+     * run, and all of them.
+     */
+    @JvmStatic external fun next(session: Long, text: ByteArray, prompt: IntArray): Long
     /** From any thread. */
     @JvmStatic external fun cancel(session: Long)
     @JvmStatic external fun rewind(session: Long, turns: Int)
@@ -54,20 +57,4 @@ internal object Native {
      * the finish reason.
      */
     @JvmStatic external fun hear(session: Long, samples: ShortArray, from: Int, segment: ByteArray): Long
-}
-
-/** Why a call failed; [Status.BAD_ARGUMENT] also stands for a call out of order. */
-enum class Status(internal val code: Int) {
-    // generated: Status
-    ;
-
-    internal companion object {
-        fun of(code: Int) = entries.firstOrNull { it.code == code } ?: FAILED
-    }
-}
-
-/** The message is one line that says what was wrong and what to do. */
-class EdgeException(val status: Status, message: String) : RuntimeException(message) {
-    @Suppress("unused") // made by edge_jni.c
-    private constructor(code: Int, message: ByteArray) : this(Status.of(code), message.decodeToString())
 }
