@@ -211,7 +211,11 @@ def _swift_member(field: Field, optional: bool) -> Iterator[str]:
     name, of_swift = camel(field.name), _SWIFT_TYPES[field.kind]
     if field.enum:
         own = field.enum.__name__
-        yield f"    public var {name}: {own} = .{camel(field.enum(0).name)}" if optional else f"    public let {name}: {own}"
+        yield (
+            f"    public var {name}: {own} = .{camel(field.enum(0).name)}"
+            if optional
+            else f"    public let {name}: {own}"
+        )
     elif not optional:
         yield f"    public let {name}: {of_swift}"
     elif field.kind == "flag":
@@ -229,7 +233,8 @@ def _swift_sets(field: Field) -> Iterator[str]:
     elif field.enum:
         yield f"native.{field.name} = {name}.rawValue"
     elif field.kind in ("uint32", "int32"):
-        yield f"native.{field.name} = {'UInt32' if field.kind == 'uint32' else 'Int32'}(clamping: {name} ?? {field.unset})"
+        of_c = "UInt32" if field.kind == "uint32" else "Int32"
+        yield f"native.{field.name} = {of_c}(clamping: {name} ?? {field.unset})"
     elif field.kind not in ("text", "texts"):  # whose memory has to be kept
         yield f"native.{field.name} = {name} ?? {field.unset}"
 
@@ -263,6 +268,8 @@ _SCRIPT_TYPES = {"flag": "boolean", "text": "string", "texts": "string[]", "seed
 def _script(part: str) -> str:
     if part in _KINDS:
         return _script_enum(_KINDS[part])
+    if part == "Names":
+        return "\n".join(f'  "{name}": "{ours}",' for name, (_, _, ours) in NAMES.items())
     places, _ = layout(STRUCTS[part], _WASM)
     entries = []
     for field in STRUCTS[part]:

@@ -1,5 +1,5 @@
-"""The enums of edge.h in every language: statuses, roles, finish reasons, levels of trimming memory; and the names in other
-languages of what messages of the C library name.
+"""The enums of edge.h in every language: statuses, roles, finish reasons, levels of trimming memory; and what other
+languages call what messages of the C library name.
 
 `bindings.py` writes them into edge.h and the bindings.
 """
@@ -111,6 +111,6 @@ NAMES: dict[str, tuple[str, str, str]] = {  # in messages of C: what Kotlin, Swi
     "edge_role": ("Role", "Role", "role"),
     "edge_form": ("Form", "Form", "form"),
     "edge_options.npu": ("EdgeOptions.npu", "EdgeOptions.npu", "npu"),
-    "EDGE_RAW": ("Role.RAW", "Role.raw", 'the role \'raw\''),
-    "EDGE_USER": ("Role.USER", "Role.user", 'the role \'user\''),
+    "EDGE_RAW": ("Role.RAW", "Role.raw", "the role 'raw'"),
+    "EDGE_USER": ("Role.USER", "Role.user", "the role 'user'"),
 }

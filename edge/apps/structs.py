@@ -76,8 +76,8 @@ def _about(flag: Flag) -> str:
     return re.sub(r" \(default.*\)", "", flag.help)
 
 
-def _budget(name: str, about: str, **more: tuple[str, ...]) -> Field:
-    return Field(name, "double", about, "no limit", 0, 0, LARGEST, **more)
+def _budget(name: str, about: str, without: tuple[str, ...] = ()) -> Field:
+    return Field(name, "double", about, "no limit", 0, 0, LARGEST, without)
 
 
 OPTIONS = [

@@ -54,7 +54,7 @@ def test_every_language_has_each_option(field: str) -> None:
     lacks = option.without
     assert re.search(rf"\b{field}; */?", texts["runtime/edge.h"])
     kotlin = texts["kotlin/src/edge/runtime/EdgeOptions.kt"]
-    assert f"    val {name}: " in kotlin
+    assert f"    public val {name}: " in kotlin
     assert own or re.search(rf"\.put\w+\(\d+, .*\b{name}\b", kotlin)
     swift = texts["swift/Sources/EdgeKit/EdgeOptions.swift"]
     assert ("swift" in lacks) is (f"native.{field} = " not in swift)

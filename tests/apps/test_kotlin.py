@@ -63,8 +63,8 @@ def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
     assert echo["too few"] == ["dimensions is -1, but must not be negative"]
     assert echo["ids"] == [str([*"é".encode(), ord("a") + 1000])]
     assert echo["appended ids"] == [
-        "[Piece(text=H, token=72, finish=GOING, done=2, asked=3), Piece(text=i, token=105, finish=GOING, done=2, asked=3), "
-        "Piece(text=, token=-1, finish=EOS, done=2, asked=3)]"
+        "[Piece(text=H, token=72, finish=GOING, done=2, asked=3), "
+        "Piece(text=i, token=105, finish=GOING, done=2, asked=3), Piece(text=, token=-1, finish=EOS, done=2, asked=3)]"
     ]
     assert echo["loaded"] == ["later 😀"]
     # The last byte of its array, a hundred times its scale, and its descriptor plus one.

@@ -272,6 +272,27 @@ def test_answers_can_be_cancelled(page: Page, site: Sent) -> None:
     assert found["answer"] == expected("abc", 24)
 
 
+def test_question_cancelled_in_its_prompt_is_taken_back(page: Page, site: Sent) -> None:
+    found = run(page, """
+      const session = await Edge.open('./');
+      const greedy = { temperature: 0, maxTokens: 8, ignoreEos: true };
+      await session.ask('abc', greedy);
+      const state = await session.save();
+      const next = await session.ask('def', greedy);
+      await session.load(state);
+      const abort = new AbortController();
+      const told = [];
+      const onPrompt = (done, asked) => (told.push(done < asked), abort.abort());
+      const answer = await session.ask('word '.repeat(9), { ...greedy, signal: abort.signal, onPrompt });
+      const { finish } = session.report;
+      const refused = await session.load(new Uint8Array(9)).catch((error) => error.code);
+      return { told, answer, finish, refused, next, again: await session.ask('def', greedy) };
+    """)  # fmt: skip
+    assert found["told"][0] is True
+    assert (found["answer"], found["finish"], found["refused"]) == ("", "interrupted", "bad-file")
+    assert found["again"] == found["next"]
+
+
 def test_pages_that_are_not_isolated_have_one_thread(page: Page, folder: Path) -> None:
     with served(folder, isolated=False) as (url, _):
         at(page, url)

@@ -13,6 +13,7 @@
 #include "policy.h"
 #include "sampler.h"
 #include "system.h"
+#include "usage.h"
 
 static void forget_pictures(edge_session *s)
 {

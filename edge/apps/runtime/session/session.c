@@ -36,6 +36,7 @@
 #include "stops.h"
 #include "system.h"
 #include "tokenizer.h"
+#include "usage.h"
 
 /* ---- one thread at a time --------------------------------------------------------------------------------------- */
 
@@ -341,50 +342,6 @@ edge_status edge_trim(edge_session *s, edge_trim_level level, edge_error *error)
         ;
     trim(s);
     return EDGE_OK;
-}
-
-/* All but the bytes of the process. */
-static edge_usage usage_of(const edge_session *s)
-{
-    const adapters_config *room = model_adapters(s->model);
-    return (edge_usage){
-        .size = sizeof(edge_usage),
-        .rows = kv_length(s->rows) - s->ahead,
-        .capacity = kv_capacity(s->rows),
-        .threads = pass_threads(s->pass),
-        .weights = s->model->sizes[SECTION_WEIGHTS],
-        .kv = kv_bytes(s->rows) + kv_fixed(s->rows) + kv_remembered(s->rows),
-        .scratch = pass_bytes(s->pass) + constraint_bytes(s->constraint),
-        .lora = room && !s->accelerator ? room->room : 0,
-        .file = s->model->file.size,
-        .tokens = s->ran,
-        .evicted = s->all_evicted,
-        .drafted = s->all_drafted,
-        .accepted = s->accepted,
-        .joules = s->started ? watch_joules(&s->watch) : s->joules,
-        .seconds = s->started ? now_seconds() - s->watch.started : s->seconds,
-        .measured = s->watch.measured,
-        .engine = s->accelerator ? s->accelerator->kind->engine : EDGE_ENGINE_CPU,
-        .engine_why = s->why,
-        .gpu = s->accelerator ? s->accelerator->kind->name(s->accelerator) : "",
-        .gpu_bytes = s->accelerator ? s->accelerator->kind->bytes(s->accelerator) : 0,
-        .gain = s->drafts ? drafts_gain(s->drafts) : 0,
-    };
-}
-
-/* Copies between `noted` and a struct of one thread. */
-static void pass_note(edge_session *s, edge_usage *to, const edge_usage *from)
-{
-    for (int32_t now = 0; !__atomic_compare_exchange_n(&s->noting, &now, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED); now = 0)
-        sleep_seconds(1e-6);
-    *to = *from;
-    __atomic_store_n(&s->noting, 0, __ATOMIC_RELEASE);
-}
-
-void note_usage(edge_session *s)
-{
-    const edge_usage now = usage_of(s);
-    pass_note(s, &s->noted, &now);
 }
 
 edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error)

@@ -123,7 +123,8 @@ edge_status check_options(const edge_model *model, const edge_options *options, 
 void end_answer(edge_session *s); /* for whatever reason: turns.c */
 void abandon(edge_session *s);    /* ends an answer that the app did not read to its end, or takes its question back */
 bool answers(const edge_session *s); /* an answer or its prompt is under way */
-void note_usage(edge_session *s); /* for edge_use */
+/* Checks a saved state up to its end, where its SHA-256 stands. */
+edge_status state_check(const edge_session *s, const edge_stream *stream, edge_error *error);
 /* The rest of edge_begin, when the engine is chosen. */
 edge_status begin_on(edge_model *model, const edge_options *options, const accelerator_kind *kind,
                      edge_session **session, edge_error *error); /* kind: NULL for the CPU */

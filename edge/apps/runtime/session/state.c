@@ -233,17 +233,21 @@ static edge_status get_header(const edge_session *s, hashed_stream *from, state_
     return right ? EDGE_OK : damaged(error);
 }
 
-/* Whether a buffer holds a whole state, as its SHA-256 says. */
-static bool is_whole(const edge_stream *stream, uint64_t length)
+edge_status state_check(const edge_session *s, const edge_stream *stream, edge_error *error)
 {
-    hasher sum;
-    uint8_t digest[DIGEST];
-    if (length < sizeof(state_header) + DIGEST || length > stream->capacity)
-        return false;
-    hash_start(&sum);
-    hash_add(&sum, stream->buffer, length - DIGEST);
-    hash_end(&sum, digest);
-    return !memcmp((const uint8_t *)stream->buffer + length - DIGEST, digest, DIGEST);
+    hashed_stream from = {.stream = stream};
+    uint8_t some[1024], digest[DIGEST], stored[DIGEST];
+    state_header header;
+    edge_status status = get_header(s, &from, &header, error);
+    bool right = !status && header.length >= sizeof header + DIGEST;
+    while (right && from.at < header.length - DIGEST) {
+        const uint64_t left = header.length - DIGEST - from.at;
+        right = stream_get(&from, some, left < sizeof some ? left : sizeof some);
+    }
+    hash_end(&from.sum, digest);
+    if (!status && !(right && stream_get(&from, stored, sizeof stored) && !memcmp(stored, digest, sizeof stored)))
+        return damaged(error);
+    return status;
 }
 
 /* Reads what follows a header. If it fails, the caller must forget the conversation. */
@@ -287,10 +291,8 @@ edge_status edge_load(edge_session *s, const edge_stream *stream, edge_error *er
         return leave(s, status);
     hashed_stream from = {.stream = stream};
     state_header header;
-    if ((status = get_header(s, &from, &header, error)))
+    if ((stream->fd < 0 && (status = state_check(s, stream, error))) || (status = get_header(s, &from, &header, error)))
         return leave(s, status);
-    if (stream->fd < 0 && !is_whole(stream, header.length))
-        return leave(s, damaged(error));
     forget(s);
     if ((status = load(s, &from, &header, error)))
         forget(s);

@@ -148,6 +148,16 @@ int32_t web_piece_token(void)
     return piece.token;
 }
 
+uint32_t web_piece_done(void)
+{
+    return piece.done;
+}
+
+uint32_t web_piece_asked(void)
+{
+    return piece.asked;
+}
+
 int32_t *web_cancelled(void)
 {
     return session ? (int32_t *)&session->cancelled : &nothing_to_cancel;
@@ -171,6 +181,13 @@ int32_t web_save(void)
 {
     edge_stream stream = {sizeof stream, HOST, NULL, 0, 0};
     return edge_save(session, &stream, &failure);
+}
+
+int32_t web_check(void)
+{
+    edge_stream stream = {sizeof stream, HOST, NULL, 0, 0};
+    return session ? state_check(session, &stream, &failure)
+                   : edge_fail(&failure, EDGE_BAD_ARGUMENT, "no session has begun: call web_begin first");
 }
 
 int32_t web_load(void)

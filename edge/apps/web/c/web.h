@@ -57,16 +57,19 @@ WEB_API(web_set) int32_t web_set(const char *stops, uint32_t stop_count);
 WEB_API(web_end) void web_end(void);
 
 WEB_API(web_append) int32_t web_append(int32_t role, const void *text, uint32_t count);
-/* Generates a piece of the answer; returns its finish. */
+/* Generates a piece of the answer, or runs a chunk of its prompt; returns the piece's finish. */
 WEB_API(web_next) int32_t web_next(void);
 WEB_API(web_piece) const char *web_piece(void);          /* its text, without \0 */
 WEB_API(web_piece_length) uint32_t web_piece_length(void);
 WEB_API(web_piece_token) int32_t web_piece_token(void);
+WEB_API(web_piece_done) uint32_t web_piece_done(void);   /* tokens of the prompt that have run, of … */
+WEB_API(web_piece_asked) uint32_t web_piece_asked(void);
 /* The session's int32 that cancels the answer if it is not 0, from any thread; web_append resets it. */
 WEB_API(web_cancelled) int32_t *web_cancelled(void);
 WEB_API(web_rewind) int32_t web_rewind(uint32_t turns);
 WEB_API(web_state) int64_t web_state(void);              /* bytes that web_save would write; or an edge_status */
 WEB_API(web_save) int32_t web_save(void);                /* to env.write */
+WEB_API(web_check) int32_t web_check(void);              /* from env.read: whether web_load would take the state */
 WEB_API(web_load) int32_t web_load(void);                /* from env.read */
 /* given: 1: reads an adapter from env.read; 0: removes it. Forgets the whole conversation. */
 WEB_API(web_set_adapter) int32_t web_set_adapter(uint32_t given, double scale);

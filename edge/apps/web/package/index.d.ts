@@ -62,6 +62,8 @@ export interface StreamOptions extends SamplingOptions {
   signal?: AbortSignal;
   /** Default: "user". "raw": without the chat template. "ids": an Int32Array of token ids instead of a text. */
   role?: "user" | "raw" | "ids";
+  /** Called while a long prompt runs: tokens that have run, of those asked. */
+  onPrompt?: (done: number, asked: number) => void;
 }
 
 export interface EmbedOptions {
@@ -200,7 +202,8 @@ export class Session {
   readonly info: Info;
   /** Of the present or last answer; null before the first. */
   readonly report: Report | null;
-  /** The answer, piece by piece. Leaving the loop early cancels it, as `signal` does; then the loop ends as usual. */
+  /** The answer, piece by piece. Leaving the loop early cancels it, as `signal` does; then the loop ends as usual, and
+   * `report.finish` is "interrupted". A question that is cancelled before its first token is taken back. */
   stream(text: string | Int32Array, options?: StreamOptions): AsyncIterableIterator<string>;
   /** A whole answer. */
   ask(text: string | Int32Array, options?: StreamOptions): Promise<string>;
@@ -217,6 +220,7 @@ export class Session {
   /** The conversation with its KV rows, for `load` with the same bundle. The states of successive turns begin with the
    * same bytes, but for a header, so a page that saves each needs to write only the pieces that changed. */
   save(): Promise<Uint8Array>;
+  /** Replace the conversation. If the state is refused, the conversation stays as it was. */
   load(state: Uint8Array): Promise<void>;
   /** A LoRA adapter that `edge export-adapter` has made, from now on: its address, or its bytes; null: none. The whole
    * conversation is forgotten. scale: of its change; default: 1. Fails with unsupported if the site has no room for

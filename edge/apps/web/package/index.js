@@ -75,7 +75,7 @@ export class Session {
   }
 
   /** @param {string | Int32Array} text @param {any} [options] */
-  async *stream(text, { signal, role = "user", ...options } = {}) {
+  async *stream(text, { signal, role = "user", onPrompt, ...options } = {}) {
     this.#claim();
     /** @type {string[]} */
     const pieces = [];
@@ -86,8 +86,9 @@ export class Session {
     const cancel = () => this.#cancel();
     signal?.addEventListener("abort", cancel, { once: true });
     const answer = this.#remote
-      .call("answer", { text, role, options: this.#named(options) }, ({ piece, report }) => {
+      .call("answer", { text, role, options: this.#named(options) }, ({ piece, report, prompt }) => {
         this.report = report;
+        if (prompt && prompt.done < prompt.asked) onPrompt?.(prompt.done, prompt.asked);
         if (piece) pieces.push(piece);
         wake();
       })

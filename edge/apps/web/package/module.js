@@ -15,6 +15,25 @@ const CODES = {
   // end
 };
 
+/** C's names in messages of the module, and what they are here. @type {Record<string, string>} */
+const NAMES = {
+  // generated: Names
+  "edge_open": "Edge.open",
+  "edge_begin": "Edge.open",
+  "edge_append": "stream",
+  "edge_next": "stream",
+  "edge_cancel": "signal",
+  "edge_embed": "embed",
+  "edge_listen": "transcribe",
+  "edge_hear": "transcribe",
+  "edge_role": "role",
+  "edge_form": "form",
+  "edge_options.npu": "npu",
+  "EDGE_RAW": "the role 'raw'",
+  "EDGE_USER": "the role 'user'",
+  // end
+};
+
 /** edge_finish, by its numbers. */
 export const FINISHES = [
   // generated: Finish
@@ -318,12 +337,17 @@ export class Engine {
     }
   }
 
-  /** The next piece of the answer: bytes are copied. @returns {Promise<{text: Uint8Array, token: number, finish: number}>} */
+  /**
+   * The next piece of the answer: bytes are copied. `done` of `asked` tokens of its prompt have run.
+   *
+   * @returns {Promise<{text: Uint8Array, token: number, finish: number, done: number, asked: number}>}
+   */
   async next() {
     const finish = this.#check(await this.exports.web_next());
     const from = this.exports.web_piece() >>> 0;
     const text = new Uint8Array(this.memory.buffer).slice(from, from + this.exports.web_piece_length());
-    return { text, token: this.exports.web_piece_token(), finish };
+    const [done, asked] = [this.exports.web_piece_done(), this.exports.web_piece_asked()];
+    return { text, token: this.exports.web_piece_token(), finish, done, asked };
   }
 
   /** The address of the int32 that cancels an answer. */
@@ -349,6 +373,8 @@ export class Engine {
 
   /** @param {Uint8Array} bytes */
   load(bytes) {
+    this.#state = new State(bytes);
+    this.#transfer(() => this.exports.web_check()); // a refused state leaves the conversation as it is
     this.#state = new State(bytes);
     this.#transfer(() => this.exports.web_load());
   }
@@ -526,8 +552,9 @@ export class Engine {
 
   /** @param {number} status */
   #check(status) {
-    if (status < 0) throw new EdgeError(CODES[/** @type {-1} */ (status)] ?? "failed", this.#text(this.exports.web_message()));
-    return status;
+    if (status >= 0) return status;
+    const message = this.#text(this.exports.web_message()).replace(/edge_[a-z_.]+[a-z]|EDGE_[A-Z]+/g, (name) => NAMES[name] ?? name);
+    throw new EdgeError(CODES[/** @type {-1} */ (status)] ?? "failed", message);
   }
 
   /** The text up to a \0, copied since decoders refuse shared memory. @param {number} address */

@@ -108,14 +108,15 @@ const calls = {
     let first = 0;
     let looked = 0;
     for (;;) {
-      const { text: bytes, token, finish } = await engine.next();
+      const { text: bytes, token, finish, done, asked } = await engine.next();
       const now = performance.now();
       if (token >= 0) report.tokens++;
-      if (!first) {
+      if (!first && (token >= 0 || finish)) {
         first = now;
         report.promptSeconds = (now - began) / 1000;
+        report.promptTokens = done;
       }
-      report.seconds = (now - first) / 1000;
+      report.seconds = first && (now - first) / 1000;
       report.tokensPerSecond = report.tokens > 1 ? (report.tokens - 1) / report.seconds : 0;
       if (finish || now - looked > USED_EVERY) {
         looked = now;
@@ -124,12 +125,11 @@ const calls = {
           ...report, joules: use.joules, measured: use.measured, memory: { bytes: engine.memory.buffer.byteLength, bound },
           rows: use.rows, evicted: use.evicted - before.evicted,
           drafted: use.drafted - before.drafted, accepted: use.accepted - before.accepted, gain: use.gain || null,
-          promptTokens: report.promptTokens || use.tokens - before.tokens,
           ...ranOn(passes),
         };
       }
       if (finish) report.finish = FINISHES[finish];
-      tell({ piece: decoder.decode(bytes, { stream: true }), report });
+      tell({ piece: decoder.decode(bytes, { stream: true }), report, prompt: token < 0 && { done, asked } });
       if (finish) return report;
       await turn(); // a message may cancel it
       if (cancelled) new Int32Array(engine.memory.buffer, engine.cancelled, 1)[0] = 1;
