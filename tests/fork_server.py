@@ -55,6 +55,22 @@ fork_server.fork_children()
 objects.share_objects()
 """
 
+# What commands import that do more than run a model. It takes memory, which plans count.
+LABORATORY = f"""
+{COMMAND}
+import gguf, pydantic
+import edge.apps.bundle, edge.apps.site, edge.converters.convert, edge.converters.evaluate, edge.converters.npu
+import edge.converters.huggingface.reader, edge.converters.repair, edge.hub.repository, edge.lab.inspection
+import edge.lab.inventory, edge.lab.prediction.predict, edge.lab.profiling.bench, edge.lab.profiling.collect
+import edge.lab.profiling.kit.make, edge.lab.profiling.kit.remote, edge.lab.quality.matrix, edge.lab.report.profile
+import edge.lab.report.search, edge.lab.searching.command, edge.model.known
+for each in ("llama_cpp", "tvm_ffi"):
+    try:
+        __import__(each)
+    except ImportError:
+        pass
+"""
+
 # Starts in the place of the other process: hands over its files and environment, and ends as the fork ends.
 _CLIENT = """
 import json, os, socket, sys
@@ -76,7 +92,7 @@ def forking(prepared: str, module: str, *arguments: str) -> list[str]:
         return [sys.executable, "-m", module, *arguments]
     with _STARTING:
         others = [COMPILER] * bool(find_spec("tvm")) + [TRIAL] * bool(find_spec("llama_cpp"))
-        for each in (*(others if prepared == COMMAND else ()), prepared):
+        for each in (*(others if prepared in (COMMAND, LABORATORY) else ()), prepared):
             if each not in _SERVERS:
                 _SERVERS[each] = _start(each)
     return _client(_SERVERS[prepared][1], module, *arguments)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from bundles import bundle_of, model_of
-from conftest import SOME_GPU, exhaustive
+from conftest import SOME_GPU
 from ctypes_bundle import BundleSession, open_bundle
 from gpu_sessions import MODEL, PROMPT, ROWS, ask_both, kernels
 from lora_files import write_adapter
@@ -40,7 +40,8 @@ def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(name)
 
 
-@pytest.mark.parametrize("host", ["opencl", exhaustive("wgpu")], indirect=True)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("host", ["opencl", "wgpu"], indirect=True)
 def test_answers_with_adapters_are_those_of_the_gpu_engine(host: str, tmp_path: Path) -> None:
     """One after the other, in one session, with evictions: a part of an adapter, another, two together, none. By OpenCL
     with int4 rows, which are otherwise tested exhaustively."""

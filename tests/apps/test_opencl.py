@@ -54,6 +54,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tuning, "of", lambda _kind: Tuning())
 
 
+@pytest.mark.wing("OpenCL")
 def test_answers_are_those_of_the_gpu_engine_evictions_included() -> None:
     with sessions(MODEL, **ROWS) as (python, exported):
         ask_both(python, exported, 150, temperature=0.0)

@@ -90,7 +90,7 @@ ENGINES = (
     Row(f"gpu@{SOME_GPU}", "int8", tolerance=8e-1, seldom=True),
     Row(f"gpu@{SOME_GPU}", "int4", correlation=0.9, seldom=True),
     Row("gpu@opencl:0", "f16", tolerance=8e-2, seldom=True),
-    Row("gpu@opencl:0", "int4", correlation=0.9),
+    Row("gpu@opencl:0", "int4", correlation=0.9, seldom=True),
 )
 
 
@@ -104,7 +104,7 @@ if find_spec("onnxruntime"):  # which Python 3.10 cannot have
         Row("onnx@cpu-static", "f16", tolerance=8e-2),
     )
 if find_spec("onnxruntime_qnn"):  # whose emulator computes in float16
-    ENGINES += (Row("onnx@qnn", "f16", tolerance=2e-1),)
+    ENGINES += (Row("onnx@qnn", "f16", tolerance=2e-1, seldom=True),)
 
 
 class OpenEngine(Protocol):
@@ -181,14 +181,14 @@ def marked(row: Row, model: str, often: bool) -> Any:
 _FIRST = {row.backend: row for row in reversed(ENGINES)}
 
 
-def settings_of(row: Row, each_row: bool = False, each_model: bool = False) -> list[Any]:
-    """Of tests that depend on nothing, on rows, or on rows and models."""
+def settings_of(row: Row, each_row: bool = False, each_model: bool = False, device: bool = False) -> list[Any]:
+    """Of tests that depend on nothing, on rows, on rows and models, or on what runs them."""
     if row.kv_dtype.startswith("q"):
         return [marked(row, name, each_row and name == "llama-wide") for name in WIDE]
     often = ("llama-gqa-tied",) if row is _FIRST[row.backend] or each_row else ()
     if each_model and row.kv_dtype == "f32" and "@" not in row.backend:
         often = (*GOLDEN_MODELS, *ODD_POSITIONS)
-    if "@" in row.backend and row.kv_dtype != "f32":
+    if "@" in row.backend and (row.kv_dtype != "f32" or not (each_row or device)):
         often = ()
     odd = [name for name in ODD_POSITIONS if row.kv_dtype != "int4" and (row.backend, name) != ("llamacpp", "smollm3")]
     return [marked(row, name, name in often) for name in ((*GOLDEN_MODELS, *odd) if each_model else GOLDEN_MODELS[:1])]
@@ -202,7 +202,7 @@ def one_layer(each_row: bool) -> pytest.MarkDecorator:
     return parametrized([
         marked(
             row, "llama-wide-one-layer" if row.kv_dtype.startswith("q") else "llama-one-layer",
-            not row.seldom and (each_row or row is _FIRST[row.backend]),
+            not row.seldom and (each_row or (row is _FIRST[row.backend] and "@" not in row.backend)),
         )
         for row in ENGINES
     ])  # fmt: skip
@@ -293,6 +293,7 @@ def test_logits_depend_on_neither_chunk_nor_logits_rows(
     close_to(engine.forward(tokens[30:]), golden.logits[-1])
 
 
+@parametrized([each for row in ENGINES for each in settings_of(row, device=True)])
 def test_given_rows_equal_tokens_with_these_embeddings(open_engine: OpenEngine, golden: Golden) -> None:
     engine = open_engine(chunk=7)
     if not engine.capabilities.given:
@@ -468,10 +469,10 @@ def test_saved_states_come_back_and_saving_changes_nothing(
 
 
 @pytest.mark.parametrize(("cuts", "capacity"), [
-    ([1, 19], 20), ([7], 300), ([16], 20), ([4, 8, 13], 300),
+    ([1, 19], 20), ([4, 8, 13], 300),
     *(
         exhaustive(*each)
-        for each in (([1, 19], 300), ([7], 20), ([16], 300), ([4, 8, 13], 20))
+        for each in (([1, 19], 300), ([7], 20), ([7], 300), ([16], 20), ([16], 300), ([4, 8, 13], 20))
     ),
 ], ids=str)  # fmt: skip
 @EACH_ROW
@@ -729,38 +730,3 @@ def pair(name: str) -> tuple[Engine, Engine]:
 @given(operations=st.lists(OPERATION, min_size=3, max_size=14))
 def test_any_sequence_of_operations_equals_the_reference(name: str, operations: list[tuple[Any, ...]]) -> None:
     run_operations(pair(name), open_golden(name).tokens, [*operations, ("append", 3)])
-
-
-# Quantized KV rows
-
-
-@lru_cache
-def prompt_logits(model: Model, kv_dtype: str, evict: bool) -> tuple[FloatArray, int]:
-    """Logits after every token of a short prompt, or after tokens that follow an eviction; the cache's bytes."""
-    engine = load_engine(model, "llamacpp", kv_dtype, capacity=256, chunk=64)
-    tokens = model.encode_prompt("Why is the sky blue? Answer in one sentence.")
-    logits = engine.forward_all(tokens)
-    if evict:
-        engine.kv.keep(np.r_[0:4, 10 : tokens.size], close_gaps=True)
-        logits = engine.forward_all(tokens[:4])
-    nbytes = engine.kv.nbytes
-    engine.close()
-    return logits, nbytes
-
-
-# 4 bits are too few for this model's keys: a NumPy model of q4_0 rows gives 0.951, llama.cpp 0.976.
-@pytest.mark.parametrize(
-    ("kv_dtype", "evict", "least"),
-    [("q8_0", False, 0.99), ("q8_0", True, 0.99), ("q4_0", False, 0.95), ("q4_0", True, 0.85)],
-)
-def test_quantized_rows_give_nearly_the_same_logits(smollm2: Model, kv_dtype: str, evict: bool, least: float) -> None:
-    logits, _ = prompt_logits(smollm2, kv_dtype, evict)
-    exact, _ = prompt_logits(smollm2, "f16", evict)
-    assert np.corrcoef(logits.ravel(), exact.ravel())[0, 1] > least
-
-
-@pytest.mark.parametrize(("kv_dtype", "bits"), [("f32", 32), ("q8_0", 8.5), ("q4_0", 4.5)])
-def test_cache_is_as_large_as_its_dtype_says(smollm2: Model, kv_dtype: str, bits: float) -> None:
-    _, nbytes = prompt_logits(smollm2, kv_dtype, False)
-    _, f16_nbytes = prompt_logits(smollm2, "f16", False)
-    assert nbytes == f16_nbytes * bits / 16

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import GOLDEN
-from fork_server import COMMAND, forking
+from fork_server import COMMAND, LABORATORY, forking
 from small_models import Small, write_small
 
 MODEL = "smollm2-135m"
@@ -58,13 +58,18 @@ REPORT_KEYS = {
     "sources": None,
     "schema": None,
 }  # fmt: skip
+OF_LABORATORY = (
+    "cache", "compile", "convert", "devices", "eval", "export", "inspect", "models", "profile", "quantize", "search",
+    "tune",
+)  # fmt: skip
 
 
 def edge(*args: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own. With a budget of memory it starts as users start it."""
     plain = "run" in args and "--memory" in args
+    prepared = LABORATORY if args[:1] and args[0] in OF_LABORATORY else COMMAND
     return subprocess.run(
-        [sys.executable, "-m", "edge", *args] if plain else forking(COMMAND, "edge", *args),
+        [sys.executable, "-m", "edge", *args] if plain else forking(prepared, "edge", *args),
         input=stdin,
         capture_output=True,
         text=True,

@@ -29,6 +29,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 SEES = "pictures.md"  # its examples show a picture to a model
 MAKES_MODELS = ("README.md", "convert.md")  # their examples write model.gguf and small.gguf
+OFTEN = ("README.md", "chat.md", "convert.md", "python.md", "run.md", "serve.md")  # in make test
 TIMEOUT = 600  # seconds, on a loaded machine that compiles
 
 _BLOCK = re.compile(
@@ -98,7 +99,9 @@ def prepared() -> None:
 
 
 @pytest.mark.usefixtures("prepared")
-@pytest.mark.parametrize("name", pages_with(""))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name not in OFTEN)) for name in pages_with("")]
+)
 def test_examples_work(name: str, folder: Path) -> None:
     run_blocks(name, "", folder)
 

@@ -155,12 +155,14 @@ def test_ollama(url: str, expected: str) -> None:
     assert all("\n" not in each[1] and each[1][0] != "{" for each in found["errors"])
 
 
+@pytest.mark.exhaustive
 @installed
 @pytest.mark.parametrize("name", ["litellm_chat.py", "langchain_chat.py"])
 def test_chat_whole_and_streamed(url: str, expected: str, name: str) -> None:
     assert program(name, url, MODEL, QUESTION) == {"whole": expected, "streamed": expected}
 
 
+@pytest.mark.exhaustive
 @installed
 def test_pydantic_ai(url: str, expected: str) -> None:
     assert program("pydantic_ai_chat.py", url, MODEL, QUESTION) == {"whole": expected}
@@ -232,6 +234,7 @@ def test_tools(url: str) -> None:
     assert found["after"] is not None
 
 
+@pytest.mark.exhaustive
 @installed
 def test_loop_with_tools(url: str) -> None:
     found = program("agents_loop.py", url, MODEL, "Paint the wall red.")

@@ -181,6 +181,7 @@ def test_quantized_weights_become_floats(kind: str, wanted: str, tmp_path: Path)
     assert open_model(tmp_path / "again.gguf").spec.parameters == model.spec.parameters
 
 
+@pytest.mark.exhaustive
 def test_one_tensor_is_in_memory_at_time(tmp_path: Path) -> None:
     code = """
 import json, sys

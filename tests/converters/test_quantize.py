@@ -307,6 +307,7 @@ def test_mixture_of_types_has_experts(family: Callable[[str], Model]) -> None:
     assert all(stage.cost["Q8_0"] < stage.cost["Q4_0"] for stage in experts)
 
 
+@pytest.mark.exhaustive
 def test_gemma_4(tmp_path: Path) -> None:
     """Rows of earlier layers, values that are normalised, inputs without a norm, and a table of its own type."""
     file, spec = write_wide(tmp_path / "model.gguf", "F16")

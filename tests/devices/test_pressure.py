@@ -301,7 +301,9 @@ print(json.dumps({"fell": before - after, "actions": len(report.actions), "count
 """
 
 
-@pytest.mark.parametrize("backend", ["cpu", "llamacpp", pytest.param("onnx", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "backend", ["llamacpp", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("cpu", "onnx"))]
+)
 def test_resident_memory_falls_with_limit(backend: str, tmp_path: Path) -> None:
     if backend == "onnx":
         pytest.importorskip("onnxruntime")

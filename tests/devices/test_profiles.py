@@ -319,6 +319,7 @@ def test_profile_goes_from_one_device_to_another(tmp_path: Path, own: Path) -> N
     assert "1.00" in run.invoke(app, ["devices", "diff", "far", "far"]).output
 
 
+@pytest.mark.exhaustive
 def test_probing_saves_host(own: Path) -> None:
     answer = ask("probe", "--seconds", "0.1")
     assert answer["path"] == str(own / "host.toml")
@@ -424,7 +425,12 @@ def test_no_code_is_made_by_guess_of_isa(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['name = "host"', "\xff", GOOD.replace("my-phone", HOST).replace("2.5", "-9"), GOOD], ids=str
+    "text",
+    [
+        GOOD.replace("my-phone", HOST).replace("2.5", "-9"),
+        *(pytest.param(text, marks=pytest.mark.exhaustive) for text in ('name = "host"', "\xff", GOOD)),
+    ],
+    ids=str,
 )
 def test_damaged_profile_of_host_stops_nothing(
     own: Path, text: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

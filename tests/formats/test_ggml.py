@@ -228,6 +228,7 @@ def test_without_llama_cpp_extra_is_named(floats: Path, tmp_path: Path, monkeypa
         quantize_with_llamacpp(floats, tmp_path / "out.gguf", "Q4_K_M")
 
 
+@pytest.mark.exhaustive
 def test_one_tensor_is_in_memory_at_time(tmp_path: Path) -> None:
     code = """
 import json, sys

@@ -134,9 +134,11 @@ def test_dawn_refuses_what_browsers_refuse() -> None:
     assert all(words in said[name][0] for name, words in expected.items())
 
 
-def test_kernels_keep_to_portable_limits() -> None:
+@pytest.mark.parametrize("often", [True, exhaustive(False)])
+def test_kernels_keep_to_portable_limits(often: bool) -> None:
     """What is stated of a kernel, by which engines choose devices, and offsets of slices."""
-    for name, each in families("wgsl"):
+    some = ((name, program(GOLDEN / f"{name}.gguf", "wgsl", FAMILIES[name])) for name in ("gpt2", "qwen35moe"))
+    for name, each in some if often else families("wgsl"):
         for kernel in each.kernels.values():
             sizes = kernel.shared, kernel.threads[0] * kernel.threads[1], len(kernel.buffers)
             assert all(size <= most for size, most in zip(sizes, (16 << 10, 256, 8), strict=True)), (name, kernel.name)
@@ -214,7 +216,7 @@ def test_child_makes_kernels(language: str, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.wing("CUDA by NVRTC")
 @pytest.mark.skipif(not find_spec("cuda"), reason="no cuda-bindings")
-@pytest.mark.parametrize("which", ["gemma3", exhaustive("all")])
+@pytest.mark.parametrize("which", ["llama-one-layer", exhaustive("gemma3"), exhaustive("all")])
 def test_nvrtc_compiles_kernels(which: str, request: pytest.FixtureRequest) -> None:
     from edge.backends.tvm.gpu.hosts.cuda import compile_source
 

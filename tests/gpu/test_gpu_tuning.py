@@ -78,6 +78,7 @@ def test_untunable_values_never_reach_a_compiler(
     assert "does not know" in caplog.text
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_command_from_tuning_to_a_run() -> None:
     path = str(GOLDEN / "llama-one-layer.gguf")

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fork_server import COMMAND, forking
+from fork_server import LABORATORY, forking
 from typer.testing import CliRunner
 
 import edge
@@ -183,7 +183,7 @@ def test_model_that_is_being_downloaded_is_not_removed(hub: Path) -> None:
 
 
 def run_edge(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(forking(COMMAND, "edge", *arguments), capture_output=True, text=True, check=False)
+    return subprocess.run(forking(LABORATORY, "edge", *arguments), capture_output=True, text=True, check=False)
 
 
 def test_command_asks_before_it_removes() -> None:

@@ -43,6 +43,7 @@ def measure(page: Page, folder: Path, *, isolated: bool) -> Result:
     return parse_result(text.encode(), "it")
 
 
+@pytest.mark.exhaustive
 def test_page_measures_its_browser(page: Page, folder: Path, tmp_path: Path) -> None:
     found = measure(page, folder, isolated=True)
     assert complaints(page) == []

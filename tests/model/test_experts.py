@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SOME_GPU, load_engine
+from conftest import SOME_GPU, exhaustive, load_engine
 from fallbacks import logits_of, open_fallback
 from small_models import Small, write_small
 from test_gguf_file import GGUF, U32
@@ -49,10 +49,10 @@ def tokens_for(model: Model, count: int) -> IntArray:
     return np.random.default_rng(7).integers(3, model.spec.vocab, count).astype(np.int32)
 
 
-@pytest.mark.parametrize(("mixture", "backend", "kv_dtype"), [
-    ("gpt-oss", "cpu", "f16"), ("gpt-oss", "cpu", "int8"), ("gpt-oss", GPU, "int8"),
-])  # fmt: skip
-@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("mixture", "backend", "kv_dtype"),
+    [("gpt-oss", "cpu", "f16"), exhaustive("gpt-oss", "cpu", "int8"), exhaustive("gpt-oss", GPU, "int8")],
+)
 def test_smaller_rows(mixture: str, backend: str, kv_dtype: str, engines: Callable[[Engine], Engine]) -> None:
     """test_cores.py has those of float32."""
     model, tokens, expected = open_fallback(mixture)
@@ -64,11 +64,9 @@ def test_smaller_rows(mixture: str, backend: str, kv_dtype: str, engines: Callab
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("used", "least"), [(3, 0.99), pytest.param(20, 0.999, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize(
-    "types",
-    [pytest.param(types, id=types[""], marks=[pytest.mark.exhaustive] * (types[""] != "MXFP4")) for types in TYPES],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("used", "least"), [(3, 0.99), (20, 0.999)])
+@pytest.mark.parametrize("types", [pytest.param(types, id=types[""]) for types in TYPES])
 def test_block_types(
     types: dict[str, str], used: int, least: float, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:

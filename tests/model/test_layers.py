@@ -81,9 +81,14 @@ def engines_for(model: Model) -> list[str]:
     return [name for name in OURS if not any(map(engine_named(name.partition("@")[0]).supports, network.cores))]
 
 
-each_hybrid = pytest.mark.parametrize("hybrid", HYBRIDS)
+RARELY = ("granitehybrid", "nemotron_h")  # Mamba-2, which falcon-h1 has, too
+each_hybrid = pytest.mark.parametrize(
+    "hybrid", [pytest.param(each, marks=[pytest.mark.exhaustive] * (each in RARELY)) for each in HYBRIDS]
+)
 each_case = pytest.mark.parametrize(("backend", "hybrid"), [
-    pytest.param(name, hybrid, marks=[pytest.mark.exhaustive] * ("gpu" in name and hybrid not in ON_GPU))
+    pytest.param(
+        name, hybrid, marks=[pytest.mark.exhaustive] * (hybrid in RARELY or ("gpu" in name and hybrid not in ON_GPU))
+    )
     for hybrid in HYBRIDS for name in engines_for(open_fallback(hybrid)[0])
 ])  # fmt: skip
 
@@ -103,6 +108,7 @@ def test_mamba_heads_share_groups(name: str, tmp_path: Path, engines: Callable[[
     compare(model, engines, engines_for(model) if name == "falcon-h1" else ["reference", "cpu"])
 
 
+@pytest.mark.exhaustive
 def test_shared_expert_may_have_no_gate(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     """In Granite 4's mixtures, as llama.cpp runs them."""
     file, random = GGUF.read(GOLDEN / "granitehybrid.gguf"), np.random.default_rng(5)

@@ -96,7 +96,7 @@ print(json.dumps([memory_use().rss - before, memory_use().peak - before, vocabul
 
 def test_large_vocabulary_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most three times the bytes of its fields, with the file of its tables mapped whole."""
-    tokens = ["<unk>", *(f"word{index}" for index in range(150_000)), *"wordabcdef0123456789"[4:]]
+    tokens = ["<unk>", *(f"word{index}" for index in range(80_000)), *"wordabcdef0123456789"[4:]]
     file = file_of(tmp_path, tokens, scores=(F32, [float(-index) for index in range(len(tokens))]))
     size = sum(end - start for start, end in file.spans.values())
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))

@@ -89,6 +89,7 @@ def test_batch_equals_steps(threads: int) -> None:
     check_rows(open_golden("llama-gqa-tied").model, "f16", threads)
 
 
+@pytest.mark.exhaustive
 def test_batch_of_recurrent_model_equals_steps() -> None:
     check_rows(open_model(GOLDEN / "falcon-h1.gguf"), "f16")
 

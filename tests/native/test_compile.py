@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Child, open_golden, run_child
+from conftest import Child, exhaustive, open_golden, run_child
 from test_cli import edge, edge_json
 
 pytest.importorskip("tvm_ffi")
@@ -145,7 +145,9 @@ def test_other_systems_are_sent_to_llama_cpp(monkeypatch: pytest.MonkeyPatch, sy
         targets.choose_target()
 
 
-@pytest.mark.parametrize(("system", "machine", "isa"), [("Darwin", "arm64", "dotprod"), ("Windows", "AMD64", "avx2")])
+@pytest.mark.parametrize(
+    ("system", "machine", "isa"), [exhaustive("Darwin", "arm64", "dotprod"), ("Windows", "AMD64", "avx2")]
+)
 def test_code_for_other_computers_calls_their_functions(
     monkeypatch: pytest.MonkeyPatch, system: str, machine: str, isa: str
 ) -> None:
@@ -202,8 +204,6 @@ def test_folder_is_renewed_unless_it_holds_other_files(tmp_path: Path) -> None:
     refused = edge("compile", str(MODEL), "--device", "steam-deck", "-o", str(folder))
     assert (refused.returncode, "diary" in refused.stderr, "--force" in refused.stderr) == (2, True, True)
     assert (folder / "run.img").read_bytes() == before
-    assert compile_model(folder, "--force", device="steam-deck")["device"]["cpu"] == "znver2"
-    assert (folder / "run.img").read_bytes() != before
     assert (folder / "diary").read_text() == "dear"
 
 

@@ -80,6 +80,7 @@ except edge.BudgetError as error:
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_compiler_beyond_the_budget_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If its peak was planned too low, the run ends: no answer comes from a budget that was passed."""

@@ -246,6 +246,7 @@ print(json.dumps({"text": text, "report": report, "peak": peak, "hits": experts 
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_mixture_above_its_budget_gives_the_same_tokens(tmp_path: Path) -> None:
     """Measured in a process of its own. The plan, made anew, then knows how many choices are hits."""

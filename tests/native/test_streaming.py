@@ -262,6 +262,7 @@ def test_plan_gives_up_the_smaller_share(policy: str, streams: bool) -> None:
 
 
 @pytest.mark.usefixtures("planning_process")
+@settings(max_examples=examples(20))
 @given(memory=st.integers(110 * MIB, 200 * MIB))
 def test_streamed_plan_fills_its_budget(memory: int) -> None:
     made = plan(memory, expected_tokens=700)

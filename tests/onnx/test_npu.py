@@ -95,6 +95,7 @@ def both(model: Model, rows: int, chunk: int, steps: int, prompt: int) -> list[t
 # The same answers
 
 
+@pytest.mark.wing("QNN's emulator")
 @pytest.mark.parametrize("name", ["gemma3", exhaustive("llama-gqa-tied")])
 def test_greedy_tokens_are_those_of_the_cpu(name: str) -> None:
     """Over 40 steps, in a cache that evicts, with sliding windows and without."""

@@ -92,8 +92,8 @@ class Alone:
 
 
 @pytest.mark.parametrize(("name", "dtype", "within"), [
-    ("reference", "f32", 1e-4), ("cpu", "f32", 1e-4), exhaustive("cpu", "f16", 0.02), exhaustive("cpu", "int8", 0.3),
-    exhaustive("cpu", "int4", 2.0),
+    ("reference", "f32", 1e-4), exhaustive("cpu", "f32", 1e-4), exhaustive("cpu", "f16", 0.02),
+    exhaustive("cpu", "int8", 0.3), exhaustive("cpu", "int4", 2.0),
 ])  # fmt: skip
 def test_logits_match_transformers(
     pair: tuple[Path, Path], name: str, dtype: str, within: float, engines: Callable[[Engine], Engine]

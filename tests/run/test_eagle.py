@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, examples
+from conftest import GOLDEN, examples, exhaustive
 from hf_folders import FOLDERS
 from test_cli import edge as run_edge
 from test_fuzz_engine import mutant
@@ -42,7 +42,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["reference", "cpu"])
+@pytest.mark.parametrize("name", ["reference", exhaustive("cpu")])
 def test_logits_match_torch(name: str, head: Path, engines: Callable[[Engine], Engine]) -> None:
     """Of tokens with the model's features, in chunks and behind each other, and of one with the head's own state."""
     model, draft, torch, backend = open_model(MODEL), open_draft(head), np.load(TORCH), engine_named(name)

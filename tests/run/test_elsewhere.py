@@ -48,7 +48,7 @@ def shown(system: str, folder: Path, *args: str, stdin: str = "") -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("system", sorted(MISSING))
+@systems
 def test_every_module_is_imported(system: str, tmp_path: Path) -> None:
     """Where packages are missing for what it is for, it says so when it is used."""
     done = python(system, tmp_path, "-c", ALL.format(missing=MISSING[system]["os"].split()))

@@ -85,7 +85,7 @@ def drafted(reports: list[edge.RunReport]) -> tuple[int, int]:
     return sum(each.tokens for each in found), sum(each.accepted for each in found)
 
 
-@pytest.mark.parametrize("name", ["reference", "cpu"])
+@pytest.mark.parametrize("name", ["reference", pytest.param("cpu", marks=pytest.mark.exhaustive)])
 def test_logits_match_torch(name: str, engines: Callable[[Engine], Engine]) -> None:
     model, torch = open_model(MODEL), np.load(MODEL.with_suffix(".npz"))
     file, layer, tokens = mtp_file(model.file), model.spec.mtp, torch["tokens"]

@@ -371,6 +371,7 @@ print(json.dumps({"early": early, "late": late["VmRSS"], "peak": late["VmHWM"], 
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_long_run_stays_within_its_budget() -> None:
     child = run_child(_LONG_RUN)
