@@ -54,7 +54,7 @@ def _parse_image_tokens(value: Any) -> int | None:
         return None
     number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
     if not _is_whole(number) or not 0 < number < 1 << 20:
-        raise InputError(f"--image-tokens must be auto or a whole number, not {value!r:.40}")
+        raise InputError(f"--image-tokens must be auto or a whole number below {1 << 20}, not {value!r:.40}")
     return int(number)
 
 

@@ -124,6 +124,8 @@ def plan(
         print("\n" + table(*heard.table(), left=1))
         print(f"the encoder's {format_bytes(heard.weights)} are in memory while it encodes; its time is estimated")
         print(f"by {heard.by or 'nothing known'}, and the first token's with a prompt of the above length")
+        for line in heard.lacks(made):
+            print(line)
     if looks:
         print("\n" + table(*looks.table(), left=1))
         print(f"the encoder's {format_bytes(looks.weights)} are in memory while it encodes; its time is estimated")

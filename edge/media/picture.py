@@ -125,6 +125,11 @@ class Image:
         return found
 
     @property
+    def size(self) -> str:
+        """For people."""
+        return f"{self.width} × {self.height} pixels"
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its pixels."""
         return 3 * int(self.width) * int(self.height)

@@ -71,6 +71,11 @@ class Sound:
         return self.samples / RATE
 
     @property
+    def size(self) -> str:
+        """For people."""
+        return f"{self.seconds:.1f} s"
+
+    @property
     def digest(self) -> bytes:
         """SHA-256 of the samples."""
         return self._hash

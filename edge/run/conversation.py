@@ -151,8 +151,9 @@ class Conversation:
         sounds: before the text, for models that see or hear.
 
         The turn is part of the conversation once it has begun to run, whatever ends it: an interrupted answer stays,
-        as far as it was generated. A question that is interrupted before its first token is taken back. Thoughts are no
-        part of the conversation.
+        as far as it was generated. A question that is interrupted before its first token is taken back, as is one that
+        raises InputError, such as for a picture whose file turns out to be damaged. Thoughts are no part of the
+        conversation.
         """
         if not isinstance(text, str):
             raise InputError(f"the prompt must be text, not {text!r:.60}")
@@ -227,16 +228,22 @@ class Conversation:
 
     def _told(self, pieces: Pieces, keep: Callable[[str, RunReport], None]) -> Pieces:
         """Pass on the pieces of an answer; then keep the answer if it ran, however it ended."""
-        last_report, answer = self.session.report, list[str]()
+        last_report, answer, refused = self.session.report, list[str](), False
         try:
             for piece in pieces:
                 answer.append(piece)
                 yield piece
+        except InputError:
+            refused = True
+            raise
         finally:
             pieces.close()
             report = self.session.report
             if report is not None and report is not last_report:  # it ran
-                keep("".join(answer), report)
+                if refused:
+                    self._held = False
+                else:
+                    keep("".join(answer), report)
 
     def undo(self) -> str:
         """Remove the last turn, its question and its answer; returns the question. Raises InputError if there is

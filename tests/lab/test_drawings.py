@@ -91,3 +91,6 @@ def test_command() -> None:
     assert (done.returncode, "sees no pictures: name its encoder by --mmproj" in done.stderr) == (2, True), done.stderr
     done = run("eval", "tasks", MODEL, "--tasks", "drawings,facts", "--backend", "reference")
     assert (done.returncode, "goes alone" in done.stderr) == (2, True), done.stderr
+    for flags, word in ((("--num-fewshot", "2"), "--num-fewshot"), (("--image-tokens", "1"), "must be at least 4")):
+        refused = run(*command, *flags)
+        assert (refused.returncode, word in refused.stderr) == (2, True), refused.stderr

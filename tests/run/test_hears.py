@@ -219,6 +219,28 @@ def test_plan_counts_what_a_sound_costs(sound: str | None, tokens: int, tmp_path
     assert found["peak"] >= found["encoder"] > found["weights"]
 
 
+def test_plan_says_what_a_sound_lacks() -> None:
+    plan = ("plan", str(TEXT), "--mmproj", str(EARS), "--device", "raspberry-pi-5", "--max-kv-size", "256")
+    told = edge_command(*plan, "--audio", "5m", "--memory", "70MiB").stdout
+    assert "does not fit in 256 KV rows: use --max-kv-size 7501" in told
+    assert "the limit, 70 MiB, is too low for the sound" in told
+    assert "KV rows: use" not in edge_command(*plan, "--audio", "2s").stdout
+
+
+def test_encoders_beside_a_model_that_cannot_be_chosen_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = edge.open_model(shutil.copy(TEXT, tmp_path / "m.gguf"))
+    beside = Path(shutil.copy(EARS, tmp_path / "mmproj-a.gguf"))
+    shutil.copy(EARS, tmp_path / "mmproj-b.gguf")
+    open_ears_of(model, Options())
+    assert "mmproj-a.gguf and mmproj-b.gguf fit m.gguf" in caplog.text
+    (tmp_path / "mmproj-b.gguf").unlink()
+    beside.write_bytes(beside.read_bytes()[:-300])
+    with pytest.raises(edge.InputError, match=r"hears nothing .*mmproj-a.gguf: the file is truncated"):
+        open_ears_of(model, Options())
+
+
 def test_stereo_of_another_rate_is_heard() -> None:
     samples = np.repeat(np.sin(np.arange(44100) / 9)[:, None], 2, axis=1)
     sound = edge.Sound((samples * 30000).astype(np.int16), 44100)

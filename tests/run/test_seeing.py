@@ -349,3 +349,20 @@ def test_conversation_with_pictures_is_saved_and_goes_on(
     other.undo()
     answers.append(say(other, "And this?", "second"))
     assert len(set(answers)) == 1
+
+
+def test_a_damaged_picture_leaves_the_conversation_as_it_was(
+    session: edge.Session, golden: dict[str, Any], tmp_path: Path
+) -> None:
+    PIL.fromarray(golden["first"]).save(path := tmp_path / "cut.png")
+    path.write_bytes(path.read_bytes()[:-60])
+    session.reset()
+    talk = edge.Conversation(session)
+    answers = []
+    for asked in ("Hello there.", "And now?"):
+        with pytest.raises(edge.InputError, match="damaged"):
+            list(talk.say("What is it?", [path], max_tokens=4))
+        answers.append("".join(talk.say(asked, max_tokens=4, ignore_eos=True)))
+        assert [each["content"] for each in talk.messages if each["role"] == "user"][-1] == asked
+    session.reset()
+    assert answers[0] == "".join(edge.Conversation(session).say("Hello there.", max_tokens=4, ignore_eos=True))

@@ -49,8 +49,7 @@ class Chat:
     left: bool = False
     results: list[str] = field(default_factory=list)  # of the first calls that wait for them
     files: list[str] = field(default_factory=list)  # texts that go before the next question
-    images: list[Image] = field(default_factory=list)  # pictures that go before it
-    sounds: list[Sound] = field(default_factory=list)
+    media: list[Image | Sound] = field(default_factory=list)  # pictures and sounds that go before it
     documents: Documents | None = None  # whose passages go before each question
 
     def say(self, text: str) -> Pieces | None:
@@ -59,8 +58,8 @@ class Chat:
             if not text.strip():
                 return None
             files, self.files = self.files, []
-            images, self.images, sounds, self.sounds = self.images, [], self.sounds, []
-            return self.ask("\n\n".join([*(file.strip("\n") for file in files), text]), images, sounds)
+            media, self.media = self.media, []
+            return self.ask("\n\n".join([*(file.strip("\n") for file in files), text]), media)
         self.results.append(text)
         if len(self.results) < len(self.talk.calls):
             self.show_call()
@@ -68,7 +67,9 @@ class Chat:
         results, self.results = self.results, []
         return self.talk.give(results, **self._options())
 
-    def ask(self, question: str, images: Sequence[Image] = (), sounds: Sequence[Sound] = ()) -> Pieces:
+    def ask(self, question: str, media: Sequence[Image | Sound] = ()) -> Pieces:
+        images = [each for each in media if each.kind == "picture"]
+        sounds = [each for each in media if each.kind == "sound"]
         return self.talk.say(question, images, sounds, **self._options(), documents=self.documents)
 
     def _options(self) -> dict[str, Any]:
@@ -139,8 +140,7 @@ def _quit(chat: Chat, argument: str) -> None:
 def _reset(chat: Chat, argument: str) -> None:
     chat.talk.reset()
     chat.files.clear()
-    chat.images.clear()
-    chat.sounds.clear()
+    chat.media.clear()
     note("(the conversation is forgotten" + (", the system prompt stays)" if chat.talk.system else ")"))
 
 
@@ -154,8 +154,8 @@ def _retry(chat: Chat, argument: str) -> Pieces | None:
     if sampling.temperature == 0 or sampling.seed is not None:
         why = "temp is 0" if sampling.temperature == 0 else "the seed is fixed"
         note(f"(the same question gets the same answer, since {why}: /set temp 0.7, /set seed random)")
-    images, sounds = chat.talk.images, chat.talk.sounds
-    return chat.ask(chat.talk.undo(), images, sounds)
+    media: list[Image | Sound] = [*chat.talk.images, *chat.talk.sounds]
+    return chat.ask(chat.talk.undo(), media)
 
 
 def _read(chat: Chat, argument: str) -> None:
@@ -165,26 +165,24 @@ def _read(chat: Chat, argument: str) -> None:
 def _image(chat: Chat, argument: str) -> None:
     from edge.media.picture import Image  # here: few chats have pictures
 
-    model = chat.talk.session.model
-    if (eyes := model.senses.get("picture")) is None:
-        raise InputError(f"{model.name} sees no pictures: start with --mmproj, or put its mmproj file beside it")
-    picture = Image(_file(argument))
-    tokens = eyes.layout(picture).tokens
-    chat.images.append(picture)
-    size = f"{picture.width} × {picture.height} pixels"
-    note(f"({picture.name}: {size}, {tokens:,} tokens, which go before the next question)")
+    _show(chat, argument, Image, "sees no pictures")
 
 
 def _audio(chat: Chat, argument: str) -> None:
     from edge.media.recording import Sound  # here: few chats have sounds
 
+    _show(chat, argument, Sound, "hears nothing")
+
+
+def _show(chat: Chat, argument: str, kind: type[Image] | type[Sound], lacks: str) -> None:
+    """Put a picture or a sound before the next question."""
     model = chat.talk.session.model
-    if (ears := model.senses.get("sound")) is None:
-        raise InputError(f"{model.name} hears nothing: start with --mmproj, or put its mmproj file beside it")
-    sound = Sound(_file(argument))
-    tokens = ears.layout(sound).tokens
-    chat.sounds.append(sound)
-    note(f"({sound.name}: {sound.seconds:.1f} s, {tokens:,} tokens, which go before the next question)")
+    if (sense := model.senses.get(kind.kind)) is None:
+        raise InputError(f"{model.name} {lacks}: start with --mmproj, or put its mmproj file beside it")
+    medium = kind(_file(argument))
+    tokens = sense.layout(medium).tokens
+    chat.media.append(medium)
+    note(f"({medium.name}: {medium.size}, before the next question: {tokens:,} token{'' if tokens == 1 else 's'})")
 
 
 def _save(chat: Chat, argument: str) -> None:
@@ -312,7 +310,7 @@ def _is_quoted(text: str) -> bool:
 
 def _file(argument: str) -> str:
     if not argument:
-        raise InputError("name a file: /read letter.txt, /image photo.jpg, /save talk.json, /load talk.json")
+        raise InputError("name a file: /read letter.txt, /image a.jpg, /audio a.wav, /save talk.json, /load talk.json")
     return argument[1:-1] if _is_quoted(argument) else argument
 
 

@@ -45,13 +45,18 @@ def tasks(
     from edge.lab.quality.material import reader_settings
     from edge.lab.quality.perplexity import LOGITS_ROWS
     from edge.lab.quality.tasks import LONGEST, OWN, eval_tasks, open_tasks
+    from edge.model.spec import check_generates
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
 
     opened, names = open_model(model), [OWN] if tasks is None else split_names(tasks, "--tasks")
+    check_generates(opened.spec)
     expected = min(LONGEST, opened.spec.context)
     if DRAWINGS in names and len(names) > 1:
         raise InputError(f"--tasks {DRAWINGS} goes alone: it is no task of lm-eval")
+    for flag, value in (("--num-fewshot", num_fewshot), ("--include", include)):
+        if DRAWINGS in names and value is not None:
+            raise InputError(f"{flag} is of lm-eval's tasks: {DRAWINGS} has no solved examples, and no files")
     with progress(enabled=not quiet) as shown:
         shown.message("reading tasks")
         found = None if names == [DRAWINGS] else open_tasks(names, include, num_fewshot)

@@ -5,11 +5,10 @@ As for pictures (`looks.py`), the encoder runs at the shares of the device's cei
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.budget import format_bytes, format_joules
+from edge.budget import format_bytes, format_joules, parse_seconds
 from edge.devices.profiles import find_profile
 from edge.errors import InputError
 from edge.lab.prediction.forecast import Forecast
@@ -17,10 +16,9 @@ from edge.lab.prediction.looks import pace_of, seconds_text, work_of_tower
 from edge.media.mel import RATE
 from edge.media.recording import MOST_S, Sound
 from edge.options import Options
+from edge.plan.plan import Plan
 from edge.run.sight import Encoder
 from edge.run.starting.senses import engine_of, find_ears
-
-_LENGTH = re.compile(r"(\d{1,6}(?:\.\d+)?)s")
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,19 @@ class SoundCost:
     first_token_s: float | None  # with the prompt's text
     joules: float | None
     by: str  # what its time is estimated by; empty: unknown
+
+    def lacks(self, plan: Plan) -> list[str]:
+        """Lines that say what the plan has too little of for it."""
+        found, config = list[str](), plan.config
+        if self.peak > plan.limit:
+            found.append(
+                f"the limit, {format_bytes(plan.limit)}, is too low for the sound: it takes {format_bytes(self.peak)}"
+            )
+        if self.tokens >= config.capacity:
+            found.append(
+                f"the sound does not fit in {config.capacity:,} KV rows: use --max-kv-size {self.tokens + 1} or more"
+            )
+        return found
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows."""
@@ -72,10 +83,11 @@ def predict_sound(found: Forecast, options: Options, device: str, sound: str) ->
 
 def samples_of(sound: str) -> int:
     """Samples at 16 kHz: of a length, or of a file. Raises InputError."""
-    if length := _LENGTH.fullmatch(sound):
-        if not 0 < float(length[1]) <= MOST_S:
-            raise InputError(f"--audio {sound}: from a part of a second to {MOST_S} s")
-        return max(1, int(float(length[1]) * RATE))
-    if not Path(sound).exists():
-        raise InputError(f"--audio {sound}: a length, such as 30s, or a file")
-    return Sound(sound).samples
+    if Path(sound).exists():
+        return Sound(sound).samples
+    if not sound[:1].isdigit():
+        raise InputError(f"--audio {sound}: a length, such as 30s or 5m, or a file")
+    length = parse_seconds(sound, "--audio")
+    if length > MOST_S:
+        raise InputError(f"--audio {sound}: {MOST_S // 3600} hours at most")
+    return max(1, int(length * RATE))

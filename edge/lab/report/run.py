@@ -39,7 +39,7 @@ def _media(report: RunReport) -> str:
     counts = {"picture": looks.pictures, "sound": looks.sounds}
     what = " and ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count)
     verb = "seen and heard" if all(counts.values()) else "seen" if looks.pictures else "heard"
-    return f"{what} of {looks.tokens:,} tokens {verb} in {_seconds(looks.seconds)}"
+    return f"{what} of {looks.tokens:,} token{'' if looks.tokens == 1 else 's'} {verb} in {_seconds(looks.seconds)}"
 
 
 def report_lines(report: RunReport) -> list[str]:

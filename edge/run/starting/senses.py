@@ -42,14 +42,20 @@ def find_mmproj(model: Model, options: Options, sense: str = VISION) -> Path | N
         return None if options.mmproj == NO_EYES else options.mmproj
     if model.path.is_dir():
         return None
-    found = sorted(path for path in model.path.parent.glob("*.gguf") if "mmproj" in path.name.lower())
-    return next((path for path in found if _fits(path, model, sense)), None)
+    return next((path for path in _beside(model) if _why_not(path, model, sense) is None), None)
 
 
-def _fits(path: Path, model: Model, sense: str) -> bool:
-    with suppress(EdgeError):
-        return _OPEN[sense](read_gguf(path), model.spec).tensors is not None
-    return False
+def _beside(model: Model) -> list[Path]:
+    return sorted(path for path in model.path.parent.glob("*.gguf") if "mmproj" in path.name.lower())
+
+
+def _why_not(path: Path, model: Model, sense: str) -> EdgeError | None:
+    """Why an encoder cannot be the model's; None if it can."""
+    try:
+        _OPEN[sense](read_gguf(path), model.spec)
+    except EdgeError as error:
+        return error
+    return None
 
 
 _OPEN: dict[str, Callable[[GGUFFile, ModelSpec], Tower]] = {VISION: open_tower, AUDIO: open_ears}
@@ -77,11 +83,16 @@ def find_ears(model: Model, options: Options) -> SoundTower:
 def _read(model: Model, options: Options, sense: str, lacks: str) -> GGUFFile:
     path = find_mmproj(model, options, sense)
     if path is None:
-        raise InputError(
-            f"{model.name} {lacks} without an encoder: name its mmproj file by --mmproj, or put it beside the model"
-        )
+        beside = [] if options.mmproj or model.path.is_dir() else _beside(model)
+        why = f" ({_why_not(beside[0], model, sense)})" if beside else ", or put it beside the model"
+        raise InputError(f"{model.name} {lacks} without an encoder: name its mmproj file by --mmproj{why}")
     if not path.is_file():
         raise InputError(f"--mmproj {path}: no such file")
+    others = [] if options.mmproj else [each for each in _beside(model) if _why_not(each, model, sense) is None]
+    if len(others) > 1:
+        _log.warning(
+            "%s and %s fit %s: --mmproj chooses, else the first", *(each.name for each in others[:2]), model.name
+        )
     return read_gguf(path)
 
 
@@ -174,7 +185,7 @@ def with_senses(model: Model, options: Options, meter: EnergyMeter | None = None
     found = senses_found(model, options)
     if model.template is None or not found:
         return model
-    stated = options.mmproj is not None
+    stated = options.mmproj is not None or options.image_tokens is not None
     senses = dict[str, Sense]()
     for sense in found:
         try:
