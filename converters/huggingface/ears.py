@@ -6,7 +6,7 @@ Whisper's encoder and a projector: Qwen2-Audio's, Voxtral's, and Ultravox's, who
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkp
 from edge.converters.huggingface.config import Config, read_config
 from edge.converters.huggingface.layout import to_float32
 from edge.converters.quantizers.rtn import quantize
-from edge.errors import EdgeError, ModelFormatError
+from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import FILE_TYPES, block_size
-from edge.formats.gguf import read_gguf
+from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.model.towers import read_ears
 from edge.records import dataclass
@@ -84,7 +84,7 @@ def plan_ears(folder: Path, kind: str) -> list[Planned]:
 
 def write_ears(folder: Path, target: Path, kind: str, progress: Progress | None = None) -> list[Planned]:
     """Write the encoder atomically, and read it back. Raises InputError, ModelFormatError, UnsupportedError."""
-    planned = plan_ears(folder, kind)
+    config, planned = read_config(folder), plan_ears(folder, kind)
     types = {each.name: each.type for each in planned}
 
     def data() -> Iterator[AnyArray]:
@@ -95,13 +95,19 @@ def write_ears(folder: Path, target: Path, kind: str, progress: Progress | None 
             rows = values.reshape(-1, values.shape[-1]).astype(np.float32)
             yield quantize(rows, types[name]) if types[name] != "F32" else rows
 
-    write_gguf(target, _fields(folder, read_config(folder), kind), planned, data(), progress)
-    try:
-        read_ears(read_gguf(target))
-    except EdgeError:
-        target.unlink()
-        raise
+    write_gguf(target, _fields(folder, config, kind), planned, data(), progress)
+    read_back(target, read_ears, config)
     return planned
+
+
+def read_back(target: Path, read: Callable[[GGUFFile], object], config: Config) -> None:
+    """Check a file that was made of a folder, and remove it if it is refused: the error names the folder's settings,
+    since the file is gone. Raises ModelFormatError, UnsupportedError."""
+    try:
+        read(read_gguf(target))
+    except (ModelFormatError, UnsupportedError) as error:
+        target.unlink()
+        raise type(error)(str(error).replace(str(target), str(config.path))) from None
 
 
 def _audio(config: Config) -> Config:

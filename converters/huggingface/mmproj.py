@@ -16,13 +16,13 @@ import numpy as np
 
 from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
-from edge.converters.huggingface.ears import hears, plan_ears, type_of_ears, write_ears
+from edge.converters.huggingface.ears import hears, plan_ears, read_back, type_of_ears, write_ears
 from edge.converters.huggingface.layout import to_float32
 from edge.converters.plain import fields_as, rounded
 from edge.converters.quantizers.rtn import quantize
-from edge.errors import EdgeError, ModelFormatError, UnsupportedError
+from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import FILE_TYPES, block_size
-from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.formats.json_file import read_object
 from edge.model.towers import VISION, read_ears, read_tower, senses_of
@@ -126,9 +126,12 @@ def _of_qwen25(_config: Config, vision: Config, processor: Mapping[str, Any]) ->
 def _side(processor: Mapping[str, Any], key: str, name: str) -> dict[str, Any]:
     size = processor.get("size")
     value = size.get(key) if isinstance(size, dict) else None
-    return {name: value} if isinstance(value, int) and 0 < value < 1 << 31 else {}
+    if value is not None and (not isinstance(value, int) or not 0 < value < 1 << 31):
+        raise ModelFormatError(f"{_PROCESSOR}: size has {key} {value!r:.40}: it must be a number of pixels")
+    return {} if value is None else {name: value}
 
 
+_PROCESSOR = "preprocessor_config.json"
 _BILINEAR, _BICUBIC, _LANCZOS = 2, 3, 1  # Pillow's numbers
 _FIXED = {
     "num_channels": 3, "in_channels": 3, "in_chans": 3, "do_rescale": True, "do_resize": True, "do_normalize": True,
@@ -220,24 +223,21 @@ def write_mmproj(folder: Path, target: Path, kind: str = _ODD, progress: Progres
                 yield quantize(rows, types[name]) if types[name] != "F32" else rows
 
     write_gguf(target, _fields(folder, config, family, kind), planned, data(), progress)
-    try:
-        read_tower(read_gguf(target))
-    except EdgeError:
-        target.unlink()
-        raise
+    read_back(target, read_tower, config)
     return planned
 
 
 def plan_rounded(file: GGUFFile, kind: str) -> list[Planned]:
     """The tensors of an mmproj file whose matrices are of a block type; those that hear stay in a file that sees."""
-    if VISION not in senses_of(file):
-        return [
-            Planned(each.name, each.shape, type_of_ears(each.name, each.shape, kind)) for each in file.tensors.values()
-        ]
-    return [
-        Planned(each.name, each.shape, each.type if each.name.startswith("a.") else _type(each.name, each.shape, kind))
-        for each in file.tensors.values()
-    ]  # fmt: skip
+    sees = VISION in senses_of(file)
+    named = {
+        each.name: _type(each.name, each.shape, kind) if sees else type_of_ears(each.name, each.shape, kind)
+        for each in file.tensors.values() if not sees or not each.name.startswith("a.")
+    }  # fmt: skip
+    if kind not in named.values():
+        raise UnsupportedError(f"{file.path}: no matrix has rows of whole blocks of {kind}: choose --type f16")
+    kept = (each.type if named.get(each.name) != kind else kind for each in file.tensors.values())
+    return [Planned(each.name, each.shape, of) for each, of in zip(file.tensors.values(), kept, strict=True)]
 
 
 def round_mmproj(file: GGUFFile, target: Path, kind: str, progress: Progress | None = None) -> None:
@@ -312,14 +312,16 @@ def _fields(folder: Path, config: Config, family: _Family, kind: str) -> dict[st
     epsilon = vision.get("layer_norm_eps", vision.get("rms_norm_eps", 1e-6))
     fields["clip.vision.attention.layer_norm_epsilon"] = np.float32(epsilon)
     for key, default in zip(("image_mean", "image_std"), usual, strict=True):
-        stated = processor.get(key)
-        fields[f"clip.vision.{key}"] = np.array(stated if isinstance(stated, list) else default, np.float32)
+        stated = processor.get(key, default)
+        if not isinstance(stated, list | tuple) or not all(isinstance(each, int | float) for each in stated):
+            raise ModelFormatError(f"{folder / _PROCESSOR}: {key} is {stated!r:.40}: it must be 3 numbers")
+        fields[f"clip.vision.{key}"] = np.array(stated, np.float32)
     return fields
 
 
 def _processor(folder: Path) -> Mapping[str, Any]:
     """The settings of the preprocessing, in a file of its own or in the processor's."""
-    if (path := folder / "preprocessor_config.json").is_file():
+    if (path := folder / _PROCESSOR).is_file():
         return read_object(path)
     if (path := folder / "processor_config.json").is_file():
         found = read_object(path).get("image_processor")

@@ -119,7 +119,8 @@ def read_mmproj(file: GGUFFile, sense: str = VISION) -> Mmproj:
         sizes = zip(("patch_size", "image_size"), _LARGEST.values(), strict=True)
         patch, side = (_pixels(header, key, most) for key, most in sizes)
     if hidden % heads or side < patch:
-        raise ModelFormatError(f"{file.path}: {hidden} values in {heads} heads, patches of {patch} in {side} pixels")
+        patches = f", patches of {patch} in {side} pixels" if sense == VISION else ""
+        raise ModelFormatError(f"{file.path}: an encoder of {hidden} values in {heads} heads{patches}")
     return Mmproj(
         file, kind, "".join(filter(str.isprintable, str(file.metadata.get("general.name", file.path.stem))))[:100],
         hidden, header.count(f"{sense}.feed_forward_length", "ffn"), header.count(f"{sense}.block_count", "layers"),
