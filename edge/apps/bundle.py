@@ -143,7 +143,7 @@ def export(
             bundle.all_designs, profile.system,
             trusted_source(sections, gpu_of_page=bundle.gpu_of_page, encoders=encoders), made,
             partial(tell, "compiling"), gpu=bundle.gpu is not None, npu=bundle.npu is not None,
-            ears=Section.HEARING in sections,
+            ears=Section.HEARING in sections, eyes=Section.EYES in sections,
         )  # fmt: skip
         if bundle.gpu and bundle.gpu_of_page:
             write_gpu(bundle.gpu, made)

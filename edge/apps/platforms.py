@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from edge.apps.bindings import copy_source
@@ -22,11 +23,12 @@ Tell = Callable[[float], None]
 
 def write_platform(
     designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, gpu: bool = False,
-    npu: bool = False, ears: bool = False,
+    npu: bool = False, ears: bool = False, eyes: bool = False,
 ) -> Path:  # fmt: skip
     """Write the files of a system. Returns the folder for model.edge, within `folder`.
 
-    trusted: the text of trusted.c. gpu, npu, ears: include the code for these. tell: called with the fraction done.
+    trusted: the text of trusted.c. gpu, npu, ears: include the code for these. eyes: the model sees. tell: called with
+    the fraction done.
     Raises EngineError if a compiler fails, MissingExtraError without TVM, UnsupportedError without a C compiler.
     """
     if system == "web":
@@ -36,23 +38,34 @@ def write_platform(
         return _write_apple(designs, {"trusted.c": trusted}, folder, tell, sources, ["ears.edge"] if ears else [])
     write = {"android": _write_android, "windows": _write_windows}.get(system, _write_c)
     more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ()), *(EARS.glob("*.c") if ears else ())]
-    return write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))
+    place = write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))
+    if system != "android":
+        _copy(_HERE / "c" / ("hears.c" if ears else "example.c"), folder, "example.c")
+        _fit(folder / "README.md", ("hears" if ears else "answers", *(["sees"] if eyes else [])))
+    return place
+
+
+def _fit(manual: Path, kinds: Collection[str]) -> None:
+    """Of lines that begin with [KIND], keep those of a bundle's kinds."""
+    found = (re.fullmatch(r"(?:\[(\w+)\] ?)?(.*)", line) for line in manual.read_text(encoding="utf-8").splitlines())
+    lines = [each[2] for each in found if each and each[1] in (None, *kinds)]
+    manual.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _write_c(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]) -> Path:
-    """edge.h and both libraries beside an example."""
+    """edge.h, both libraries and a manual."""
     make_library(designs, folder, designs[0].target.machine, "linux", tables=tables, more=more, progress=tell)
     _copy(_RUNTIME / "edge.h", folder)
-    _copy(_HERE / "c", folder)
+    _copy(_HERE / "c" / "README.md", folder)
     return folder
 
 
 def _write_windows(
     designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]
 ) -> Path:
-    """edge.h, the DLL and its import library beside an example in C."""
+    """edge.h, the DLL and its import library, and a manual."""
     make_library(designs, folder, designs[0].target.machine, "windows", tables=tables, more=more, progress=tell)
-    for path in (_RUNTIME / "edge.h", _HERE / "c" / "example.c", _HERE / "windows"):
+    for path in (_RUNTIME / "edge.h", _HERE / "windows"):
         _copy(path, folder)
     return folder
 
@@ -103,10 +116,10 @@ def _write_apple(
     return folder / "Sources" / "EdgeKit"
 
 
-def _copy(source: Path, folder: Path) -> None:
-    """A file into a folder, or the content of one folder into another."""
+def _copy(source: Path, folder: Path, name: str | None = None) -> None:
+    """A file into a folder, perhaps by another name, or the content of one folder into another."""
     folder.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, folder, copy_function=copy_source, dirs_exist_ok=True)
     else:
-        copy_source(source, folder / source.name)
+        copy_source(source, folder / (name or source.name))

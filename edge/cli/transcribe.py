@@ -49,6 +49,9 @@ def transcribe(
             "-o", "--output", group=OUTPUT, metavar="DIR", help="Write NAME.txt, .srt … there; go on if interrupted."
         ),
     ] = None,
+    force: Annotated[
+        bool, o.flag("--force", group=OUTPUT, help="Write transcripts anew that are already there.")
+    ] = False,
     rate: Annotated[
         int | None, o.flag("--rate", group=PROMPT, help="Stdin is raw: mono, 16 bits, this many samples per second.")
     ] = None,
@@ -71,7 +74,7 @@ def transcribe(
       edge transcribe lectures/*.flac -o transcripts --format vtt --timestamps words
       arecord -q -f S16_LE -r 16000 -t raw | edge transcribe - --rate 16000
 
-    With -o, the same command goes on where an earlier one was interrupted.
+    With -o, the same command goes on where an earlier one was interrupted: transcripts that are there stay.
     """
     from edge.cli.terminal.fetching import fetch_missing
     from edge.cli.terminal.signals import Terminated, ended_by_signals
@@ -91,6 +94,10 @@ def transcribe(
         raise InputError("two of the files have the same name, and would get the same transcript: give them one by one")
     for target in targets:
         _spare_sounds(target, files)
+    if not force:
+        files, targets = _missing(files, targets, quiet=quiet)
+        if not files:
+            return
     meter = find_meter()
     first = meter.read().joules
     asked: dict[str, Any] = {
@@ -160,6 +167,17 @@ def _target(folder: Path, file: str, form: Format) -> Path:
     target = folder / f"{'stdin' if file == '-' else Path(file).stem}.{'txt' if form == 'text' else form}"
     check_file(target, force=True)
     return target
+
+
+def _missing(
+    files: list[str], targets: list[Path | None], *, quiet: bool
+) -> tuple[list[str], list[Path | None]]:  # fmt: skip
+    """The sounds without a transcript, and their targets."""
+    there = [target is not None and target.exists() for target in targets]
+    for target in (target for target, is_there in zip(targets, there, strict=True) if is_there and not quiet):
+        note(f"{target} is there, and stays: --force writes it anew")
+    left = [pair for pair, is_there in zip(zip(files, targets, strict=True), there, strict=True) if not is_there]
+    return [file for file, _ in left], [target for _, target in left]
 
 
 def _spare_sounds(target: Path | None, files: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from ctypes import byref
@@ -15,7 +16,7 @@ from conftest import GOLDEN
 from ctypes_bundle import BundleSession, _Error, _Hearing, _Source, open_bundle
 from kotlin_programs import KOTLIN, PROGRAMS, compile_kotlin, run_kotlin
 from runtime_library import C_FILES, WARNINGS, build, includes
-from speech_models import tone, write_model
+from speech_models import tone, wav, write_model
 from test_model_file import set_field
 
 import edge
@@ -77,6 +78,27 @@ def test_segments_are_those_of_the_python_session(model: Path, folder: Path) -> 
         found = list(session.transcribe(sound, rate=44100, translate=1, **asked))[:-1]
         check_same(found, expected)
         assert {each["language"] for each in found} == {"de"}
+
+
+def test_example_of_the_bundle_writes_what_is_said(model: Path, folder: Path, tmp_path: Path) -> None:
+    """Built as its README says, which names the bundle's files and none else."""
+    folder = shutil.copytree(folder, tmp_path / "bundle")
+    manual = (folder / "README.md").read_text()
+    assert set(re.findall(r"^\| `([\w.]+)`", manual, re.M)) | {"libedge.so"} == {
+        each.name for each in folder.iterdir() if each.name != "README.md"
+    }
+    assert "[" not in manual.replace("[]", "")[:400]
+    (folder / "talk.wav").write_bytes(data := wav(tone()))
+    with edge.load(model, threads=2, kv_dtype="f32") as session:
+        expected = [
+            f"[{each.start:.2f} - {each.end:.2f}]{each.text}" for each in session.transcribe(data, language="de")
+        ]
+    for command in re.findall(r"\bcc example\.c[^\n`]*", manual):
+        subprocess.run(command, shell=True, cwd=folder, check=True)
+        done = subprocess.run([folder / "hear", folder / "talk.wav", "de"], capture_output=True, check=True)
+        assert done.stdout.decode() == "".join(f"{each}\n" for each in expected)
+    done = subprocess.run([folder / "hear", folder / "README.md"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, f"hear: {folder / 'README.md'} is no WAV file of 16 bits\n")
 
 
 def test_fallback_draws_the_tokens_of_the_python_session(model: Path, folder: Path) -> None:

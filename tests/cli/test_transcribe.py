@@ -50,6 +50,13 @@ def test_forms_and_files(model: Path, sound: Path, tmp_path: Path) -> None:
     assert [each.name for each in out.iterdir()] == ["talk.srt.part"]
     assert edge(*kept).returncode == 0
     assert [each.name for each in out.iterdir()] == ["talk.srt"]
+    transcript = out / "talk.srt"
+    transcript.write_text("mine")
+    again = edge(*(each for each in kept if each != "-q"))
+    assert (again.returncode, again.stderr, transcript.read_text()) == (
+        0, f"{transcript} is there, and stays: --force writes it anew\n", "mine",
+    )  # fmt: skip
+    assert edge(*kept, "--force").returncode == 0
     several = edge("transcribe", str(wrong), str(sound), "-m", str(model), *SOME, "--format", "vtt", "-o", str(out))
     assert (several.returncode, (out / "talk.vtt").exists()) == (2, True)
     assert re.search(r"not\.txt.*\n.*1 of 2 sounds have no transcript", several.stderr)
