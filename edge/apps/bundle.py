@@ -198,6 +198,10 @@ def prepare(
     )  # fmt: skip
     if eyes and plan.policy.name == "h2o":
         raise UnsupportedError("a bundle with eyes has no KV policy h2o: choose streaming, window or full")
+    if eyes:
+        from edge.apps.eyes_file import check_whole
+
+        check_whole(eyes.own[Section.EYES], plan.config.chunk)
     designs = exported_designs(
         layout, plan.config.kv_dtype, profile.arch, profile.system, _tuning(plan, model, profile), isas,
         lora=lora_rank > 0,
@@ -220,7 +224,7 @@ def _eyes(
     from edge.run.starting.senses import find_tower
 
     kv_dtype = "f32" if options.kv_dtype == "f32" else CPU.CAPABILITIES.kv_dtypes[0]
-    return plan_eyes(model, find_tower(model, options), profile, usable_cores(), kv_dtype, isas)
+    return plan_eyes(model, find_tower(model, options), profile, usable_cores(), kv_dtype, isas, options.image_tokens)
 
 
 def prepare_ears(

@@ -244,6 +244,8 @@ def constants_header() -> str:
         _enum("", (f"EYES_{name.upper()}" for name in eyes_file.FAMILIES)),
         _enum("pixel_filter", [*(f"FILTER_{name.upper()}" for name in eyes_file.FILTERS), "FILTERS"]),
         _enum("eyes_text", [*(f"EYES_TEXT_{_upper(name)}" for name in eyes_file.TEXTS), "EYES_TEXTS"]),
+        _enum("", (f"POSITIONS_{_upper(name)}" for name in eyes_file.POSITIONS)),
+        _enum("", [*(f"EYES_PART_{_upper(name)}" for name in eyes_file.PART_MATRICES), "EYES_PART_MATRICES"]),
         _enum("eyes_matrix", [*(f"EYES_MATRIX_{name.upper()}" for name in eyes_file.MATRICES), "EYES_MATRICES"]),
         _enum("", [*(f"ISA_{each.name.upper()}" for each in TARGETS), "ISAS"]),
         "#define ISA_NAMES " + ", ".join(f'"{each.name}"' for each in TARGETS),

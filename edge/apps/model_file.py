@@ -42,7 +42,7 @@ from edge.model.spec import ModelSpec
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, Progress
 
-MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 6
+MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 7
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
 
 _PIECE = 4 << 20  # bytes copied at once
@@ -103,12 +103,14 @@ CONFIG = c_struct(
     copied="<u8",  # float32 values of a thread's copy of a head's state, in a pass over drafts
     # Layers with cross attention; rows of memory of a head that they read; which number of the table counts them.
     **dict.fromkeys(("crossings", "cross_stride", "cross_slot"), "<u4"),
+    # Parts of a given row behind its embedding, for the first layers; components of positions, 0: one.
+    **dict.fromkeys(("deepstack", "components"), "<u4"),
     **dict.fromkeys(("kv_bytes", "scratch_bytes"), "<u8"),  # of the plan
     peak="<u8",  # bytes that a process with one session is planned to hold
 )
 LAYER = c_struct(window="<u4", rope="<u4", ringed="<u4", rowless="<u4")  # section LAYERS: one for each layer
 # Offsets in scratch memory. head_*: bounds and list of tiles of an output head in two stages. x: hidden states.
-_OFFSETS = ("normals", "temperatures", "layer_inputs", "head_upper", "head_lower", "head_tiles", "x")
+_OFFSETS = ("normals", "temperatures", "layer_inputs", "head_upper", "head_lower", "head_tiles", "x", "deepstack")
 DESIGN = c_struct(
     isa="S16",
     # tokens: rows of a chunk. rope_size: values of a table of angles. observed: rows with attention sums, or 0.
@@ -118,7 +120,8 @@ DESIGN = c_struct(
     tiles="<u8",  # of an output head in two stages; 0: the head is read as a whole
     **dict.fromkeys(("table", "numbers"), "<u8"),  # the table's offset in the section, and its int64 numbers
 )
-# pairs: rotated pairs of neighbouring values of a key, from `first` on. Then float64 radians[head / 2].
+# pairs: rotated pairs of neighbouring values of a key, from `first` on. Then float64 radians[head / 2], and the
+# component of the position that each goes by, uint8 [head / 2].
 ANGLES = c_struct(pairs="<u4", first="<u4", magnitude="<f8")
 STRUCTS = {  # by their names in C
     "file_header": HEADER, "file_section": ENTRY, "row_shape": ROW_SHAPE, "edge_config": CONFIG, "layer_config": LAYER,
@@ -170,6 +173,7 @@ def config_section(
         "joules_per_byte": power.dram_pj_per_byte * 1e-12, "weight_bytes": spec.weight_bytes,
         "crossings": len(network.crossings), "cross_stride": round_up(config.crossed, TILE) if network.crossings else 0,
         "cross_slot": Table.of(shape).slot("cross_rows") if network.crossings else 0,
+        "deepstack": network.deepstack, "components": network.components,
         "states": sum(network.fixed_values), "copied": Kept.of(network, 1, config.drafts).copied,
         "kv_bytes": kv_bytes, "scratch_bytes": scratch_bytes, "peak": peak,
     }  # fmt: skip
@@ -216,11 +220,12 @@ def angles_section(model: Source, layout: PackedLayout, config: EngineConfig) ->
     for long in (False, True) if _long_from(model, config) else (False,):
         rotation = find_rotation(model.file, layout.network, halves=False, head=head, long=long)
         for angles in rotation.angles:
-            radians = np.zeros(head // 2, "<f8")
+            radians, components = np.zeros(head // 2, "<f8"), np.zeros(head // 2, np.uint8)
             radians[: angles.radians.size] = angles.radians
+            components[: len(angles.components)] = angles.components
             values = {"pairs": angles.radians.size, "first": angles.first // 2, "magnitude": angles.magnitude}
             parts.append(filled(ANGLES, values))
-            parts.append(radians.tobytes())
+            parts.append(radians.tobytes() + components.tobytes())
     return b"".join(parts)
 
 

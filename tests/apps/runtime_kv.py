@@ -294,7 +294,7 @@ def _angles(case: Case) -> bytes:
             head, radians = np.zeros(1, ANGLES), np.zeros(case.longest // 2)
             head["pairs"], head["first"], head["magnitude"] = angles.radians.size, case.first, angles.magnitude
             radians[: angles.radians.size] = angles.radians
-            parts += [head.tobytes(), radians.tobytes()]
+            parts += [head.tobytes(), radians.tobytes(), bytes(radians.size)]
     return b"".join(parts)
 
 

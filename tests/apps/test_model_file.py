@@ -145,7 +145,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda data: b"GGUF" + data[4:], "not a model.edge"),
         (lambda data: data[:-1], "copy it again"),
         (lambda data: data + b"x", "copy it again"),
-        (lambda data: data[:8] + b"\1" + data[9:], "version 1, this library reads 6: export both together"),
+        (lambda data: data[:8] + b"\1" + data[9:], "version 1, this library reads 7: export both together"),
         (lambda data: data[:12] + b"\xff" + data[13:], "damaged (its table of sections)"),
         (lambda data: data[:400] + b"\xff" + data[401:], "damaged (a checksum)"),
     ],

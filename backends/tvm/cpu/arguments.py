@@ -58,6 +58,7 @@ class Job:
     the states stay. An APPLY job with APPLIED then adds the first `count` of these tokens to the states.
     The tokens of a chunk are followed by the index of the last one that each sees (`model/places.py`); an encoder's
     then by those of the first ones, by positions, and by rows of the table of token types.
+    before, behind: layers at the first and the last end that a job leaves out, of exported encoders.
     A CROSS job makes the rows of cross attention, in all layers from row `position` on, of `count` states of an
     encoder, which stand in the place of embeddings.
     wanted: ESTIMATED if a step or a batch bounds the logits of all tokens instead. A RESCORE job then computes those of
@@ -67,6 +68,7 @@ class Job:
     NAMES = (
         "kind", "threads", "count", "position", "angle", "wanted", "observed", "votes", "disk", "sequence", "drafts",
         "parts", "fixed", "failed", "first",
+        "before", "behind",
         "team", "began", "worked", "lost", "scarce", "changed", "grow_at", "patience",  # of `kernels/team.py`
     )  # fmt: skip
     QUIT, STEP, CHUNK, APPLY, BATCH = range(5)

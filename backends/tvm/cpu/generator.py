@@ -312,7 +312,7 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
             emit(kind, "embed", i64(0), i64(0))
             if shape.layer_inputs:
                 emit(kind, "layer_inputs", i64(0), i64(0))
-            with loop(i64(0), i64(shape.layers)) as layer:
+            with loop(*_layers(design, job)) as layer:
                 if design.taps:
                     emit(kind, "tap", layer, i64(0))
                 for index, form in enumerate(shape.forms):
@@ -383,7 +383,15 @@ def _is_across(core: Core) -> bool:
 
 
 def _adds_given(design: Design) -> bool:
-    return design.shape.deepstack > 0 and not design.exported
+    return design.shape.deepstack > 0
+
+
+def _layers(design: Design, job: Any) -> tuple[Value, Value]:
+    """The first layer of a job and the one behind its last: all, but of encoders for apps."""
+    layers = i64(design.shape.layers)
+    if not (design.shape.encoder and design.exported):
+        return i64(0), layers
+    return let(job[Job.slot("before")]), let(layers - job[Job.slot("behind")])
 
 
 def _embed(b: PassBuilder, _layer: Value) -> None:

@@ -300,7 +300,7 @@ typedef struct { /* a picture, upright */
     uint32_t width, height;
     uint32_t stride;   /* bytes from one row to the next */
     uint32_t channels; /* 3: RGB. 4: RGBA, which is composed on white. */
-    uint32_t tokens;   /* at most; 0: as many as the model's own default */
+    uint32_t tokens;   /* at most; 0: as many as the bundle was exported for */
 } edge_picture;
 
 typedef struct { /* the place of a saved state: a buffer or an open file */

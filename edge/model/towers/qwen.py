@@ -48,7 +48,8 @@ class Qwen(PictureTower):
         return self.merge * self.mmproj.patch
 
     @cached_property
-    def _pixels(self) -> tuple[int, int]:
+    def pixels(self) -> tuple[int, int]:
+        """The fewest and the most of a picture."""
         header, (least, most) = self.mmproj.header, self.limits
         return (
             header.count("vision.image_min_pixels", "context", default=least),
@@ -57,7 +58,7 @@ class Qwen(PictureTower):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        least, most = (max(1, pixels // self._factor**2) for pixels in self._pixels)
+        least, most = (max(1, pixels // self._factor**2) for pixels in self.pixels)
         steps = [least * 4**power for power in range(8)]
         return *(size for size in steps if size < most), most
 
@@ -81,7 +82,7 @@ class Qwen(PictureTower):
 
     def _resized(self, height: int, width: int, most: int) -> tuple[int, int]:
         """Both sides as whole merged patches, within the limits of pixels."""
-        factor, least = self._factor, min(self._pixels[0], most)
+        factor, least = self._factor, min(self.pixels[0], most)
         rows, columns = round(height / factor) * factor, round(width / factor) * factor
         if rows * columns < least:
             grow = sqrt(least / (height * width))
@@ -140,7 +141,7 @@ class Qwen3(Qwen):
             "v.position_embd.weight": (self._per_side**2, clip.hidden),
             **matrix("mm.0", wide, wide), **matrix("mm.2", clip.projected, wide),
         }  # fmt: skip
-        for number in self._deep:
+        for number in self.deep:
             name = f"v.deepstack.{number}"
             found |= {f"{name}.norm.weight": (wide,), f"{name}.norm.bias": (wide,)}
             found |= matrix(f"{name}.fc1", wide, wide) | matrix(f"{name}.fc2", clip.projected, wide)
@@ -151,7 +152,7 @@ class Qwen3(Qwen):
         return self.mmproj.side // self.mmproj.patch
 
     @cached_property
-    def _deep(self) -> tuple[int, ...]:
+    def deep(self) -> tuple[int, ...]:
         """The layers whose states go into the text model's first layers."""
         file, key = self.mmproj.file, "clip.vision.is_deepstack_layers"
         if not isinstance(ref := file.metadata.get(key), ArrayRef):
@@ -166,9 +167,9 @@ class Qwen3(Qwen):
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """A stage ends at each layer whose states are used."""
-        if not self._deep:
+        if not self.deep:
             return super().stages
-        bounds = [0, *(number + 1 for number in self._deep), self.mmproj.layers]
+        bounds = [0, *(number + 1 for number in self.deep), self.mmproj.layers]
         return tuple(self.stage(*each, kept=True) for each in pairwise(bounds))
 
     def stem(self, tile: FloatArray) -> FloatArray:
@@ -184,7 +185,7 @@ class Qwen3(Qwen):
         clip, wide = self.mmproj, self.mmproj.hidden * self.merge**2
         rows = clip.linear("mm.2", gelu_erf(clip.linear("mm.0", states[-1].reshape(-1, wide))))
         found = [rows]
-        for number, each in zip(self._deep, states, strict=False):
+        for number, each in zip(self.deep, states, strict=False):
             name, joint = f"v.deepstack.{number}", each.reshape(-1, wide)
             centered = joint - joint.mean(axis=1, keepdims=True)
             normed = centered / np.sqrt(np.mean(np.square(centered), axis=1, keepdims=True) + np.float32(EPS))

@@ -48,7 +48,7 @@ class Qwen25(Qwen):
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Runs of layers with windows, and of those without. Raises ModelFormatError."""
-        if self._side < 1:
+        if self.window < 1:
             raise ModelFormatError(f"{self.mmproj.file.path}: patches of {self.mmproj.patch} pixels are too large")
         period = self.mmproj.header.count("vision.n_wa_pattern", "layers", default=_PERIOD)
         found, first = list[Stage](), 0
@@ -59,7 +59,7 @@ class Qwen25(Qwen):
         return tuple(found)
 
     @property
-    def _side(self) -> int:
+    def window(self) -> int:
         """Merged patches of a window's side."""
         return _WINDOW // self.merge // self.mmproj.patch
 
@@ -67,8 +67,8 @@ class Qwen25(Qwen):
         """The merged patches of each window."""
         rows, columns = (count // self.merge for count in tile)
         cells = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
-        starts = [(top, left) for top in range(0, rows, self._side) for left in range(0, columns, self._side)]
-        return [cells[top : top + self._side, left : left + self._side].reshape(-1) for top, left in starts]
+        starts = [(top, left) for top in range(0, rows, self.window) for left in range(0, columns, self.window)]
+        return [cells[top : top + self.window, left : left + self.window].reshape(-1) for top, left in starts]
 
     def merged(self, rows: FloatArray, tile: Tile) -> FloatArray:
         cells = super().merged(rows, tile).reshape(-1, self.merge**2, rows.shape[1])

@@ -120,7 +120,12 @@ class Tower(ABC):
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """All layers, in one or several parts."""
-        return (Stage(*self._whole),)
+        return (self.whole,)
+
+    @property
+    def whole(self) -> Stage:
+        """All layers in one part."""
+        return Stage(*self._whole)
 
     @property
     def spec(self) -> ModelSpec:

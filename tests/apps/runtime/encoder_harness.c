@@ -28,20 +28,21 @@ int main(int count, char **values)
     read_fd(in, &texts, sizeof texts);
     read_fd(in, ends, texts * sizeof *ends);
     uint32_t rows = ends[texts - 1];
-    float *given = calloc((size_t)rows * hidden, sizeof *given);
-    if (!given || read_fd(in, given, (size_t)rows * hidden * sizeof *given) < 0)
+    float *read = calloc((size_t)rows * hidden, sizeof *read);
+    if (!read || read_fd(in, read, (size_t)rows * hidden * sizeof *read) < 0)
         return 1;
-    for (int pass = 0; pass < 2; pass++) {
+    const text_places texts_of = {.ends = ends};
+    for (int run = 0; run < 2; run++) {
         float *inputs = encoder_inputs(e, &stride);
         for (uint32_t row = 0; row < rows; row++)
-            memcpy(inputs + (size_t)row * stride, given + (size_t)row * hidden, hidden * sizeof *given);
-        const float *states = encoder_run(e, ends, rows, &stride);
-        if (!states || encoder_run(e, ends, encoder_model(e)->config->capacity + 1, &stride))
+            memcpy(inputs + (size_t)row * stride, read + (size_t)row * hidden, hidden * sizeof *read);
+        const float *states = encoder_run(e, &texts_of, rows, &stride);
+        if (!states || encoder_run(e, &texts_of, encoder_model(e)->config->capacity + 1, &stride))
             return 2;
         for (uint32_t row = 0; row < rows; row++)
             write_fd(out, states + (size_t)row * stride, hidden * sizeof *states);
     }
-    free(given);
+    free(read);
     encoder_close(e);
     return 0;
 }

@@ -192,7 +192,7 @@ static bool encode(edge_session *s, uint32_t frames)
     memset(e->spectrogram + (size_t)frames * mels, 0, (size_t)(e->config->frames - frames) * mels * sizeof(float));
     float *rows = encoder_inputs(e->encoder, &stride);
     stem_run(e->stem, e->stem_data, e->spectrogram, 2 * count, rows, stride);
-    const float *states = encoder_run(e->encoder, &count, count, &stride);
+    const float *states = encoder_run(e->encoder, &(text_places){.ends = &count}, count, &stride);
     return states && pass_cross(s->pass, states, count, stride);
 }
 

@@ -18,9 +18,11 @@
 static const eyes_config *config_of(const edge_model *model, edge_error *error)
 {
     const eyes_config *c = eyes_of(model);
-    if (!c || c->projected != model->config->hidden)
+    const bool right = c && c->projected == model->config->hidden && c->parts <= 1 + model->config->deepstack
+        && !c->cells == !model->config->components;
+    if (!right)
         edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (its eyes): copy or export it again");
-    return c && c->projected == model->config->hidden ? c : NULL;
+    return right ? c : NULL;
 }
 
 static int64_t count_image(const edge_model *model, uint32_t width, uint32_t height, uint32_t most, edge_error *error)
@@ -28,7 +30,7 @@ static int64_t count_image(const edge_model *model, uint32_t width, uint32_t hei
     eyes_layout layout;
     const eyes_config *c = config_of(model, error);
     edge_status status = c ? eyes_lay_out(c, width, height, most, &layout, error) : EDGE_BAD_FILE;
-    return status ? status : (int64_t)layout.tiles * layout.each;
+    return status ? status : (int64_t)eyes_tokens(&layout);
 }
 
 /* ---- tokens ------------------------------------------------------------------------------------------------------------- */
@@ -81,14 +83,14 @@ static void say_picture(spoken *p, const eyes_config *c, const picture_rows *pic
     char mark[LONGEST_MARK];
     uint32_t tiles = picture->down * picture->across;
     eyes_layout layout = {.down = picture->down, .across = picture->across, .tiles = tiles > 1 ? tiles + 1 : 1};
-    layout.each = picture->count / layout.tiles;
+    int32_t id = picture->first;
     for (uint32_t tile = 0; tile < layout.tiles; tile++) {
+        const bool last = tile == layout.tiles - 1;
+        const int32_t stop = last ? picture->first + (int32_t)picture->count : id + (int32_t)picture->each;
         add_text(p, mark, eyes_mark(c, &layout, tile, mark));
         encode_text(p);
-        for (uint32_t row = 0; row < layout.each; row++) {
-            const int32_t id = picture->first + (int32_t)(tile * layout.each + row);
+        for (; id < stop; id++)
             push(&p->to, &id, 1);
-        }
     }
     add_text(p, mark, eyes_mark(c, &layout, layout.tiles, mark));
 }
@@ -136,6 +138,15 @@ static uint32_t rows_behind(const edge_session *s)
     return found;
 }
 
+/* Puts zeros behind the values of each row, for which there is room. */
+static void widen(float *rows, uint32_t count, uint32_t width, uint32_t wider)
+{
+    for (uint32_t row = count; row-- > 0 && width < wider;) {
+        memmove(rows + (size_t)row * wider, rows + (size_t)row * width, width * sizeof *rows);
+        memset(rows + (size_t)row * wider + width, 0, (wider - width) * sizeof *rows);
+    }
+}
+
 static edge_status show_image(edge_session *s, const edge_source *source, const edge_picture *picture, edge_error *error)
 {
     eyes_layout layout;
@@ -145,14 +156,17 @@ static edge_status show_image(edge_session *s, const edge_source *source, const 
     edge_status status = eyes_lay_out(c, picture->width, picture->height, picture->tokens, &layout, error);
     if (status)
         return status;
-    const uint32_t count = layout.tiles * layout.each, capacity = kv_capacity(s->rows), pinned = policy_pinned(s->policy);
+    const uint32_t count = eyes_tokens(&layout), capacity = kv_capacity(s->rows), pinned = policy_pinned(s->policy);
     const uint32_t waiting = s->waiting + rows_behind(s);
     if (count + pinned + 1 > capacity || (!policy_evicts(s->policy) && count + waiting > kv_free(s->rows)))
         return edge_fail(error, EDGE_FULL, "the picture's %d tokens do not fit into the KV rows that are free (%d): allow fewer "
                          "tokens, rewind, or export with more rows", (int64_t)count, (int64_t)kv_free(s->rows));
     if (given_count(s->given) == MOST_PICTURES)
         return edge_fail(error, EDGE_FULL, "the conversation has %d pictures, the most: rewind all turns", (int64_t)MOST_PICTURES);
-    picture_rows shown = {.count = count, .width = c->projected, .down = layout.down, .across = layout.across};
+    picture_rows shown = {.count = count, .width = s->model->config->hidden * (1 + s->model->config->deepstack), .down = layout.down,
+                          .across = layout.across, .each = layout.each, .whole = c->whole};
+    if (c->cells)
+        shown.grid_down = layout.last_down / c->join, shown.grid_across = layout.last_across / c->join;
     const uint64_t bytes = (uint64_t)count * shown.width * sizeof *shown.rows;
     shown.rows = map_memory(bytes);
     if (!shown.rows)
@@ -165,6 +179,7 @@ static edge_status show_image(edge_session *s, const edge_source *source, const 
     if (!status)
         status = eyes_encode(e, c, picture, &layout, &s->cancelled, shown.rows, error);
     if (!status) {
+        widen(shown.rows, count, eyes_width(c), shown.width);
         hash_picture(s, picture, &layout, shown.hash);
         given_add(s->given, shown);
     } else {

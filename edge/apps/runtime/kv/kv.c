@@ -19,7 +19,7 @@
  *
  * Invariants:
  *  - the physical rows of a list are 0 … length - 1 in some order: evictions move rows from the end into holes;
- *  - positions ascend and are less than `next`, the position of the next token;
+ *  - positions ascend, or stay where a picture's have several components, and are less than `next`, the position of the next token;
  *  - the key of a row is rotated to the RoPE position `base` + position. Closing a gap rotates the few keys before it forward
  *    and raises `base`, so that the RoPE positions of all other keys stay, and new ones only grow;
  *  - a ring has the rows of positions `first` … next - 1; its base and next follow those of `whole`;
@@ -153,20 +153,26 @@ static void follow(kv *k)
     kv_place(k, ring);
 }
 
-/* Gives the rows of the only list the positions 0 … length − 1. */
+/* Gives the rows of the only list positions from 0 on, one behind the other, but rows of a picture that share one keep one. */
 static void close_gaps(kv *k)
 {
     kv_part *p = &k->whole;
     uint32_t moved = 0, rows[ROTATED_AT_ONCE];
     int64_t before[ROTATED_AT_ONCE], after[ROTATED_AT_ONCE], base = p->base;
-    p->base = p->length ? base + p->positions[p->length - 1] - (p->length - 1) : 0;
-    p->next = p->length;
+    int32_t wanted = 0, earlier = p->length ? p->positions[0] : 0;
+    for (uint32_t row = 1; row < p->length; row++)
+        wanted += p->positions[row] > p->positions[row - 1];
+    p->base = p->length ? base + p->positions[p->length - 1] - wanted : 0;
+    p->next = p->length ? wanted + 1 : 0;
+    wanted = 0;
     for (uint32_t row = 0; row < p->length; row++) {
-        if (base + p->positions[row] != p->base + row) {
-            rows[moved] = row, before[moved] = base + p->positions[row], after[moved] = p->base + row;
+        const int32_t found = p->positions[row];
+        wanted += found > earlier, earlier = found;
+        if (base + found != p->base + wanted) {
+            rows[moved] = row, before[moved] = base + found, after[moved] = p->base + wanted;
             moved++;
         }
-        p->positions[row] = (int32_t)row;
+        p->positions[row] = wanted;
         if (moved == ROTATED_AT_ONCE || (moved && row == p->length - 1)) {
             kv_move_keys(k, rows, before, after, moved);
             moved = 0;
@@ -273,15 +279,17 @@ void kv_prepare(kv *k, uint32_t count)
     prepare(k, &k->whole, count);
 }
 
-void kv_appended(kv *k, uint32_t count)
+void kv_appended(kv *k, uint32_t count) { kv_appended_at(k, count, NULL, k->whole.next + count); }
+
+void kv_appended_at(kv *k, uint32_t count, const int32_t *positions, int64_t next)
 {
     for (kv_part *p = &k->whole; p; p = p == &k->whole ? &k->ring : NULL) {
         for (uint32_t list = 0; p->heads && list < p->lists; list++)
             for (uint32_t row = p->length; row < p->length + count; row++) {
                 p->physical[(size_t)list * p->longest + row] = (int32_t)row;
-                *position_of(p, list, row) = (int32_t)(p->next + row - p->length);
+                *position_of(p, list, row) = positions ? positions[row - p->length] : (int32_t)(p->next + row - p->length);
             }
-        p->next += count;
+        p->next = next;
         p->length += p->heads ? count : 0;
     }
 }

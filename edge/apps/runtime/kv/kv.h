@@ -33,6 +33,7 @@ bool kv_lengthened(const kv *k);    /* whether LongRoPE's long factors are in us
 /* Fills starts, lengths, positions and attention for a pass that appends `count` rows, at most a chunk and kv_free. */
 void kv_prepare(kv *k, uint32_t count);
 void kv_appended(kv *k, uint32_t count); /* the pass has appended its rows */
+void kv_appended_at(kv *k, uint32_t count, const int32_t *positions, int64_t next); /* likewise, at these positions */
 void kv_written(kv *k, uint32_t count);  /* compiled code has written `count` rows behind all others */
 /* Of `count` rows, how many one pass may append such that kv_drop can remove all but the first. */
 uint32_t kv_at_once(const kv *k, uint32_t count);

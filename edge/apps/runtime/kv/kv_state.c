@@ -80,7 +80,7 @@ bool kv_save(const kv *k, bytes_out out, void *to)
     return fine && out(to, k->states, k->state_bytes);
 }
 
-/* Whether a list names each physical row once, and its positions ascend and are less than `next`. */
+/* Whether a list names each physical row once, and its positions ascend, or stay in pictures, and are less than `next`. */
 static bool list_is_whole(kv *k, const kv_part *p, uint32_t list)
 {
     const int32_t *physical = p->physical + (size_t)list * p->longest, *positions = position_of(p, list, 0);
@@ -88,7 +88,7 @@ static bool list_is_whole(kv *k, const kv_part *p, uint32_t list)
     for (uint32_t row = 0; row < p->length; row++) {
         if (physical[row] < 0 || (uint32_t)physical[row] >= p->length || k->occupied[physical[row]]++)
             return false;
-        if (positions[row] <= -MOST_POSITIONS || positions[row] >= p->next || (row && positions[row] <= positions[row - 1]))
+        if (positions[row] <= -MOST_POSITIONS || positions[row] >= p->next || (row && positions[row] < positions[row - 1] + !k->model->config->components))
             return false;
     }
     return true;

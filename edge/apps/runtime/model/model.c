@@ -8,7 +8,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers of the file are used unconverted");
 
-enum { MOST_LAYERS = 1024, MOST_HEADS = 1024, MOST_HEAD = 1024, MOST_ROWS = 1 << 24, MOST_TOKENS = 8192,
+enum { MOST_LAYERS = 1024, MOST_HEADS = 1024, MOST_HEAD = 1024, MOST_ROWS = 1 << 24, MOST_TOKENS = 1 << 14,
        MOST_THREADS = 256, MOST_VOCAB = 1 << 22, MOST_KINDS = 8, MOST_DESIGNS = 16, MOST_GEMM = 64, MOST_INPUTS = 1 << 16, MOST_WIDTH = 1 << 20 };
 static const uint64_t MOST_SCRATCH = 1ull << 32; /* elements */
 static const uint64_t MOST_BYTES = 1ull << 48;
@@ -120,7 +120,7 @@ static bool config_is_possible(const edge_config *c)
         && c->states < MOST_SCRATCH / sizeof(float) && c->copied <= c->states && c->kv_bytes <= MOST_BYTES && c->scratch_bytes <= MOST_BYTES
         && c->peak <= MOST_BYTES;
     bool across = c->crossings <= c->layers && c->cross_stride <= MOST_TOKENS && c->cross_stride % TILE == 0 && !c->crossings == !c->cross_stride
-        && (c->crossings || !c->cross_slot);
+        && (c->crossings || !c->cross_slot) && c->deepstack <= c->layers && c->components <= 3;
     return shape && plan && rings && angles && sampled && costs && across;
 }
 
@@ -143,7 +143,7 @@ static bool layers_agree(const edge_model *model)
 
 static uint64_t angles_bytes(const edge_config *c)
 {
-    return sizeof(angles_config) + c->head / 2 * sizeof(double);
+    return sizeof(angles_config) + c->head / 2 * (sizeof(double) + 1);
 }
 
 static bool angles_agree(const edge_model *model)
@@ -157,7 +157,7 @@ static bool angles_agree(const edge_model *model)
         if (angles->first > c->head / 2 || angles->pairs > c->head / 2 - angles->first || !number_within(angles->magnitude, 1e-6, 1e6))
             return false;
         for (uint32_t pair = 0; pair < angles->pairs; pair++)
-            if (!number_within(radians[pair], -1e6, 1e6))
+            if (!number_within(radians[pair], -1e6, 1e6) || find_components(c, angles)[pair] >= (c->components ? c->components : 1))
                 return false;
     }
     return true;
@@ -178,6 +178,7 @@ static bool design_is_possible(const edge_config *c, const design_config *d, uin
         && (!c->tempered || d->tokens <= d->floats - d->temperatures)
         && d->layer_inputs % 16 == 0 && d->layer_inputs <= d->floats
         && (uint64_t)d->tokens * c->layers * whole_tiles(c->layer_inputs) <= d->floats - d->layer_inputs
+        && d->deepstack <= d->floats && (uint64_t)d->tokens * c->deepstack * ((c->hidden + 31) / 32 * 32) <= d->floats - d->deepstack
         && (!d->tiles || (d->tiles == c->padded_vocab / HEAD_TILE && d->head_upper <= d->floats
                           && d->tiles <= d->floats - d->head_upper && d->head_lower <= d->floats
                           && d->tiles <= d->floats - d->head_lower && d->head_tiles <= d->integers

@@ -53,7 +53,7 @@ const embed_config *model_embed(const edge_model *model); /* NULL: the bundle ma
 /* Returns the number of designs, and in *designs the first; the best come first. */
 uint32_t model_designs(const edge_model *model, const design_config **designs);
 edge_status find_design(const edge_model *model, const char *isa, const design_config **design, edge_error *error);
-/* RoPE angles of a kind of layers; double radians[head / 2] follow the struct. lengthened: with LongRoPE's long factors. */
+/* RoPE angles of a kind of layers; double radians[head / 2] and find_components follow the struct. lengthened: with LongRoPE's long factors. */
 const angles_config *find_angles(const edge_model *model, uint32_t kind, bool lengthened);
 /* Sets *radians to the angle per position of a pair of a key's values. Returns false if the pair is not rotated. */
 static inline bool find_radians(const angles_config *angles, uint32_t pair, double *radians)
@@ -61,6 +61,11 @@ static inline bool find_radians(const angles_config *angles, uint32_t pair, doub
     bool rotated = pair >= angles->first && pair - angles->first < angles->pairs;
     *radians = rotated ? ((const double *)(angles + 1))[pair - angles->first] : 0;
     return rotated;
+}
+/* The component of a position by which each pair goes. */
+static inline const uint8_t *find_components(const edge_config *config, const angles_config *angles)
+{
+    return (const uint8_t *)((const double *)(angles + 1) + config->head / 2);
 }
 /* The factor by which queries at a position are scaled (temperatures of edge/model/architectures/angles.py). */
 float temperature_at(const edge_config *config, int64_t position);

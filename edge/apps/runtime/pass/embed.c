@@ -139,7 +139,7 @@ static bool run_texts(embedding *e, const uint32_t *ends, uint32_t texts)
 {
     edge_session *s = e->session;
     uint32_t stride, at = 0;
-    const float *states = pass_states(s->pass, s->ids, ends[texts - 1], ends, &stride);
+    const float *states = pass_states(s->pass, s->ids, ends[texts - 1], &(text_places){.ends = ends}, &stride);
     if (!states)
         return false;
     s->ran += ends[texts - 1];

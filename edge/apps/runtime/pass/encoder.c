@@ -112,13 +112,14 @@ float *encoder_inputs(encoder *e, uint32_t *stride)
     return pass_inputs(e->pass, stride);
 }
 
-float *encoder_run(encoder *e, const uint32_t *ends, uint32_t count, uint32_t *stride)
+float *encoder_run(encoder *e, const text_places *places, uint32_t count, uint32_t *stride)
 {
     const embed_config *norm = model_embed(&e->model);
-    if (!pass_states(e->pass, NULL, count, ends, stride))
+    if (!pass_states(e->pass, NULL, count, places, stride))
         return NULL;
     float *states = pass_inputs(e->pass, stride);
-    for (uint32_t row = 0; norm->norm && row < count; row++) {
+    const bool last = !places->stop || places->stop == e->model.config->layers;
+    for (uint32_t row = 0; last && norm->norm && row < count; row++) {
         float *state = states + (size_t)row * *stride;
         norm_state(&e->model, norm, state, e->normed);
         for (uint32_t i = 0; i < e->model.config->hidden; i++)

@@ -6,6 +6,7 @@
 #include "base.h"
 #include "bundle.h"
 #include "model.h"
+#include "pass.h"
 
 typedef struct encoder encoder;
 /* Maps the file, checks it, allocates the memory of a pass, and starts threads. isa: as in edge_options, or NULL. A kind's own
@@ -17,9 +18,8 @@ const edge_model *encoder_model(const encoder *e);
 uint64_t encoder_bytes(const encoder *e); /* of memory, without the file */
 /* The inputs of the next pass, [CONFIG.capacity][*stride], to be written before each encoder_run. */
 float *encoder_inputs(encoder *e, uint32_t *stride);
-/* Runs the layers over the first rows of the inputs, of which those up to ends[0], ends[1], … see each other: the last end is
- * `count`. Returns the states [count][*stride] behind the last layer and its norm, in place of the inputs; NULL: the file was cut
- * short, a thread was lost, or count is 0 or more than CONFIG.capacity. */
-float *encoder_run(encoder *e, const uint32_t *ends, uint32_t count, uint32_t *stride);
+/* Runs layers over the first `count` rows of the inputs. Returns the states [count][*stride] behind them, and behind the norm of the
+ * last, in place of the inputs; NULL: the file was cut short, a thread was lost, or count is 0 or more than CONFIG.capacity. */
+float *encoder_run(encoder *e, const text_places *places, uint32_t count, uint32_t *stride);
 
 #endif

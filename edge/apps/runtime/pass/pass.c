@@ -30,6 +30,7 @@
 #include "kv.h"
 #include "model.h"
 #include "pass.h"
+#include "places.h"
 #include "system.h"
 
 typedef struct { pass *pass; int64_t number; worker thread; } member;
@@ -53,6 +54,7 @@ struct pass {
     float *inputs;                                 /* as a table_reader writes them */
     int32_t *integers;
     int32_t *tokens;
+    places places;                                 /* of the pass's tokens; memory for positions where they have components */
     float *logits;
     float *rope;                                   /* tables of angles: see fill_angles */
     member *members;                               /* [threads]; 0 is the calling thread */
@@ -62,6 +64,7 @@ struct pass {
     int64_t first_angle;                           /* RoPE position of the first row of angles */
     uint32_t threads, angles;                      /* threads that run; rows of angles */
     bool lengthened;                               /* the angles have LongRoPE's long factors */
+    bool placed, added;                            /* of this pass: `places` holds; given rows have parts for first layers */
     bool learned;                                  /* positions are rows of a learned table, `context` of them */
     uint32_t drafts;                               /* most drafts behind a token */
     uint32_t unsettled;                            /* tokens of the last pass that are not yet in the fixed state */
@@ -109,6 +112,9 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     float *logits = take(from, (uint64_t)c->padded_vocab * (1 + most) * sizeof *logits);
     float *rope = take(from, (uint64_t)c->rope_kinds * design->rope_size * sizeof *rope);
     member *members = take(from, c->threads * sizeof *members);
+    const uint64_t placed = c->components && !c->encoder ? design->tokens : 0;
+    places room_for_places = {.numbers = take(from, placed * sizeof(int32_t)), .cells = take(from, placed * sizeof(int32_t[3]))};
+    room_for_places.cells = placed ? room_for_places.cells : NULL;
     uint64_t bytes = from->used - before, size = design->numbers * sizeof(int64_t);
     const adapters_config *room = model_adapters(model);
     adapter_room adapter = {take(from, room || c->crossings ? size : 0), take(from, room ? room->room : 0)};
@@ -122,7 +128,7 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     if (room || c->crossings)
         table = memcpy(adapter.table, table, (size_t)size);
     *p = (pass){.model = model, .design = design, .rows = rows, .job = job, .lines = lines, .floats = floats,
-                .integers = integers, .tokens = tokens, .logits = logits, .rope = rope, .members = members,
+                .integers = integers, .tokens = tokens, .places = room_for_places, .logits = logits, .rope = rope, .members = members,
                 .cache = kv_arguments(rows), .bytes = bytes, .table = (const int64_t *)table, .adapter = adapter, .cross_keys = cross_keys, .cross_values = cross_values,
                 .accelerator = EDGE_PAGE ? EDGE_PAGE->layout(from, model) : NULL,
                 .inputs = floats + design->layer_inputs, .learned = has_learned_positions(model), .drafts = most};
@@ -283,18 +289,21 @@ bool pass_lost_thread(const pass *p)
 
 /* ---- a pass ------------------------------------------------------------------------------------------------------ */
 
-/* One table, [positions, 2, head]: the cosines of all dimensions, then -sin and +sin of each pair. Pairs that the model
- * does not rotate have cosine 1 and sine 0. */
-static void fill_angles(float *table, const angles_config *angles, uint32_t head, int64_t first, uint32_t positions)
+/* One table is [positions, 2, head]: the cosines of all dimensions, then -sin and +sin of each pair. Pairs that the model
+ * does not rotate have cosine 1 and sine 0. Writes row `row` of the tables of all kinds of layers. */
+static void fill_angles(pass *p, uint32_t row, const int64_t position[3])
 {
-    for (uint32_t i = 0; i < positions; i++) {
-        double position = (double)(first + i);
-        float *cosines = table + (size_t)i * 2 * head, *sines = cosines + head;
-        for (uint32_t pair = 0; pair < head / 2; pair++) {
+    const edge_config *c = p->model->config;
+    for (uint32_t kind = 0; kind < c->rope_kinds; kind++) {
+        const angles_config *angles = find_angles(p->model, kind, p->lengthened);
+        const uint8_t *components = find_components(c, angles);
+        float *cosines = p->rope + (size_t)kind * p->design->rope_size + (size_t)row * 2 * c->head, *sines = cosines + c->head;
+        for (uint32_t pair = 0; pair < c->head / 2; pair++) {
             double radians;
             bool rotated = find_radians(angles, pair, &radians);
-            float cosine = rotated ? (float)(angles->magnitude * cos(position * radians)) : 1;
-            float sine = rotated ? (float)(angles->magnitude * sin(position * radians)) : 0;
+            double by = rotated ? (double)position[components[pair - angles->first]] * radians : 0;
+            float cosine = rotated ? (float)(angles->magnitude * cos(by)) : 1;
+            float sine = rotated ? (float)(angles->magnitude * sin(by)) : 0;
             cosines[2 * pair] = cosines[2 * pair + 1] = cosine;
             sines[2 * pair] = -sine;
             sines[2 * pair + 1] = sine;
@@ -313,11 +322,23 @@ static int64_t angle_row(pass *p, uint32_t count)
         p->first_angle = first;
         p->angles = count > ROPE_AHEAD ? count : ROPE_AHEAD;
         p->lengthened = lengthened;
-        for (uint32_t kind = 0; kind < p->model->config->rope_kinds; kind++)
-            fill_angles(p->rope + (size_t)kind * p->design->rope_size, find_angles(p->model, kind, lengthened),
-                        p->model->config->head, first, p->angles);
+        for (uint32_t i = 0; i < p->angles; i++)
+            fill_angles(p, i, (int64_t[3]){first + i, first + i, first + i});
     }
     return first - p->first_angle;
+}
+
+/* Writes the angles of tokens whose positions have components; returns the row of the first. */
+static int64_t place_angles(pass *p, uint32_t count)
+{
+    const int64_t base = kv_next_rope_position(p->rows) - kv_next_position(p->rows);
+    p->angles = 0; /* the table no longer has consecutive positions */
+    p->lengthened = kv_lengthened(p->rows);
+    for (uint32_t i = 0; i < count; i++) {
+        const int32_t *cell = p->places.cells[i];
+        fill_angles(p, i, (int64_t[3]){base + cell[0], base + cell[1], base + cell[2]});
+    }
+    return 0;
 }
 
 /* Writes the factors of the queries. */
@@ -328,23 +349,25 @@ static void fill_temperatures(pass *p, int64_t position, uint32_t count)
 }
 
 /* Writes what follows an encoder's tokens: the last and the first token that each sees, positions, and token types (0). */
-static void place_texts(pass *p, uint32_t count, const uint32_t *ends)
+static void place_texts(pass *p, uint32_t count, const text_places *texts)
 {
     int32_t *sees = p->tokens + count, *begins = sees + count, *positions = begins + count;
-    const uint32_t head = p->model->config->head, begin_of_row = 2 * head;
+    const uint32_t *ends = texts->ends;
     for (uint32_t token = 0, begin = 0; token < count; token++) {
         if (token == *ends)
             begin = *ends++;
         sees[token] = (int32_t)*ends - 1;
         begins[token] = (int32_t)begin;
         positions[token] = (int32_t)(token - begin);
-        for (uint32_t kind = 0; !p->learned && begin && kind < p->model->config->rope_kinds; kind++)
-            fill_angles(p->rope + (size_t)kind * p->design->rope_size + token * begin_of_row, find_angles(p->model, kind, false),
-                        head, positions[token], 1);
+        const int32_t *cell = texts->cells ? texts->cells[token] : (int32_t[2]){positions[token], positions[token]};
+        if (!p->learned && (begin || texts->cells))
+            fill_angles(p, token, (int64_t[3]){cell[0], cell[1], 0});
     }
     memset(positions + count, 0, count * sizeof *positions);
-    if (!p->learned && sees[0] + 1 < (int32_t)count)
-        p->angles = 0; /* of several texts: positions are not consecutive */
+    if (!p->learned && (texts->cells || sees[0] + 1 < (int32_t)count)) {
+        p->angles = 0; /* positions are not consecutive */
+        p->job->angle = 0;
+    }
 }
 
 bool pass_reaches(const pass *p, uint32_t count)
@@ -394,12 +417,19 @@ float *pass_inputs(pass *p, uint32_t *stride)
  * there. */
 static void write_tokens(pass *p, const int32_t *tokens, uint32_t count)
 {
+    const uint32_t hidden = p->model->config->hidden, parts = p->model->config->deepstack;
     uint32_t stride;
-    float *inputs = pass_inputs(p, &stride);
+    float *inputs = pass_inputs(p, &stride), *later = p->floats + p->design->deepstack;
+    p->added = false;
     for (uint32_t i = 0; i < count; i++) {
         p->tokens[i] = tokens && (uint32_t)tokens[i] < p->model->config->vocab ? tokens[i] : -1;
-        if (tokens && p->tokens[i] < 0)
-            memcpy(inputs + (size_t)i * stride, given_row(p->given, tokens[i]), p->model->config->hidden * sizeof *inputs);
+        if (!tokens || p->tokens[i] >= 0)
+            continue;
+        const float *row = given_row(p->given, tokens[i]);
+        memcpy(inputs + (size_t)i * stride, row, hidden * sizeof *inputs);
+        for (uint32_t part = 0; part < parts; part++)
+            memcpy(later + ((size_t)i * parts + part) * stride, row + (1 + part) * hidden, hidden * sizeof *later);
+        p->added = parts > 0;
     }
 }
 
@@ -409,20 +439,25 @@ static bool prepare(pass *p, const int32_t *tokens, uint32_t count, uint32_t row
 {
     if (p->design)
         write_tokens(p, tokens, count);
-    if (EDGE_TABLE && !EDGE_TABLE(p->model, p->design ? p->tokens : tokens, count, p->inputs))
+    if (EDGE_TABLE && p->model->config->layer_inputs && !EDGE_TABLE(p->model, p->design ? p->tokens : tokens, count, p->inputs))
         return false;
     kv_announce(p->rows, rows);
     kv_prepare(p->rows, rows);
     if (!p->design)
         return true;
-    for (uint32_t i = 0; i < count; i++)
-        p->tokens[count + i] = (int32_t)i;
     int64_t position = kv_next_position(p->rows);
+    p->places.sees = p->tokens + count;
+    p->placed = p->given && given_count(p->given);
+    if (p->placed)
+        places_find(p->given, tokens, count, position, &p->places);
+    for (uint32_t i = 0; !p->placed && i < count; i++)
+        p->tokens[count + i] = (int32_t)i;
+    p->placed = p->placed && p->places.cells;
     fill_temperatures(p, position, count);
     p->job->count = count;
     p->job->position = position;
-    p->job->angle = angle_row(p, rows);
-    p->job->observed = p->job->drafts = 0;
+    p->job->angle = p->placed ? place_angles(p, count) : angle_row(p, rows);
+    p->job->observed = p->job->drafts = p->job->before = p->job->behind = 0;
     return true;
 }
 
@@ -554,31 +589,42 @@ static accelerator_answer accelerate(pass *p, const int32_t *tokens, uint32_t co
 static void run_on_cpu(pass *p, uint32_t count, uint32_t observed, const picking *pick)
 {
     pass_job *job = p->job; /* threads read kind and threads between jobs, too: never QUIT or 0, even for a moment */
-    job->kind = count == 1 ? JOB_STEP : JOB_CHUNK;
+    job->kind = count == 1 && !p->added ? JOB_STEP : JOB_CHUNK; /* chunks add parts of rows */
     job->wanted = 1;
     job->observed = p->design->observed ? observed : 0;
-    if (pick && head_pays(&p->stages, p->design, pick->enough))
+    if (pick && !p->added && head_pays(&p->stages, p->design, pick->enough))
         run_in_two_stages(p, pick->enough);
     else
         run_job(p);
     kv_written(p->rows, count);
 }
 
-const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const uint32_t *ends, uint32_t *stride)
+/* The pass has appended rows of `count` tokens. */
+static void appended(pass *p, uint32_t count)
+{
+    if (p->placed)
+        kv_appended_at(p->rows, count, p->places.numbers, p->places.next);
+    else
+        kv_appended(p->rows, count);
+}
+
+const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const text_places *texts, uint32_t *stride)
 {
     if (p->model->config->encoder)
         kv_clear(p->rows);
     if (!p->design || !can_run(p, tokens, count) || !prepare(p, tokens, count, count))
         return NULL;
-    if (p->model->config->encoder)
-        place_texts(p, count, ends);
+    if (p->model->config->encoder) {
+        place_texts(p, count, texts);
+        p->job->before = texts->first, p->job->behind = texts->stop ? p->model->config->layers - texts->stop : 0;
+    }
     p->job->kind = p->model->config->encoder || count > 1 ? JOB_CHUNK : JOB_STEP;
     p->job->wanted = 0;
     run_job(p);
     kv_written(p->rows, count);
     if (pass_lost_thread(p))
         return NULL;
-    kv_appended(p->rows, count);
+    appended(p, count);
     return pass_inputs(p, stride);
 }
 
@@ -619,6 +665,6 @@ float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observe
         if (pass_lost_thread(p))
             return NULL;
     }
-    kv_appended(p->rows, pick && pick->count ? pick->count : count);
+    appended(p, pick && pick->count ? pick->count : count);
     return p->logits;
 }

@@ -33,10 +33,15 @@ bool pass_lost_thread(const pass *p); /* true: the system has ended one, and eve
  * further tokens (at most pass_picks, kv_free and kv_at_once). It then appends the rows of all chosen tokens but the last,
  * and there are no logits. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick);
-/* Runs whole texts of an encoder side by side, whose rows they replace, or as pass_run without logits. ends: of an encoder's
- * texts, the tokens up to the end of each. tokens: NULL if the caller has written rows to pass_inputs in their place. Returns the
- * hidden states behind the last layer, [count][*stride], valid until the next call. */
-const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const uint32_t *ends, uint32_t *stride);
+typedef struct {
+    const uint32_t *ends;      /* the tokens up to the end of each text, which see each other */
+    const int32_t (*cells)[2]; /* positions of two components; NULL: they are consecutive in each text */
+    uint32_t first, stop;      /* layers: the first, and the one behind the last; 0: behind all */
+} text_places;
+/* Runs whole texts of an encoder side by side, whose rows they replace, or, without texts, as pass_run without logits. tokens:
+ * NULL if the caller has written rows to pass_inputs in their place. Returns the hidden states behind the last layer,
+ * [count][*stride], valid until the next call. */
+const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const text_places *texts, uint32_t *stride);
 float *pass_inputs(pass *p, uint32_t *stride); /* the hidden states, which are embeddings before the first layer */
 uint32_t pass_picks(const pass *p); /* most tokens that an accelerator chooses at once; 0: it chooses none */
 /* Runs a token and drafts behind it, at most pass_drafts and as kv_at_once allows. Returns the logits [count, padded_vocab]

@@ -260,17 +260,26 @@ static uint32_t up_to_turn(const edge_session *s, uint32_t count)
     return s->turn_rows > length ? smaller(count, smaller(step, s->turn_rows - length)) : count;
 }
 
-/* Rows that a pass over `count` waiting tokens needs room for: all of a picture that it begins. */
-static uint32_t room_for(const edge_session *s, uint32_t count)
+/* How many of the waiting tokens to run in a pass of about `count`, a port of GivenRows.undivided: so that it divides no picture
+ * that is whole. *room: rows that it needs: all of a picture that it begins, before which it ends if both are too many. */
+static uint32_t undivided(const edge_session *s, uint32_t count, uint32_t *room)
 {
     const int32_t *ids = s->ids + s->first;
-    uint32_t number = s->shown ? given_find(s->given, ids[count - 1]) : 0, room = count;
+    uint32_t number = s->shown ? given_find(s->given, ids[count - 1]) : 0, begin = count - 1, end = count, run = count;
+    *room = count;
     if (!s->shown || number == given_count(s->given))
         return count;
     const picture_rows *p = given_picture(s->given, number);
-    for (uint32_t i = count; i < s->waiting && ids[i - 1] != p->first + (int32_t)p->count - 1; i++)
-        room++;
-    return smaller(room, kv_capacity(s->rows));
+    while (begin && ids[begin] != p->first)
+        begin--;
+    while (end < s->waiting && ids[end - 1] != p->first + (int32_t)p->count - 1)
+        end++;
+    if (end == count)
+        return count;
+    if (p->whole || (begin && end > kv_capacity(s->rows) - policy_pinned(s->policy)))
+        run = begin ? begin : smaller(end, s->model->config->chunk);
+    *room = end > run && begin < run ? smaller(end, kv_capacity(s->rows)) : run;
+    return run;
 }
 
 /* Runs one pass of the prompt, if tokens wait. */
@@ -288,9 +297,13 @@ static edge_finish run_chunk(edge_session *s)
     int64_t count = watch_affordable(&s->watch, up_to_turn(s, s->pass_size < left ? s->pass_size : left));
     if (count <= 0)
         return EDGE_ENERGY;
+    uint32_t room;
+    count = undivided(s, (uint32_t)count, &room);
+    if (watch_affordable(&s->watch, (uint32_t)count) < count)
+        return EDGE_ENERGY;
     if (!pass_reaches(s->pass, (uint32_t)count))
         return EDGE_CAPACITY;
-    if (!make_room(s, room_for(s, (uint32_t)count)))
+    if (!make_room(s, room))
         return EDGE_MEMORY; /* planned rows were returned to the system */
     kv_announce(s->rows, left);
     if (s->drafts)

@@ -12,7 +12,9 @@ typedef struct {
     int32_t first;          /* the ids of its rows: first, first + 1, … */
     uint32_t count, width;  /* rows; values of a row */
     float *rows;            /* [count][width], of map_memory; NULL: all have run, and need not run again */
-    uint32_t down, across;  /* tiles */
+    uint32_t down, across, each; /* tiles, and rows of each but the last */
+    uint32_t grid_down, grid_across; /* of the rows, where their positions have several components; 0: consecutive ones */
+    bool whole;             /* its rows see all of each other, and run in one pass */
 } picture_rows;
 
 typedef struct given given;

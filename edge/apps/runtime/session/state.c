@@ -25,7 +25,7 @@ typedef struct {
 } state_header;
 
 /* A picture without its rows, which follow if `held` is not 0. */
-typedef struct { uint8_t hash[32]; int32_t first; uint32_t count, width, down, across, held; } saved_picture;
+typedef struct { uint8_t hash[32]; int32_t first; uint32_t count, width, down, across, held, grid_down, grid_across, whole, each; } saved_picture;
 
 static uint32_t held_marks(const edge_session *s)
 {
@@ -64,7 +64,8 @@ static bool put_pictures(const edge_session *s, hashed_stream *to)
     for (uint32_t i = 0; i < pictures_of(s); i++) {
         const picture_rows *p = given_picture(s->given, i);
         saved_picture saved = {.first = p->first, .count = p->count, .width = p->width, .down = p->down, .across = p->across,
-                               .held = p->rows != NULL};
+                               .held = p->rows != NULL, .grid_down = p->grid_down, .grid_across = p->grid_across, .whole = p->whole,
+                               .each = p->each};
         memcpy(saved.hash, p->hash, sizeof saved.hash);
         if (!stream_put(to, &saved, sizeof saved) || (p->rows && !stream_put(to, p->rows, row_bytes(p))))
             return false;
@@ -89,12 +90,15 @@ static bool get_pictures(edge_session *s, hashed_stream *from, uint32_t count)
         return false;
     for (uint32_t i = 0; i < count; i++) {
         saved_picture saved;
-        if (!stream_get(from, &saved, sizeof saved) || !saved.count || saved.count > c->capacity || saved.width != c->hidden
+        if (!stream_get(from, &saved, sizeof saved) || !saved.count || saved.count > c->capacity || saved.width != c->hidden * (1 + c->deepstack)
             || saved.first < (int32_t)c->vocab || (uint32_t)saved.first > INT32_MAX - saved.count || !saved.down || !saved.across
-            || saved.down > MOST_TILES || saved.across > MOST_TILES)
+            || saved.down > MOST_TILES || saved.across > MOST_TILES || saved.whole > 1
+            || (uint64_t)saved.down * saved.across * (saved.down * saved.across > 1) * saved.each >= saved.count
+            || (uint64_t)saved.grid_down * saved.grid_across != (c->components ? saved.count : 0))
             return false;
         picture_rows p = {.first = saved.first, .count = saved.count, .width = saved.width, .down = saved.down,
-                          .across = saved.across};
+                          .across = saved.across, .grid_down = saved.grid_down, .grid_across = saved.grid_across,
+                          .whole = saved.whole, .each = saved.each};
         memcpy(p.hash, saved.hash, sizeof p.hash);
         if (saved.held && !(p.rows = map_memory((uint64_t)p.count * p.width * sizeof *p.rows)))
             return false;
