@@ -23,7 +23,6 @@ from edge.types import IntArray
 ENCODERS = "encoders"  # their name in refusals
 CROSS = "rows of an encoder"
 UNEQUAL = "values of another size than keys"
-UNNORMED = "experts whose shares do not sum up to one"
 
 
 def check_cores(what: str, spec: ModelSpec, supports: Callable[[Core], str | None]) -> Network:

@@ -12,7 +12,18 @@ from edge.converters import coreml
 from edge.devices.output import work_folder
 from edge.errors import EdgeError, speaking
 from edge.formats.gguf import GGUFFile, read_gguf
-from edge.model.cores import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.cores import (
+    Attention,
+    Core,
+    DeltaNet,
+    Dense,
+    Experts,
+    Latent,
+    Mamba,
+    PerLayerInput,
+    Rope,
+    ShortConvolution,
+)
 from edge.model.known import known_models, outline_model
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
@@ -38,6 +49,14 @@ _CORES: dict[str, Core] = {
     "… with sinks": replace(_ATTENTION, sinks=True),
     "… with rows of an earlier layer": replace(_ATTENTION, rows_of=0),
     "… with normalised values": replace(_ATTENTION, unit_values=True),
+    "… with latent rows": replace(
+        _ATTENTION,
+        head_dim=576,
+        value_dim=512,
+        shared_values=True,
+        latent=Latent(128, 128),
+        rope=Rope(64, 1e4, first=512),
+    ),
     "feed-forward networks": Dense(8),
     Experts.kind: Experts(number=4, used=2, ffn=8),
     DeltaNet.kind: DeltaNet(heads=16, key_heads=16, size=128, value_size=128, kernel=4),

@@ -19,6 +19,7 @@ from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.rows import LARGEST
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
+from edge.model.cores import RowShape
 from edge.model.spec import ModelSpec
 from edge.model.tokenizer import Tokenizer
 from edge.storage import cache
@@ -114,7 +115,7 @@ def _rescale(engine: Engine, tokens: IntArray) -> list[float]:
         with np.errstate(over="ignore", invalid="ignore"):
             for store, found in zip(kv.stores, most, strict=True):
                 for own, layer in enumerate(store.layers):
-                    both = _extremes(shown[layer], store.row.heads, store.row.key)
+                    both = _extremes(shown[layer], store.row)
                     found[:, own, :, 0] = np.maximum(found[:, own, :, 0], both)
         if not all(np.isfinite(found).all() for found in most):
             raise EngineError("the model's keys or values are no numbers: its weights are damaged or overflow")
@@ -127,9 +128,13 @@ def _rescale(engine: Engine, tokens: IntArray) -> list[float]:
     return changes
 
 
-def _extremes(shown: FloatArray, kv_heads: int, head: int) -> FloatArray:
-    """The largest norm of each pair of keys, and the largest |value|: [2, KV heads, head]."""
-    keys, values = np.moveaxis(shown[:, -2 * kv_heads * head :].reshape(-1, 2, kv_heads, head), 1, 0)
-    one, other = keys[..., : head // 2], keys[..., head // 2 :]
+def _extremes(shown: FloatArray, row: RowShape) -> FloatArray:
+    """The largest norm of each pair of keys, and the largest |value|: [2, KV heads, head]. Of keys that values share:
+    [1, KV heads, head], where those that RoPE does not rotate have no pairs."""
+    rows = shown[:, -row.values :].reshape(len(shown), -1, row.heads, row.key)
+    first = row.rotated[0] if row.shared else 0
+    one, other = np.split(rows[:, 0, :, first:], 2, axis=-1)
     lengths = np.sqrt(one * one + other * other).max(axis=0)
-    return np.stack([np.concatenate([lengths, lengths], axis=-1), np.abs(values).max(axis=0)])
+    found = np.abs(rows).max(axis=0)
+    found[0, :, first:] = np.concatenate([lengths, lengths], axis=-1)
+    return found

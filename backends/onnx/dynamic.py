@@ -77,7 +77,7 @@ class DynamicPasses:
             kv.state.values[:] = self._state
 
     def queries(self, count: int) -> Mapping[int, FloatArray]:
-        return {layer: qkv[:count, : self._cores[layer].width] for layer, qkv in self._qkv.items()}
+        return {layer: qkv[:count, : self._cores[layer].queries] for layer, qkv in self._qkv.items()}
 
     def shown(self, count: int) -> Mapping[int, FloatArray]:
         """Queries, keys and values before RoPE of the last pass by layer, float32 [count, all heads]."""
@@ -119,7 +119,7 @@ class DynamicPasses:
         for layer, core in self._cores.items():
             source = layer if core.rows_of is None else core.rows_of
             store, own = places[source]
-            for index, name in enumerate(("key", "value")):
+            for index, name in ((0, "key"), (-1, "value")):  # the same memory, if values are a part of keys
                 stored = store.array[index, own]
                 bind(binding, f"{name}.{layer}", stored, shape=(1, *stored.shape), output=True)
                 if source != layer:

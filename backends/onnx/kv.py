@@ -32,10 +32,10 @@ def row_bytes(row: RowShape, dtype: str) -> int:
 class OnnxStore:
     """The RowStore protocol over some layers, with the same number of rows in all heads.
 
-    array: keys and values, [2, own layers, KV heads, capacity, stored values]. scales: of int8 and int4 rows, float32
-    [2, own layers, KV heads, 1, head]. paid: attention by physical row, float32 [own layers, KV heads,
-    capacity or 0]. rows: allocated rows where a static graph fixes them, independent of the capacity; None: the
-    capacity.
+    array: keys and values, [2, own layers, KV heads, capacity, stored values], or keys alone, whose memory values share
+    (`RowShape.shared`): [1, …]. scales: of int8 and int4 rows, float32 [2 or 1, own layers, KV heads, 1, head]. paid:
+    attention by physical row, float32 [own layers, KV heads, capacity or 0]. rows: allocated rows where a static graph
+    fixes them, independent of the capacity; None: the capacity.
     """
 
     level = True
@@ -48,9 +48,10 @@ class OnnxStore:
         self.dtype, self.capacity, self.observes = dtype, capacity, observes
         self.row_bytes = row_bytes(self.row, dtype) * len(layers)
         heads = self.row.heads
-        shape = (2, len(layers), heads, rows or capacity, row_values(self.row.key, dtype))
+        kinds = 2 - self.row.shared
+        shape = (kinds, len(layers), heads, rows or capacity, row_values(self.row.key, dtype))
         self.array: AnyArray = np.zeros(shape, NUMPY_TYPE[dtype])
-        self.layers, self.scales = list(layers), np.ones((2, len(layers), heads, 1, self.row.key), np.float32)
+        self.layers, self.scales = list(layers), np.ones((kinds, len(layers), heads, 1, self.row.key), np.float32)
         self.paid = np.zeros((len(layers), heads, capacity if observes else 0), np.float32)
         self.lengths: IntArray = np.zeros(len(layers) * heads, np.int32)
         self.nbytes = self.array.nbytes + self.paid.nbytes
@@ -113,9 +114,10 @@ class OnnxStore:
         return load_rows(stored[:, rows] if head is None else stored[rows], scales, self.dtype)
 
     def value_norms(self, rows: AnyArray, head: int) -> FloatArray:
-        stored = self.array[1].reshape(len(self.lengths), *self.array.shape[3:])[head, rows]
-        scales = self.scales[1].reshape(len(self.lengths), 1, -1)[head]
-        return np.asarray(np.linalg.norm(load_rows(stored, scales, self.dtype), axis=-1), np.float32)
+        stored = self.array[-1].reshape(len(self.lengths), *self.array.shape[3:])[head, rows]
+        scales = self.scales[-1].reshape(len(self.lengths), 1, -1)[head]
+        values = load_rows(stored, scales, self.dtype)[..., : self.row.value]
+        return np.asarray(np.linalg.norm(values, axis=-1), np.float32)
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
         stored, scales = self._keys(head)

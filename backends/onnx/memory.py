@@ -44,7 +44,7 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     row, ringed = row_of(network, kinds.whole), row_of(network, kinds.ringed)
     heads, fixed = len(kinds.whole) * row.heads, row_bytes(ringed, config.kv_dtype) * len(kinds.ringed) * ring_rows
     fixed += state
-    queries = max(core.width for core in network.attention if core)
+    queries = max(core.queries for core in network.attention if core)
     qkv = queries + max(row.values, ringed.values)
     at_once = min(config.chunk, MOST_AT_ONCE)
     widest = max(getattr(core, "channels", core.width) for core in network.cores)
@@ -78,7 +78,7 @@ def _count_static(spec: ModelSpec, config: EngineConfig, form: StaticForm) -> Fo
     network, float_bytes = find_network(spec), 4
     kinds = LayerKinds.of(network.windows, network.rowless)
     row, ringed = row_of(network, kinds.whole), row_of(network, kinds.ringed)
-    queries = max(core.width for core in network.attention if core)
+    queries = max(core.queries for core in network.attention if core)
     heads, fixed = len(kinds.whole) * row.heads, row_bytes(ringed, form.kv_dtype) * len(kinds.ringed) * form.ring_rows
     kv = row_bytes(row, form.kv_dtype) * len(kinds.whole) * form.rows + fixed
     attention = float_bytes * heads * config.capacity if config.observes else 0
@@ -113,6 +113,9 @@ def _weights(spec: ModelSpec) -> int:
         if kind not in FORM_TYPES and has_minimum(kind, bits_of(kind)):  # which experts store in 8 bits
             values, size = blocks[kind]
             total += nbytes / size * values * (_value_bytes("Q8_0") - _value_bytes(kind))
+    for core in find_network(spec).attention:
+        if core and core.latent:  # whose heads' own matrices become float32
+            total += 4 * core.heads * core.row.value * (core.latent.plain + core.latent.value)
     largest = spec.embedding_bytes if spec.table_bytes else spec.largest_tensor
     on_the_way = 2 * largest if {"F16", "BF16"} & {kind for kind, _ in spec.type_bytes} else 0
     return int(total) + (largest if spec.tied_head else 0) + on_the_way

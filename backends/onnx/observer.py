@@ -13,7 +13,6 @@ from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.attention import attention_to
 from edge.backends.onnx.inputs import Windows
 from edge.backends.onnx.kv import OnnxStore
-from edge.backends.rope import rotate
 from edge.model.layers import Network
 from edge.types import FloatArray
 
@@ -63,7 +62,7 @@ class Observer:
         tables = [rotation.tables(kind, positions[0, -count:]) for kind in range(len(rotation.angles))]
         for layer, index in self._read.items():
             core, queries = self._cores[layer], self._queries[layer][:count].swapaxes(0, 1)
-            queries = rotate(queries, *tables[rotation.kinds[layer]], halves=rotation.halves)
+            queries = rotation.apply(queries, tables[rotation.kinds[layer]], rotation.kinds[layer])
             rows, scales = store.array[0, index, :, : self._end], store.scales[0, index]
             queries = queries * np.float32(core.scale)
             paid = attention_to(

@@ -224,6 +224,11 @@ class Attention:
         return self.heads // self.kv_heads
 
     @property
+    def queries(self) -> int:
+        """Values of all heads' queries."""
+        return self.heads * self.head_dim
+
+    @property
     def mixed(self) -> int:
         """Values that all heads mix from the rows' values."""
         return self.heads * self.row.value
@@ -248,9 +253,10 @@ class Attention:
         if self.latent:
             yield from self._latent_tensors(self.latent, hidden)
             return
-        row, queries = self.row, self.heads * self.head_dim
+        row = self.row
         rows = {
-            "attn_q": queries, "attn_k": row.heads * row.key, "attn_v": row.heads * row.value, "attn_q_gate": self.width
+            "attn_q": self.queries, "attn_k": row.heads * row.key, "attn_v": row.heads * row.value,
+            "attn_q_gate": self.width,
         }  # fmt: skip
         same, columns = {"attn_v": "attn_k"} if self.keys_as_values else {}, hidden * (1 + self.joined)
         matrices = (

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from edge.backends.onnx.graph.attend import as_rows, attend, score_attributes, show
 from edge.backends.onnx.graph.context import KV_TYPES, Context, mask_name, table_names
-from edge.backends.onnx.graph.nodes import MS
+from edge.backends.onnx.graph.latent import latent_attention
 from edge.backends.onnx.graph.proto import Type
 from edge.backends.onnx.graph.state import reshape, rms, split
-from edge.backends.onnx.rows import row_values
 from edge.model.cores import Attention
 
 _ROTARY_HEADS = 16  # GroupQueryAttention rotates heads whose size is a multiple of this
@@ -17,54 +16,21 @@ _ROTARY_HEADS = 16  # GroupQueryAttention rotates heads whose size is a multiple
 
 def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
     """Map normalized rows, [1, n, hidden], to the concatenated heads' outputs, [1, n, width]."""
+    if core.latent:
+        return latent_attention(graph, core, layer, x)
     qkv, gate = _project(graph, core, layer, x)
     source = layer if core.rows_of is None else core.rows_of
-    if graph.observed:
-        graph.output(f"qkv.{layer}", Type.FLOAT, 1, "k", observed_width(core))
-        graph.node("Gather", qkv, "observed", output=f"qkv.{layer}", axis=1)
+    show(graph, layer, qkv, observed_width(core))
     if source != layer:
         qkv = graph.node("Concat", qkv, graph.rows[source], axis=-1)
     elif any(each and each.rows_of == layer for each in graph.network.attention):
         graph.rows[layer] = split(graph, qkv, [core.width, core.row.values])[1]
-    graph.begin("attend", layer)
-    if graph.kv_dtype == "f16":
-        qkv = graph.node("Cast", qkv, to=Type.FLOAT16)
-    kind, ring = KV_TYPES[graph.kv_dtype], "ring_" if source in graph.kinds.ringed else ""
-    row = core.row
-    shape = (1, row.heads, f"{ring}capacity", row_values(row.key, graph.kv_dtype))
-    for name in (f"past_key.{source}", f"past_value.{source}"):
-        graph.input(name, kind, *shape)
-    for name in (f"key.{layer}", f"value.{layer}"):
-        graph.output(name, kind, *shape)
-    how: dict[str, Any] = {"num_heads": core.heads, "kv_num_heads": row.heads, **_scores(core)}
-    tables = ["", "", ""]
+    qkv, tables = as_rows(graph, qkv), tuple[str, ...]()
     if graph.network.rotates(layer):
-        cos, sin = table_names(graph.network.rope_of(layer))
+        tables = table_names(graph.network.rope_of(layer))
         if core.head_dim % _ROTARY_HEADS:
-            graph.begin("qkv", layer)
-            qkv = _rotate_heads(graph, core, qkv, cos, sin)
-            graph.begin("attend", layer)
-        else:
-            tables, how["do_rotary"] = [cos, sin, "positions"], 1
-    hidden = ""
-    if core.window:
-        hidden = f"window.{layer}"
-        graph.input(hidden, graph.float_type, 1, f"seeing.{layer}", "n", f"{ring}seen")
-    counts = [f"{ring}last", f"{ring}rows"]
-    sinks = graph.weight(f"blk.{layer}.attn_sinks") if core.sinks else ""
-    if sinks and graph.kv_dtype == "f16":
-        sinks = graph.node("Cast", sinks, to=Type.FLOAT16)
-    inputs = [qkv, "", "", f"past_key.{source}", f"past_value.{source}", *counts, *tables, hidden, sinks]
-    if graph.quantized:
-        for name in (f"key_scales.{source}", f"value_scales.{source}"):
-            graph.input(name, Type.FLOAT, 1, row.heads, 1, row.key)
-            inputs.append(name)
-        how |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
-        how["kv_cache_bit_width"] = int(graph.kv_dtype.removeprefix("int"))
-    mixed = f"blk.{layer}.mixed"
-    graph.emit("GroupQueryAttention", inputs, [mixed, f"key.{layer}", f"value.{layer}"], MS, **how)
-    if graph.kv_dtype == "f16":
-        mixed = graph.node("Cast", mixed, to=Type.FLOAT)
+            qkv, tables = _rotate_heads(graph, core, qkv, *tables), ()
+    mixed = attend(graph, core, layer, [qkv, "", ""], tables)
     return graph.node("Mul", mixed, graph.node("Sigmoid", gate)) if gate else mixed
 
 
@@ -90,13 +56,13 @@ def static_attention(graph: Context, core: Attention, layer: int, x: str) -> str
         new = [_by_head(graph, core, each, core.kv_heads) for each in new]
         graph.seen[source] = _behind_past(graph, core, source, new)
     queries = _by_head(graph, core, queries, core.heads)
-    mixed = graph.node("Attention", queries, *graph.seen[source], mask_name(core.window), **_scores(core))
+    mixed = graph.node("Attention", queries, *graph.seen[source], mask_name(core.window), **score_attributes(core))
     return reshape(graph, graph.node("Transpose", mixed, perm=[0, 2, 1, 3]), 1, graph.tokens, core.width)
 
 
 def observed_width(core: Attention) -> int:
     """Values of a token's queries, keys and values, of those that the layer has."""
-    return core.width + (core.row.values if core.rows_of is None else 0)
+    return core.queries + (core.row.values if core.rows_of is None else 0)
 
 
 def _project(graph: Context, core: Attention, layer: int, x: str) -> tuple[str, str]:
@@ -112,11 +78,6 @@ def _project(graph: Context, core: Attention, layer: int, x: str) -> tuple[str, 
         queries, *others = _split_heads(graph, core, qkv)
         qkv = graph.node("Concat", graph.node("Mul", queries, "temperatures"), *others, axis=-1)
     return qkv, gate
-
-
-def _scores(core: Attention) -> dict[str, Any]:
-    """Attributes of both operators for the computation of scores."""
-    return {"scale": core.scale} | ({"softcap": core.score_cap} if core.score_cap else {})
 
 
 def _split_heads(graph: Context, core: Attention, qkv: str) -> list[str]:

@@ -56,7 +56,7 @@ class Context(Nodes):
 
 def heads_of_ropes(network: Network) -> list[int]:
     """Values of a head that each of the network's ropes rotates (`layout.check_network`)."""
-    heads = {core.rope: core.head_dim for core in network.attention if core}
+    heads = {core.rope: core.rope.dim if core.latent else core.head_dim for core in network.attention if core}
     return [heads[rope] for rope in network.ropes]
 
 

@@ -1,7 +1,8 @@
 """The core of a mixture of experts: ONNX Runtime's QMoE, or MoE for floats.
 
 Their CPU kernels take gates and ups that alternate row by row, and mix by the softmax of the chosen logits. Other
-shares are passed as logarithms, so that this softmax returns them; `scale` is applied afterwards.
+shares are passed as logarithms, so that this softmax returns them; `scale`, and the sum of shares that are not
+normalised, are applied afterwards.
 """
 
 from __future__ import annotations
@@ -45,13 +46,17 @@ def experts(graph: Context, core: Experts, layer: int, x: str) -> str:
         "QMoE" if "block_size" in attributes else "MoE", *inputs, domain=MS, k=core.used, activation_type="swiglu",
         swiglu_fusion=1, activation_alpha=alpha, activation_beta=beta, normalize_routing_weights=1, **attributes,
     )  # fmt: skip
+    if not core.normed:
+        sums = graph.node("ReduceSum", graph.node("Exp", logits), graph.constant("last_axis", [-1]), keepdims=1)
+        mixed = graph.node("Mul", mixed, reshape(graph, sums, 1, -1, 1))
     mixed = graph.scaled(mixed, core.scale)
     return graph.node("Add", mixed, _shared(graph, core, at, x)) if core.shared else mixed
 
 
 def _logits(graph: Context, core: Experts, at: str, logits: str) -> str:
-    """Logits whose largest values select the experts, and whose softmax over these gives their shares."""
-    if core.router == "softmax" and not core.choice_bias:
+    """Logits whose largest values select the experts, and whose softmax over these gives their shares. If shares are
+    not normalised, their logarithms, of the chosen alone."""
+    if core.router == "softmax" and not core.choice_bias and core.normed:
         return logits
     sigmoid = core.router == "sigmoid"
     scores = graph.node("Sigmoid", logits) if sigmoid else logits
@@ -61,6 +66,8 @@ def _logits(graph: Context, core: Experts, at: str, logits: str) -> str:
     graph.emit("TopK", [scores, graph.constant(f"top {core.used}", [core.used])], [best, f"{at}chosen"], axis=-1)
     least = graph.node("ReduceMin", best, graph.constant("last_axis", [-1]), keepdims=1)
     shares = graph.node("Neg", graph.node("Softplus", graph.node("Neg", logits))) if sigmoid else logits
+    if not sigmoid and not core.normed:
+        shares = graph.node("LogSoftmax", logits, axis=-1)
     return graph.node("Where", graph.node("GreaterOrEqual", scores, least), shares, graph.number(_NEVER))
 
 

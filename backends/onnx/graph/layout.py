@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from edge.backends.checks import UNNORMED, check_cores, hybrid_cores, usual_cores
+from edge.backends.checks import check_cores, hybrid_cores, usual_cores
 from edge.backends.onnx.graph.forms import Array, Blocks, Floats, Form, Int8, NormalFloats
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum, is_exact
 from edge.backends.ring import LayerKinds
@@ -127,13 +127,13 @@ class Layout:
 def supports(core: Core) -> str | None:
     """Why dynamic graphs cannot express a core."""
     if isinstance(core, Experts):
-        if not core.normed:
-            return UNNORMED
         return None if core.activation == "silu" else f"experts with {core.activation}"
     if isinstance(core, PerLayerInput):
         return None
     if isinstance(core, Attention):
         core = replace(core, sinks=False, unit_values=False, rows_of=None)
+    if isinstance(core, Attention) and core.latent:
+        core = replace(core, latent=None, value_dim=0, shared_values=False, rope=replace(core.rope, first=0))
     return hybrid_cores(core)
 
 
@@ -170,20 +170,27 @@ def check_network(spec: ModelSpec) -> Network:
     return network
 
 
-def head_order(spec: ModelSpec) -> tuple[int, ...]:
-    """The permutation of a head's values from the file's order to the graph's; empty for the identity.
+def orders(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """For matrices of which RoPE rotates products, and their norms: the permutation of a head's values from the file's
+    order to the graph's, if it is another.
 
     ONNX Runtime rotates pairs with one value in each half of the head. Conversion to GGUF puts them side by side in
     Llama models; with partial RoPE, values that are not rotated fill the rest of the halves.
     """
     network = find_network(spec)
     if not network.ropes:
-        return ()
+        return {}
     pairs = max(rope.dim for rope in network.ropes) // 2
     rotated = np.arange(2 * pairs).reshape(2, pairs) if network.halves else np.arange(2 * pairs).reshape(pairs, 2).T
-    others = np.arange(2 * pairs, spec.head_dim).reshape(2, -1)
-    order = tuple(np.concatenate([rotated, others], axis=1).reshape(-1).tolist())
-    return () if order == tuple(range(spec.head_dim)) else order
+    core = next(core for core in network.attention if core)
+    if core.latent:  # whose rotated values are the last, apart from the others
+        firsts = dict.fromkeys(("attn_q", "attn_q_b"), core.latent.plain) | {"attn_kv_a_mqa": core.row.value}
+        found = {name: [*range(first), *(rotated.reshape(-1) + first).tolist()] for name, first in firsts.items()}
+    else:
+        others = np.arange(2 * pairs, spec.head_dim).reshape(2, -1)
+        order = np.concatenate([rotated, others], axis=1).reshape(-1).tolist()
+        found = dict.fromkeys(("attn_q", "attn_k", "attn_q_norm", "attn_k_norm"), order)
+    return {name: tuple(order) for name, order in found.items() if order != list(range(len(order)))}
 
 
 def rows_in(info: TensorInfo, source: Source) -> int:
@@ -195,6 +202,9 @@ def rows_in(info: TensorInfo, source: Source) -> int:
 
 def products_of(core: Core) -> dict[str, tuple[str, ...]]:
     """Matrices grouped by product: queries, keys and values share one."""
+    if isinstance(core, Attention) and core.latent:
+        ranked = ("attn_q_b",) if core.latent.rank else ()
+        return {name: (name,) for name in (*core.inputs, *ranked, core.output)}
     if isinstance(core, Attention):
         return {"qkv": core.inputs, core.output: (core.output,)}
     if isinstance(core, Experts):
@@ -219,7 +229,7 @@ def form_for(kinds: Sequence[str], columns: int, *, looked_up: bool = False) -> 
 def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> Layout:
     """Lay out a model's weights. Raises UnsupportedError, and the errors of `find_tensors`."""
     network, found = check_network(spec), find_tensors(file, spec)
-    maker = _Maker(file, found, head_order(spec), method)
+    maker = _Maker(file, found, orders(spec), method)
     maker.table("token_embd")
     if network.layer_inputs:
         maker.table("per_layer_token_embd")
@@ -251,8 +261,10 @@ def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> L
 class _Maker:
     """Lays out arrays one after the other."""
 
-    def __init__(self, file: GGUFFile, found: dict[str, Source], order: tuple[int, ...], method: Method) -> None:
-        self._file, self._found, self._order, self._method = file, found, order, method
+    def __init__(
+        self, file: GGUFFile, found: dict[str, Source], orders: Mapping[str, tuple[int, ...]], method: Method
+    ) -> None:
+        self._file, self._found, self._orders, self._method = file, found, orders, method
         self.matrices: dict[str, Matrix] = {}
         self.vectors: dict[str, tuple[SourceRows, ...]] = {}
         self.places: dict[str, Place] = {}
@@ -297,7 +309,7 @@ class _Maker:
         """Add a vector, stored as float32."""
         parts = self.vectors[name] = self._parts(names)
         info = self._file.tensors[parts[0].source.tensor]
-        columns = info.shape[:-1] if rows_in(info, parts[0].source) < info.elements else ()
+        columns = info.shape[:1] if rows_in(info, parts[0].source) < info.elements else ()
         self._place(name, Array("float32", (sum(part.source.rows for part in parts), *columns)))
 
     def _matrix(self, name: str, parts: tuple[SourceRows, ...], form: Form, *, in_turn: bool = False) -> None:
@@ -308,9 +320,7 @@ class _Maker:
 
     def _parts(self, names: tuple[str, ...]) -> tuple[SourceRows, ...]:
         self.used.update(names)
-        rotated = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
-        stems = [name.removesuffix(".bias").rpartition(".")[2] for name in names]
-        orders = [self._order if stem in rotated else () for stem in stems]
+        orders = [self._orders.get(name.removesuffix(".bias").rpartition(".")[2], ()) for name in names]
         return tuple(SourceRows(name, self._found[name], order) for name, order in zip(names, orders, strict=True))
 
     def _place(self, name: str, array: Array) -> None:

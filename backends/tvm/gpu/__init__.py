@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress, Operator
-from edge.backends.checks import CROSS, ENCODERS, UNEQUAL, UNNORMED
+from edge.backends.checks import CROSS, ENCODERS, UNEQUAL
 from edge.backends.counts import Footprint, GPUMemory, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.errors import MissingExtraError
@@ -98,8 +98,6 @@ class GPU(Backend):
             return f"attention with {UNEQUAL}"
         if isinstance(core, Experts) and core.shared and core.clamp:
             return "clamped shared experts"
-        if isinstance(core, Experts) and not core.normed:
-            return UNNORMED
         if isinstance(core, Experts) and core.own_norms:
             return "experts beside a dense network"
         return supports(core)

@@ -80,9 +80,13 @@ def route(name: str, core: Experts, bias: Vector | None, tokens: int) -> Built:
                 store(scope.chosen, scope.row * core.used + slot.value, expert)
                 store(found, slot.value, sigmoid(logit) if core.router == "sigmoid" else T.exp(logit - most))
         barrier()
-        total = Register(f32(0.0))
-        with loop(0, core.used) as slot:
-            total.value = total.value + found[slot]
+        total = Register(f32(0.0 if core.normed or core.router == "softmax" else 1.0))
+        if core.normed:
+            with loop(0, core.used) as slot:
+                total.value = total.value + found[slot]
+        elif core.router == "softmax":
+            with loop(0, core.number) as each:
+                total.value = total.value + T.exp(scope.routes[first + each] - most)
         with strided(scope, core.used) as slot:
             store(scope.shares, scope.row * columns + slot, found[slot] * (f32(core.scale) / total.value))
         if core.shared_has_share:
