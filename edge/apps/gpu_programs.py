@@ -149,6 +149,7 @@ def check_gpu(system: str, spec: ModelSpec, config: EngineConfig) -> tuple[str, 
     lacks = {
         "KV policies that look at attention: choose --kv-policy streaming, window or full": config.observes,
         "LoRA adapters in a page: leave --lora-rank out": in_page and config.lora_rank > 0,
+        "latent attention: export without --gpu": any(core and core.latent for core in network.attention),
         "layers with a recurrent state: export without --gpu": sum(network.fixed_values) > 0,
     }  # fmt: skip
     if found := next((what for what, lacking in lacks.items() if lacking), None):

@@ -126,7 +126,7 @@ def kernels(case: Case, language: str) -> dict[str, Kernel]:
     shape, core, tables = case.shape, case.shape.attention, case.tables
     heads = Heads(core, tables, RowForm.of(core, case.dtype), case.halves, case.norms, shape.norm_eps)
     form = core, tables, case.tuning, case.dtype
-    built = [move("edge_move", case.dtype, shape.padded_head)]
+    built = [move("edge_move", RowForm(case.dtype, shape.padded_head))]
     if case.alone:
         built.append(attend("edge_attend", *form, tokens=1, heads=heads, sinks=case.sink_vector))
     else:
@@ -199,7 +199,8 @@ def test_attention_is_numpys(
     random, shape, tables = np.random.default_rng(seed), case.shape, case.tables
     count = 1 if case.alone else count
     normals = random_normals(random, case)
-    rows = DeviceRows(device, ROWS, shape.padded_head, case.dtype, observes=True, normals=normals)
+    form = RowForm(case.dtype, shape.padded_head)
+    rows = DeviceRows(device, ROWS, form, observes=True, normals=normals)
     rows.record()
     normals = np.stack([normals[case.kv_heads * LAYER :], np.zeros_like(normals[case.kv_heads * LAYER :])])
     form = RowForm(case.dtype, shape.padded_head)
@@ -323,8 +324,8 @@ def rows(request: pytest.FixtureRequest, device: Device) -> Iterator[DeviceRows]
     from edge.backends.tvm.gpu.kernels.rows import move
     from edge.backends.tvm.gpu.lowering import lower
 
-    device.prepare({"edge_move": lower(move("edge_move", request.param, 32), device.adapter.language)})
-    rows = DeviceRows(device, 4096, 32, request.param)
+    device.prepare({"edge_move": lower(move("edge_move", RowForm(request.param, 32)), device.adapter.language)})
+    rows = DeviceRows(device, 4096, RowForm(request.param, 32))
     rows.record()
     rows.set_keys(np.arange(4096), np.random.default_rng(1).standard_normal((4096, 32)).astype(np.float32), 0)
     yield rows

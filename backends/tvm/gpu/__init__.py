@@ -94,7 +94,7 @@ class GPU(Backend):
             return ENCODERS
         if isinstance(core, Attention) and core.across:
             return f"attention with {CROSS}"
-        if isinstance(core, Attention) and core.row.value != core.row.key:
+        if isinstance(core, Attention) and core.row.value != core.row.key and not core.latent:
             return f"attention with {UNEQUAL}"
         if isinstance(core, Experts) and core.shared and core.clamp:
             return "clamped shared experts"

@@ -90,15 +90,16 @@ class RowForm:
     the scale and the least value, both float16 (`kv/row_formats.py`).
 
     Keys lie in tiles of 16 rows, so that 16 threads that read 16 bytes each of 16 rows read consecutive memory; values
-    row by row. head: values of a row, a multiple of LANES.
+    row by row. head: values of a row, a multiple of LANES. shared: values are a part of keys (`RowShape.shared`).
     """
 
     dtype: str
     head: int
+    shared: bool = False
 
     @classmethod
     def of(cls, core: Attention, dtype: str) -> RowForm:
-        return cls(dtype, round_up(core.head_dim, LANES))
+        return cls(dtype, round_up(core.head_dim, LANES), core.shared_values)
 
     @property
     def per_word(self) -> int:
@@ -136,7 +137,7 @@ class RowForm:
     @property
     def row_bytes(self) -> int:
         """Bytes of a key and a value."""
-        return 8 * self.words + 8 * self.scaled
+        return 4 * self.words * (2 - self.shared) + 8 * self.scaled
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,8 @@ def scratch_sizes(
     shape: Shape, tables: Tables, chunk: int, logits_rows: int, positions: int, rank: int = 0
 ) -> dict[str, int]:
     """Bytes of the buffers besides weights, adapters and KV cache. rank: of adapters, padded."""
-    mixtures = shape.cores(Experts)
+    mixtures, attention = shape.cores(Experts), shape.cores(Attention)
+    latent = [(core.latent, core) for core in attention if core.latent]
     convolved = [block.core.convolved for block in shape.blocks if isinstance(block.core, DeltaNet | Mamba)]
     shared = [round_up(core.shared, PART) for core in mixtures]
     words = {
@@ -258,7 +260,16 @@ def scratch_sizes(
         "qkv": chunk * shape.attention_inputs,
         "channels": chunk * shape.channels,
         "convolved": chunk * max(convolved, default=0),
-        "mixed": chunk * max(map(shape.widths, (Attention, DeltaNet, Mamba, ShortConvolution))),
+        "mixed": chunk
+        * max(
+            *(round_up(core.mixed, PART) for core in attention),
+            *map(shape.widths, (DeltaNet, Mamba, ShortConvolution)),
+        ),
+        "latents": chunk * max((each.rank + core.row.key for each, core in latent), default=0),
+        "ranked": chunk * max((each.rank for each, _ in latent), default=0),
+        "queries": chunk
+        * max((core.heads * (each.plain + core.row.key - core.row.value) for each, core in latent), default=0),
+        "expanded": chunk * max((core.width for _, core in latent), default=0),
         "softmax": 2 * chunk * shape.heads,
         "layer_inputs": chunk * shape.layers * input_stride(shape.layer_inputs),
         "projected": chunk * shape.layers * shape.layer_inputs,

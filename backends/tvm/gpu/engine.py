@@ -18,7 +18,7 @@ from edge.backends.token_table import TokenTable
 from edge.backends.tvm.gpu import ENGINE, picking
 from edge.backends.tvm.gpu.adapters import Adapted, pack_adapters
 from edge.backends.tvm.gpu.compiled import program_of
-from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, RING_MOVE, Design, State, input_stride
+from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, RING_MOVE, Design, RowForm, State, input_stride
 from edge.backends.tvm.gpu.hosts import Buffer, Recording, card_of, choose_adapter, open_device
 from edge.backends.tvm.gpu.kv import DeviceRows
 from edge.backends.tvm.gpu.memory import DeviceMemory
@@ -116,7 +116,7 @@ class GPUEngine:
         def make_arena(size: ArenaSize) -> Arena[DeviceRows]:
             observes, kernel = config.observes and not size.prefix, RING_MOVE if size.prefix else "edge_move"
             rows = DeviceRows(
-                self._device, size.rows, size.row.key, config.kv_dtype, observes=observes,
+                self._device, size.rows, RowForm.of(size.core, config.kv_dtype), observes=observes,
                 normals=normals[:, : size.row.key], kernel=kernel,
             )  # fmt: skip
             return Arena(shape, rows, arrays, size.prefix)

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from edge.backends.tvm.gpu import picking
-from edge.backends.tvm.gpu.design import RING_MOVE, Design
+from edge.backends.tvm.gpu.design import RING_MOVE, Design, RowForm
 from edge.backends.tvm.gpu.kernels import pick
 from edge.backends.tvm.gpu.kernels.embed import add_given, embed
 from edge.backends.tvm.gpu.kernels.norms import normalise
@@ -29,7 +29,6 @@ from edge.backends.tvm.gpu.phases.mamba import mamba
 from edge.backends.tvm.gpu.phases.per_layer_input import make_inputs, per_layer_input
 from edge.backends.tvm.gpu.phases.short_convolution import short_convolution
 from edge.backends.tvm.gpu.program import Program, Slice
-from edge.backends.tvm.packing.shape import padded_head
 from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 
 CORES: dict[type, Callable[..., None]] = {
@@ -58,7 +57,7 @@ def generate(design: Design) -> Program:
             makers[name](made := PassBuilder(design, kernels, single=name == "step", observed=True))
             passes[f"observed {name}"] = tuple(made.dispatches)
     moved = {"edge_move": design.shape.attention} | ({RING_MOVE: design.shape.ringed} if design.shape.apart else {})
-    moves = (move(name, design.kv_dtype, padded_head(core.head_dim)) for name, core in moved.items())
+    moves = (move(name, RowForm.of(core, design.kv_dtype)) for name, core in moved.items())
     for built in (*moves, *pick.kernels()):
         kernels.find((built.name,), lambda _, built=built: built)  # type: ignore[misc]
     logits = Slice("logits")

@@ -23,10 +23,9 @@ from edge.types import AnyArray, FloatArray, IntArray
 STAGED = 1024  # staging rows, after those of the arena
 
 
-def arena_buffers(whole: int, ringed: int, head: int, dtype: str, *, observes: bool = False) -> dict[str, Array]:
+def arena_buffers(whole: int, ringed: int, form: RowForm, *, observes: bool = False) -> dict[str, Array]:
     """The buffers of an arena (`ArenaSize`), staging included."""
-    form = RowForm(dtype, head)
-    widths = {"keys": form.words, "values": form.words}
+    widths = {"keys": form.words} | ({} if form.shared else {"values": form.words})
     widths |= ({"row_scales": 2} if form.scaled else {}) | ({"paid": 1} if observes else {})
 
     def buffer(width: int) -> Array:
@@ -48,28 +47,34 @@ class DeviceRows:
     name of the one that moves rows."""
 
     def __init__(
-        self, device: Device, count: int, head: int, dtype: str, *, observes: bool = False,
+        self, device: Device, count: int, form: RowForm, *, observes: bool = False,
         normals: FloatArray | None = None, kernel: str = "edge_move",
     ) -> None:  # fmt: skip
-        self.dtype, self.count, self.changed, self.observed = dtype, count, False, False
-        self.normals = np.zeros((0, head), np.float32) if normals is None else normals
-        self._device, self._form, self._kernel = device, RowForm(dtype, head), kernel
+        self.dtype, self.count, self.changed, self.observed = form.dtype, count, False, False
+        self.normals = np.zeros((0, form.head), np.float32) if normals is None else normals
+        self._device, self._form, self._kernel = device, form, kernel
+        self._kinds = (KEYS,) if form.shared else (KEYS, VALUES)
         self.row_bytes = self._form.row_bytes
         self.buffers: dict[str, Buffer] = {
             name: device.create(buffer.nbytes)
-            for name, buffer in arena_buffers(count, 0, head, dtype, observes=observes).items()
+            for name, buffer in arena_buffers(count, 0, form, observes=observes).items()
         }
 
     def record(self) -> None:
         """Record the row moves again; needs their kernel. Call it after buffers have changed."""
         self.changed = False
-        names = ("keys", "values", *(["row_scales"] if self._form.scaled else []), "pairs")
+        names = (
+            "keys",
+            *([] if self._form.shared else ["values"]),
+            *(["row_scales"] if self._form.scaled else []),
+            "pairs",
+        )
         slices = tuple(Slice(name) for name in names)
         self._moves = {
             which: self._device.record(
                 [Dispatch(self._kernel, slices, (which,), (1, MOST_MOVED), "other", per=1)], self.buffers
             )
-            for which in (KEYS, VALUES, KEYS + VALUES)
+            for which in {*self._kinds, sum(self._kinds)}
         }
 
     def move(self, pairs: IntArray, which: int = KEYS + VALUES) -> None:
@@ -77,7 +82,7 @@ class DeviceRows:
         for start in range(0, len(pairs), MOST_MOVED):
             part = np.ascontiguousarray(pairs[start : start + MOST_MOVED], np.int32)
             self._device.write(self.buffers["pairs"], 0, part)
-            self._device.run(self._moves[which], len(part))
+            self._device.run(self._moves[which & sum(self._kinds)], len(part))
 
     def shift(self, move: Move) -> None:
         """Move consecutive rows; source and target begin a tile. Overlapping moves go through the staging rows."""
@@ -95,7 +100,7 @@ class DeviceRows:
     def save(self, rows: AnyArray) -> Iterable[bytes]:
         """Yield the bytes of rows [heads, n]."""
         for part in _parts(rows):
-            for which in (KEYS, VALUES):
+            for which in self._kinds:
                 codes, scales = self._read(part, which)
                 yield codes.tobytes()
                 yield scales.tobytes()
@@ -104,7 +109,7 @@ class DeviceRows:
         """The inverse of `save`."""
         form, at = self._form, 0
         for part in _parts(rows):
-            for which in (KEYS, VALUES):
+            for which in self._kinds:
                 size = 4 * form.words * part.size
                 codes = np.frombuffer(saved, np.uint8, size, at).reshape(part.size, -1)
                 at += size
@@ -120,7 +125,7 @@ class DeviceRows:
 
     def value_norms(self, rows: AnyArray) -> FloatArray:
         """See ArenaRows."""
-        found = [np.linalg.norm(self._decoded(*self._read(part, VALUES)), axis=-1) for part in _parts(rows)]
+        found = [np.linalg.norm(self._decoded(*self._read(part, self._kinds[-1])), axis=-1) for part in _parts(rows)]
         return np.concatenate([np.zeros(0, np.float32), *found])
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None:
@@ -154,7 +159,7 @@ class DeviceRows:
     def release(self, first: int, _last: int) -> None:
         """See ArenaRows. A GPU has one sequence, whose rows are the arena's last."""
         device, form = self._device, self._form
-        buffers = arena_buffers(first, 0, form.head, self.dtype, observes="paid" in self.buffers)
+        buffers = arena_buffers(first, 0, form, observes="paid" in self.buffers)
         for name in self.buffers.keys() - {"pairs"}:
             kept = buffers[name].bytes("kv")
             content, old = device.read(self.buffers[name], 0, kept), self.buffers[name]

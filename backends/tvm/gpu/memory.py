@@ -16,7 +16,7 @@ from edge.backends.base import EngineConfig
 from edge.backends.ring import LayerKinds
 from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.gpu.adapters import Adapters
-from edge.backends.tvm.gpu.design import Tables, normal_values, scratch_sizes
+from edge.backends.tvm.gpu.design import RowForm, Tables, normal_values, scratch_sizes
 from edge.backends.tvm.gpu.kv import arena_buffers
 from edge.backends.tvm.kv.memory import KVMemory
 from edge.backends.tvm.memory import Array
@@ -56,7 +56,8 @@ class DeviceMemory:
         buffers["tables"] = replace(buffers["tables"], scratch=buffers["tables"].size - unused)
         for arena in kv.arenas:
             observes = config.observes and not arena.prefix
-            found = arena_buffers(arena.whole, arena.ringed, arena.row.key, config.kv_dtype, observes=observes)
+            form = RowForm.of(arena.core, config.kv_dtype)
+            found = arena_buffers(arena.whole, arena.ringed, form, observes=observes)
             buffers |= {arena.prefix + name: array for name, array in found.items()}
         if fixed := sum(network.fixed_values):
             buffers["states"] = Array((fixed,), "float32", fixed=fixed)

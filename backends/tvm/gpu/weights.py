@@ -22,8 +22,9 @@ import numpy as np
 from edge.backends.tvm.gpu import ENGINE
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock, bits_of
 from edge.backends.tvm.packing.cores import round_up
-from edge.backends.tvm.packing.layout import TABLE
+from edge.backends.tvm.packing.layout import TABLE, TRANSPOSED
 from edge.backends.tvm.packing.shape import Shape
+from edge.backends.tvm.packing.weights import transpose
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
@@ -251,6 +252,10 @@ def packed_bytes(spec: ModelSpec) -> int:
             padding += count * (of_rows + 16 * _QUAD)
         else:
             padding += 4 * count * (-(tensor.rows * max(1, tensor.columns)) % PART)
+    for core in find_network(spec).attention:
+        if core and core.latent and core.latent.joined:  # half of whose matrix may become larger blocks
+            values = core.heads * core.row.value * core.latent.plain
+            exact += values // PART * BLOCKS[TRANSPOSED].raw_bytes
     return exact + padding + 16 * _QUAD
 
 
@@ -326,6 +331,9 @@ class _Finder:
             )
         if described and (described.exact or not described.columns):
             return Vector(at, described.rows * max(1, described.columns))
+        if described and source.transposed:
+            kind = info.type if isinstance(BLOCKS[info.type], FloatBlock) else TRANSPOSED
+            return Matrix(at, described.rows, round_up(described.columns, PART), kind)
         return Matrix(at, described.rows if described else source.rows, round_up(info.shape[0], PART), info.type)
 
 
@@ -340,7 +348,8 @@ def pack_weights(file: GGUFFile, spec: ModelSpec, weights: WeightsLayout) -> Ite
         for buffer, prefix, layout in [*layouts, ("rest", "", weights.rest)]:
             for name, tensor in layout.tensors:
                 source = tensors[prefix + name]
-                yield from _pack(data, file.tensors[source.tensor], source.runs, buffer, tensor)
+                pack = _pack_transposed if source.transposed else _pack
+                yield from pack(data, file.tensors[source.tensor], source.runs, buffer, tensor)
         for number, experts in enumerate(weights.experts):
             yield from _pack_experts(data, file, tensors, f"blk.{number}.", experts)
         tables = [("token_embd", weights.embedding)]
@@ -385,6 +394,20 @@ def _pack(
                 if words:
                     yield buffer, 4 * (at + row * words), piece.reshape(-1)
             row += count
+
+
+def _pack_transposed(
+    data: BinaryIO, info: TensorInfo, runs: Sequence[tuple[int, int]], buffer: str, tensor: Tensor
+) -> Iterator[Packed]:
+    """Pack heads' matrices, each a run, which the file has transposed. Blocks become `TRANSPOSED`."""
+    assert isinstance(tensor, Matrix)
+    row_bytes, rows = info.nbytes * info.shape[0] // info.elements, tensor.rows // len(runs)
+    for head, (first, columns) in enumerate(runs):
+        raw = _read(data, info, first * row_bytes, columns * row_bytes).reshape(columns, -1)
+        pieces = pack_rows(tensor, transpose(raw, info.type, info.factor))
+        for at, words, piece in zip(tensor.offsets, tensor.row_words, pieces, strict=False):
+            if words:
+                yield buffer, 4 * (at + head * rows * words), piece.reshape(-1)
 
 
 def _read(data: BinaryIO, info: TensorInfo, start: int, count: int) -> AnyArray:

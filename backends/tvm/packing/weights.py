@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from edge.backends.tvm.packing.blocks import BAND, FloatBlock, IntegerBlock
+from edge.backends.tvm.packing.blocks import BAND, BLOCKS, FloatBlock, IntegerBlock
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TRANSPOSED, PackedLayout, Place
 from edge.backends.tvm.sources import source_hash
@@ -164,20 +164,26 @@ def _pack_transposed(source: BinaryIO, info: TensorInfo, place: Place, out: Bina
     quants_at, scales_at = start + place.quants, start + place.scales
     for head in range(heads):
         raw = _read_rows(source, info.offset, row_bytes, place.source, head * columns, columns)
-        if isinstance(place.block, FloatBlock):
-            turned = raw.reshape(columns, rows, -1).swapaxes(0, 1)
-        else:
-            from gguf.constants import GGMLQuantizationType  # imported late: gguf costs 6 MB
-            from gguf.quants import quantize
-
-            values = np.ascontiguousarray(dequantize(raw, info.type).T) * np.float32(info.factor)
-            turned = quantize(values, GGMLQuantizationType[TRANSPOSED]).reshape(rows, -1, place.block.raw_bytes)
-        quants, scales = place.block.pack(np.ascontiguousarray(turned))
+        turned = transpose(raw, info.type, info.factor).reshape(rows, -1, place.block.raw_bytes)
+        quants, scales = place.block.pack(turned)
         for at, packed in ((quants_at, quants), (scales_at, scales)):
             out.seek(at)
             out.write(packed.tobytes())
         quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
         yield quants.nbytes + scales.nbytes
+
+
+def transpose(raw: AnyArray, kind: str, factor: float = 1.0) -> AnyArray:
+    """The rows of a matrix's transpose, uint8 [columns, bytes], from the matrix's, uint8 [rows, bytes]: floats as they
+    are, blocks as `TRANSPOSED`, times `factor`."""
+    if isinstance(block := BLOCKS[kind], FloatBlock):
+        turned = raw.reshape(len(raw), -1, block.raw_bytes).swapaxes(0, 1)
+        return np.ascontiguousarray(turned).reshape(len(turned), -1)
+    from gguf.constants import GGMLQuantizationType  # imported late: gguf costs 6 MB
+    from gguf.quants import quantize
+
+    values = np.ascontiguousarray(dequantize(raw, kind).T) * np.float32(factor)
+    return np.asarray(quantize(values, GGMLQuantizationType[TRANSPOSED]))
 
 
 def _read_rows(file: BinaryIO, offset: int, row_bytes: int, source: Source, first: int, count: int) -> AnyArray:

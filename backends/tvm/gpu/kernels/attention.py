@@ -96,7 +96,7 @@ def attend(
     lanes = max(1, threads // form.words)  # rows that are mixed at once
     at_once = -(-form.words // threads)  # words of a row that a thread mixes
     read = _READ if tuning.stage else 1
-    padded = round_up(core.width, PART)
+    padded, size = round_up(core.mixed, PART), core.row.value
     slots = split.at_once + 2 * (heads is not None)  # heads in shared memory: queries, the new key and value
 
     def body(scope: Scope) -> None:
@@ -129,7 +129,7 @@ def attend(
             _mix(scope, scores, start, first, visible, out)
         if heads:
             _mix_own(scope, ready, maxima, sums, out)
-        _write(scope, memory, ready, maxima, sums, out, token, first_query)
+        _write(scope, memory, ready, factors, maxima, sums, out, token, first_query, head)
 
     def _sink(scope: Scope, query: Value) -> Value:
         return as_float(scope.w1[query + sinks.at]) if sinks else f32(NEVER)
@@ -147,7 +147,7 @@ def attend(
             reflect(scope, tables, form, ready, slots, factors, head, lambda own: own <= split.at_once)
             hadamard(scope, form, ready, slots)
         for own in range(2):
-            write_row(scope, heads, ready, split.at_once + own, row, turn == 0, i32(own) == i32(1), factors)
+            write_row(scope, form, ready, split.at_once + own, row, turn == 0, i32(own) == i32(1), factors)
 
     def _mix_own(
         scope: Scope, ready: Buffer, maxima: list[Register], sums: list[Register], out: list[list[list[Register]]]
@@ -231,11 +231,11 @@ def attend(
         with when(own < lanes), loop(0, quotient(rows + (lanes * read - 1), lanes * read)) as turn:
             places = [let((turn * read + number) * lanes + own) for number in range(read)]
             at_rows = [let(start + before + T.min(place, rows - 1)) for place in places]
-            scales = [row_scale(scope, form, row * 2 + 1) for row in at_rows]
+            scales = [row_scale(scope, form, row * 2 + (not form.shared)) for row in at_rows]
             for index in range(at_once):
                 at = word + index * threads
                 with when(at < form.words):
-                    codes = [let(scope.values[row * form.words + at]) for row in at_rows]
+                    codes = [_value_word(scope, row, at) for row in at_rows]
                     for place, code, scale in zip(places, codes, scales, strict=True):
                         values = [let(value) for value in unpack(form, code, scale)]
                         for number, words in enumerate(out):
@@ -246,9 +246,16 @@ def attend(
                             for value, each in zip(values, words[index], strict=True):
                                 each.value = each.value + power * value
 
+    def _value_word(scope: Scope, row: Value, at: Value) -> Value:
+        """A word of a row's value."""
+        if not form.shared:
+            return let(scope.values[row * form.words + at])
+        unit, word = let(scope.keys4[key_unit(form, row, quotient(at, 4))]), let(remainder(at, 4))
+        return let(fold(lambda found, each: select(word == each, lane(unit, each), found), range(1, 4), lane(unit, 0)))
+
     def _write(
-        scope: Scope, memory: Buffer, ready: Buffer, maxima: list[Register], sums: list[Register],
-        out: list[list[list[Register]]], token: Value, first_query: Value,
+        scope: Scope, memory: Buffer, ready: Buffer, factors: Buffer, maxima: list[Register], sums: list[Register],
+        out: list[list[list[Register]]], token: Value, first_query: Value, head: Value,
     ) -> None:  # fmt: skip
         """Combine the lanes' results, divided by the sum of exponentials. ready: scratch for [at_once, form.stored]."""
         for number in range(split.at_once):
@@ -267,7 +274,7 @@ def attend(
                     store(scope.softmax, at, maxima[number].value)
                     store(scope.softmax, at + 1, memory[0])
             inverse = let(f32(1.0) / memory[0])
-            used = form.head if form.transformed else core.head_dim
+            used = form.head if form.transformed else size
             for index in range(at_once):
                 for part in range(form.per_word):
                     barrier()
@@ -276,7 +283,7 @@ def attend(
                     word = scope.thread + index * threads
                     value = let(word * form.per_word + part)
                     with when(T.And(scope.thread < form.words, value < used)):
-                        parts = [memory[scope.thread + lane * form.words] for lane in range(lanes)]
+                        parts = [memory[scope.thread + own * form.words] for own in range(lanes)]
                         total = fold(lambda one, other: one + other, parts) * inverse
                         if form.transformed:
                             store(ready, number * form.stored + value, total)
@@ -285,8 +292,10 @@ def attend(
         if form.transformed:
             barrier()
             hadamard(scope, form, ready, split.at_once)
-            with strided(scope, split.at_once * core.head_dim) as index:
-                number, value = let(quotient(index, core.head_dim)), let(remainder(index, core.head_dim))
+            if form.shared:  # reflected, as keys are
+                reflect(scope, tables, form, ready, split.at_once, factors, head)
+            with strided(scope, split.at_once * size) as index:
+                number, value = let(quotient(index, size)), let(remainder(index, size))
                 _give(scope, token, first_query + number, value, ready[number * form.stored + value])
 
     def _give(scope: Scope, token: Value, query: Value, value: Value, total: Value) -> None:
@@ -294,7 +303,7 @@ def attend(
         if core.gated:
             slot = slots_of(core) - core.heads + query
             total = total * sigmoid(scope.qkv[(token * slots_of(core) + slot) * core.head_dim + value])
-        store(scope.mixed, token * padded + query * core.head_dim + value, total)
+        store(scope.mixed, token * padded + query * size + value, total)
 
     cache = buffers_of(form)
     writes = {"mixed": "float32"} | ({"softmax": "float32"} if observes else {}) | (heads.rows if heads else {})

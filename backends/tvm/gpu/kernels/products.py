@@ -23,6 +23,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     let,
     loop,
     prefetch,
+    quotient,
     select,
     spread,
     store,
@@ -77,6 +78,16 @@ class Residual:
 
 
 @dataclass(frozen=True)
+class PerHead:
+    """The matrix of a product holds those of several heads, one after the other, each of which multiplies values of its
+    own. rows: of a head's matrix, a multiple of 16. inputs, outputs: values from one head's to the next one's."""
+
+    rows: int
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True)
 class Product:
     """A product of matrices and activations."""
 
@@ -87,6 +98,17 @@ class Product:
     norm_in_rest: bool = False
     after: Norm | None = None  # norm of the results, added by add_normed or as the next product's `residual`
     residual: Residual | None = None
+    per_head: PerHead | None = None
+
+    @property
+    def inputs(self) -> int:
+        """Values of a token's activations."""
+        matrix = self.factors[0].matrix
+        return matrix.rows // self.per_head.rows * self.per_head.inputs if self.per_head else matrix.columns
+
+    def input_of(self, row: Value) -> Value:
+        """Where the activations of a row begin, in units of 4."""
+        return quotient(row, self.per_head.rows) * (self.per_head.inputs // 4) if self.per_head else i32(0)
 
     @property
     def columns(self) -> int:
@@ -195,6 +217,8 @@ class Band:
                     if factor.low:
                         self._add_low_rank(value, factor, factor.low, row, token)
         at = let(token * epilogue.stride + row + self.at)
+        if heads := self.product.per_head:
+            at = let(at + quotient(row, heads.rows) * (heads.outputs - heads.rows))
         value = values[0].value
         if epilogue.kind == "activate":
             value = ACTIVATIONS[epilogue.activation](value)

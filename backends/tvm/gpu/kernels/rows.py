@@ -118,12 +118,13 @@ def rows_before(scope: Scope, tables: Tables, head: Value) -> Value:
 
 def buffers_of(form: RowForm) -> dict[str, str]:
     """The cache's buffers, with the types that most kernels use."""
-    return {"keys4": "uint32x4", "values": "uint32"} | ({"row_scales": form.scale_type} if form.scaled else {})
+    values = {} if form.shared else {"values": "uint32"}
+    return {"keys4": "uint32x4"} | values | ({"row_scales": form.scale_type} if form.scaled else {})
 
 
 def slots_of(core: Attention) -> int:
     """Heads in a row of `qkv`."""
-    own = 2 * core.kv_heads if core.rows_of is None else 0
+    own = 2 * core.kv_heads if core.rows_of is None and not core.latent else 0
     return core.heads * (2 if core.gated else 1) + own
 
 
@@ -246,7 +247,7 @@ def _rotate(
 
 
 def write_row(
-    scope: Scope, heads: Heads, ready: Buffer, own: int, row: Value, exists: Value, is_value: Value,
+    scope: Scope, form: RowForm, ready: Buffer, own: int, row: Value, exists: Value, is_value: Value,
     scales: Buffer,
 ) -> None:  # fmt: skip
     """Write key or value number `own` of `ready` to an arena row, if it exists; `ready` is rounded to the stored
@@ -254,7 +255,7 @@ def write_row(
 
     scales: shared; elements 2 · own and the next are used. Begins with a barrier where rows are scaled.
     """
-    form, at = heads.form, own * heads.form.stored
+    at = own * form.stored
     scale: Value = f32(1.0)
     least: Value = f32(0.0)
     if form.scaled:
@@ -280,9 +281,10 @@ def write_row(
             for index, value in enumerate(unpack(form, word, (scale, least))):
                 rounded = value * scale if form.dtype == "int8" else value
                 store(ready, first + (number * form.per_word + index), rounded)
-        with when(T.And(exists, is_value)):
-            for number, word in enumerate(words):
-                store(scope.values, row * form.words + unit * 4 + number, word)
+        if not form.shared:
+            with when(T.And(exists, is_value)):
+                for number, word in enumerate(words):
+                    store(scope.values, row * form.words + unit * 4 + number, word)
         with when(T.And(exists, T.Not(is_value))):
             store(scope.keys4, key_unit(form, row, unit), join(words))
 
@@ -327,7 +329,7 @@ def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built
             reflect(scope, heads.tables, form, ready, 1, factors, head, lambda _: T.Not(heads.is_value(slot)))
             hadamard(scope, form, ready, 1)
         is_row = T.And(exists, T.Not(heads.is_query(slot)))
-        write_row(scope, heads, ready, 0, row, is_row, heads.is_value(slot), factors)
+        write_row(scope, form, ready, 0, row, is_row, heads.is_value(slot), factors)
         if observes:
             with when(T.And(is_row, scope.thread == 0)):
                 store(scope.paid, row, f32(0.0))
@@ -338,14 +340,13 @@ def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built
     return build(name, _THREADS, heads.reads, writes, ("layer", "angles"), body, (heads.made_ready, tokens), 1)
 
 
-def move(name: str, dtype: str, head: int) -> Built:
+def move(name: str, form: RowForm) -> Built:
     """Copy rows: workgroup y copies the y-th pair (source, target) of `pairs`, int32 [n, 2]. Sources are not targets of
     other pairs. Scalars: which, `KEYS`, `VALUES` or their sum."""
-    form = RowForm(dtype, head)
 
     def body(scope: Scope) -> None:
         source, target = let(scope.pairs[scope.row * 2]), let(scope.pairs[scope.row * 2 + 1])
-        for kind, bit in enumerate((KEYS, VALUES)):
+        for kind, bit in enumerate((KEYS,) if form.shared else (KEYS, VALUES)):
             with when(T.bitwise_and(scope.which, i32(bit)) != 0):
                 with strided(scope, form.words) as word:
                     if bit == KEYS:
@@ -356,6 +357,6 @@ def move(name: str, dtype: str, head: int) -> Built:
                     with when(scope.thread == 0):
                         store(scope.row_scales, target * 2 + kind, scope.row_scales[source * 2 + kind])
 
-    writes = {"keys": "uint32", "values": "uint32"}
+    writes = {"keys": "uint32"} | ({} if form.shared else {"values": "uint32"})
     writes |= {"row_scales": form.scale_type} if form.scaled else {}
     return build(name, _THREADS, {"pairs": "int32"}, writes, ("which",), body, (1, MOST_MOVED), 1)

@@ -82,7 +82,7 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
         if multiplied:
             multiplied.run(inputs, memory, scratch, lambda band, find: finish(scope, band, find))
             return
-        if staged_bytes(product) <= tuning.stage - 4 * memory_size:
+        if not product.per_head and staged_bytes(product) <= tuning.stage - 4 * memory_size:
             inputs = inputs.stage(memory, scratch)
         found = _multiply(scope, product, band, inputs, memory, split, tuning)
         barrier()
@@ -131,6 +131,8 @@ def _multiply(
     team, place = let(quotient(scope.thread, split)), let(remainder(scope.thread, split))
     factors = 1 + product.paired
     own = [let(T.min(band.first + team * rows + index, band.rows - 1)) for index in range(rows)]
+    if product.per_head:
+        inputs = replace(inputs, first=let(inputs.first + product.input_of(own[0])))
     sums = [Sum() for _ in range(rows * factors)]
     squares = Register(spread(f32(0.0)), "float32x4")
     for bundle in band.each():

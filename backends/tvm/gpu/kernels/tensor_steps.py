@@ -71,7 +71,7 @@ class Form:
         activations."""
         matrices = [factor.matrix for factor in product.factors]
         exact = all(isinstance(matrix.block, IntegerBlock) for matrix in matrices)
-        if not tuning.ahead or tuning.rows % 2 or not exact or 16 * _vectors(product) > free:
+        if product.per_head or not tuning.ahead or tuning.rows % 2 or not exact or 16 * _vectors(product) > free:
             return None
         split = max(_PARTS, min(split, tuning.workgroup * _PARTS // WARP))
         turns = -(-product.columns // (PART * split))

@@ -49,7 +49,7 @@ def chunk(product: Product, tuning: Tuning, tokens: int, *, wanted: bool = False
     wanted: the first State.WANTED rows of `x`, not State.COUNT.
     Buffers: out float32; x float32x4 [tokens, columns]; w4, w1 the weights; tables; low, lora4 for adapters.
     """
-    if tuning.mma_rows:
+    if tuning.mma_rows and not product.per_head:
         return tensor_tiles.chunk(product, tuning, tokens, wanted=wanted)
     tile_rows, tile_tokens = _tile(product, tuning)
 
@@ -73,6 +73,8 @@ def _tile(product: Product, tuning: Tuning) -> tuple[int, int]:
     rows, tokens = tuning.gemm_rows, tuning.gemm_tokens
     while 16 * _STRIDE * (rows * (1 + product.paired) + tokens) > _SHARED:
         rows //= 2
+    while product.per_head and product.per_head.rows % rows:  # those of a tile are of one head
+        rows //= 2
     return rows, tokens
 
 
@@ -87,11 +89,12 @@ def _multiply(
     row_of = [let(my_row + index * across) for index in range(tile_rows // across)]
     token_of = [let(my_token + index * down) for index in range(tile_tokens // down)]
     sums = {(row, token, number): Register(f32(0.0)) for row, token, number in _all(row_of, token_of, weights)}
+    first_quad = let(product.input_of(band.first))
     with loop(0, product.columns // PART) as part:
         for bundle in band.each():
             for factor, memory in zip(bundle, weights, strict=True):
                 _load_weights(scope, factor, band.first, part, memory, tile_rows)
-        _load_inputs(scope, product, first_token, count, part, inputs, tile_tokens)
+        _load_inputs(scope, product, first_token, count, let(first_quad + part * QUADS), inputs, tile_tokens)
         barrier()
         with loop(0, QUADS) as quad:
             x = [let(inputs[token * _STRIDE + quad]) for token in token_of]
@@ -139,10 +142,10 @@ def _load_weights(scope: Scope, factor: Factor, first: Value, part: Value, memor
 
 
 def _load_inputs(
-    scope: Scope, product: Product, first: Value, count: Value, part: Value, memory: Buffer, tile_tokens: int
+    scope: Scope, product: Product, first: Value, count: Value, start: Value, memory: Buffer, tile_tokens: int
 ) -> None:
-    """Load a part of each token; tokens beyond the end repeat the last one."""
+    """Load a part of each token, from vector `start` of its activations on; tokens beyond the end repeat the last."""
     with strided(scope, tile_tokens * QUADS) as index:
         local, quad = let(quotient(index, QUADS)), let(remainder(index, QUADS))
         token = T.max(T.min(first + local, count - 1), 0)
-        store(memory, local * _STRIDE + quad, scope.x[token * (product.columns // 4) + part * QUADS + quad])
+        store(memory, local * _STRIDE + quad, scope.x[token * (product.inputs // 4) + start + quad])

@@ -141,7 +141,7 @@ class PassBuilder:
 
     def _low_ranks(self, layer: int | None, product: Product) -> list[LowRank]:
         """The adapters that the factors may have."""
-        if layer is None:
+        if layer is None or product.per_head:
             return []
         layout, adapters = self.layout(layer), self.design.adapters
         places = {layout.matrix(name): low for name, low in adapters.layer(layout).items()}
