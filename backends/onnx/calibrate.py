@@ -137,4 +137,4 @@ def _extremes(shown: FloatArray, row: RowShape) -> FloatArray:
     lengths = np.sqrt(one * one + other * other).max(axis=0)
     found = np.abs(rows).max(axis=0)
     found[0, :, first:] = np.concatenate([lengths, lengths], axis=-1)
-    return found
+    return np.asarray(found)

@@ -39,7 +39,7 @@ def test_evicted_rows_of_onnx_share_values_with_keys(dtype: str, alike: float) -
     """Rows are kept once, so keys that are rotated again are the values, too, whose part must not change."""
     pytest.importorskip("onnxruntime")
     pytest.importorskip("tvm_ffi")
-    model, tokens, _ = open_fallback("minicpm3")
+    model, tokens, _ = open_fallback("deepseek2")
     found = []
     for backend, rows in (("cpu", "f32"), ("onnx", dtype)):
         engine = cast(Any, load_engine(model, backend, rows, chunk=24, observes=True))
