@@ -58,6 +58,8 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
         try:
             backend = _usable(each, file, spec)
         except (MissingExtraError, UnsupportedError) as error:
+            if isinstance(error, MissingExtraError) and not _is_installed(last):
+                raise  # the better of two engines to install
             how = ", more slowly" if spec.network else ""
             _log.warning("%s runs this model%s: %s", last, how, str(error).removesuffix(_instead(last)))
             continue
@@ -113,6 +115,14 @@ def _usable(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:
     backend.check_installed()
     backend.check_supported(file, spec)
     return backend
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        engine_named(name).check_installed()
+    except MissingExtraError:
+        return False
+    return True
 
 
 def _instead(name: str) -> str:

@@ -97,8 +97,8 @@ class UnsupportedError(EdgeError):
 class MissingExtraError(EdgeError):
     """An optional dependency is not installed; the message names the pip command."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} is not installed: pip install 'edge-runtime[{extra}]'")
+    def __init__(self, what: str, extra: str, more: str = "") -> None:
+        super().__init__(f"{what} is not installed: pip install 'edge-runtime[{extra}]'{more}")
 
 
 class EngineError(EdgeError):

@@ -33,14 +33,16 @@ FORKS = Path(os.environ.get("EDGE_TEST_FORKS") or f"{tempfile.gettempdir()}/edge
 if "EDGE_TEST_FORKS" not in os.environ:  # no fork's server
     FORKS.unlink(missing_ok=True)
     atexit.register(FORKS.unlink, missing_ok=True)
-COMPILERS = ("edge.backends.tvm.compiler.child", "edge.backends.tvm.gpu.compiled")  # which `run_child` starts
+COMPILERS = (  # which `run_child` starts
+    "edge.backends.tvm.compiler.child", "edge.backends.tvm.compiler.volume_child", "edge.backends.tvm.gpu.compiled",
+)  # fmt: skip
 TRIALS = tuple(
     f"edge.{each}_child" for each in ("backends.llamacpp.trial", "backends.llamacpp.tokenizer", "converters.ggml")
 )
 COMPILER = """
 from edge.backends.tvm.cpu.lowering import import_compiler
 import_compiler()
-import edge.backends.tvm.cpu.elf, edge.backends.tvm.cpu.generator, edge.backends.tvm.gpu.generator
+import edge.backends.tvm.cpu.linker, edge.backends.tvm.cpu.generator, edge.backends.tvm.gpu.generator
 __import__("quick_code").shorten()
 """
 TRIAL = """

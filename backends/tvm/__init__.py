@@ -61,17 +61,16 @@ class CPU(Backend):
 
     def check_installed(self) -> None:
         """A device without TVM runs passes that were compiled elsewhere; `check_supported` looks for the model's."""
-        from edge.backends.tvm.compiler.compiled import is_installed
+        from edge.backends.tvm.compiler.compiled import has_passes, is_installed
         from edge.backends.tvm.targets import choose_target
-        from edge.storage.cache import entries
 
         choose_target()
-        if not is_installed() and not entries("kernels"):
-            raise MissingExtraError("apache-tvm", "tvm")
+        if not is_installed() and not has_passes():
+            raise MissingExtraError("apache-tvm", "tvm", " compiles models, 'edge-runtime[kernels]' has known ones")
 
     def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:
         """The engine needs an architecture with a network, block types with kernels, and a CPU among its targets."""
-        from edge.backends.tvm.compiler.compiled import is_compiled, is_installed
+        from edge.backends.tvm.compiler.compiled import is_compiled, is_installed, missing
         from edge.backends.tvm.design import Design
         from edge.backends.tvm.packing.layout import make_layout
         from edge.backends.tvm.targets import choose_target, with_tuning
@@ -79,12 +78,12 @@ class CPU(Backend):
 
         layout, target = make_layout(file, spec, halve=True), choose_target()
 
-        def is_there(kv_dtype: str) -> bool:
+        def design(kv_dtype: str) -> Design:
             found = find_tuned(spec, kv_dtype)
-            return is_compiled(Design.of(layout, kv_dtype, with_tuning(target, found.values if found else {})))
+            return Design.of(layout, kv_dtype, with_tuning(target, found.values if found else {}))
 
-        if not is_installed() and not any(map(is_there, KV_DTYPES)):
-            raise MissingExtraError("apache-tvm", "tvm")
+        if not is_installed() and not any(is_compiled(design(each)) for each in KV_DTYPES):
+            raise missing(design(KV_DTYPES[0]))
 
     def check_elsewhere(self, file: GGUFFile, spec: ModelSpec, system: str) -> None:
         """The engine needs block types with kernels; `export.py` checks the device's CPU."""
@@ -103,18 +102,25 @@ class CPU(Backend):
 
     def most_drafts(self, spec: ModelSpec, tuning: Mapping[str, int]) -> int:
         """One fewer than the tokens that share one read of the weights."""
+        from edge.backends.tuning import model_shape
         from edge.backends.tvm.compiler.compiled import is_installed
         from edge.backends.tvm.targets import planning_target, with_tuning
 
         target = with_tuning(planning_target(), tuning)
-        return target.gemm_tokens - 1 if is_installed() and not spec.encoder else 0
+        if not is_installed():
+            from edge.backends.tvm.compiler.package import has_shape  # here: with a compiler, few runs need it
+
+            if not has_shape(model_shape(spec), target.name):
+                return 0
+        return target.gemm_tokens - 1 if not spec.encoder else 0
 
     def runs_mtp(self, spec: ModelSpec) -> bool:
-        """True if there are kernels for the layer's cores and for the block types of its weights."""
+        """True if there are kernels for the layer's cores and for the block types of its weights, and a compiler."""
+        from edge.backends.tvm.compiler.compiled import is_installed
         from edge.backends.tvm.packing.blocks import BLOCKS
         from edge.backends.tvm.packing.shape import Shape
 
-        if spec.mtp is None or not dict(spec.mtp.type_bytes).keys() <= BLOCKS.keys():
+        if spec.mtp is None or not is_installed() or not dict(spec.mtp.type_bytes).keys() <= BLOCKS.keys():
             return False
         with suppress(UnsupportedError):
             Shape.of(spec.mtp)

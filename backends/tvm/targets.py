@@ -132,7 +132,7 @@ _SYSTEMS = {
 
 
 # Computers other than Linux's for which there is a TVM: the machine by our name, and what compiled code must know.
-# Object files are ELF everywhere, which `cpu/elf.py` links; LLVM's name of Windows stands for its calling convention.
+# Object files are ELF everywhere (`cpu/linker.py`); LLVM's name of Windows stands for its calling convention.
 _COMPUTERS: dict[tuple[str, str], tuple[str, str, dict[str, Any], list[str]]] = {
     ("Windows", "AMD64"): ("x86_64", "windows", {"mtriple": "x86_64-pc-windows-msvc-elf"}, []),
     ("Darwin", "arm64"): ("aarch64", "macos", {}, ["+reserve-x18"]),  # a register that belongs to the system

@@ -21,7 +21,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_EPSILON = "attention.layer_norm_rms_epsilon"  # bytes and speed do not depend on it, but llama.cpp insists on one
+_EPSILON = "attention.layer_norm_rms_epsilon"
+_ANY_EPSILON = 1e-5  # bytes and speed do not depend on it, but llama.cpp insists on one
 _NO_VOCABULARY = "no_vocab"
 MIXTURES = ("Q8_0", "Q6_K", "Q4_K_M", "Q4_0")  # of a model that states none, the best first
 
@@ -42,12 +43,13 @@ class KnownModel:
     untied: bool = False  # whether the output head is a matrix of its own
     factors: tuple[str, ...] = ()  # names of RoPE factor tensors
     types: tuple[str, ...] = field(default=MIXTURES)  # mixtures of its files
+    epsilon: float | None = None  # of norms; None: not known here
     drafter: str = ""  # USER/REPO on the Hub, a checkpoint that drafts for it (`assistant.py`, `eagle.py`)
 
     @property
     def header(self) -> dict[str, Any]:
         """The header fields that plans depend on, with GGUF's keys."""
-        figures = {_EPSILON: 1e-5, **_flat(self.figures)}
+        figures = {_EPSILON: self.epsilon or _ANY_EPSILON, **_flat(self.figures)}
         figures = {key.replace("key", "value"): size for key, size in figures.items() if ".key_length" in key} | figures
         own = {f"{self.architecture}.{key}": value for key, value in figures.items()}
         words = {"tokenizer.ggml.model": self.tokenizer, "tokenizer.ggml.pre": self.pre}

@@ -22,8 +22,9 @@ pytest.importorskip("tvm_ffi")
 
 from edge.apps.bundle import prepare
 from edge.backends.tvm import sources, targets
-from edge.backends.tvm.cpu.elf import MACHINES, link, parse
+from edge.backends.tvm.cpu.elf import parse
 from edge.backends.tvm.cpu.generator import build
+from edge.backends.tvm.cpu.linker import MACHINES, link
 from edge.backends.tvm.cpu.lowering import compile_object
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.export import FILES, target_of
@@ -42,7 +43,7 @@ MODEL = Path(__file__).parents[1] / "golden" / "llama-one-layer.gguf"
 # A device without TVM: what it would import is not there.
 WITHOUT_TVM = """
 import json, os, sys
-sys.modules |= dict.fromkeys(("cpu", "tvm_ffi", "elftools"))
+sys.modules |= dict.fromkeys(("tvm", "tvm_ffi", "elftools"))
 from edge.cli import run_command
 
 output, sys.stdout = sys.stdout, open(os.devnull, "w")
@@ -55,7 +56,7 @@ print(json.dumps(status), file=output)
 # Such a device plans a run, and runs a token.
 PLANNING = """
 import json, sys
-sys.modules |= dict.fromkeys(("cpu", "tvm_ffi", "elftools"))
+sys.modules |= dict.fromkeys(("tvm", "tvm_ffi", "elftools"))
 import edge
 
 session = edge.load(sys.argv[1], backend="cpu", kv_policy="full")

@@ -42,8 +42,8 @@ def compile_pass(request: Any, say: Say) -> None:
     tidy()
     import_compiler()
     tidy()
-    from edge.backends.tvm.cpu.elf import link
     from edge.backends.tvm.cpu.generator import build
+    from edge.backends.tvm.cpu.linker import link
 
     say({"done": _IMPORTED})
     design = Design.from_json(request["design"])

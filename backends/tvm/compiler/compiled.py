@@ -1,6 +1,7 @@
 """Compiled passes of this machine: found in the cache folder or compiled, and loaded.
 
-Loading a cached pass needs no part of TVM. A device without TVM runs passes that were compiled elsewhere (`export.py`).
+Loading a cached pass needs no part of TVM. A device without TVM runs passes that were compiled elsewhere: those that
+were added to its cache (`export.py`), and those of the package `edge-kernels` (`package.py`).
 """
 
 from __future__ import annotations
@@ -40,14 +41,24 @@ def is_installed() -> bool:
 
 
 def compiled(design: Design, progress: Progress | None = None, *, frugal: bool = False) -> Image:
-    """The design's functions, compiled in a child process if the cache lacks them. frugal: in less memory, which takes
-    twice as long.
+    """The design's functions; if the cache lacks them, from the package `edge-kernels`, else compiled in a child
+    process. frugal: in less memory, which takes twice as long.
 
-    Raises EngineError if TVM's compiler fails, MissingExtraError if there is none, EdgeError if the cache folder
-    cannot be written.
+    Raises EngineError if TVM's compiler fails or the package is damaged, MissingExtraError if there is no compiler,
+    EdgeError if the cache folder cannot be written.
     """
     design = _at_hand(design)
-    make = functools.partial(compile_design, design, progress=progress, frugal=frugal)
+
+    def make(out: Path) -> None:
+        from edge.backends.tvm.compiler import package
+
+        if package.holds(package_key(design)):
+            out.write_bytes(package.packaged_image(package_key(design)))
+            return
+        if not is_installed():
+            raise missing(design)
+        compile_design(design, out, progress=progress, frugal=frugal)
+
     return _load(cache.find_or_make("kernels", design_key(design), ".img", make, about=about_design(design)))
 
 
@@ -61,19 +72,51 @@ def compiler_bytes(design: Design, *, frugal: bool) -> int:
 
 
 def is_compiled(design: Design) -> bool:
-    return _is_there(_at_hand(design))
+    found = _at_hand(design)
+    return _is_cached(found) or _is_packaged(found)
 
 
 def _at_hand(design: Design) -> Design:
     """The design, or, if only that is compiled, the same with code for drafts, which a plan's budget may exclude."""
-    if design.batches or design.exported or _is_there(design):
+    if design.batches or design.exported:
         return design
     more = replace(design, batches=[design.most_tokens])
-    return more if _is_there(more) else design
+    for is_there in (_is_cached, _is_packaged):
+        for each in (design, more):
+            if is_there(each):
+                return each
+    return design
 
 
-def _is_there(design: Design) -> bool:
+def _is_cached(design: Design) -> bool:
     return cache.find("kernels", design_key(design), ".img") is not None
+
+
+def _is_packaged(design: Design) -> bool:
+    from edge.backends.tvm.compiler.package import holds  # here: most starts find their image in the cache
+
+    return holds(package_key(design))
+
+
+def has_passes() -> bool:
+    """Whether some model runs without a compiler."""
+    from edge.backends.tvm.compiler import package
+
+    found = package.installed()
+    return bool(cache.entries("kernels") or (found and found.usable))
+
+
+def missing(design: Design) -> MissingExtraError:
+    """The error for a design that is not at hand where nothing can compile it."""
+    from edge.backends.tvm.compiler import package
+
+    found = package.installed()
+    other = found is not None and not found.usable
+    return MissingExtraError(
+        f"compiled code for this model ({about_design(design)}) is not here, and apache-tvm", "tvm",
+        f" makes it{f'; {package.DISTRIBUTION} is of another version of edge' * other}; or, on another computer, edge "
+        "compile MODEL --device DEVICE -o DIR, and here edge cache add DIR",
+    )  # fmt: skip
 
 
 def install(design: Design, image: bytes) -> None:
@@ -99,7 +142,16 @@ def compile_design(design: Design, *out: Path, progress: Progress | None = None,
 
 def design_key(design: Design) -> str:
     """A hash of everything that compiled code depends on, without the compiler if none is installed."""
-    return hashlib.sha256(f"{design.to_json()}\n{source_hash(*PASS)}\n{compiler_size()}".encode()).hexdigest()[:32]
+    return _key(design, compiler_size())
+
+
+def package_key(design: Design) -> str:
+    """As `design_key`, without the compiler: the key in packages, one release of which has one compiler."""
+    return _key(design, 0)
+
+
+def _key(design: Design, compiler: int) -> str:
+    return hashlib.sha256(f"{design.to_json()}\n{source_hash(*PASS)}\n{compiler}".encode()).hexdigest()[:32]
 
 
 def about_design(design: Design) -> str:

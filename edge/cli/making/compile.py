@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.terminal.show import print_json, progress, table
+from edge.cli.terminal.show import note, print_json, progress, table
 
 
 def compile(
-    model: o.ModelArgument,
+    model: o.OptionalModelArgument = None,
+    *,
     output: Annotated[Path, o.flag("-o", "--output", help="The folder to make.")],
     device: Annotated[str | None, o.flag("--device", help="The device's name (edge devices list), or host.")] = None,
     gpu: Annotated[
@@ -19,18 +20,38 @@ def compile(
     ] = None,
     kv_dtype: Annotated[str, o.flag("--kv-dtype", help="f16, int8, int4 or, for GPUs, f32.")] = "f16",
     weights: Annotated[bool, o.flag("--weights", help="Add the packed weights.")] = False,
+    catalog: Annotated[
+        bool,
+        o.flag("--catalog", help="Instead: the package edge-kernels, for the models of edge models --fits."),
+    ] = False,
+    models: Annotated[
+        str | None, o.flag("--models", help="With --catalog: only these, such as smollm2:135m,qwen3:0.6b.")
+    ] = None,
+    targets: Annotated[
+        str | None, o.flag("--targets", help="With --catalog: only these instruction sets, such as avx2,dotprod.")
+    ] = None,
     force: Annotated[bool, o.flag("--force", help="Write into a folder that holds other files.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Compile a model for another device: an object file for apps, and an image for edge cache add there. With --gpu:
-    the sources of its kernels, and the plan of their dispatches."""
+    the sources of its kernels, and the plan of their dispatches. With --catalog: a package of kernels, with which edge
+    runs known models on devices without a compiler; what the folder has of it already is kept."""
     from edge.backends import find_backend
     from edge.cli.targets import check_processor, isa_names
     from edge.devices.profiles import HOST, find_profile
     from edge.errors import InputError, UnsupportedError
     from edge.run.starting.opening import open_model
 
+    if catalog:
+        if any((model, device, gpu, weights)):
+            raise InputError("--catalog compiles known models for its own list of CPUs: leave out MODEL and the device")
+        _compile_catalog(output, models, targets, json=json, quiet=quiet)
+        return
+    if models is not None or targets is not None:
+        raise InputError("--models and --targets choose what --catalog compiles")
+    if model is None:
+        raise InputError("edge compile needs a MODEL, or --catalog")
     if device is None and gpu is None:
         raise InputError("edge compile needs a device: --device NAME for its CPU, or --gpu LANGUAGE for a GPU")
     if device is not None and gpu is not None:
@@ -67,6 +88,31 @@ def compile(
             progress=lambda part: bar(part, 1.0),
         )  # fmt: skip
     _show(about, output, f"{profile.name} ({about['design']['target']['name']})", kv_dtype, json=json, quiet=quiet)
+
+
+def _compile_catalog(folder: Path, models: str | None, targets: str | None, *, json: bool, quiet: bool) -> None:
+    from edge.backends.tvm.compiler.catalog import compile_catalog
+
+    chosen = [None if text is None else [part.strip() for part in text.split(",")] for text in (models, targets)]
+    with progress(enabled=not quiet) as shown:
+
+        def finished(path: Path) -> None:
+            shown.clear()
+            if not quiet:
+                note(f"{path.name}: {format_bytes(path.stat().st_size)}")
+
+        made = compile_catalog(
+            folder, *chosen, progress=lambda name, part: shown.step(f"compiling {name}")(part, 1.0), finished=finished
+        )
+    size = made.wheel.stat().st_size
+    volumes, designs = len(made.index.volumes), sum(len(each.designs) for each in made.index.volumes.values())
+    if json:
+        about = {"volumes": volumes, "designs": designs, "left_out": made.left_out}
+        print_json({"wheel": str(made.wheel), "bytes": size, **about})
+        return
+    print(f"{made.wheel}: {designs:,} passes in {volumes:,} files, {format_bytes(size)}")
+    for name, why in made.left_out.items():
+        note(f"left out: {name}: {why}")
 
 
 def _show(about: dict[str, Any], output: Path, target: str, kv_dtype: str, *, json: bool, quiet: bool) -> None:

@@ -1,0 +1,230 @@
+"""The package edge-kernels: what `edge compile --catalog` makes, and devices without a compiler that run it."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import struct
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import examples, run_child
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import CONTEXT, Small, write_small
+from test_cli import edge
+from test_compile import WITHOUT_TVM
+
+from edge.backends.tuning import model_shape
+from edge.backends.tvm.compiler import catalog, package
+from edge.backends.tvm.compiler.catalog import KV_DTYPES, compile_catalog
+from edge.backends.tvm.compiler.compiled import compile_design, package_key
+from edge.backends.tvm.compiler.volume import read_volume, volume_keys, write_volume
+from edge.backends.tvm.cpu.elf import parse
+from edge.backends.tvm.cpu.linker import Piece, Relocation, Section, join
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.targets import choose_target, target_named
+from edge.devices.output import work_folder
+from edge.errors import EngineError, MissingExtraError
+from edge.model.catalog import find_model
+from edge.model.known import KnownModel, known_models, outline_model
+from edge.model.model import open_model
+from edge.model.reader import read_spec
+
+SMALL = Small(layers=2, types={"": "Q4_0", "token_embd": "Q8_0"})
+FIGURES = {
+    "block_count": 2, "embedding_length": 64, "feed_forward_length": 96, "context_length": CONTEXT, "vocab_size": 272,
+    "attention": {"head_count": 4, "head_count_kv": 2},
+}  # fmt: skip
+KNOWN = KnownModel("tiny:1", "a/b", "none", 1, "here", "llama", FIGURES, types=("Q4_0",), epsilon=1e-5)
+EPSILON = {"tiny:2": replace(KNOWN, name="tiny:2", epsilon=None)}
+
+
+def compile_small(folder: Path) -> tuple[catalog.Made, list[str]]:
+    """The package of one design, and the new files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalog, "known_models", lambda: {KNOWN.name: KNOWN} | EPSILON)
+        patch.setattr(catalog, "KV_DTYPES", ("f16",))
+        new = list[str]()
+        made = compile_catalog(folder, isas=[choose_target().name], finished=lambda path: new.append(path.name))
+    return made, new
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kernels")
+    compile_small(folder)
+    return folder
+
+
+@pytest.fixture
+def seen(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a copy of the package, which this process finds."""
+    folder = tmp_path / package.PACKAGE
+    folder.mkdir()
+    for path in (made / package.PACKAGE).iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    package.installed.cache_clear()
+    yield folder
+    package.installed.cache_clear()
+
+
+def small_design(path: Path) -> Design:
+    model = open_model(write_small(path, SMALL))
+    design = Design.of(make_layout(model.file, model.spec, halve=True), "f16", choose_target())
+    return replace(design, batches=[design.most_tokens])
+
+
+@pytest.mark.slow
+def test_package_is_resumed_and_has_equal_bytes(made: Path) -> None:
+    (made / package.PACKAGE / "old.xz").write_text("of another version")
+    (wheel,) = made.glob("*.whl")
+    before = wheel.read_bytes()
+    again, new = compile_small(made)
+    assert (new, again.wheel.read_bytes() == before) == ([], True)
+    assert again.left_out == {"tiny:2": "the table of models does not have the epsilon of its norms"}
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        assert len([name for name in names if name.endswith(".xz")]) == 1
+        assert b"Requires-Dist: edge-runtime==" in archive.read(next(each for each in names if "METADATA" in each))
+
+
+@pytest.mark.slow
+def test_image_from_pieces_equals_a_compiled_one(seen: Path, tmp_path: Path) -> None:
+    design = small_design(tmp_path / "m.gguf")
+    compile_design(design, tmp_path / "run.img")
+    assert package.packaged_image(package_key(design)) == (tmp_path / "run.img").read_bytes()
+
+
+@pytest.mark.slow
+def test_package_replaces_the_compiler(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With drafts or without them, as the budget says; other models are refused in one line."""
+    model = write_small(tmp_path / "m.gguf", SMALL)
+
+    def run(*more: str) -> Any:
+        return run_child(WITHOUT_TVM, "run", model, "-p", "Hi", "-n", "5", "--raw", "--backend", "cpu", *more)
+
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    before = run()
+    assert (before.output, "'edge-runtime[kernels]' has known ones" in before.errors) == (2, True)
+    monkeypatch.setattr(sys, "path", [str(made), *sys.path])
+    assert run().output == 0
+    assert run("--speculate=off").output == 0
+    refused = run("--kv-dtype", "int8", "--kv-policy", "full")
+    assert (refused.output, refused.errors.count("\n")) == (2, 1)
+    assert "(2 layers, int8 KV, " in refused.errors
+    assert "here edge cache add DIR" in refused.errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["volume", "index", "source", "elsewhere"])
+def test_damaged_or_foreign_package_is_refused(seen: Path, tmp_path: Path, damage: str) -> None:
+    design, index = small_design(tmp_path / "m.gguf"), json.loads((seen / package.INDEX).read_text())
+    (name,) = index["volumes"]
+    if damage == "volume":
+        data = bytearray((seen / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (seen / name).write_bytes(data)
+        with pytest.raises(EngineError, match=r"does not match index.json\): install edge-kernels again"):
+            package.packaged_image(package_key(design))
+        return
+    if damage == "source":
+        (seen / package.INDEX).write_text(json.dumps(index | {"source": "0"}))
+        assert not package.holds(package_key(design))
+        from edge.backends.tvm.compiler.compiled import missing
+
+        assert "edge-kernels is of another version of edge" in str(missing(design))
+        return
+    text = "[]" if damage == "index" else json.dumps(index).replace(name, "../volume")
+    (seen / package.INDEX).write_text(text)
+    with pytest.raises(EngineError, match=r"index.json is damaged"):
+        package.holds(package_key(design))
+
+
+PIECES = [
+    Piece("x64", (Section(16, b"\xe8" + bytes(15)), Section(4, b"abcd")), (("__tvm_ffi_run", 0, 0),), relocations)
+    for relocations in ((Relocation(4, 0, 1, "doze", -1, 0, -4),), (Relocation(4, 0, 1, "", 1, 0, -4),))
+]
+VOLUME = write_volume({"aa": PIECES, "bb": PIECES[:1]})
+VALUES = st.one_of(
+    st.integers(-(1 << 70), 1 << 70), st.none(), st.text(max_size=3), st.lists(st.integers(-2, 9), max_size=3)
+)
+
+
+@settings(max_examples=examples(100))
+@given(st.integers(0, len(VOLUME) - 1), st.integers(1, 255), st.booleans())
+def test_damaged_volume_is_refused(at: int, change: int, cut: bool) -> None:
+    data = bytearray(VOLUME)
+    data[at] ^= change
+    for key in ("aa", "bb"):
+        with pytest.raises(ValueError, match=r"."):
+            read_volume(bytes(data[:at] if cut else data), key)
+
+
+@settings(max_examples=examples(300))
+@given(st.data())
+def test_volume_with_other_values_is_refused_or_stays_within(data: st.DataObject) -> None:
+    """Anyone can make a volume whose checksums are right: no value of its header leads outside of its bytes."""
+    content = lzma.decompress(VOLUME)
+    (length,) = struct.unpack_from("<I", content)
+    header = json.loads(content[4 : 4 + length])
+    place: Any = header
+    while True:
+        key = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else range(len(place))))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.integers(0, 4)) == 0:
+            place[key] = data.draw(VALUES)
+            break
+        place = place[key]
+    text = json.dumps(header).encode()
+    volume = lzma.compress(struct.pack("<I", len(text)) + text + content[4 + length :])
+    try:
+        image = join(read_volume(volume, "aa"))
+    except (ValueError, KeyError):
+        return
+    assert parse(image)
+    assert len(image) < 1 << 20
+
+
+def test_volume_holds_each_piece_once() -> None:
+    content = lzma.decompress(VOLUME)
+    assert (volume_keys(VOLUME), content.count(b"abcd")) == (["aa", "bb"], 2)
+    assert [read_volume(VOLUME, key) for key in ("aa", "bb")] == [PIECES, PIECES[:1]]
+    with pytest.raises(KeyError):
+        read_volume(VOLUME, "cc")
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    for name, value, says in (("models", "x", "is no model of the"), ("targets", "x", "is no instruction set of the")):
+        done = edge("compile", "--catalog", "-o", str(tmp_path / "out"), f"--{name}", value)
+        assert (done.returncode, says in done.stderr, (tmp_path / "out").exists()) == (2, True, False)
+    for args in ((), ("--models", "smollm2:135m"), (str(tmp_path), "--catalog")):
+        done = edge("compile", "-o", str(tmp_path / "out"), *args)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+# The package's designs are found for files that others published.
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "mixture"), [("smollm2-135m", "smollm2:135m", "Q4_1"), ("gemma3-270m", "gemma3:270m", "Q4_K_M")]
+)
+def test_catalogue_has_the_designs_of_published_files(name: str, known: str, mixture: str) -> None:
+    try:
+        real = open_model(find_model(name))
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    with work_folder() as folder:
+        outline = outline_model(known_models()[known], mixture, folder / "outline.gguf")
+        spec = read_spec(outline)
+        layouts = [make_layout(real.file, real.spec, halve=True), make_layout(outline, spec, halve=True)]
+        for kv_dtype in KV_DTYPES:
+            designs = [Design.of(layout, kv_dtype, target_named("avx2", "")) for layout in layouts]
+            assert designs[0].to_json() == designs[1].to_json()
+    assert model_shape(real.spec) == model_shape(spec)
