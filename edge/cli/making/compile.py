@@ -93,7 +93,9 @@ def compile(
 def _compile_catalog(folder: Path, models: str | None, targets: str | None, *, json: bool, quiet: bool) -> None:
     from edge.backends.tvm.compiler.catalog import compile_catalog
 
-    chosen = [None if text is None else [part.strip() for part in text.split(",")] for text in (models, targets)]
+    def names(text: str | None) -> list[str] | None:
+        return None if text is None else [part.strip() for part in text.split(",")]
+
     with progress(enabled=not quiet) as shown:
 
         def finished(path: Path) -> None:
@@ -102,7 +104,7 @@ def _compile_catalog(folder: Path, models: str | None, targets: str | None, *, j
                 note(f"{path.name}: {format_bytes(path.stat().st_size)}")
 
         made = compile_catalog(
-            folder, *chosen, progress=lambda name, part: shown.step(f"compiling {name}")(part, 1.0), finished=finished
+            folder, names(models), names(targets), lambda name, part: shown.step(f"compiling {name}")(part, 1.0), finished
         )
     size = made.wheel.stat().st_size
     volumes, designs = len(made.index.volumes), sum(len(each.designs) for each in made.index.volumes.values())
