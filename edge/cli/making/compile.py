@@ -103,9 +103,10 @@ def _compile_catalog(folder: Path, models: str | None, targets: str | None, *, j
             if not quiet:
                 note(f"{path.name}: {format_bytes(path.stat().st_size)}")
 
-        made = compile_catalog(
-            folder, names(models), names(targets), lambda name, part: shown.step(f"compiling {name}")(part, 1.0), finished
-        )
+        def tell(name: str, part: float) -> None:
+            shown.step(f"compiling {name}")(part, 1.0)
+
+        made = compile_catalog(folder, names(models), names(targets), tell, finished)
     size = made.wheel.stat().st_size
     volumes, designs = len(made.index.volumes), sum(len(each.designs) for each in made.index.volumes.values())
     if json:
