@@ -12,7 +12,7 @@ from edge.documents.store import Store, Stored
 from edge.errors import InputError, UnsupportedError
 from edge.model.catalog import find_local
 from edge.model.model import Model
-from edge.options import Options
+from edge.options import AUTO, Options
 from edge.pulling import ensure
 from edge.run.session import Session
 from edge.run.starting.loading import load
@@ -47,8 +47,13 @@ def hash_of(model: Model) -> str:
 
 def load_encoder(model: Model, options: Options) -> Session:
     """Load an encoder or a reranker, within the memory, the threads and on the engine of a run's options."""
-    backend = options.backend if options.backend in _ENGINES else "auto"
-    return load(model, Options(memory=options.memory, threads=options.threads, backend=backend))
+    return load(model, encoder_options(options))
+
+
+def encoder_options(options: Options) -> Options:
+    """The options of an encoder beside a run with these."""
+    backend = options.backend if options.backend in _ENGINES else AUTO
+    return Options(memory=options.memory, threads=options.threads, backend=backend)
 
 
 def check_encoder(store: Store, model: Model) -> None:

@@ -20,6 +20,7 @@ from edge.model.spec import deaf
 from edge.run.request import Request as Generating
 from edge.run.session import Session
 from edge.server import page
+from edge.server.documents import Shelf, sources_header
 from edge.server.events import Event, Likely, Piece
 from edge.server.forms import boundary_of, parse_form
 from edge.server.guard import Guard
@@ -53,7 +54,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 def make_app(hub: Hub) -> ASGIApp:
     """The application of a server; it closes the hub's models when it ends."""
-    server = Endpoints(hub)
+    shelf = Shelf(hub.settings.documents or (), hub)
+    server = Endpoints(hub, shelf)
     routes = [
         *(Route(path, page.serve) for path in page.names()),
         Route("/health", server.about(lambda request: native.health(hub))),
@@ -81,6 +83,7 @@ def make_app(hub: Hub) -> ASGIApp:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         await hub.pool.close()
+        shelf.close()
 
     handlers: Any = {
         RefusedError: _refuse, EdgeError: _refuse, ClientGoneError: _refuse, HTTPException: _refuse_route,
@@ -93,8 +96,8 @@ def make_app(hub: Hub) -> ASGIApp:
 class Endpoints:
     """The handlers of the routes."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, hub: Hub, shelf: Shelf) -> None:
+        self._hub, self._shelf = hub, shelf
 
     def about(self, respond: Callable[[Request], Response]) -> Handler:
         """A handler that answers at once, without loading a model."""
@@ -248,6 +251,11 @@ class Endpoints:
     ) -> Response:  # fmt: skip
         """Generate, and send the events as they come or as one response."""
         ignored = ignored_header([*request.state.ignored, *getattr(body, "left_out", ())])
+        named = getattr(getattr(body, "edge", None), "documents", None)
+        if named is not None:
+            finding = self._shelf.ground(named, body.model, requests, request.state.claim)
+            requests = await until_gone(request.receive, finding)
+            ignored |= sources_header(requests[0].sources)
         asked = self._hub.ask(body.model, requests, request.state.claim, work=endpoint.work(body))
         answering = await until_gone(request.receive, asked)
         try:

@@ -32,6 +32,11 @@ class Settings:
         None, "--adapter", group=SERVER, metavar="NAME=FILE[:SCALE]",
         help="Serve a LoRA adapter as the model BASE:NAME; may be repeated; BASE/NAME=FILE for one of several models.",
     )  # fmt: skip
+    documents: list[str] | None = option(
+        None, "--documents", group=SERVER, twin=False, metavar="NAME",
+        help="Offer an index of edge index to requests, which name it in edge.documents and see its passages and the "
+        "paths of its files; may be repeated.",
+    )  # fmt: skip
     queue: int = option(32, "--queue", group=SERVER, help="Most requests that wait; others get status 429.")
     connections: int = option(64, "--connections", group=SERVER, help="Most connections at a time.")
     most_body: int = option(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edge.devices.memory import memory_limit, memory_use, release_free_memory
 from edge.devices.power import find_meter
+from edge.documents.encoder import encoder_options
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.lora import size_of
 from edge.model.lora_file import Loras, parse_lora
@@ -53,6 +54,7 @@ class Entry:
     adapters: dict[str, Loras]
     sees: bool = False  # whether there is an encoder of pictures for it, for which the last load had room
     hears: bool = False  # and one of sounds
+    encodes: bool = False  # questions to documents: few of the server's options concern it
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,9 @@ class Pool:
         others = [each for each in self.entries.values() if each.name not in {entry.name, *self.ledger.models}]
         for_others = sum(map(self._least, others))
         if entry.spec.ears is not None:
-            return self._open_ears(entry)
+            return self._open_few(entry, own_options(options))
+        if entry.encodes:
+            return self._open_few(entry, encoder_options(options))
         prompts = self.settings.prompt_memory or self._for_prompts(for_others + self._least(entry))
         prompts = prompts if self.settings.shares else 0
         cache = PromptCache(memory=prompts) if prompts else None
@@ -253,12 +257,10 @@ class Pool:
         self.ledger.enter(entry.name, session.plan.bytes, before, prompts)
         return session
 
-    def _open_ears(self, entry: Entry) -> Session:
-        """Of a model that hears, which few of the server's options concern."""
+    def _open_few(self, entry: Entry, options: Options) -> Session:
+        """Of a model that few of the server's options concern: these."""
         before = memory_use().rss
-        session = open_session(
-            entry.path, own_options(self.options), meter=self.shares[entry.name], more=self.ledger.to_come
-        )
+        session = open_session(entry.path, options, meter=self.shares[entry.name], more=self.ledger.to_come)
         self.ledger.enter(entry.name, session.plan.bytes, before, 0)
         return session
 
@@ -275,6 +277,19 @@ class Pool:
         spec, options = entry.spec, self.options
         rows = min(spec.context, options.max_kv_size or _USEFUL_ROWS)
         return spec.weight_bytes + options.sequences * (2 * rows * spec.kv_values_per_row + spec.state_bytes) + _SCRATCH
+
+    def add_encoder(self, name: str, path: str) -> str:
+        """Add the encoder of an index. Returns the name of its entry; a model that is there already serves."""
+        identity = _entry(path, Options()).identity
+        for entry in self.entries.values():
+            if entry.identity == identity:
+                return entry.name
+        short = Path(name).stem if Path(name).exists() else name
+        if short in self.entries:
+            raise InputError(f"a model and the encoder of an index are both named {short}: rename the file")
+        self.entries[short] = replace(_entry(path, Options()), name=short, aliases=(), encodes=True)
+        self.shares[short] = self.energy.share(anew=True)
+        return short
 
     def _add_adapters(self, stated: Sequence[str]) -> None:
         """Add the adapters of --adapter to their models. Raises InputError."""

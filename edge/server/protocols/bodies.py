@@ -34,10 +34,11 @@ TokenId = Annotated[int, whole(0, (1 << 31) - 1)]
 
 @dataclass(frozen=True)
 class Budget:
-    """The budgets of one answer: field `edge` of a request."""
+    """The budgets of one answer, and what it is from: field `edge` of a request."""
 
     energy: str | float | None = said("Joules, such as 30J: the answer ends before more is spent.")
     time: str | float | None = said("Seconds, such as 20s: the answer ends then, the wait for its turn included.")
+    documents: str | None = said("An index of `edge serve --documents`, of which passages go before the question.")
     evict: bool | None = said("Answer a prompt that is longer than the KV rows: the policy evicts the others.")
 
 

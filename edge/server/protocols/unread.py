@@ -57,7 +57,8 @@ _INSTEAD = {
     "bad_words": "use logit_bias", "allowed_token_ids": "use logit_bias", "stop_token_ids": "use stop",
     "lora": "name the adapter in model", "lora_request": "name the adapter in model", "ebnf": "use grammar",
     "prompt_logprobs": "use echo with logprobs on /v1/completions", "regex": "use structured_outputs",
-    "documents": "put them into a message", "json_mode": "use response_format", "tools": "use /v1/chat/completions",
+    "documents": "put them into a message, or name an index in edge.documents",
+    "json_mode": "use response_format", "tools": "use /v1/chat/completions",
     "conversation": "send the whole conversation as input", "prompt": "send its text as input",
     "max_tokens": "use max_output_tokens", "context": "send the conversation to /api/chat",
 }  # fmt: skip
