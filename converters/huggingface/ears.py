@@ -1,12 +1,15 @@
 """The encoder of sounds of a Hugging Face folder as an mmproj file, with llama.cpp's names, beside the text model's.
 
-Whisper's encoder and a projector: Qwen2-Audio's, Voxtral's, and Ultravox's, whose folders have no text model.
+Whisper's encoder and a projector: Qwen2-Audio's, Voxtral's, and Ultravox's, whose folders have no text model. And
+Qwen3-ASR's, in transformers' layout.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,9 @@ from edge.formats.blocks import FILE_TYPES, block_size
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.model.towers import read_ears
+from edge.model.towers.qwen3a import CHUNKS, FRAMES, ROWS, sinusoids
 from edge.records import dataclass
-from edge.types import AnyArray, Progress
+from edge.types import AnyArray, FloatArray, Progress
 
 _ROOT = re.compile(r"(?:model\.)?(audio_tower|multi_modal_projector)\.(.+)\.(weight|bias)")
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
@@ -33,6 +37,7 @@ _IN_LAYERS = {
 }  # fmt: skip
 _OUTSIDE = {
     "conv1": "a.conv1d.1", "conv2": "a.conv1d.2", "embed_positions": "a.position_embd", "layer_norm": "a.post_ln",
+    "conv2d1": "a.conv2d.1", "conv2d2": "a.conv2d.2", "conv2d3": "a.conv2d.3", "ln_post": "a.post_ln",
     "linear": "mm.a.fc", "linear_1": "mm.a.mlp.1", "linear_2": "mm.a.mlp.2", "ln_pre": "mm.a.norm_pre",
     "ln_mid": "mm.a.norm_mid",
 }  # fmt: skip
@@ -47,16 +52,26 @@ _ALSO = {  # names of the same settings in some configurations
 
 @dataclass(frozen=True)
 class _Family:
-    """kind: of the projector, in mmproj files. fixed: settings that may have these values alone."""
+    """kind: of the projector, in mmproj files. fixed: settings that may have these values alone; audio: those of the
+    encoder's part. made: tensors that checkpoints lack, of the encoder's width."""
 
     kind: str
     fixed: Mapping[str, Any]
+    audio: Mapping[str, Any] = field(default_factory=dict)
+    made: Mapping[str, Callable[[int], FloatArray]] = field(default_factory=dict)
 
 
+_GELU = {"activation_function": "gelu", "scale_embedding": False}
 _FAMILIES = {  # by model_type
     "qwen2_audio": _Family("qwen2a", {}),
     "voxtral": _Family("voxtral", {"projector_hidden_act": "gelu"}),
     "ultravox": _Family("ultravox", {"projector_act": "swiglu", "projector_ln_mid": True}),
+    "qwen3_asr": _Family(
+        "qwen3a",
+        {},
+        {"n_window": FRAMES // 2, "n_window_infer": FRAMES * CHUNKS},
+        {"a.position_embd.weight": partial(sinusoids, ROWS)},
+    ),
 }
 
 
@@ -74,12 +89,18 @@ def plan_ears(folder: Path, kind: str) -> list[Planned]:
     """The tensors of the file, whose matrices are of a block type. Reads headers only. Raises ModelFormatError,
     UnsupportedError."""
     config = read_config(folder)
-    for key, value in _FAMILIES[str(config.get("model_type"))].fixed.items():
-        config.must_be(key, value)
-    audio = _audio(config)
-    audio.must_be("activation_function", "gelu")
-    audio.must_be("scale_embedding", False)
-    return [Planned(name, shape, type_of_ears(name, shape, kind)) for _, name, shape in _named(folder)]
+    family, audio = _FAMILIES[str(config.get("model_type"))], _audio(config)
+    for part, fixed in ((config, family.fixed), (audio, _GELU), (audio, family.audio)):
+        for key, value in fixed.items():
+            part.must_be(key, value)
+    found = [Planned(name, shape, type_of_ears(name, shape, kind)) for _, name, shape in _named(folder)]
+    return found + [Planned(name, each.shape[::-1], "F32") for name, each in _made(config)]
+
+
+def _made(config: Config) -> Iterator[tuple[str, FloatArray]]:
+    width = _audio(config).count("d_model", "hidden", default=_WHISPER["d_model"])
+    for name, make in _FAMILIES[str(config.get("model_type"))].made.items():
+        yield name, make(width)
 
 
 def write_ears(folder: Path, target: Path, kind: str, progress: Progress | None = None) -> list[Planned]:
@@ -94,6 +115,7 @@ def write_ears(folder: Path, target: Path, kind: str, progress: Progress | None 
                 raise ModelFormatError(f"{tensor.path}: {tensor.name} has values that are no numbers, or infinite")
             rows = values.reshape(-1, values.shape[-1]).astype(np.float32)
             yield quantize(rows, types[name]) if types[name] != "F32" else rows
+        yield from (values for _, values in _made(config))
 
     write_gguf(target, _fields(folder, config, kind), planned, data(), progress)
     read_back(target, read_ears, config)
@@ -150,8 +172,8 @@ def _named(folder: Path) -> Iterator[tuple[CheckpointTensor, str, tuple[int, ...
         stem, suffix = found[2], found[3]
         layer = _LAYER.fullmatch(stem)
         name = f"a.blk.{layer[1]}.{_IN_LAYERS.get(layer[2], layer[2])}" if layer else _OUTSIDE.get(stem, f"a.{stem}")
-        column = stem in ("conv1", "conv2") and suffix == "bias"  # as llama.cpp adds it
-        yield tensor, f"{name}.{suffix}", (1, *tensor.shape) if column else tensor.shape[::-1]
+        ones = stem.startswith("conv") * stem.count("2d") + stem.startswith("conv") if suffix == "bias" else 0
+        yield tensor, f"{name}.{suffix}", (1,) * ones + tensor.shape[::-1]  # ones: as llama.cpp adds it
 
 
 def type_of_ears(name: str, shape: tuple[int, ...], kind: str) -> str:

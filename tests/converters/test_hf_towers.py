@@ -138,7 +138,7 @@ def test_written_ears_are_those_of_gguf(name: str, tmp_path: Path) -> None:
     assert found.file.tensors.keys() == wanted.file.tensors.keys()
     assert fields(wanted.file).items() <= fields(found.file).items()
     rounded = Conversion("gguf", settings=Settings("Q8_0", method="rtn"))
-    if name == "qwen2audio":  # whose rows are narrower than blocks
+    if name in ("qwen2audio", "qwen3asr"):  # whose rows are narrower than blocks
         with pytest.raises(UnsupportedError, match="no matrix has rows of whole blocks of Q8_0"):
             convert(target, tmp_path / "q.gguf", rounded)
         return

@@ -31,13 +31,16 @@ from gguf import TokenType
 from gguf.constants import MODEL_ARCH
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from sounds import LONG, SHORT, chirp
+from sounds import LONG, LONGER, SHORT, chirp
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from torch import nn
 from towers import STRIDE, TEXT, fill
 from transformers import (
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
+    Qwen3ASRConfig,
+    Qwen3ASRFeatureExtractor,
+    Qwen3ASRForConditionalGeneration,
     VoxtralConfig,
     VoxtralForConditionalGeneration,
     WhisperConfig,
@@ -54,11 +57,12 @@ AUDIO = {
     "d_model": 24, "encoder_attention_heads": 2, "encoder_layers": 1, "encoder_ffn_dim": 40, "num_mel_bins": MELS,
     "max_source_positions": 50 * WINDOW,
 }  # fmt: skip
-SOUNDS = {"short": chirp(SHORT), "long": chirp(LONG)}
+SOUNDS = {"short": chirp(SHORT), "long": chirp(LONG), "longer": chirp(LONGER)}
 PLACEHOLDER, STEPS = 290, 12
 ADDED = ["<|audio_bos|>", "<|audio_eos|>"]
 ADDED += [f"<unused_{number}>" for number in range(PLACEHOLDER - len(bytes_vocabulary()) - len(ADDED))] + ["<|AUDIO|>"]
 TOKENS = bytes_vocabulary() + ADDED + [f"<rest_{number}>" for number in range(291, TEXT["vocab_size"])]
+ASR = {"<|audio_bos|>": "<|audio_start|>", "<|audio_eos|>": "<|audio_end|>", "<|AUDIO|>": "<|audio_pad|>"}
 TEMPLATE = (
     "{% set sounds = namespace(n=0) %}{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
@@ -100,11 +104,16 @@ def main(out: Path, *names: str) -> None:
         for sound, samples in SOUNDS.items():
             if name == "qwen2audio" and sound == "long":
                 continue  # transformers cuts it
+            if name != "qwen3asr" and sound == "longer":
+                continue
             mel, rows = golden.encode(samples)
             found |= {f"{sound}.mel": mel.reshape(-1)[::STRIDE].astype(np.float32), f"{sound}.rows": rows}
             print(name, sound, mel.shape, rows.shape)
         np.savez_compressed(out / f"{name}.npz", **found)
         write_folder(out / name, golden)
+        if name == "qwen3asr":
+            np.savez_compressed(out / f"{name}.npz", **found, **answers_of_asr(golden))
+            write_whole(out / name, golden, ASR)
         if name == "qwen2audio":
             write_gguf(out / "qwen2.gguf", text_of(golden.model), vocabulary)
             np.savez_compressed(out / "qwen2.npz", **answers(golden))
@@ -129,6 +138,8 @@ def write_mmproj(path: Path, golden: Golden) -> None:
         writer.add_audio_stack_factor(golden.stack)
     for name, values in tensors_of(golden):
         writer.add_tensor(name, values)
+    if golden.kind == "qwen3a":
+        writer.add_tensor("a.position_embd.weight", golden.model.model.audio_tower.positional_embedding(13).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -143,6 +154,8 @@ def tensors_of(golden: Golden) -> Iterator[tuple[str, Array]]:
         assert written, name
         if re.search(r"conv\d\.bias", name):
             values = values[:, None]
+        if re.search(r"conv2d\d\.bias", name):
+            values = values[:, None, None]
         matrix = values.ndim > 1 and "position" not in written and not written.endswith("bias")
         yield written, np.ascontiguousarray(values, np.float16 if matrix else np.float32)
 
@@ -276,6 +289,46 @@ def ultravox(seed: int) -> Golden:
     return Golden(model, "ultravox", folder, encode, stack)
 
 
+def qwen3asr(seed: int) -> Golden:
+    config = Qwen3ASRConfig(
+        audio_config={
+            "d_model": 24, "encoder_attention_heads": 2, "encoder_layers": 1, "encoder_ffn_dim": 40,
+            "num_mel_bins": MELS, "downsample_hidden_size": 6, "output_dim": TEXT["hidden_size"],
+        },
+        text_config=TEXT | {"model_type": "qwen3", "tie_word_embeddings": True}, audio_token_id=PLACEHOLDER,
+        pad_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    model = fill(Qwen3ASRForConditionalGeneration(config), seed)
+    extract = Qwen3ASRFeatureExtractor(feature_size=MELS)
+
+    def encode(samples: Array) -> tuple[Array, Array]:
+        found = extract(samples, sampling_rate=16000, padding=True, return_attention_mask=True)
+        valid = int(found["attention_mask"].sum())
+        rows = model.model.get_audio_features(found["input_features"], found["attention_mask"]).pooler_output
+        return found["input_features"][0, :, :valid].numpy(), rows.numpy()
+
+    return Golden(model, "qwen3a", config.to_dict(), encode, 0, extract)
+
+
+def answers_of_asr(golden: Golden) -> dict[str, Array]:
+    """Of a turn with a sound, as `answers` has it."""
+    found = golden.extractor(SOUNDS["short"], sampling_rate=16000, padding=True, return_attention_mask=True)
+    sound = {"input_features": found["input_features"], "input_features_mask": found["attention_mask"]}
+    count = len(golden.encode(SOUNDS["short"])[1])
+    text = "<|im_start|>user\nAudio 1: <|audio_start|>" + "<|audio_pad|>" * count + "<|audio_end|>\nWhat is heard?"
+    text += "<|im_end|>\n<|im_start|>assistant\n"
+    ids = torch.tensor([make_tokenizer(ASR).encode(text, add_special_tokens=False).ids])
+    answer = golden.model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), **sound, max_new_tokens=STEPS, do_sample=False,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return {
+        "one.ids": ids[0].numpy().astype(np.int32),
+        "one.logits": golden.model(input_ids=ids, attention_mask=torch.ones_like(ids), **sound).logits[0, -1].numpy(),
+        "one.greedy": answer[0, ids.shape[1] :].numpy().astype(np.int32),
+    }
+
+
 def text_of(model: Any) -> Any:
     from transformers import Qwen2ForCausalLM
 
@@ -320,24 +373,28 @@ def answers(golden: Golden) -> dict[str, Array]:
     return found
 
 
-def make_tokenizer() -> Tokenizer:
-    words = {token: number for number, token in enumerate(TOKENS)}
+def make_tokenizer(renamed: Mapping[str, str] = {}) -> Tokenizer:
+    tokens = [renamed.get(token, token) for token in TOKENS]
+    words = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(words, [tuple(merge.split(" ")) for merge in MERGES]))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    special = [*CONTROL, *TOKENS[len(bytes_vocabulary()) :]]
+    special = [*CONTROL, *tokens[len(bytes_vocabulary()) :]]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return tokenizer
 
 
-def write_whole(folder: Path, golden: Golden) -> None:
+def write_whole(folder: Path, golden: Golden, renamed: Mapping[str, str] = {}) -> None:
     """The folder that transformers saves, with the text model and its tokenizer."""
     golden.model.half().save_pretrained(folder)
     golden.model.float()
     (folder / "generation_config.json").unlink(missing_ok=True)
-    make_tokenizer().save(str(folder / "tokenizer.json"), pretty=False)
-    settings = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    make_tokenizer(renamed).save(str(folder / "tokenizer.json"), pretty=False)
+    template = TEMPLATE
+    for old, new in renamed.items():
+        template = template.replace(old, new)
+    settings = {"chat_template": template, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"add_bos_token": False}))
 
 
@@ -357,7 +414,7 @@ def vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_chat_template(TEMPLATE)
 
 
-FAMILIES = {"qwen2audio": qwen2audio, "ultravox": ultravox, "voxtral": voxtral}
+FAMILIES = {"qwen2audio": qwen2audio, "ultravox": ultravox, "voxtral": voxtral, "qwen3asr": qwen3asr}
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, *sys.argv[2:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-SHORT, LONG = 13123, 40321  # samples, neither of which are whole frames
+SHORT, LONG, LONGER = 13123, 40321, 139001  # samples, none of which are whole frames
 
 
 def chirp(count: int, pitch: float = 90.0) -> NDArray[np.float32]:

@@ -7,20 +7,21 @@ from functools import lru_cache
 import numpy as np
 import pytest
 from conftest import GOLDEN
-from golden.sounds import LONG, SHORT, chirp
+from golden.sounds import LONG, LONGER, SHORT, chirp
 from test_architectures import require_native
 
 from edge.backends import engine_named
 from edge.formats.gguf import read_gguf
 from edge.media.recording import Sound
 from edge.model.towers import SoundTower, read_ears
+from edge.model.towers.qwen3a import Qwen3Asr
 from edge.model.towers.whisper import Ears
 from edge.run.sight import Encoder
 from edge.types import AnyArray
 
 HEARD = GOLDEN / "heard"
-NAMES = ("qwen2audio", "ultravox", "voxtral")
-SOUNDS = {"short": chirp(SHORT), "long": chirp(LONG)}
+NAMES = ("qwen2audio", "ultravox", "voxtral", "qwen3asr")
+SOUNDS = {"short": chirp(SHORT), "long": chirp(LONG), "longer": chirp(LONGER)}
 
 
 @lru_cache
@@ -53,7 +54,7 @@ def test_rows_are_those_of_transformers(backend: str, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_spectrograms_are_those_of_transformers(name: str) -> None:
     tower, golden = open_golden_tower(name)
-    assert isinstance(tower, Ears)
+    assert isinstance(tower, Ears | Qwen3Asr)
     for each, samples in SOUNDS.items():
         if f"{each}.mel" in golden:
             mel = tower.spectrogram(Sound(samples))[:, : tower.heard(samples.size)]

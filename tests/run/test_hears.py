@@ -100,6 +100,20 @@ def test_converted_folder_hears_as_transformers(golden: dict[str, Any], tmp_path
         np.testing.assert_allclose(first, golden["one.logits"], atol=5e-3 * np.abs(golden["one.logits"]).max())
 
 
+def test_qwen3_asr_hears_as_transformers(tmp_path: Path) -> None:
+    """A whole folder: its text model, which is Qwen3, its encoder, and its template."""
+    with np.load(GOLDEN / "heard" / "qwen3asr.npz") as arrays:
+        golden = {name: each for name, each in arrays.items() if name.startswith("one.")}
+    convert(GOLDEN / "heard" / "qwen3asr", tmp_path / "m.gguf", Conversion("gguf"))
+    with edge.load(tmp_path / "m.gguf", backend="reference", kv_dtype="f32", threads=1) as session:
+        said = messages("one")
+        tokens = session.model.chat_prompt(said).first(None)
+        np.testing.assert_array_equal(np.where(tokens >= VOCAB, PLACEHOLDER, tokens), golden["one.ids"])
+        found, first = answer(session, said)
+        assert found == golden["one.greedy"].tolist()
+        np.testing.assert_allclose(first, golden["one.logits"], atol=5e-3 * np.abs(golden["one.logits"]).max())
+
+
 def test_second_turn_hears_its_own_sound_and_reuses_the_first(golden: dict[str, Any]) -> None:
     two = messages("two")
     with loaded("reference") as session:

@@ -73,6 +73,7 @@ _WITH_TOWERS = {  # models with vision or sound beside the text model
     "qwen3_5_moe": qwen35.QWEN35_MOE, "qwen2_vl": qwen.QWEN2_VL, "qwen2_5_vl": qwen.QWEN2_VL,
     "qwen3_vl": qwen.QWEN3_VL, "smolvlm": llama.LLAMA, "idefics3": llama.LLAMA, "lfm2_vl": lfm2.LFM2,
     "qwen2_audio": qwen.QWEN2, "voxtral": llama.LLAMA,
+    "qwen3_asr": qwen.QWEN3,
 }  # fmt: skip
 
 _FLAT = ("qwen2_vl", "qwen2_5_vl")  # whose first files have the text model's settings beside the tower's

@@ -29,6 +29,7 @@ _FAMILIES = {  # by sense and the kind of the projector
         "ultravox": "whisper:Ultravox",
         "qwen2a": "whisper:Qwen2Audio",
         "voxtral": "whisper:Voxtral",
+        "qwen3a": "qwen3a:Qwen3Asr",
     },
 }
 
