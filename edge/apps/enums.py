@@ -106,6 +106,8 @@ NAMES: dict[str, tuple[str, str, str]] = {  # in messages of C: what Kotlin, Swi
     "edge_next": ("answer", "answer", "stream"),
     "edge_cancel": ("cancel", "cancel", "signal"),
     "edge_embed": ("embed", "embed", "embed"),
+    "edge_image": ("image", "image", "image"),
+    "edge_picture": ("picture", "picture", "picture"),
     "edge_listen": ("transcribe", "listen", "transcribe"),
     "edge_hear": ("transcribe", "hear", "transcribe"),
     "edge_role": ("Role", "Role", "role"),

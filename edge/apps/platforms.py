@@ -34,8 +34,9 @@ def write_platform(
     if system == "web":
         return write_site(designs, trusted, folder, tell)
     if system in ("ios", "macos"):
+        files = [f"{part}.edge" for part, there in (("ears", ears), ("eyes", eyes)) if there]
         sources = [*(GPU.iterdir() if gpu else ()), *(EARS.iterdir() if ears else ())]
-        return _write_apple(designs, {"trusted.c": trusted}, folder, tell, sources, ["ears.edge"] if ears else [])
+        return _write_apple(designs, {"trusted.c": trusted}, folder, tell, sources, files)
     write = {"android": _write_android, "windows": _write_windows}.get(system, _write_c)
     more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ()), *(EARS.glob("*.c") if ears else ())]
     place = write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))

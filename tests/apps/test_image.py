@@ -13,7 +13,8 @@ import pytest
 from bundles import bundle_of, bundle_sources
 from conftest import GOLDEN
 from ctypes_bundle import BundleSession, open_bundle
-from runtime_library import C_FILES, PLATFORM, build, load_runtime
+from kotlin_programs import KOTLIN, PROGRAMS, compile_kotlin, run_kotlin
+from runtime_library import C_FILES, PLATFORM, WARNINGS, build, includes, load_runtime
 from test_model_file import set_field
 
 import edge
@@ -205,6 +206,26 @@ def test_pictures_stay_whole_when_rows_are_evicted(golden: dict[str, Any]) -> No
             tokens, _, finish = session.answer("What is it, and what is beside it? " * (1 + turn % 3))
             assert (len(tokens), finish) == (COUNT, Finish.LENGTH)
         assert session.use()["evicted"] > 0
+
+
+def test_kotlin_answers_about_bitmaps_are_those_of_transformers(golden: dict[str, Any], tmp_path: Path) -> None:
+    """Also of a bitmap in the GPU's memory, and with eyes.edge as an open file."""
+    folder, library = bundle_of(str(TEXT), **CHOSEN), tmp_path / "bundle.so"
+    picture = golden["first"]
+    (tmp_path / "picture").write_bytes(picture.tobytes())
+    program = compile_kotlin(KOTLIN / "src", KOTLIN / "sample", PROGRAMS)
+    command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", *includes(), str(KOTLIN / "jni" / "edge_jni.c")]
+    subprocess.run([*command, str(folder / "libedge.a"), "-lm", "-lpthread", "-o", str(library)], check=True)
+    paths = [str(each) for each in (folder / "model.edge", folder / "eyes.edge", tmp_path / "picture")]
+    said = run_kotlin(program, "edge.runtime.SeeKt", library, *paths, str(picture.shape[1]))
+    assert said["tokens"] == [str(int((golden["one.ids"] == 290).sum()))]
+    assert said["answer"] == [str(golden["one.greedy"].tolist())] * 4
+    assert said["refused"] == [
+        "BAD_ARGUMENT: a picture has at least 4 tokens, not 1: allow more",
+        "BAD_ARGUMENT: a picture of 250 x 1 pixels: one side is more than 200 times the other",
+    ]
+    assert said["sizes"] == [f"{picture.shape[0] * picture.shape[1]} colors for {picture.shape[1]} × "
+                             f"{picture.shape[0] + 1} pixels"]  # fmt: skip
 
 
 @pytest.mark.exhaustive

@@ -56,7 +56,7 @@ private fun conversation(model: EdgeModel, folder: File) = runBlocking {
 }
 
 /* The number that Android's ParcelFileDescriptor.getFd gives; the desktop's JVM keeps it in a private field. */
-private fun descriptor(file: RandomAccessFile): Int =
+internal fun descriptor(file: RandomAccessFile): Int =
     file.fd.javaClass.getDeclaredField("fd").apply { isAccessible = true }.getInt(file.fd)
 
 private fun interruptions(model: EdgeModel) = runBlocking {

@@ -286,3 +286,15 @@ int64_t edge_hear(edge_session *session, const float *samples, size_t count, edg
     (void)session, (void)samples, (void)count, (void)segment;
     return fail(error, EDGE_UNSUPPORTED, "the echo hears nothing");
 }
+
+int64_t edge_image_tokens(const edge_model *model, uint32_t width, uint32_t height, uint32_t most, edge_error *error)
+{
+    (void)model, (void)width, (void)height, (void)most;
+    return fail(error, EDGE_UNSUPPORTED, "the echo sees nothing");
+}
+
+edge_status edge_image(edge_session *session, const edge_source *eyes, const edge_picture *picture, edge_error *error)
+{
+    (void)session, (void)eyes, (void)picture;
+    return fail(error, EDGE_UNSUPPORTED, "the echo sees nothing");
+}

@@ -444,6 +444,47 @@ static jlong hear(JNIEnv *env, jclass class, jlong session, jshortArray samples,
     return (jlong)segment.finish << 32 | (jlong)taken;
 }
 
+/* ---- pictures --------------------------------------------------------------------------------------------------- */
+
+/* colors: 0xAARRGGBB, of which RGBA is made in the JVM's copy or, where it lends the array itself, in that, and taken back. */
+static void swap_colors(uint32_t *colors, jsize count)
+{
+    for (jsize i = 0; i < count; i++)
+        colors[i] = (colors[i] & 0xFF00FF00) | (colors[i] >> 16 & 0xFF) | (colors[i] & 0xFF) << 16;
+}
+
+static void show_image(JNIEnv *env, jclass class, jlong session, jbyteArray path, jint fd, jlong offset, jlong length,
+                       jintArray colors, jint width, jint height, jint tokens)
+{
+    (void)class;
+    char file[MAX_PATH + 1];
+    edge_error error = {.size = sizeof error};
+    if (path)
+        copy_text(env, path, file, MAX_PATH);
+    const jsize count = (*env)->GetArrayLength(env, colors);
+    jint *values = (*env)->GetIntArrayElements(env, colors, NULL);
+    if (!values)
+        return;
+    const edge_source source = {sizeof source, path ? file : NULL, fd, (uint64_t)offset, (uint64_t)length};
+    const edge_picture picture = {sizeof picture, values, (uint32_t)width, (uint32_t)height, 4 * (uint32_t)width, 4, (uint32_t)tokens};
+    swap_colors((uint32_t *)values, count);
+    edge_status status = edge_image(session_of(session), &source, &picture, &error);
+    swap_colors((uint32_t *)values, count);
+    (*env)->ReleaseIntArrayElements(env, colors, values, JNI_ABORT);
+    if (status < 0)
+        raise_error(env, &error);
+}
+
+static jint count_image(JNIEnv *env, jclass class, jlong model, jint width, jint height, jint tokens)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    int64_t count = edge_image_tokens(model_of(model), (uint32_t)width, (uint32_t)height, (uint32_t)tokens, &error);
+    if (count < 0)
+        raise_error(env, &error);
+    return (jint)count;
+}
+
 /* ---- registration ----------------------------------------------------------------------------------------------- */
 
 #define METHOD(name, signature, function) {(char *)name, (char *)signature, (void *)(uintptr_t)function}
@@ -472,6 +513,8 @@ static const JNINativeMethod METHODS[] = {
     METHOD("embed", "(J[B[I[BIII[B)V", embed_texts),
     METHOD("listen", "(J[BIJJ[B[B[B)V", listen),
     METHOD("hear", "(J[SI[B)J", hear),
+    METHOD("image", "(J[BIJJ[IIII)V", show_image),
+    METHOD("imageTokens", "(JIII)I", count_image),
 };
 
 EDGE_API jint JNI_OnLoad(JavaVM *vm, void *reserved);

@@ -24,6 +24,8 @@ const NAMES = {
   "edge_next": "stream",
   "edge_cancel": "signal",
   "edge_embed": "embed",
+  "edge_image": "image",
+  "edge_picture": "picture",
   "edge_listen": "transcribe",
   "edge_hear": "transcribe",
   "edge_role": "role",

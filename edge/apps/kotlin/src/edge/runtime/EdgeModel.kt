@@ -38,6 +38,11 @@ public class EdgeModel private constructor(private var handle: Long) : Closeable
             EdgeSession(this, native, sensors, info.threads, options.power).also { sessions += it }
         }
 
+    internal fun <T> call(work: (Long) -> T): T = synchronized(sessions) {
+        check(handle != 0L) { "the model is closed" }
+        work(handle)
+    }
+
     internal fun forget(session: EdgeSession) = synchronized(sessions) { sessions -= session }
 
     /** Closes its sessions, too: cancels running answers and waits for their end. */

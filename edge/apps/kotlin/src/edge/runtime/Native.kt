@@ -57,4 +57,10 @@ internal object Native {
      * the finish reason.
      */
     @JvmStatic external fun hear(session: Long, samples: ShortArray, from: Int, segment: ByteArray): Long
+    /** [eyes] as `ears` of [listen]. [colors]: 0xAARRGGBB. */
+    @JvmStatic external fun image(
+        session: Long, eyes: ByteArray?, fd: Int, offset: Long, length: Long, colors: IntArray, width: Int, height: Int,
+        tokens: Int,
+    )
+    @JvmStatic external fun imageTokens(model: Long, width: Int, height: Int, tokens: Int): Int
 }
