@@ -1,13 +1,15 @@
-"""A site whose model sees, in Chromium: a picture that is chosen on the page is answered about, and works offline."""
+"""A site whose model sees, in Chromium: pictures that are chosen on the page, or taken by its camera, are answered
+about, and offline, too."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import Page, show, until
-from conftest import GOLDEN, NEEDS_WASM
+from conftest import GOLDEN, NEEDS_WASM, chromium
 from test_web_page import LAST, READY
 from web_site import served, site_of
 
@@ -43,20 +45,34 @@ ASK = """(() => {
 })()"""
 
 
+CAMERA = "document.querySelector('#ask .camera')"
+TAKE = "document.querySelector('dialog.taking .main')"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """With a camera, whose pictures Chromium draws."""
+    with chromium(tmp_path_factory.mktemp("browser"), ("--use-fake-device-for-media-stream",)) as opened:
+        yield opened
+
+
+def allow(page: Page, url: str, setting: str) -> None:
+    page.ask("Browser.setPermission", permission={"name": "camera"}, setting=setting, origin=url.rstrip("/"))
+
+
 @pytest.fixture(scope="module")
 def folder() -> Path:
     chosen = {"mmproj": str(EYES / "mmproj.gguf"), "kv_dtype": "f32", "max_kv_size": 128, "memory": "128MiB"}
     return site_of(str(EYES / "smolvlm.gguf"), **chosen)
 
 
-def test_page_answers_about_a_chosen_picture_offline_too(page: Page, folder: Path) -> None:
+def test_page_answers_about_chosen_and_taken_pictures_offline_too(page: Page, folder: Path) -> None:
     with np.load(EYES / "smolvlm.npz") as golden:
         picture, ids = golden["first"], golden["one.ids"]
     height, width, _ = picture.shape
     rgba = np.dstack([picture, np.full((height, width), 255, np.uint8)])
 
     def ask(pictures: int) -> None:
-        page.value(CHOOSE)
         until(page, "document.querySelectorAll('form + .pictures img, .pictures li img').length === 1")
         page.value(ASK)
         answered = f"{LAST}?.ariaBusy === 'false' && document.querySelectorAll('#turns .theirs').length === {pictures}"
@@ -70,7 +86,18 @@ def test_page_answers_about_a_chosen_picture_offline_too(page: Page, folder: Pat
         program = ASKED.replace("PIXELS", str(rgba.reshape(-1).tolist()))
         found = page.value(program.replace("WIDTH", str(width)).replace("HEIGHT", str(height)))
         assert found == [True, int((ids == 290).sum()), ids.size]
+        page.value(CHOOSE)
         ask(1)
     page.visit(url)  # the server is gone
     until(page, READY)
+    allow(page, url, "denied")
+    page.value(f"{CAMERA}.click()")
+    until(page, "document.querySelector('.pictures [role=alert]')?.textContent.startsWith('The camera is blocked')")
+    allow(page, url, "granted")
+    page.value(f"{CAMERA}.click()")
+    until(page, f"{TAKE}?.disabled === false")
+    page.value("(globalThis.track = document.querySelector('.taking video').srcObject.getTracks()[0]).readyState")
+    page.value(f"{TAKE}.click()")
     ask(2)
+    assert page.value("[track.readyState, document.querySelector('.taking')]") == ["ended", None]
+    assert page.value("[...document.querySelectorAll('#turns img')].at(-1).naturalWidth") >= 640

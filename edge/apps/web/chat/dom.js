@@ -2,6 +2,7 @@
 const COPIED = 1500; // ms for which a button says that it has copied
 const SVG = "http://www.w3.org/2000/svg";
 const ICONS = {
+  camera: "M4 8h4l1.5-3h5L16 8h4v11H4zM12 10a3.5 3.5 0 1 0 0 7a3.5 3.5 0 1 0 0-7",
   copy: "M9 9h10v12H9zM15 9V3H5v12h4",
   done: "M5 13l5 5L20 7",
   microphone: "M12 3a3 3 0 0 0-3 3v5a3 3 0 0 0 6 0V6a3 3 0 0 0-3-3zM5.5 11a6.5 6.5 0 0 0 13 0M12 17.5V21",

@@ -1,4 +1,5 @@
 /** Pictures before a question: chosen, pasted or dropped, and made small enough to send and to keep. */
+import { cameraButton } from "./camera.js";
 import { element, icon, iconButton } from "./dom.js";
 
 const SIDE = 1568; // px: encoders see little more
@@ -8,11 +9,12 @@ const QUALITY = 0.9; // of JPEG
 export function makePictures(form) {
   const choose = element("input", { type: "file", accept: "image/*", multiple: true, hidden: true });
   const button = iconButton("picture", "Add a picture", () => choose.click());
+  const camera = cameraButton(add, (problem) => ((problems = [problem]), draw()));
   const tray = element("ul", { className: "pictures", ariaLabel: "Pictures" });
   /** @type {string[]} data URLs */
   let urls = [];
-  /** @type {string[]} names of files that this browser cannot read */
-  let unread = [];
+  /** @type {string[]} why there are no more */
+  let problems = [];
   let on = false;
 
   function draw() {
@@ -24,20 +26,18 @@ export function makePictures(form) {
           onclick: () => (urls.splice(at, 1), draw()),
         }, [icon("remove")]),
       ])),
-      ...unread.map((name) => element("li", { role: "alert" }, [
-        `${name}: this browser cannot read it. Save it as JPEG or PNG first.`,
-      ])),
+      ...problems.map((problem) => element("li", { role: "alert" }, [problem])),
     );
   }
 
   /** @param {Iterable<File>} files */
   async function add(files) {
-    unread = [];
+    problems = [];
     for (const file of files) {
       if (!file.type.startsWith("image/")) continue;
       const url = await small(file).catch(() => null);
       if (url) urls.push(url);
-      else unread.push(file.name);
+      else problems.push(`${file.name}: this browser cannot read it. Save it as JPEG or PNG first.`);
       draw();
     }
   }
@@ -67,12 +67,12 @@ export function makePictures(form) {
       if (sees === on) return;
       on = sees;
       if (on) {
-        form.prepend(button, choose);
+        form.prepend(button, ...(camera ? [camera] : []), choose);
         form.before(tray);
       } else {
-        for (const each of [button, choose, tray]) each.remove();
+        for (const each of [button, camera, choose, tray]) each?.remove();
         urls = [];
-        unread = [];
+        problems = [];
       }
       draw();
     },
@@ -80,7 +80,7 @@ export function makePictures(form) {
     take() {
       const taken = urls;
       urls = [];
-      unread = [];
+      problems = [];
       draw();
       return taken;
     },
