@@ -25,7 +25,7 @@ QUICK  := arguments catalog chart chat child devices file_lock fingerprint gguf_
 MINUTES ?= 20
 GPU    ?= cuda:0
 
-.PHONY: run test cost quick test-all test-share test-gpu test-train test-evaluations coverage lint bench bench-serving bench-structured golden clean
+.PHONY: run test cost quick test-all test-share test-gpu test-train test-evaluations coverage lint dist bench bench-serving bench-structured golden clean
 
 run: $(VENV)/.run
 	$(BIN)/edge run smollm2-135m -p "Why is the sky blue?" --memory 256MiB -n 128
@@ -64,6 +64,10 @@ test-evaluations: $(VENV)/.dev $(EVALUATIONS)/.dev
 
 coverage: $(VENV)/.dev
 	$(PYTEST) --cov --cov-report=term
+
+# What people install, in dist/ (docs/publish.md). make dist MODELS=smollm2:135m TARGETS=avx2: edge-kernels of these alone.
+dist: $(VENV)/.run
+	$(BIN)/python publishing/dist.py $(if $(MODELS),--models $(MODELS)) $(if $(TARGETS),--targets $(TARGETS))
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

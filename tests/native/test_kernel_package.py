@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import lzma
+import os
+import re
 import struct
+import subprocess
 import sys
+import venv
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +43,7 @@ from edge.model.catalog import find_model
 from edge.model.known import KnownModel, known_models, outline_model
 from edge.model.model import open_model
 from edge.model.reader import read_spec
+from edge.storage.versions import edge_version
 
 SMALL = Small(layers=2, types={"": "Q4_0", "token_embd": "Q8_0"})
 FIGURES = {
@@ -146,6 +154,59 @@ def test_damaged_or_foreign_package_is_refused(seen: Path, tmp_path: Path, damag
     (seen / package.INDEX).write_text(text)
     with pytest.raises(EngineError, match=r"index.json is damaged"):
         package.holds(package_key(design))
+
+
+def requirements(name: str, found: set[str]) -> set[str]:
+    """The installed distributions that one needs, without its extras."""
+    for line in metadata.requires(name) or []:
+        each = re.split(r"[^\w.-]", line)[0]
+        if "extra ==" not in line and each not in found:
+            with suppress(metadata.PackageNotFoundError):  # of other systems
+                metadata.distribution(each)
+                found.add(each)
+                requirements(each, found)
+    return found
+
+
+@pytest.mark.slow
+def test_dist_is_reproducible_and_installs_without_a_compiler(made: Path, tmp_path: Path) -> None:
+    """In an environment that has what edge-runtime requires, and nothing else."""
+    pytest.importorskip("setuptools", minversion="77")
+    spec = importlib.util.spec_from_file_location("dist", Path(__file__).parents[2] / "publishing" / "dist.py")
+    assert spec is not None
+    assert spec.loader is not None
+    dist = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(dist)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGE_DIST_ISOLATED", "0")  # no network
+        one, other = (sorted(dist.build_all(tmp_path / name)) for name in ("one", "other"))
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+    names = [path.name.replace(edge_version(), "V") for path in one]
+    assert names == [
+        "SHA256SUMS", "edge-runtime.rb", "edge-web-V.tgz", "edge_runtime-V-py3-none-any.whl", "edge_runtime-V.tar.gz",
+    ]  # fmt: skip
+
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    (site,) = (tmp_path / "venv" / "lib").glob("*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install", "--quiet"]
+    wheels = [str(next(path for path in one if path.suffix == ".whl")), *map(str, made.glob("*.whl"))]
+    subprocess.run([*pip, "--no-deps", "--no-index", *wheels], check=True)
+    for name in requirements("edge-runtime", set()):
+        for path in metadata.files(name) or []:
+            top = path.parts[0]
+            if top not in ("..", "__pycache__") and not (site / top).exists():
+                (site / top).symlink_to(Path(str(path.locate())).parents[len(path.parts) - 1] / top)
+
+    model = write_small(tmp_path / "m.gguf", SMALL)
+    command = [str(tmp_path / "venv" / "bin" / "edge"), "run", str(model), "-p", "Hi", "-n", "5", "--raw", "-q"]
+    environment = {**os.environ, "EDGE_CACHE": str(tmp_path / "cache"), "PYTHONPATH": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == edge("run", str(model), "-p", "Hi", "-n", "5", "--raw", "-q", "--backend", "cpu").stdout
+    asked = "import importlib.util, edge; print(importlib.util.find_spec('tvm'), edge.__file__)"
+    said = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert said.stdout == f"None {site / 'edge' / '__init__.py'}\n"
 
 
 PIECES = [
