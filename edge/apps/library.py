@@ -34,7 +34,7 @@ STATIC, SHARED = "libedge.a", "libedge.so"
 DLL, IMPORTS = "edge.dll", "edge.lib"  # Windows: both GNU's and Microsoft's linkers find edge.lib
 RUNTIME = Path(__file__).parent / "runtime"
 # Folders of C files that every bundle has, and those of bundles that run on GPUs, on NPUs, that hear.
-_SUBJECTS = ("eyes", "grammar", "kv", "model", "pass", "session", "system", "text")
+_SUBJECTS = ("eyes", "grammar", "kv", "model", "pass", "session", "system", "text", "tools")
 COMMON = (RUNTIME, *(RUNTIME / each for each in _SUBJECTS))
 GPU, NPU, EARS = RUNTIME / "gpu", RUNTIME / "npu", RUNTIME / "ears"
 

@@ -225,6 +225,40 @@ uint32_t json_named(const json_tree *tree, uint32_t object, const char *key)
     return json_member(tree, object, key, strlen(key));
 }
 
+uint32_t json_pointed(const json_tree *tree, uint32_t root, const json_value *reference)
+{
+    char part[LONGEST_REFERENCE];
+    uint32_t found = root, length;
+    if (reference->kind != JSON_STRING || !reference->length || reference->text[0] != '#')
+        return 0;
+    for (uint32_t i = 1; found && i < reference->length;) {
+        for (i += reference->text[i] == '/', length = 0; i < reference->length && reference->text[i] != '/' && length < LONGEST_REFERENCE; i++) {
+            char c = reference->text[i];
+            if (c == '~' && i + 1 < reference->length) {
+                c = reference->text[++i] == '1' ? '/' : '~';
+            } else if (c == '%' && i + 2 < reference->length) {
+                unsigned code = 0;
+                for (int j = 1; j < 3; j++)
+                    code = code * 16 + (unsigned)hex_digit(reference->text[i + j]);
+                c = (char)code;
+                i += 2;
+            }
+            part[length++] = c;
+        }
+        if (tree->values[found].kind == JSON_ARRAY) {
+            uint32_t place = 0, each = tree->values[found].child;
+            for (uint32_t j = 0; j < length && place < MOST_VALUES; j++)
+                place = place * 10 + (uint32_t)(part[j] - '0');
+            while (each && place--)
+                each = tree->values[each].next;
+            found = each;
+        } else if (length) {
+            found = json_member(tree, found, part, length);
+        }
+    }
+    return found;
+}
+
 bool json_is(const json_value *string, const char *text)
 {
     return string->kind == JSON_STRING && string->length == strlen(text) && !memcmp(string->text, text, string->length);

@@ -5,7 +5,7 @@
 #include "base.h"
 
 enum json_kind { JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
-enum { MOST_VALUES = 1 << 14, DEEPEST_JSON = 64, MOST_JSON = 1 << 18 }; /* values; levels; bytes */
+enum { MOST_VALUES = 1 << 14, DEEPEST_JSON = 64, MOST_JSON = 1 << 18, LONGEST_REFERENCE = 512 }; /* values; levels; bytes */
 
 typedef struct {
     uint8_t kind;
@@ -26,6 +26,8 @@ json_tree *json_layout(arena *from);
 edge_status json_read(json_tree *tree, const char *text, size_t length, edge_error *error);
 uint32_t json_member(const json_tree *tree, uint32_t object, const char *key, size_t length); /* 0: it has none */
 uint32_t json_named(const json_tree *tree, uint32_t object, const char *key);
+/* The value within `root` that a reference such as #/$defs/a names; 0: there is none. */
+uint32_t json_pointed(const json_tree *tree, uint32_t root, const json_value *reference);
 bool json_is(const json_value *string, const char *text);
 bool json_equal(const json_tree *tree, uint32_t one, uint32_t other);
 

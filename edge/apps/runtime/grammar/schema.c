@@ -10,38 +10,12 @@ enum { SEEN_ANY = 1, SEEN_ONE = 2 }; /* of a schema whose anyOf, oneOf was repla
 /* The schema that a reference within the document names. */
 static uint32_t resolve(schema *in, const json_value *reference)
 {
-    char part[LONGEST_REFERENCE];
-    uint32_t found = 1, length;
     if (reference->kind != JSON_STRING || !reference->length || reference->text[0] != '#') {
         rules_fail(in->r, EDGE_UNSUPPORTED, "the JSON schema cannot be enforced: a reference outside of it, %s",
                    reference->text ? reference->text : "", reference->text ? reference->length : 0);
         return 0;
     }
-    for (uint32_t i = 1; found && i < reference->length;) {
-        for (i += reference->text[i] == '/', length = 0; i < reference->length && reference->text[i] != '/' && length < LONGEST_REFERENCE; i++) {
-            char c = reference->text[i];
-            if (c == '~' && i + 1 < reference->length) {
-                c = reference->text[++i] == '1' ? '/' : '~';
-            } else if (c == '%' && i + 2 < reference->length) {
-                unsigned code = 0;
-                for (int j = 1; j < 3; j++)
-                    code = code * 16 + (unsigned)hex_digit(reference->text[i + j]);
-                c = (char)code;
-                i += 2;
-            }
-            part[length++] = c;
-        }
-        if (at(in, found)->kind == JSON_ARRAY) {
-            uint32_t place = 0, each = at(in, found)->child;
-            for (uint32_t j = 0; j < length && place < MOST_VALUES; j++)
-                place = place * 10 + (uint32_t)(part[j] - '0');
-            while (each && place--)
-                each = at(in, each)->next;
-            found = each;
-        } else if (length) {
-            found = json_member(in->tree, found, part, length);
-        }
-    }
+    const uint32_t found = json_pointed(in->tree, in->root, reference);
     if (!found)
         rules_fail(in->r, EDGE_BAD_ARGUMENT, "the JSON schema refers to what it lacks: %s", reference->text, reference->length);
     return found;
@@ -120,8 +94,7 @@ static void check_keywords(schema *in, uint32_t index)
     }
 }
 
-/* Adds all schemas that hold where these do, before the ones that name them. Returns false if nothing matches. */
-static bool complete(schema *in, conjunction *all)
+bool schema_complete(schema *in, conjunction *all)
 {
     for (uint32_t i = 0; i < all->count && !in->r->status;) {
         const uint32_t index = all->of[i].value, before = all->count;
@@ -140,35 +113,52 @@ static bool complete(schema *in, conjunction *all)
     return true;
 }
 
-/* The alternatives of anyOf and oneOf, of the first schema that still has them; NEVER: none has. */
-static uint32_t alternatives(schema *in, const conjunction *all)
+/* The first schema that still has alternatives, and their list; 0: none has. */
+static uint32_t find_list(const schema *in, const conjunction *all, uint32_t *of, uint32_t *kind)
 {
-    for (uint32_t i = 0; i < all->count; i++)
-        for (uint32_t kind = SEEN_ANY; kind <= SEEN_ONE; kind++) {
-            uint32_t list = json_named(in->tree, all->of[i].value, kind == SEEN_ANY ? "anyOf" : "oneOf"), found = NEVER;
-            if (!list || all->of[i].seen & kind)
-                continue;
-            if (at(in, list)->kind != JSON_ARRAY || !at(in, list)->count)
-                schema_malformed(in, kind == SEEN_ANY ? "anyOf" : "oneOf");
-            if (kind == SEEN_ONE)
-                check_exclusive(in, list);
-            for (uint32_t each = at(in, list)->child; each && !in->r->status; each = at(in, each)->next) {
-                conjunction with = *all;
-                with.of[i].seen |= kind;
-                schema_join(in, &with, each, i);
-                found = rules_either(in->r, found, value(in, &with, END));
-            }
-            return found;
+    for (*of = 0; *of < all->count; ++*of)
+        for (*kind = SEEN_ANY; *kind <= SEEN_ONE; ++*kind) {
+            uint32_t list = json_named(in->tree, all->of[*of].value, *kind == SEEN_ANY ? "anyOf" : "oneOf");
+            if (list && !(all->of[*of].seen & *kind))
+                return list;
         }
-    return NEVER;
+    return 0;
+}
+
+uint32_t schema_alternatives(schema *in, const conjunction *all)
+{
+    uint32_t of, kind, list = find_list(in, all, &of, &kind);
+    if (!list)
+        return 0;
+    if (at(in, list)->kind != JSON_ARRAY || !at(in, list)->count)
+        schema_malformed(in, kind == SEEN_ANY ? "anyOf" : "oneOf");
+    else if (kind == SEEN_ONE)
+        check_exclusive(in, list);
+    return in->r->status ? 0 : at(in, list)->count;
+}
+
+void schema_choose(schema *in, const conjunction *all, uint32_t number, conjunction *with)
+{
+    uint32_t of, kind, each = at(in, find_list(in, all, &of, &kind))->child;
+    *with = *all;
+    with->of[of].seen |= kind;
+    while (number--)
+        each = at(in, each)->next;
+    schema_join(in, with, each, of);
 }
 
 static uint32_t write_value(schema *in, conjunction *all)
 {
     rules *r = in->r;
     bool several;
-    uint32_t found = complete(in, all) && !r->status ? alternatives(in, all) : NEVER, from = all->count;
+    const uint32_t choices = schema_complete(in, all) && !r->status ? schema_alternatives(in, all) : 0;
+    uint32_t found = NEVER, from = all->count;
     int types = T_ALL;
+    for (uint32_t i = 0; i < choices && !r->status; i++) {
+        conjunction with;
+        schema_choose(in, all, i, &with);
+        found = rules_either(r, found, value(in, &with, END));
+    }
     if (found != NEVER || r->status)
         return found;
     for (uint32_t i = 0; i < all->count; i++) {
@@ -200,24 +190,36 @@ static uint32_t write_value(schema *in, conjunction *all)
     return types & T_OBJECT ? rules_either(r, found, schema_object(in, all, END)) : found;
 }
 
-uint32_t schema_rules(schema *in, rules *r, const char *source, size_t length)
+void schema_begin(schema *in, rules *r, bool compact)
 {
     static const char spaces[] = "\t\n\r ";
-    conjunction all = {{{1, 0}}, 1};
     in->r = r;
-    in->known_count = in->used = in->compared = 0;
-    r->status = json_read(in->tree, source, length, r->error);
-    if (r->status)
-        return NEVER;
+    in->compact = compact;
+    in->known_count = in->written = in->used = in->compared = 0;
     in->blank = NEVER;
     for (int i = 0; i < 4; i++)
         in->blank = rules_either(r, rules_byte(r, (uint8_t)spaces[i], (uint8_t)spaces[i], END), in->blank);
-    uint32_t start = value(in, &all, END);
-    for (uint32_t i = 0; i < in->known_count && !r->status; i++) { /* writing one may add others */
-        const known *one = in->known + i;
-        all.count = one->count;
+}
+
+uint32_t schema_write(schema *in, const conjunction *of, uint32_t root)
+{
+    in->root = root;
+    uint32_t start = value(in, of, END);
+    for (; in->written < in->known_count && !in->r->status; in->written++) { /* writing one may add others */
+        const known *one = in->known + in->written;
+        conjunction all = {.count = one->count};
         memcpy(all.of, in->pool + one->first, one->count * sizeof *all.of);
-        rules_set(r, one->rule, write_value(in, &all));
+        rules_set(in->r, one->rule, write_value(in, &all));
     }
     return start;
+}
+
+uint32_t schema_rules(schema *in, rules *r, const char *source, size_t length)
+{
+    const conjunction all = {{{1, 0}}, 1};
+    r->status = json_read(in->tree, source, length, r->error);
+    if (r->status)
+        return NEVER;
+    schema_begin(in, r, false);
+    return schema_write(in, &all, 1);
 }

@@ -14,7 +14,7 @@ schema *schema_layout(arena *from)
     json_tree *tree = json_layout(from);
     regex *expression = regex_layout(from);
     if (in)
-        *in = (schema){tree, expression, all, pool, members, 0, 0, 0, 0, 0, NULL};
+        *in = (schema){.tree = tree, .regex = expression, .known = all, .pool = pool, .members = members};
     return in;
 }
 

@@ -51,7 +51,7 @@ uint32_t schema_array(schema *in, const conjunction *of, uint32_t next)
     fixed = smaller(fixed, most);
     if (fixed < most && item(in, of, fixed, &each)) {
         uint32_t more = value(in, &each, blanks(in, END));
-        more = mark(in, ',', blanks(in, more));
+        more = separator(in, ',', more);
         if (fixed)
             found = rules_repeat(in->r, more, least > fixed ? least - fixed : 0, most == WITHOUT_END ? most : most - fixed, end);
         else {
@@ -64,7 +64,7 @@ uint32_t schema_array(schema *in, const conjunction *of, uint32_t next)
     for (uint32_t place = fixed; place--;) {
         uint32_t one = item(in, of, place, &each) ? value(in, &each, blanks(in, found)) : NEVER;
         if (place)
-            one = mark(in, ',', blanks(in, one));
+            one = separator(in, ',', one);
         found = least > place ? one : rules_either(in->r, one, end);
     }
     return mark(in, '[', blanks(in, found));
@@ -86,7 +86,7 @@ static member *name_member(schema *in, const char *text, uint32_t length)
 }
 
 /* Lists the members by all objects' schemas. Returns whether others are forbidden because no schema speaks of them. */
-static bool read_members(schema *in, const conjunction *of)
+bool schema_list_members(schema *in, const conjunction *of)
 {
     static const char *const speaking[] = {"additionalProperties", "patternProperties", "minProperties"};
     bool named = false, spoken = false;
@@ -118,7 +118,7 @@ static bool read_members(schema *in, const conjunction *of)
 
 /* The schemas of a member by all objects' schemas; name: NULL for one that none of them names. Returns false if there may be
  * none. */
-static bool property(schema *in, const conjunction *of, const member *name, bool closed, conjunction *found)
+bool schema_property(schema *in, const conjunction *of, const member *name, bool closed, conjunction *found)
 {
     bool may = !closed || name;
     found->count = 0;
@@ -139,7 +139,7 @@ static bool property(schema *in, const conjunction *of, const member *name, bool
 /* What follows a name: a colon and a value of this rule, with the blanks behind it. */
 static uint32_t named_value(schema *in, uint32_t rule)
 {
-    return blanks(in, mark(in, ':', blanks(in, rules_call(in->r, rule, blanks(in, END)))));
+    return blanks(in, separator(in, ':', rules_call(in->r, rule, blanks(in, END))));
 }
 
 /* Any name but those of members, from the byte number `depth` on; order: of members that begin alike, as bytes, from `from` to
@@ -184,7 +184,7 @@ static uint32_t further(schema *in, const conjunction *of, bool closed)
     conjunction each;
     uint32_t patterns = 0, next;
     uint16_t order[MOST_MEMBERS];
-    bool may = property(in, of, NULL, closed, &each), spoken = false;
+    bool may = schema_property(in, of, NULL, closed, &each), spoken = false;
     for (uint32_t i = 0; i < of->count; i++) {
         uint32_t found = json_named(in->tree, of->of[i].value, "patternProperties");
         spoken |= json_named(in->tree, of->of[i].value, "additionalProperties") != 0;
@@ -220,7 +220,7 @@ uint32_t schema_object(schema *in, const conjunction *of, uint32_t next)
 {
     rules *r = in->r;
     conjunction each;
-    const bool closed = read_members(in, of);
+    const bool closed = schema_list_members(in, of);
     uint32_t least = 0, most = WITHOUT_END, required = 0;
     for (uint32_t i = 0; i < of->count; i++) {
         uint32_t low = schema_number(in, of->of[i].value, "minProperties", 0);
@@ -238,16 +238,16 @@ uint32_t schema_object(schema *in, const conjunction *of, uint32_t next)
     if (in->r->status || least > most)
         return NEVER;
     /* What follows behind some members, and behind none. */
-    uint32_t some = rules_repeat(r, mark(in, ',', blanks(in, other)), least ? least - 1 : 0, most == WITHOUT_END ? most : most ? most - 1 : 0, end);
+    uint32_t some = rules_repeat(r, separator(in, ',', other), least ? least - 1 : 0, most == WITHOUT_END ? most : most ? most - 1 : 0, end);
     uint32_t none = most ? rules_repeat(r, other, 1, 1, some) : NEVER;
     none = least ? none : rules_either(r, none, end);
     for (uint32_t i = in->member_count; i--;) {
         const member *it = in->members + i;
         uint32_t before_some = NEVER, before_none = NEVER;
-        if (property(in, of, it, closed, &each)) {
+        if (schema_property(in, of, it, closed, &each)) {
             uint32_t whole = schema_name(in, it->text, it->length, named_value(in, schema_rule(in, &each)));
             before_none = rules_repeat(r, whole, 1, 1, some);
-            before_some = mark(in, ',', blanks(in, before_none));
+            before_some = separator(in, ',', before_none);
         }
         some = it->required ? before_some : rules_either(r, before_some, some);
         none = it->required ? before_none : rules_either(r, before_none, none);

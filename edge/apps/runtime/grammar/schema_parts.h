@@ -17,7 +17,7 @@
 enum {
     MOST_JOINED = 24,      /* schemas of one conjunction */
     MOST_POOL = 1 << 15,   /* of all */
-    MOST_MEMBERS = 512, LONGEST_NAME = 100, LONGEST_REFERENCE = 512, /* bytes */
+    MOST_MEMBERS = 512, LONGEST_NAME = 100, /* bytes */
     MOST_COMPARED = 1 << 16, /* pairs of schemas, for whether cases of oneOf exclude each other */
     BLANKS = 8             /* blanks between the parts of a JSON text, as edge/grammar/matcher.py */
 };
@@ -35,6 +35,8 @@ struct schema {
     joined *pool;     /* [MOST_POOL] of them */
     member *members;  /* [MOST_MEMBERS] of the object that is being written */
     uint32_t known_count, used, member_count, blank, compared; /* compared: cases of oneOf */
+    uint32_t root, written; /* where references lead; conjunctions whose rule is written */
+    bool compact;           /* the blanks of json.dumps alone, as calls of tools have them */
     rules *r;
 };
 
@@ -50,7 +52,13 @@ static inline uint32_t mark(schema *in, char c, uint32_t next)
 
 static inline uint32_t blanks(schema *in, uint32_t next)
 {
-    return rules_repeat(in->r, in->blank, 0, BLANKS, next);
+    return in->compact ? next : rules_repeat(in->r, in->blank, 0, BLANKS, next);
+}
+
+/* A comma or a colon, with the blanks behind it. */
+static inline uint32_t separator(schema *in, char c, uint32_t next)
+{
+    return mark(in, c, in->compact ? mark(in, ' ', next) : blanks(in, next));
 }
 
 static inline bool is_true(const schema *in, uint32_t index, const char *key)
@@ -58,6 +66,20 @@ static inline bool is_true(const schema *in, uint32_t index, const char *key)
     uint32_t found = json_named(in->tree, index, key);
     return found && at(in, found)->kind == JSON_TRUE;
 }
+
+/* Begins to read schemas within in->tree, as JSON with these blanks. */
+void schema_begin(schema *in, rules *r, bool compact);
+/* Returns the first node of the rules of a conjunction, whose references lead within `root`. */
+uint32_t schema_write(schema *in, const conjunction *of, uint32_t root);
+/* Adds the schemas that $ref and allOf name, before the ones that name them. Returns false if nothing matches. */
+bool schema_complete(schema *in, conjunction *all);
+/* The number of alternatives of the first anyOf or oneOf that is left, after schema_complete; 0: there is none. */
+uint32_t schema_alternatives(schema *in, const conjunction *all);
+void schema_choose(schema *in, const conjunction *all, uint32_t number, conjunction *with); /* with one of them */
+/* schema_members.c: lists in->members. Returns whether others are forbidden because no schema speaks of them. */
+bool schema_list_members(schema *in, const conjunction *of);
+/* The schemas of a member by all objects' schemas. Returns false if there may be none. */
+bool schema_property(schema *in, const conjunction *of, const member *name, bool closed, conjunction *found);
 
 void schema_refuse(schema *in, const char *what);
 void schema_malformed(schema *in, const char *what);

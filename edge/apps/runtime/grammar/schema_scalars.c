@@ -39,9 +39,9 @@ uint32_t schema_constant(schema *in, uint32_t index, uint32_t next)
         const json_value *each = at(in, later[count]);
         found = schema_constant(in, later[count], found);
         if (object)
-            found = schema_name(in, each->key, each->key_length, blanks(in, mark(in, ':', blanks(in, found))));
+            found = schema_name(in, each->key, each->key_length, blanks(in, separator(in, ':', found)));
         if (count)
-            found = blanks(in, mark(in, ',', blanks(in, found)));
+            found = blanks(in, separator(in, ',', found));
     }
     return mark(in, object ? '{' : '[', blanks(in, found));
 }

@@ -1,0 +1,508 @@
+/* Values of calls: JSON, and literals of Python or of a family's own notation, which become JSON. Ports of
+ * edge/tools/json_values.py, literals.py and scanner.py. */
+#include <string.h>
+
+#include "call_reader.h"
+#include "rules.h"
+#include "utf8.h"
+
+reading_result expect(call_reader *in, const char *text, size_t length)
+{
+    for (size_t i = 0; i < length; i++, in->at++) {
+        int byte;
+        NEXT(in, byte);
+        if (byte != (uint8_t)text[i])
+            return READ_OTHER;
+    }
+    return READ_FINE;
+}
+
+reading_result skip_blanks(call_reader *in)
+{
+    for (int byte;; in->at++) {
+        NEXT(in, byte);
+        if (!is_blank(byte))
+            return READ_FINE;
+    }
+}
+
+reading_result give(call_reader *in, const char *text, size_t length)
+{
+    if (length >= MOST_ARGUMENTS - in->used) /* \0 follows */
+        return READ_OTHER;
+    memcpy(in->arguments + in->used, text, length);
+    in->used += (uint32_t)length;
+    return READ_FINE;
+}
+
+reading_result give_word(call_reader *in, const char *text)
+{
+    return give(in, text, strlen(text));
+}
+
+static reading_result give_escape(call_reader *in, uint32_t code)
+{
+    static const char digits[] = "0123456789abcdef";
+    const char written[] = {'\\', 'u', digits[code >> 12 & 15], digits[code >> 8 & 15], digits[code >> 4 & 15], digits[code & 15]};
+    return give(in, written, 6);
+}
+
+reading_result give_quoted(call_reader *in, const uint8_t *text, size_t length)
+{
+    static const char names[] = "bfnrt\"\\", meant[] = "\b\f\n\r\t\"\\";
+    for (size_t i = 0; i < length; i++) {
+        const char *known = text[i] ? strchr(meant, text[i]) : NULL;
+        const char pair[] = {'\\', known ? names[known - meant] : 0};
+        if (known)
+            TRY(give(in, pair, 2));
+        else if (text[i] < ' ')
+            TRY(give_escape(in, text[i]));
+        else
+            TRY(give(in, (const char *)text + i, 1));
+    }
+    return READ_FINE;
+}
+
+reading_result read_until(call_reader *in, char mark, const uint8_t **name, size_t *length)
+{
+    uint32_t characters = 0;
+    *name = in->text + in->at;
+    for (int byte;; in->at++) {
+        NEXT(in, byte);
+        if (byte == mark)
+            break;
+        characters += byte >= 0 && (byte & 0xC0) != 0x80;
+        if (byte < 0 || characters > LONGEST_CALL_NAME || (byte && strchr("\n\"'{}()<>[],", byte)))
+            return READ_OTHER;
+    }
+    *length = (size_t)(in->text + in->at++ - *name);
+    return READ_FINE;
+}
+
+reading_result find_mark(call_reader *in, span mark, const uint8_t **text, size_t *length)
+{
+    *text = in->text + in->at;
+    for (; in->count - in->at >= mark.length; in->at++)
+        if (!memcmp(in->text + in->at, mark.bytes, mark.length)) {
+            *length = (size_t)(in->text + in->at - *text);
+            in->at += mark.length;
+            return READ_FINE;
+        }
+    in->at = in->count;
+    return in->ended ? READ_OTHER : READ_MORE;
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------------------------- */
+
+static reading_result keep(call_reader *in, bool kept, const void *text, size_t length)
+{
+    return kept ? give(in, text, length) : READ_FINE;
+}
+
+static reading_result read_string(call_reader *in, bool kept)
+{
+    int byte;
+    TRY(keep(in, kept, "\"", 1));
+    for (in->at++;;) {
+        NEXT(in, byte);
+        const uint8_t *at = in->text + in->at;
+        if (byte < 0)
+            return READ_OTHER;
+        if (in->strict && byte < ' ')
+            return READ_OTHER;
+        in->at++;
+        if (byte == '"')
+            return keep(in, kept, "\"", 1);
+        if (byte != '\\') {
+            TRY(!kept ? READ_FINE : byte < ' ' ? give_quoted(in, at, 1) : give(in, (const char *)at, 1));
+            continue;
+        }
+        NEXT(in, byte);
+        if (byte <= 0 || !strchr("\"\\/bfnrtu", byte))
+            return READ_OTHER;
+        in->at++;
+        for (int i = 0; byte == 'u' && i < 4; i++, in->at++) {
+            int digit;
+            NEXT(in, digit);
+            if (digit < 0 || hex_digit(digit) < 0)
+                return READ_OTHER;
+        }
+        TRY(keep(in, kept, at, (size_t)(in->text + in->at - at)));
+    }
+}
+
+/* Spaces are kept, tabs and line breaks are not. */
+static reading_result pass_blanks(call_reader *in, bool kept)
+{
+    for (int byte;; in->at++) {
+        NEXT(in, byte);
+        if (!is_blank(byte))
+            return READ_FINE;
+        if (byte == ' ')
+            TRY(keep(in, kept, " ", 1));
+    }
+}
+
+static size_t digits_of(const uint8_t *text, size_t length)
+{
+    size_t count = 0;
+    while (count < length && text[count] >= '0' && text[count] <= '9')
+        count++;
+    return count;
+}
+
+static bool is_number(const uint8_t *text, size_t length)
+{
+    size_t at = length && text[0] == '-', count = digits_of(text + at, length - at);
+    if (!count || (count > 1 && text[at] == '0'))
+        return false;
+    at += count;
+    if (at < length && text[at] == '.') {
+        count = digits_of(text + at + 1, length - at - 1);
+        if (!count)
+            return false;
+        at += 1 + count;
+    }
+    if (at < length && (text[at] | 32) == 'e') {
+        at++;
+        at += at < length && (text[at] == '+' || text[at] == '-');
+        count = digits_of(text + at, length - at);
+        if (!count)
+            return false;
+        at += count;
+    }
+    return at == length;
+}
+
+static bool is_word(const uint8_t *text, size_t length, const char *word)
+{
+    return length == strlen(word) && !memcmp(text, word, length);
+}
+
+reading_result read_json(call_reader *in, bool kept, int depth)
+{
+    int byte;
+    NEXT(in, byte);
+    if (depth > DEEPEST_CALL)
+        return READ_OTHER;
+    if (byte == '"')
+        return read_string(in, kept);
+    if (byte != '{' && byte != '[') {
+        const uint8_t *word = in->text + in->at;
+        for (;; in->at++) {
+            NEXT(in, byte);
+            const bool letter = (byte >= '0' && byte <= '9') || ((byte | 32) >= 'a' && (byte | 32) <= 'z');
+            if (byte < 0 || !(letter || byte == '+' || byte == '-' || byte == '.'))
+                break;
+        }
+        const size_t length = (size_t)(in->text + in->at - word);
+        if ((byte < 0 && !in->strict) || length > LONGEST_CALL_NAME || byte >= 0x80
+            || !(is_word(word, length, "true") || is_word(word, length, "false") || is_word(word, length, "null") || is_number(word, length)))
+            return READ_OTHER;
+        return keep(in, kept, word, length);
+    }
+    const char opening = (char)byte, closing = opening == '{' ? '}' : ']';
+    TRY(keep(in, kept, &opening, 1));
+    in->at++;
+    TRY(pass_blanks(in, kept));
+    for (bool first = true;; first = false) {
+        NEXT(in, byte);
+        if (first && byte == closing)
+            break;
+        if (opening == '{') {
+            if (byte != '"')
+                return READ_OTHER;
+            TRY(read_string(in, kept));
+            TRY(pass_blanks(in, kept));
+            TRY(expect(in, ":", 1));
+            TRY(keep(in, kept, ":", 1));
+            TRY(pass_blanks(in, kept));
+        }
+        TRY(read_json(in, kept, depth + 1));
+        TRY(pass_blanks(in, kept));
+        NEXT(in, byte);
+        if (byte != ',')
+            break;
+        TRY(keep(in, kept, ",", 1));
+        in->at++;
+        TRY(pass_blanks(in, kept));
+    }
+    TRY(expect(in, &closing, 1));
+    return keep(in, kept, &closing, 1);
+}
+
+static uint32_t four_digits(const uint8_t *at)
+{
+    return (uint32_t)(hex_digit(at[0]) << 12 | hex_digit(at[1]) << 8 | hex_digit(at[2]) << 4 | hex_digit(at[3]));
+}
+
+size_t unescape(const uint8_t *json, size_t length, char *out)
+{
+    static const char names[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
+    char *to = out;
+    for (size_t i = 0; i < length;) {
+        if (json[i] != '\\') {
+            *to++ = (char)json[i++];
+            continue;
+        }
+        if (json[i + 1] != 'u') {
+            *to++ = meant[strchr(names, json[i + 1]) - names];
+            i += 2;
+            continue;
+        }
+        uint32_t point = four_digits(json + i + 2);
+        i += 6;
+        if (point >= 0xD800 && point < 0xDC00 && i + 6 <= length && json[i] == '\\' && json[i + 1] == 'u') {
+            uint32_t low = four_digits(json + i + 2);
+            if (low >= 0xDC00 && low < 0xE000) {
+                point = 0x10000 + ((point - 0xD800) << 10) + (low - 0xDC00);
+                i += 6;
+            }
+        }
+        to += utf8_write(point >= 0xD800 && point < 0xE000 ? UTF8_REPLACEMENT : point, (uint8_t *)to);
+    }
+    return (size_t)(to - out);
+}
+
+reading_result read_short(call_reader *in, char *out, size_t *length)
+{
+    int byte;
+    uint32_t characters = 0;
+    NEXT(in, byte);
+    if (byte != '"')
+        return READ_OTHER;
+    const uint8_t *start = in->text + in->at + 1;
+    TRY(read_string(in, false));
+    const uint8_t *end = in->text + in->at - 1;
+    for (const uint8_t *at = start; at < end; characters++) {
+        if (*at == '\\')
+            at += at[1] == 'u' ? 6 : 2;
+        else
+            for (at++; at < end && (*at & 0xC0) == 0x80;)
+                at++;
+    }
+    if (characters > LONGEST_CALL_NAME)
+        return READ_OTHER;
+    *length = unescape(start, (size_t)(end - start), out);
+    return READ_FINE;
+}
+
+bool is_json(const uint8_t *text, size_t length, uint8_t *first)
+{
+    call_reader in = {.text = text, .count = length, .ended = true, .strict = true};
+    skip_blanks(&in);
+    *first = in.at < length ? text[in.at] : 0;
+    if (read_json(&in, false, 0))
+        return false;
+    skip_blanks(&in);
+    return in.at == length;
+}
+
+/* ---- literals --------------------------------------------------------------------------------------------------- */
+
+static bool is_space(uint32_t point) /* as str.strip has them */
+{
+    return (point >= 9 && point <= 13) || (point >= 28 && point <= 32) || point == 0x85 || point == 0xA0 || point == 0x1680
+        || (point >= 0x2000 && point <= 0x200A) || point == 0x2028 || point == 0x2029 || point == 0x202F || point == 0x205F
+        || point == 0x3000;
+}
+
+void trim_text(const uint8_t **text, size_t *length)
+{
+    uint32_t point;
+    bool whole;
+    while (*length) {
+        size_t size = utf8_read(*text, *length, &point, &whole);
+        if (!is_space(point))
+            break;
+        *text += size;
+        *length -= size;
+    }
+    while (*length) {
+        size_t from = *length - 1;
+        while (from && ((*text)[from] & 0xC0) == 0x80)
+            from--;
+        utf8_read(*text + from, *length - from, &point, &whole);
+        if (!is_space(point))
+            break;
+        *length = from;
+    }
+}
+
+const char *literal_of(const uint8_t *text, size_t length)
+{
+    static const char *const written[] = {"True", "False", "None", "true", "false", "null"};
+    for (int i = 0; i < 6; i++)
+        if (is_word(text, length, written[i]))
+            return written[3 + i % 3];
+    return NULL;
+}
+
+/* The escape behind a backslash of Python's. */
+static reading_result read_escape(call_reader *in)
+{
+    static const char names[] = "ntrbf0\\'\"\n", meant[] = "\n\t\r\b\f\0\\'\"\n", sizes[] = "xuU";
+    int byte;
+    NEXT(in, byte);
+    const uint8_t *start = in->text + in->at;
+    if (byte < 0)
+        return READ_OTHER;
+    in->at++;
+    const char *known = byte ? strchr(names, byte) : NULL, *sized = byte ? strchr(sizes, byte) : NULL;
+    if (known)
+        return give_quoted(in, (const uint8_t *)meant + (known - names), 1);
+    if (!sized) {
+        TRY(give_word(in, "\\\\"));
+        return give_quoted(in, start, 1);
+    }
+    const uint32_t size = 2u << (sized - sizes);
+    uint32_t count = 0, code = 0;
+    for (; count < size; count++, in->at++) {
+        NEXT(in, byte);
+        if (byte < 0 || hex_digit(byte) < 0)
+            break;
+        code = code << 4 | (uint32_t)hex_digit(byte);
+    }
+    if (count < size || code > 0x10FFFF) {
+        TRY(give_word(in, "\\\\"));
+        return give(in, (const char *)start, count + 1);
+    }
+    if (code >= 0xD800 && code < 0xE000)
+        return give_escape(in, code);
+    uint8_t out[4];
+    return give_quoted(in, out, utf8_write(code, out));
+}
+
+static reading_result read_quoted(call_reader *in)
+{
+    const span mark = in->form->quote;
+    int quote, byte, behind;
+    NEXT(in, quote);
+    TRY(give_word(in, "\""));
+    if (mark.length && quote == (uint8_t)mark.bytes[0]) {
+        const uint8_t *text;
+        size_t length;
+        TRY(expect(in, mark.bytes, mark.length));
+        TRY(find_mark(in, mark, &text, &length));
+        TRY(give_quoted(in, text, length));
+        return give_word(in, "\"");
+    }
+    for (in->at++;;) {
+        NEXT(in, byte);
+        const uint8_t *at = in->text + in->at;
+        if (byte < 0)
+            return READ_OTHER;
+        in->at++;
+        if (byte == quote) { /* models write apostrophes without a backslash */
+            NEXT(in, behind);
+            if (behind < 0 || (behind && strchr(" \t\r\n,)]}:=", behind)))
+                return give_word(in, "\"");
+        }
+        TRY(byte == '\\' ? read_escape(in) : give_quoted(in, at, 1));
+    }
+}
+
+static reading_result begins_quoted(call_reader *in, bool *found)
+{
+    int byte;
+    NEXT(in, byte);
+    *found = byte == '"' || byte == (in->form->quote.length ? (uint8_t)in->form->quote.bytes[0] : '\'');
+    return READ_FINE;
+}
+
+static reading_result read_literal(call_reader *in, int depth);
+
+static reading_result read_field(call_reader *in, char assign, int depth)
+{
+    bool quoted;
+    TRY(begins_quoted(in, &quoted));
+    if (quoted) {
+        TRY(read_quoted(in));
+        TRY(skip_blanks(in));
+        TRY(expect(in, &assign, 1));
+    } else {
+        const uint8_t *key;
+        size_t length;
+        TRY(read_until(in, assign, &key, &length));
+        trim_text(&key, &length);
+        TRY(give_word(in, "\""));
+        TRY(give_quoted(in, key, length));
+        TRY(give_word(in, "\""));
+    }
+    TRY(give_word(in, ": "));
+    TRY(skip_blanks(in));
+    return read_literal(in, depth + 1);
+}
+
+/* Items with commas between them, up to the closing bracket; a trailing comma is allowed. assign: of fields; 0: values. */
+static reading_result read_items(call_reader *in, char closing, char assign, int depth)
+{
+    int byte;
+    TRY(skip_blanks(in));
+    for (bool first = true;; first = false) {
+        NEXT(in, byte);
+        if (byte == closing)
+            break;
+        if (!first) {
+            TRY(expect(in, ",", 1));
+            TRY(skip_blanks(in));
+            NEXT(in, byte);
+            if (byte == closing)
+                break;
+            TRY(give_word(in, ", "));
+        }
+        TRY(assign ? read_field(in, assign, depth) : read_literal(in, depth + 1));
+        TRY(skip_blanks(in));
+    }
+    in->at++;
+    return READ_FINE;
+}
+
+reading_result read_fields(call_reader *in, char closing, char assign, int depth)
+{
+    if (depth > DEEPEST_CALL)
+        return READ_OTHER;
+    TRY(give_word(in, "{"));
+    TRY(read_items(in, closing, assign, depth));
+    return give_word(in, "}");
+}
+
+static reading_result read_literal(call_reader *in, int depth)
+{
+    int byte;
+    bool quoted;
+    if (depth > DEEPEST_CALL)
+        return READ_OTHER;
+    TRY(begins_quoted(in, &quoted));
+    if (quoted)
+        return read_quoted(in);
+    NEXT(in, byte);
+    if (byte == '{') {
+        in->at++;
+        return read_fields(in, '}', ':', depth);
+    }
+    if (byte == '[' || byte == '(') {
+        in->at++;
+        TRY(give_word(in, "["));
+        TRY(read_items(in, byte == '[' ? ']' : ')', 0, depth));
+        return give_word(in, "]");
+    }
+    const uint8_t *word = in->text + in->at;
+    for (;; in->at++) {
+        NEXT(in, byte);
+        if (byte < 0)
+            return READ_OTHER;
+        if (byte && strchr(",)]}:", byte))
+            break;
+    }
+    size_t length = (size_t)(in->text + in->at - word);
+    trim_text(&word, &length);
+    const char *known = literal_of(word, length);
+    if (known)
+        return give_word(in, known);
+    if (is_number(word, length))
+        return give(in, (const char *)word, length);
+    TRY(give_word(in, "\""));
+    TRY(give_quoted(in, word, length));
+    return give_word(in, "\"");
+}
