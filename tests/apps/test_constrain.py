@@ -18,7 +18,7 @@ import pytest
 from bundles import bundle_of, model_of
 from conftest import exhaustive
 from ctypes_bundle import ERRORS, _Error, open_bundle
-from runtime_library import RUNTIME, load_runtime
+from runtime_library import load_runtime
 
 from edge.apps.enums import Finish, Form, Role
 from edge.errors import EngineError, InputError, UnsupportedError
@@ -85,11 +85,8 @@ class Harness:
 
     def __init__(self) -> None:
         names = ("rules", "json", "numbers", "regexp", "schema", "schema_base", "schema_scalars", "schema_members",
-                 "automaton", "mask")  # fmt: skip
-        sources = [
-            *(RUNTIME / "grammar" / f"{each}.c" for each in names),
-            Path(__file__).parent / "runtime/grammar_harness.c",
-        ]
+                 "automaton", "mask", "call_rules", "call_fields", "call_forms", "call_values", "tool_list")  # fmt: skip
+        sources = [*(f"{each}.c" for each in names), Path(__file__).parent / "runtime/grammar_harness.c"]
         self.library = load_runtime(*sources, "vocabulary.c", "utf8.c", "error.c")
         self.library.harness_match.restype = c_size_t
         self.tokenizer = model_of(MODEL).tokenizer

@@ -3,12 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "call_rules.h"
 #include "mask.h"
 #include "regexp.h"
 #include "rules.h"
 #include "schema.h"
 
-static struct { rules *rules; schema *schema; regex *regex; automaton *automaton; mask *mask; } made;
+static struct { rules *rules; schema *schema; regex *regex; automaton *automaton; mask *mask; json_tree *tree; } made;
 static tokenizer_config config;
 static vocabulary words;
 static uint32_t start, now;
@@ -20,6 +21,7 @@ static void lay_out(arena *from, uint32_t vocab)
     made.regex = regex_layout(from);
     made.automaton = automaton_layout(from);
     made.mask = mask_layout(from, vocab);
+    made.tree = json_layout(from);
 }
 
 /* pieces: bytes of all tokens, which begin at starts[token]. The tables must stay. */
@@ -34,7 +36,17 @@ void harness_open(const uint8_t *pieces, const uint32_t *starts, uint32_t count,
     config.piece_bytes = starts[count];
     config.ends = end_count;
     words = (vocabulary){.config = &config, .piece_starts = starts, .pieces = pieces, .ends = ends};
-    mask_open(made.mask, &words);
+    mask_open(made.mask, &words, NULL, 0);
+}
+
+static edge_status finish(void)
+{
+    if (!made.rules->status)
+        rules_finish(made.rules, start);
+    if (made.rules->status)
+        return made.rules->status;
+    now = automaton_begin(made.automaton, made.rules, start);
+    return now && mask_begin(made.mask, made.rules, start) ? EDGE_OK : EDGE_UNSUPPORTED;
 }
 
 edge_status harness_set(uint32_t is_regex, const char *text, size_t length, edge_error *error)
@@ -46,13 +58,27 @@ edge_status harness_set(uint32_t is_regex, const char *text, size_t length, edge
     } else {
         start = schema_rules(made.schema, made.rules, text, length);
     }
-    if (!made.rules->status)
-        rules_finish(made.rules, start);
-    if (made.rules->status)
-        return made.rules->status;
-    now = automaton_begin(made.automaton, made.rules, start);
-    return now && mask_begin(made.mask, made.rules, start) ? EDGE_OK : EDGE_UNSUPPORTED;
+    return finish();
 }
+
+/* The grammar of calls of tools. texts: opening, closing, quote, name of arguments, text between; each ends with \0. */
+edge_status harness_calls(const char *text, size_t length, uint32_t body, uint32_t joined, const char *const *texts, const char *only,
+                          uint32_t required, uint32_t parallel, edge_error *error)
+{
+    call_form form = {.body = body, .joined = joined};
+    span *spans[] = {&form.opening, &form.closing, &form.quote, &form.arguments, &form.between};
+    for (int i = 0; i < 5; i++)
+        *spans[i] = (span){texts[i], (uint32_t)strlen(texts[i])};
+    edge_status status = json_read(made.tree, text, length, error);
+    if (status)
+        return status;
+    const tool_list tools = {made.tree, made.tree->values[1].child};
+    const call_choice choice = {&form, &tools, NULL, 0, only ? tool_named(&tools, only, strlen(only)) : 0, required, parallel};
+    rules_begin(made.rules, error);
+    start = call_rules(made.schema, made.rules, &choice);
+    return finish();
+}
+
 
 static uint32_t step(uint8_t byte)
 {

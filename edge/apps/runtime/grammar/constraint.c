@@ -1,4 +1,5 @@
 /* The form of answers: a grammar, in memory of its own, with the tables of a vocabulary. */
+#include "call_rules.h"
 #include "constraint.h"
 #include "mask.h"
 #include "regexp.h"
@@ -27,7 +28,7 @@ static constraint *lay_out(arena *from, uint32_t vocab)
     return c;
 }
 
-constraint *constraint_make(const vocabulary *in)
+constraint *constraint_make(const vocabulary *in, const int32_t *marks, uint32_t mark_count)
 {
     arena count = {NULL, 0};
     lay_out(&count, in->config->tokens);
@@ -37,7 +38,7 @@ constraint *constraint_make(const vocabulary *in)
     constraint *c = lay_out(&memory, in->config->tokens);
     c->size = count.used;
     c->in = in;
-    mask_open(c->mask, in);
+    mask_open(c->mask, in, marks, mark_count);
     return c;
 }
 
@@ -57,6 +58,19 @@ bool constraint_holds(const constraint *c)
     return c && c->holds;
 }
 
+static edge_status finish(constraint *c, edge_error *error)
+{
+    rules *r = c->rules;
+    if (!r->status)
+        rules_finish(r, c->start);
+    if (r->status)
+        return r->status;
+    if (!mask_begin(c->mask, r, c->start))
+        return edge_fail(error, EDGE_UNSUPPORTED, "the grammar is too ambiguous: too many of its parts may begin at once");
+    c->holds = true;
+    return EDGE_OK;
+}
+
 edge_status constraint_set(constraint *c, edge_form form, const char *text, size_t length, edge_error *error)
 {
     rules *r = c->rules;
@@ -68,14 +82,15 @@ edge_status constraint_set(constraint *c, edge_form form, const char *text, size
     } else {
         c->start = schema_rules(c->schema, r, text, length);
     }
-    if (!r->status)
-        rules_finish(r, c->start);
-    if (r->status)
-        return r->status;
-    if (!mask_begin(c->mask, r, c->start))
-        return edge_fail(error, EDGE_UNSUPPORTED, "the grammar is too ambiguous: too many of its parts may begin at once");
-    c->holds = true;
-    return EDGE_OK;
+    return finish(c, error);
+}
+
+edge_status constraint_calls(constraint *c, const call_choice *choice, edge_error *error)
+{
+    c->holds = false;
+    rules_begin(c->rules, error);
+    c->start = call_rules(c->schema, c->rules, choice);
+    return finish(c, error);
 }
 
 void constraint_start(constraint *c)

@@ -3,15 +3,18 @@
 #define EDGE_CONSTRAINT_H
 
 #include "base.h"
+#include "call_rules.h"
 #include "vocabulary.h"
 
 typedef struct constraint constraint;
-constraint *constraint_make(const vocabulary *in); /* returns NULL without memory */
+/* Returns NULL without memory. marks: tokens that only grammars of calls name. */
+constraint *constraint_make(const vocabulary *in, const int32_t *marks, uint32_t mark_count);
 void constraint_free(constraint *c);               /* c: may be NULL, as in the next two */
 uint64_t constraint_bytes(const constraint *c);
 bool constraint_holds(const constraint *c);        /* whether answers have a form */
 /* Sets the form; if it is refused, answers have none. */
 edge_status constraint_set(constraint *c, edge_form form, const char *text, size_t length, edge_error *error);
+edge_status constraint_calls(constraint *c, const call_choice *choice, edge_error *error); /* the form of answers with calls */
 void constraint_start(constraint *c);              /* begins an answer */
 /* Removes tokens that the form does not allow from logits. Returns whether the answer may end here. *stuck: its tables do not
  * suffice. */

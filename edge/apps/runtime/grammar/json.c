@@ -13,14 +13,14 @@ json_tree *json_layout(arena *from)
     json_value *values = take(from, MOST_VALUES * sizeof *values);
     char *bytes = take(from, MOST_JSON);
     if (tree)
-        *tree = (json_tree){values, bytes, 0, 0};
+        *tree = (json_tree){values, bytes, 0, 0, "the JSON schema is"};
     return tree;
 }
 
 static void fail(reading *in, const char *what)
 {
     if (!in->status)
-        in->status = edge_fail(in->error, EDGE_BAD_ARGUMENT, "the JSON schema is no JSON: %s at byte %d", what, (int64_t)in->at);
+        in->status = edge_fail(in->error, EDGE_BAD_ARGUMENT, "%s no JSON: %s at byte %d", in->tree->name, what, (int64_t)in->at);
 }
 
 static int peek(reading *in)
@@ -167,7 +167,7 @@ static uint32_t read_value(reading *in, int depth)
     json_tree *tree = in->tree;
     if (tree->count == MOST_VALUES || depth > DEEPEST_JSON) {
         if (!in->status)
-            in->status = edge_fail(in->error, EDGE_UNSUPPORTED, "the JSON schema is too large: at most %d values, %d deep",
+            in->status = edge_fail(in->error, EDGE_UNSUPPORTED, "%s too large: at most %d values, %d deep", tree->name,
                                    (int64_t)MOST_VALUES, (int64_t)DEEPEST_JSON);
         return 0;
     }
@@ -196,19 +196,24 @@ static uint32_t read_value(reading *in, int depth)
     return index;
 }
 
-edge_status json_read(json_tree *tree, const char *text, size_t length, edge_error *error)
+edge_status json_add(json_tree *tree, const char *text, size_t length, uint32_t *index, edge_error *error)
 {
-    if (length > MOST_JSON)
-        return edge_fail(error, EDGE_UNSUPPORTED, "the JSON schema has %d bytes, and may have at most %d", (int64_t)length,
-                         (int64_t)MOST_JSON);
+    if (length > MOST_JSON - tree->used)
+        return edge_fail(error, EDGE_UNSUPPORTED, "%s of %d bytes: at most %d may be", tree->name, (int64_t)length, (int64_t)MOST_JSON);
     reading in = {tree, text, length, 0, EDGE_OK, error};
-    memset(tree->values, 0, sizeof *tree->values);
-    tree->count = 1;
-    tree->used = 0;
-    read_value(&in, 0);
+    *index = read_value(&in, 0);
     if (!in.status && peek(&in) >= 0)
         fail(&in, "text behind its end");
     return in.status;
+}
+
+edge_status json_read(json_tree *tree, const char *text, size_t length, edge_error *error)
+{
+    uint32_t index;
+    memset(tree->values, 0, sizeof *tree->values);
+    tree->count = 1;
+    tree->used = 0;
+    return json_add(tree, text, length, &index, error);
 }
 
 uint32_t json_member(const json_tree *tree, uint32_t object, const char *key, size_t length)

@@ -19,11 +19,14 @@ typedef struct {
     json_value *values;        /* [MOST_VALUES]; values[1] is the whole text */
     char *bytes;               /* [MOST_JSON]: of strings */
     uint32_t count, used;
+    const char *name;          /* in messages, with its verb */
 } json_tree;
 
 json_tree *json_layout(arena *from);
 /* Fails for what is no JSON, and for more than the limits above. The tree refers to the text. */
 edge_status json_read(json_tree *tree, const char *text, size_t length, edge_error *error);
+/* Adds a further text, whose value is `index`. */
+edge_status json_add(json_tree *tree, const char *text, size_t length, uint32_t *index, edge_error *error);
 uint32_t json_member(const json_tree *tree, uint32_t object, const char *key, size_t length); /* 0: it has none */
 uint32_t json_named(const json_tree *tree, uint32_t object, const char *key);
 /* The value within `root` that a reference such as #/$defs/a names; 0: there is none. */

@@ -26,6 +26,9 @@ struct mask {
     uint32_t *masks, kept[KEPT], turn; /* [KEPT][words]; of these states, DEAD: free */
     uint32_t path[LONGEST_PIECE + 1]; /* states behind the bytes of a token */
     uint8_t way[LONGEST_WAY];
+    mark_token marks[MOST_MARK_TOKENS];
+    uint32_t mark_count;
+    int32_t first_mark, last_mark;
 };
 
 mask *mask_layout(arena *from, uint32_t vocab)
@@ -49,43 +52,55 @@ mask *mask_layout(arena *from, uint32_t vocab)
 
 /* ---- the vocabulary --------------------------------------------------------------------------------------------- */
 
-static int byte_at(const vocabulary *in, uint32_t token, uint32_t depth)
+/* The bytes of a token to a grammar. */
+static const uint8_t *piece_of(const mask *m, int32_t token, size_t *length)
+{
+    if (token >= m->first_mark && token <= m->last_mark)
+        for (uint32_t i = 0; i < m->mark_count; i++)
+            if (m->marks[i].token == token) {
+                *length = sizeof m->marks[i].bytes;
+                return m->marks[i].bytes;
+            }
+    return vocabulary_piece(m->in, token, length);
+}
+
+static int byte_at(const mask *m, uint32_t token, uint32_t depth)
 {
     size_t length;
-    const uint8_t *bytes = vocabulary_piece(in, (int32_t)token, &length);
+    const uint8_t *bytes = piece_of(m, (int32_t)token, &length);
     return depth < length ? bytes[depth] : -1;
 }
 
 /* Sorts tokens whose first `depth` bytes are equal: quicksort, by one byte after another. */
-static void sort(const vocabulary *in, uint32_t *tokens, uint32_t count, uint32_t depth)
+static void sort(const mask *m, uint32_t *tokens, uint32_t count, uint32_t depth)
 {
     while (count > 1) {
-        const int pivot = byte_at(in, tokens[count / 2], depth);
+        const int pivot = byte_at(m, tokens[count / 2], depth);
         uint32_t less = 0, at = 0, more = count;
         while (at < more) {
-            int byte = byte_at(in, tokens[at], depth);
+            int byte = byte_at(m, tokens[at], depth);
             uint32_t to = byte < pivot ? less++ : byte > pivot ? --more : at, swapped = tokens[to];
             tokens[to] = tokens[at];
             tokens[at] = swapped;
             at += byte <= pivot;
         }
         if (pivot >= 0)
-            sort(in, tokens + less, more - less, depth + 1);
-        sort(in, tokens, less, depth);
+            sort(m, tokens + less, more - less, depth + 1);
+        sort(m, tokens, less, depth);
         tokens += more;
         count -= more;
     }
 }
 
-static void order(const vocabulary *in, ordered *o)
+static void order(const mask *m, ordered *o)
 {
-    sort(in, o->tokens, o->count, 0);
+    sort(m, o->tokens, o->count, 0);
     for (uint32_t i = 0; i < o->count; i++) {
         uint32_t same = 0;
-        o->behind[byte_at(in, o->tokens[i], 0)] = i + 1;
+        o->behind[byte_at(m, o->tokens[i], 0)] = i + 1;
         if (!i)
             continue;
-        while (same < 255 && byte_at(in, o->tokens[i], same) == byte_at(in, o->tokens[i - 1], same) && byte_at(in, o->tokens[i], same) >= 0)
+        while (same < 255 && byte_at(m, o->tokens[i], same) == byte_at(m, o->tokens[i - 1], same) && byte_at(m, o->tokens[i], same) >= 0)
             same++;
         o->alike[i] = (uint8_t)same;
     }
@@ -105,14 +120,22 @@ static uint8_t plain_characters(const uint8_t *bytes, size_t length)
     return count < NOT_PLAIN ? (uint8_t)count : NOT_PLAIN;
 }
 
-void mask_open(mask *m, const vocabulary *in)
+void mask_open(mask *m, const vocabulary *in, const int32_t *marks, uint32_t count)
 {
     m->in = in;
+    m->mark_count = smaller(count, MOST_MARK_TOKENS);
+    m->first_mark = count ? INT32_MAX : 0;
+    m->last_mark = -1;
+    for (uint32_t i = 0; i < m->mark_count; i++) {
+        m->marks[i] = mark_of(marks[i]);
+        m->first_mark = marks[i] < m->first_mark ? marks[i] : m->first_mark;
+        m->last_mark = marks[i] > m->last_mark ? marks[i] : m->last_mark;
+    }
     m->all.count = m->odd.count = m->longest = 0;
     memset(m->characters, NOT_PLAIN, 32ull * m->words);
     for (uint32_t token = 0; token < in->config->tokens; token++) {
         size_t length;
-        const uint8_t *bytes = vocabulary_piece(in, (int32_t)token, &length);
+        const uint8_t *bytes = piece_of(m, (int32_t)token, &length);
         if (!length || length > 255 || vocabulary_ends(in, (int32_t)token))
             continue;
         m->characters[token] = plain_characters(bytes, length);
@@ -122,8 +145,8 @@ void mask_open(mask *m, const vocabulary *in)
         else if (m->characters[token] > m->longest)
             m->longest = m->characters[token];
     }
-    order(in, &m->all);
-    order(in, &m->odd);
+    order(m, &m->all);
+    order(m, &m->odd);
 }
 
 /* ---- the answer's state ----------------------------------------------------------------------------------------- */
@@ -160,7 +183,7 @@ bool mask_accept(mask *m, int32_t token)
 {
     size_t length;
     uint32_t end;
-    const uint8_t *bytes = vocabulary_piece(m->in, token, &length);
+    const uint8_t *bytes = piece_of(m, token, &length);
     if (!walk(m, bytes, length, &end) || end == DEAD)
         return false;
     m->state = end;
@@ -209,7 +232,7 @@ static bool try_all(mask *m, const ordered *o, uint32_t *bits)
         bool full = false;
         if (alike >= dead_at)
             continue;
-        const uint8_t *bytes = vocabulary_piece(m->in, (int32_t)o->tokens[i], &length);
+        const uint8_t *bytes = piece_of(m, (int32_t)o->tokens[i], &length);
         uint32_t depth = smaller(alike, known);
         dead_at = UINT32_MAX;
         m->path[0] = m->state;
@@ -295,7 +318,7 @@ static int32_t longest_token(const mask *m, const uint8_t *way, uint32_t count, 
         while (low < high) {
             uint32_t middle = low + (high - low) / 2;
             size_t own;
-            const uint8_t *bytes = vocabulary_piece(m->in, (int32_t)m->all.tokens[middle], &own);
+            const uint8_t *bytes = piece_of(m, (int32_t)m->all.tokens[middle], &own);
             int order = memcmp(bytes, way, own < length ? own : length);
             if (!order && own == length) {
                 *used = length;
@@ -336,7 +359,7 @@ int32_t mask_within(mask *m, int32_t token, uint32_t left)
     uint32_t behind, from;
     uint8_t byte;
     int32_t first = -1;
-    const uint8_t *bytes = vocabulary_piece(m->in, token, &length);
+    const uint8_t *bytes = piece_of(m, token, &length);
     if (automaton_crowded(m->automaton))
         forget(m);
     from = m->state;

@@ -201,10 +201,10 @@ void schema_begin(schema *in, rules *r, bool compact)
         in->blank = rules_either(r, rules_byte(r, (uint8_t)spaces[i], (uint8_t)spaces[i], END), in->blank);
 }
 
-uint32_t schema_write(schema *in, const conjunction *of, uint32_t root)
+uint32_t schema_write(schema *in, const conjunction *of, uint32_t root, uint32_t next)
 {
     in->root = root;
-    uint32_t start = value(in, of, END);
+    uint32_t start = value(in, of, next);
     for (; in->written < in->known_count && !in->r->status; in->written++) { /* writing one may add others */
         const known *one = in->known + in->written;
         conjunction all = {.count = one->count};
@@ -221,5 +221,5 @@ uint32_t schema_rules(schema *in, rules *r, const char *source, size_t length)
     if (r->status)
         return NEVER;
     schema_begin(in, r, false);
-    return schema_write(in, &all, 1);
+    return schema_write(in, &all, 1, END);
 }

@@ -69,8 +69,8 @@ static inline bool is_true(const schema *in, uint32_t index, const char *key)
 
 /* Begins to read schemas within in->tree, as JSON with these blanks. */
 void schema_begin(schema *in, rules *r, bool compact);
-/* Returns the first node of the rules of a conjunction, whose references lead within `root`. */
-uint32_t schema_write(schema *in, const conjunction *of, uint32_t root);
+/* Returns the first node of the rules of a conjunction, whose references lead within `root`, before `next`. */
+uint32_t schema_write(schema *in, const conjunction *of, uint32_t root, uint32_t next);
 /* Adds the schemas that $ref and allOf name, before the ones that name them. Returns false if nothing matches. */
 bool schema_complete(schema *in, conjunction *all);
 /* The number of alternatives of the first anyOf or oneOf that is left, after schema_complete; 0: there is none. */

@@ -198,15 +198,15 @@ static uint32_t property_of(const json_tree *tree, uint32_t root, uint32_t schem
 }
 
 /* Whether a value in tags is its text as it stands, as `is_text` of edge/json_schema.py. */
-bool tag_has_text(const json_tree *tree, uint32_t schema)
+bool tag_has_text(const json_tree *tree, uint32_t shape)
 {
     static const char *const otherwise[] = {"anyOf", "oneOf", "allOf", "enum", "$ref", "const"};
-    const uint32_t type = json_named(tree, schema, "type");
-    if (!schema || tree->values[schema].kind != JSON_OBJECT)
+    const uint32_t type = json_named(tree, shape, "type");
+    if (!shape || tree->values[shape].kind != JSON_OBJECT)
         return true;
     bool other = false;
     for (size_t i = 0; i < sizeof otherwise / sizeof *otherwise; i++)
-        other |= json_named(tree, schema, otherwise[i]) != 0;
+        other |= json_named(tree, shape, otherwise[i]) != 0;
     return type ? json_is(tree->values + type, "string") : !other;
 }
 

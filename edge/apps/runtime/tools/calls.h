@@ -19,7 +19,7 @@ typedef struct { /* as `ToolFormat` */
 typedef struct { const json_tree *tree; uint32_t first; } tool_list; /* first: of its tools; 0: there are none */
 /* The function of a tool, or of the one with this name; 0: there is none. */
 uint32_t tool_function(const json_tree *tree, uint32_t tool);
-bool tag_has_text(const json_tree *tree, uint32_t schema); /* whether a value in tags is its text as it stands */
+bool tag_has_text(const json_tree *tree, uint32_t shape); /* whether a value in tags is its text as it stands */
 uint32_t tool_named(const tool_list *tools, const char *name, size_t length);
 
 typedef struct { uint32_t function, start, length; } found_call; /* start, length: of its arguments */
