@@ -31,6 +31,7 @@ from edge.apps.npu_graphs import NpuGraphs, describe_npu, plan_graphs
 from edge.apps.planning import check_options, own_bytes, plan_bundle, prompt_rows
 from edge.apps.platforms import write_platform
 from edge.apps.site import describe_ears, describe_gpu_files, describe_site, write_gpu
+from edge.apps.tools_file import tools_section
 from edge.apps.vocabulary import composing_bytes, tokenizer_sections
 from edge.backends.checks import app_cores, check_cores
 from edge.backends.tvm import ENGINE as CPU
@@ -186,6 +187,7 @@ def prepare(
     ids, words, letters = tokenizer_sections(model.tokenizer)
     tables = {
         Section.TOKENIZER: ids, Section.WORDS: words, Section.NORMALIZER: letters, Section.CHAT: chat_section(model),
+        Section.TOOLS: tools_section(model),
         Section.EMBED: embed_section(model, layout),
     }  # fmt: skip
     tables = {section: data for section, data in tables.items() if data}

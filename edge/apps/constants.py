@@ -21,6 +21,7 @@ from edge.apps import (
     letters,
     model_file,
     npu_graphs,
+    tools_file,
     vocabulary,
     words,
 )
@@ -166,6 +167,7 @@ _INTEGERS = {
     "MOST_BANDS": hearing.MOST_BANDS,
     "MOST_MEL_FRAMES": hearing.MOST_FRAMES,
     "MOST_TEXT_BYTES": hearing.MOST_TEXT_BYTES,
+    **{f"TOOLS_{name}": getattr(tools_file, name) for name in tools_file.FLAGS},
     "LATEST_FIRST": round(rules.LATEST_FIRST_S / rules.STEP_S),
 }
 _DOUBLES = {
@@ -211,8 +213,9 @@ _DOUBLES = {
 _STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | gpu_programs.STRUCTS
 _STRUCTS |= npu_graphs.STRUCTS
 _STRUCTS |= letters.STRUCTS | embedding.STRUCTS | hearing.STRUCTS | eyes_file.STRUCTS
+_STRUCTS |= tools_file.STRUCTS
 _STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
-_TYPES = {"i4": "int32_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
+_TYPES = {"i4": "int32_t", "u2": "uint16_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 
 
 @lru_cache
@@ -229,6 +232,10 @@ def constants_header() -> str:
         f"static const float LARGEST_HALF = {row_formats.LARGEST};",
         _enum("section_kind", [*(f"SECTION_{each.name} = {each.value}" for each in Section), "SECTIONS"]),
         _enum("chat_part", [*(f"CHAT_{_upper(name)}" for name in chat.PARTS), "CHAT_PARTS"]),
+        _enum("tool_part", [*(f"TOOL_{_upper(name)}" for name in tools_file.PARTS), "TOOL_PARTS"]),
+        _enum("", [*(f"TOOL_TEXT_{_upper(name)}" for name in tools_file.TEXTS), "TOOL_TEXTS"]),
+        _enum("", (f"TOOL_ITEM_{_upper(name)}" for name in tools_file.ITEMS)),
+        _enum("written_as", (f"WRITTEN_{_upper(name)}" for name in tools_file.WRITTEN)),
         _enum("", (f"POLICY_{name.upper()}" for name in model_file.POLICIES)),
         _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
         f"static const uint32_t GPU_NONE = {gpu_programs.NONE}u;",

@@ -21,13 +21,13 @@ class Status(IntEnum):
 
 
 class Role(IntEnum):
-    SYSTEM, USER, ASSISTANT, RAW, IDS = range(5)
+    SYSTEM, USER, ASSISTANT, RAW, IDS, RESULT = range(6)
 
 
 class Finish(IntEnum):
     """Why an answer ended, in the words of `edge.run.report.StopReason`; GOING: it has not ended."""
 
-    GOING, EOS, STOP, LENGTH, CAPACITY, INTERRUPTED, TIME, ENERGY, POWER, THERMAL, MEMORY = range(11)
+    GOING, EOS, STOP, LENGTH, CAPACITY, INTERRUPTED, TIME, ENERGY, POWER, THERMAL, MEMORY, TOOL_CALLS = range(12)
 
 
 class Trim(IntEnum):
@@ -70,6 +70,7 @@ ABOUT: dict[type[IntEnum], dict[int, str]] = {
         Role.ASSISTANT: "An answer from an earlier conversation.",
         Role.RAW: "Text without the chat template, in which control tokens are recognized.",
         Role.IDS: "Token ids, int32_t; count is their number.",
+        Role.RESULT: "The result of a call of the last answer: of its first one, then of the next.",
     },
     Finish: {},
     Engine: {

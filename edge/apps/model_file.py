@@ -53,7 +53,7 @@ class Section(IntEnum):
 
     CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS, TABLE, ADAPTERS = range(1, 13)
     GPU, GPU_WEIGHTS, NPU, EMBED, NORMALIZER, EYES = range(13, 19)
-    HEARING, STEM = range(20, 22)  # STEM: matrices around an encoder's layers
+    HEARING, STEM, TOOLS = range(20, 23)  # STEM: matrices around an encoder's layers
 
 
 TRUSTED = (

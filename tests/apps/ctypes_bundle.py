@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
@@ -95,6 +96,10 @@ class _Piece(_Struct):
     ]  # fmt: skip
 
 
+class _ToolCall(_Struct):
+    _fields_ = [("size", c_uint32), ("id", c_char_p), ("name", c_char_p), ("arguments", c_char_p)]
+
+
 class _Stream(_Struct):
     _fields_ = [
         ("size", c_uint32), ("fd", c_int32), ("buffer", c_void_p), ("capacity", c_uint64), ("length", c_uint64),
@@ -180,6 +185,23 @@ class BundleSession:
     def constrain(self, form: Form, text: str | bytes = b"") -> None:
         data = text.encode() if isinstance(text, str) else text
         self._call("edge_constrain", int(form), data, c_size_t(len(data)))
+
+    def tools(self, tools: Sequence[Any] | None) -> None:
+        """State tools, in the form of OpenAI's protocol; None: none."""
+        data = None if tools is None else json.dumps(tools).encode()
+        self._call("edge_tools", data, c_size_t(len(data or b"")))
+
+    def choose(self, choice: str = "auto", *, parallel: bool = True) -> None:
+        self._call("edge_choose", choice.encode(), int(parallel))
+
+    def calls(self) -> list[tuple[str, str, str]]:
+        """Identifier, name and arguments of each call of the last answer."""
+        found = []
+        for index in range(self._call("edge_calls", 0, None)):
+            call = _ToolCall()
+            self._call("edge_calls", index, byref(call))
+            found.append((call.id.decode(), call.name.decode(), call.arguments.decode()))
+        return found
 
     def read(self, **readings: float) -> None:
         self._call("edge_read", byref(_Readings(**{each.name: each.unset for each in READINGS} | readings)))
@@ -334,7 +356,8 @@ def _load(path: Path) -> ctypes.CDLL:
         getattr(library, name).restype = None
         getattr(library, name).argtypes = [c_void_p]
     library.edge_dimensions.restype = c_uint32
-    library.edge_tokenize.restype = library.edge_thread_ids.restype = library.edge_image_tokens.restype = c_int64
+    for name in ("tokenize", "calls", "thread_ids", "image_tokens"):
+        getattr(library, f"edge_{name}").restype = c_int64
     return library
 
 

@@ -73,7 +73,7 @@ def test_options_are_called_as_in_python() -> None:
 
 def test_answers_end_for_the_reasons_of_reports() -> None:
     words = {each.name.lower() for each in Finish if each != Finish.GOING}
-    others = {"terminated", "failed", "tool_calls"}  # by a signal; an error, which has a status; apps have no tools
+    others = {"terminated", "failed"}  # by a signal; an error, which has a status
     assert words == set(get_args(StopReason)) - others
 
 

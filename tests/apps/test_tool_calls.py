@@ -1,4 +1,4 @@
-"""Calls of tools in apps: the C runtime finds the calls and the text that edge.tools.parser finds, however text is cut."""
+"""Calls of tools in apps: the C runtime finds the calls and the text of edge.tools.parser, however text is cut."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ BODIES = ("json", "tags", "call", "python", "named", "header")
 Found = tuple[str, list[tuple[str, Any]], bool]
 MERGED = {"type": "function", "function": {"name": "merged", "parameters": {
     "$ref": "#/$defs/a", "$defs": {"a": {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}}},
-    "anyOf": [{"properties": {"x": {"type": "string"}}}, {"properties": {"z": {"type": "string"}, "w": {}}}]}}}  # fmt: skip
+    "anyOf": [{"properties": {"x": {"type": "string"}}},
+              {"properties": {"z": {"type": "string"}, "w": {}}}]}}}  # fmt: skip
 TOOLS = [*KNOWN, MERGED, {"type": "function", "name": "flat"}]
 MORE = {
     "a number that ends nothing": ("hermes", '<tool_call>{"name": "time", "arguments": {"zone": 1é}}</tool_call> x'),
@@ -38,15 +39,17 @@ MORE = {
     "arguments that are a list": ("hermes", '<tool_call>{"arguments": [1], "name": "time"}</tool_call>'),
     "a call in text": ("hermes", 'I {"name": "time"} and <tool_call>{"name": "time"}</tool_call>; {"name": "flat"}'),
     "a closing mark of another": ("hermes", '<tool_call>{"name": "time"}</tool_list> <tool_call>{"name": "flat"}'),
-    "a malformed call, then another": ("hermes", '<tool_call>{"name":"time","arguments":{"a" 1}}</tool_call>é<tool_call>'
-                                       '{"name": "flat"}</tool_call>'),
+    "a malformed call, then another": ("hermes", '<tool_call>{"name":"time","arguments":{"a" 1}}</tool_call>é'
+                                       '<tool_call>{"name": "flat"}</tool_call>'),
     "merged schemas": ("qwen-tags", "<function=merged>\n<parameter=x>\n1\n</parameter>\n<parameter=y>1</parameter>"
                        "<parameter=z>\n\n2\n\n</parameter><parameter=w>\n [1] \n</parameter></function>"),
     "no JSON in a tag": ("qwen-tags", '<function=write><parameter=size>\n"a\nb"\n</parameter><parameter=deep>[1,]'
-                         "</parameter><parameter=any>\u2003None\u00a0</parameter><parameter=size>1e5 </parameter></function>"),
-    "Python's escapes": ("lfm2", "<|tool_call_start|>[flat(a='\\x41\\u00e9\\U0001F600\\q\\x4 \\ud800', b=\"it's\", c=a b)]"
-                         "<|tool_call_end|>"),
-    "nested marks of texts": ("gemma4", '<|tool_call>call:flat{<|"|>a<|"|>:"b",c:[(<|"|>x\n"<|"|>),],d:{},}<tool_call|>'),
+                         "</parameter><parameter=any>\u2003None\u00a0</parameter><parameter=size>1e5 </parameter>"
+                         "</function>"),
+    "Python's escapes": ("lfm2", "<|tool_call_start|>[flat(a='\\x41\\u00e9\\U0001F600\\q\\x4 \\ud800', b=\"it's\", "
+                         "c=a b)]<|tool_call_end|>"),
+    "nested marks of texts": ("gemma4", '<|tool_call>call:flat{<|"|>a<|"|>:"b",c:[(<|"|>x\n"<|"|>),],d:{},}'
+                              "<tool_call|>"),
 }  # fmt: skip
 
 
@@ -127,7 +130,7 @@ def test_what_looks_alike_is_text(form: ToolFormat) -> None:
 def changed(text: str, chance: random.Random) -> str:
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(text) + 1)
-        new = "".join(chance.choices('<>{}[]()="\',:|/\\ \nabt;é0', k=chance.randint(0, 2)))
+        new = "".join(chance.choices("<>{}[]()=\"',:|/\\ \nabt;é0", k=chance.randint(0, 2)))
         text = text[:at] + new + text[at + chance.randint(0, 3) :]
     return text
 
@@ -140,12 +143,20 @@ def test_damaged_calls_are_read_alike(seed: int) -> None:
         text, form = changed(text, chance), FORMS[name] if chance.random() < 0.8 else chance.choice(FORMATS)
         cut = chance.random() < 0.3
         middle = chance.randrange(len(text) + 1)
-        assert found_in_c(form, [text[:middle], text[middle:]], cut=cut) == found_in_python(form, text, cut=cut), (form.name, text, cut)
+        assert found_in_c(form, [text[:middle], text[middle:]], cut=cut) == found_in_python(form, text, cut=cut), (
+            form.name,
+            text,
+            cut,
+        )
 
 
 def test_a_call_without_end_is_cut() -> None:
     """However long it is: the text of one call, its arguments and its blanks are bounded."""
-    for text in ('<tool_call>{"name": "time", "arguments": {"a": "' + 70_000 * "b", "<tool_call>" + 70_000 * " ", 3000 * "<tool_call>{"):
+    for text in (
+        '<tool_call>{"name": "time", "arguments": {"a": "' + 70_000 * "b",
+        "<tool_call>" + 70_000 * " ",
+        3000 * "<tool_call>{",
+    ):
         said, calls, _ = found_in_c(FORMS["hermes"], [text[at : at + 999] for at in range(0, len(text), 999)])
         assert not calls
         assert len(said) <= len(text)

@@ -33,11 +33,14 @@ TOOLS = [
     for each, schema in {"mix": MIXED, "note": NOTE, "none": None, "all": {}}.items()
 ]
 CHOICES: dict[str, Any] = {
-    "required": {"required": True}, "one": {"only": "note"}, "auto": {}, "single": {"required": True, "parallel": False},
+    "required": {"required": True}, "one": {"only": "note"}, "auto": {},
+    "single": {"required": True, "parallel": False},
 }  # fmt: skip
 
 
-def set_calls(form: ToolFormat, tools: Any, *, only: str | None = None, required: bool = False, parallel: bool = True) -> None:
+def set_calls(
+    form: ToolFormat, tools: Any, *, only: str | None = None, required: bool = False, parallel: bool = True
+) -> None:
     texts = [form.opening, form.closing, form.quote, form.arguments, form.between]
     kept, error, data = [each.encode() for each in texts], _Error(), json.dumps(tools).encode()
     status = c_int32(

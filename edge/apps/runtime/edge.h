@@ -171,8 +171,16 @@ enum {
     EDGE_ASSISTANT = 2, /* An answer from an earlier conversation. */
     EDGE_RAW = 3, /* Text without the chat template, in which control tokens are recognized. */
     EDGE_IDS = 4, /* Token ids, int32_t; count is their number. */
+    EDGE_RESULT = 5, /* The result of a call of the last answer: of its first one, then of the next. */
     /* end */
 };
+
+typedef struct { /* a call of a tool; its strings are valid until the next answer begins */
+    uint32_t size;
+    const char *id;        /* of this call among those of the conversation */
+    const char *name;      /* of the function */
+    const char *arguments; /* a JSON object; it matches the function's schema where a call was required */
+} edge_call;
 
 typedef int32_t edge_form;
 enum {
@@ -187,7 +195,7 @@ typedef int32_t edge_finish;
 enum {
     /* generated: Finish */
     EDGE_GOING, EDGE_EOS, EDGE_STOP, EDGE_LENGTH, EDGE_CAPACITY, EDGE_INTERRUPTED, EDGE_TIME, EDGE_ENERGY, EDGE_POWER,
-    EDGE_THERMAL, EDGE_MEMORY
+    EDGE_THERMAL, EDGE_MEMORY, EDGE_TOOL_CALLS
     /* end */
 };
 
@@ -339,6 +347,17 @@ EDGE_API edge_status edge_set(edge_session *session, const edge_options *options
  * allocates the tables that edge_usage counts as scratch memory; EDGE_FREE frees them. If the text is refused, answers are free.
  * EDGE_UNSUPPORTED names what cannot be enforced. length: bytes of the text. */
 EDGE_API edge_status edge_constrain(edge_session *session, edge_form form, const char *text, size_t length, edge_error *error);
+/* States the functions of the app that answers may call, before the conversation begins: a JSON array in the form of OpenAI's
+ * protocol. The chat template writes them into the prompt. The first call allocates their memory; NULL: no tools, and frees it.
+ * EDGE_UNSUPPORTED if the template writes tools in a notation that apps lack. length: bytes of the text. */
+EDGE_API edge_status edge_tools(edge_session *session, const char *tools, size_t length, edge_error *error);
+/* Sets what the next and later answers may call: "auto" (NULL: the same), "none", "required", or the name of the one function
+ * that they must call. Calls that must be made match their schemas, as answers by edge_constrain do; an answer that must call has
+ * no other form. parallel: several calls may follow each other. */
+EDGE_API edge_status edge_choose(edge_session *session, const char *choice, uint32_t parallel, edge_error *error);
+/* Returns the number of complete calls of the last answer, which pieces of text leave out; an answer with calls ends with
+ * EDGE_TOOL_CALLS. call: filled with call `index`, or NULL. Append the result of each as EDGE_RESULT, in their order, and call edge_next. */
+EDGE_API int64_t edge_calls(edge_session *session, uint32_t index, edge_call *call, edge_error *error);
 /* Passes readings of sensors to the session, between two calls of edge_next. */
 EDGE_API edge_status edge_read(edge_session *session, const edge_readings *readings, edge_error *error);
 /* Adds a text to the conversation; the next edge_next does most of the work. A text longer than the cache runs at once, chunk by

@@ -64,6 +64,11 @@ static const uint8_t *piece_of(const mask *m, int32_t token, size_t *length)
     return vocabulary_piece(m->in, token, length);
 }
 
+static bool is_mark(const mask *m, const uint8_t *bytes)
+{
+    return bytes >= (const uint8_t *)m->marks && bytes < (const uint8_t *)(m->marks + MOST_MARK_TOKENS);
+}
+
 static int byte_at(const mask *m, uint32_t token, uint32_t depth)
 {
     size_t length;
@@ -137,6 +142,8 @@ void mask_open(mask *m, const vocabulary *in, const int32_t *marks, uint32_t cou
         size_t length;
         const uint8_t *bytes = piece_of(m, (int32_t)token, &length);
         if (!length || length > 255 || vocabulary_ends(in, (int32_t)token))
+            continue;
+        if (memchr(bytes, MARK_BYTE, length) && !is_mark(m, bytes)) /* which would spell a mark */
             continue;
         m->characters[token] = plain_characters(bytes, length);
         m->all.tokens[m->all.count++] = token;

@@ -7,13 +7,6 @@
 
 typedef struct mask mask;
 mask *mask_layout(arena *from, uint32_t vocab);
-/* A special token that rules name, by the bytes MARK_BYTE and its number, least first; no text has that byte. */
-typedef struct { int32_t token; uint8_t bytes[4]; } mark_token;
-enum { MOST_MARK_TOKENS = 16, MARK_BYTE = 0xFF };
-static inline mark_token mark_of(int32_t token)
-{
-    return (mark_token){token, {MARK_BYTE, (uint8_t)token, (uint8_t)(token >> 8), (uint8_t)(token >> 16)}};
-}
 /* Sorts the vocabulary, in which these tokens, at most MOST_MARK_TOKENS, are marks. */
 void mask_open(mask *m, const vocabulary *in, const int32_t *marks, uint32_t count);
 /* Begins an answer of these rules. Returns false if they need more than the automaton's tables. */

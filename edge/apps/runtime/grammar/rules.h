@@ -36,6 +36,14 @@ typedef struct {
     edge_error *error;
 } rules;
 
+/* A special token that rules name, by the bytes MARK_BYTE and its number, least first; no text has that byte. */
+typedef struct { int32_t token; uint8_t bytes[4]; } mark_token;
+enum { MOST_MARK_TOKENS = 16, MARK_BYTE = 0xFF };
+static inline mark_token mark_of(int32_t token)
+{
+    return (mark_token){token, {MARK_BYTE, (uint8_t)token, (uint8_t)(token >> 8), (uint8_t)(token >> 16)}};
+}
+
 static inline int hex_digit(int c) /* -1: it is none */
 {
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;

@@ -11,6 +11,8 @@ edge_status edge_constrain(edge_session *s, edge_form form, const char *text, si
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_form", (int64_t)form));
     if (answers(s))
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "an answer is being written: read it to its end, or append a text"));
+    if (s->tools && s->tools->required)
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "answers must call tools: choose auto first, with edge_choose"));
     if (form == EDGE_FREE) {
         constraint_free(s->constraint);
         s->constraint = NULL;
@@ -20,7 +22,7 @@ edge_status edge_constrain(edge_session *s, edge_form form, const char *text, si
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the grammar is empty"));
     if ((status = check_length(length, 1, error)))
         return leave(s, status);
-    if (!s->constraint && !(s->constraint = constraint_make(s->vocabulary)))
+    if (!s->constraint && !(s->constraint = constraint_make(s->vocabulary, NULL, 0)))
         return leave(s, edge_fail(error, EDGE_NO_MEMORY, "no memory for the tables of a grammar"));
     return leave(s, constraint_set(s->constraint, form, text, length, error));
 }

@@ -36,6 +36,7 @@
 #include "stops.h"
 #include "system.h"
 #include "tokenizer.h"
+#include "tools.h"
 #include "usage.h"
 
 /* ---- one thread at a time --------------------------------------------------------------------------------------- */
@@ -303,6 +304,7 @@ void edge_end(edge_session *s)
     if (s->given)
         given_clear(s->given);
     constraint_free(s->constraint);
+    tools_free(s->tools);
     unmap_memory(s->memory, s->size);
     __atomic_fetch_sub(&model->sessions, 1, __ATOMIC_RELEASE);
 }

@@ -16,6 +16,7 @@
 #include "sampler.h"
 #include "stops.h"
 #include "tokenizer.h"
+#include "tools.h"
 #include "utf8.h"
 #include "vocabulary.h"
 
@@ -54,6 +55,7 @@ struct edge_session {
     const vocabulary *vocabulary; /* the tokenizer's */
     sampler *sampler;
     constraint *constraint; /* NULL: answers are free; memory of its own */
+    tools *tools;           /* NULL: none; memory of its own */
     stops *stops, *next_stops; /* of this answer; of the next one if new_stops is set */
     bool new_stops;
     utf8_joiner joiner;

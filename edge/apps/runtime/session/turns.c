@@ -5,6 +5,7 @@
 
 #include "budgets.h"
 #include "bundle.h"
+#include "calls.h"
 #include "chat.h"
 #include "constraint.h"
 #include "context.h"
@@ -17,6 +18,8 @@
 #include "stops.h"
 #include "system.h"
 #include "tokenizer.h"
+#include "tool_prompt.h"
+#include "tools.h"
 #include "utf8.h"
 #include "vocabulary.h"
 
@@ -37,6 +40,10 @@ static bool push_ids(void *to, const int32_t *ids, size_t count)
 static bool push_system(void *to, const int32_t *ids, size_t count)
 {
     edge_session *s = ((appending *)to)->session;
+    const int32_t bos = ((appending *)to)->bos;
+    ((appending *)to)->bos = -1;
+    if (bos >= 0 && (!count || ids[0] != bos) && !push_system(to, &bos, 1))
+        return false;
     if (count > s->model->config->capacity - s->system_count)
         return false;
     memcpy(s->system + s->system_count, ids, count * sizeof *ids);
@@ -44,23 +51,72 @@ static bool push_system(void *to, const int32_t *ids, size_t count)
     return true;
 }
 
+/* The part that the template writes in place of another where the conversation has tools; TOOL_PARTS: none. */
+static enum tool_part with_tools(const edge_session *s, enum chat_part part)
+{
+    if (!s->tools || (part != CHAT_OPENING && part != CHAT_NEXT))
+        return TOOL_PARTS;
+    return part == CHAT_NEXT ? TOOL_NEXT : s->tools->given ? TOOL_ANSWER : TOOL_OPENING;
+}
+
 static bool push_part(edge_session *s, enum chat_part part, ids_out out)
 {
+    static const tool_texts none;
+    const enum tool_part other = with_tools(s, part);
     uint32_t count;
     const int32_t *ids = chat_ids(s->model, part, &count);
     appending to = {s, -1};
-    return out(&to, ids, count);
+    return other < TOOL_PARTS ? tools_write(s->tools, other, &none, s->tokenizer, out, &to) : out(&to, ids, count);
 }
 
 static bool has_part(const edge_session *s, enum chat_part part)
 {
+    const enum tool_part other = with_tools(s, part);
     uint32_t count;
-    return chat_ids(s->model, part, &count) != NULL;
+    return other < TOOL_PARTS ? tool_template_has(&s->tools->template, other) : chat_ids(s->model, part, &count) != NULL;
+}
+
+static bool count_ids(void *to, const int32_t *ids, size_t count)
+{
+    (void)ids;
+    ((appending *)to)->session->reserved += (uint32_t)count;
+    return true;
+}
+
+/* Keeps rows for the template's text before the answer. */
+static void reserve_opening(edge_session *s)
+{
+    s->reserved = 0;
+    push_part(s, CHAT_OPENING, count_ids);
 }
 
 static bool pictures_wait(const edge_session *s)
 {
     return s->given && given_count(s->given) > s->shown;
+}
+
+static edge_status system_full(edge_session *s, edge_error *error)
+{
+    s->system_count = 0;
+    return edge_fail(error, EDGE_FULL, "the system's text, with tools, has more tokens than the KV cache has rows (%d)",
+                     (int64_t)s->model->config->capacity);
+}
+
+/* Begins a conversation with tools, as the template writes them before the first text of the user. */
+static edge_status begin_with_tools(edge_session *s, const char *text, size_t count, edge_error *error)
+{
+    const tool_texts texts = {.system = {text, (uint32_t)count}};
+    const enum tool_part part = count ? TOOL_SYSTEM : TOOL_FIRST;
+    if (!tool_template_has(&s->tools->template, part))
+        return edge_fail(error, EDGE_UNSUPPORTED, "the model's chat template takes no system prompt beside tools");
+    appending to = {s, s->vocabulary->config->bos};
+    context_reset(s);
+    s->system_count = 0;
+    s->turn = TURN_NEW;
+    if (!tools_write(s->tools, part, &texts, s->tokenizer, push_system, &to))
+        return system_full(s, error);
+    s->turn = TURN_SYSTEM;
+    return EDGE_OK;
 }
 
 static edge_status append_system(edge_session *s, const char *text, size_t count, edge_error *error)
@@ -69,6 +125,8 @@ static edge_status append_system(edge_session *s, const char *text, size_t count
         return edge_fail(error, EDGE_BAD_ARGUMENT, "the system's text comes first: rewind all turns before it");
     if (!has_part(s, CHAT_SYSTEM))
         return edge_fail(error, EDGE_UNSUPPORTED, "the model's chat template takes no system prompt");
+    if (s->tools)
+        return begin_with_tools(s, text, count, error);
     appending to = {s, -1};
     context_reset(s);
     s->system_count = 0;
@@ -76,11 +134,8 @@ static edge_status append_system(edge_session *s, const char *text, size_t count
     bool fits = push_part(s, CHAT_SYSTEM, push_system) &&
                 tokenizer_encode(s->tokenizer, text, count, false, chat_starts(s->model, CHAT_SYSTEM), push_system, &to) &&
                 push_part(s, CHAT_AFTER_SYSTEM, push_system);
-    if (!fits) {
-        s->system_count = 0;
-        return edge_fail(error, EDGE_FULL, "the system's text has more tokens than the KV cache has rows (%d)",
-                         (int64_t)s->model->config->capacity);
-    }
+    if (!fits)
+        return system_full(s, error);
     s->turn = TURN_SYSTEM;
     return EDGE_OK;
 }
@@ -123,6 +178,8 @@ static edge_status before_text(edge_session *s, edge_role role, edge_error *erro
             return edge_fail(error, EDGE_UNSUPPORTED, "the model has no chat template: append EDGE_RAW");
         if (role == EDGE_ASSISTANT && !asked)
             return edge_fail(error, EDGE_BAD_ARGUMENT, "an earlier answer must follow a user's text");
+        if (role == EDGE_USER && asked && s->tools && s->tools->given)
+            return edge_fail(error, EDGE_BAD_ARGUMENT, "the results wait for their answer: call edge_next");
         if (role == EDGE_USER && s->turn == TURN_TEXT)
             return edge_fail(error, EDGE_BAD_ARGUMENT, "the text before this one waits for its answer: call edge_next");
         if (role == EDGE_USER && (s->turn == TURN_ANSWERED || asked) && !has_part(s, CHAT_NEXT))
@@ -132,6 +189,8 @@ static edge_status before_text(edge_session *s, edge_role role, edge_error *erro
         return edge_fail(error, EDGE_BAD_ARGUMENT, "a system's text needs a chat: append EDGE_USER");
     }
     const bool shown = pictures_wait(s);
+    if (shown && s->tools)
+        return edge_fail(error, EDGE_UNSUPPORTED, "a picture beside tools: apps have one or the other");
     const uint32_t form = role == EDGE_RAW ? CHAT_PARTS : s->turn == TURN_SYSTEM ? CHAT_AFTER_SYSTEM
         : s->turn == TURN_ANSWERED || asked ? CHAT_NEXT : CHAT_FIRST;
     if (shown && role != EDGE_USER && role != EDGE_RAW)
@@ -147,7 +206,7 @@ static edge_status before_text(edge_session *s, edge_role role, edge_error *erro
             EDGE_EYES->say(s, form, s->turn == TURN_NEW ? s->vocabulary->config->bos : -1);
         else if (s->turn != TURN_SYSTEM)
             push_part(s, form, push_ids);
-        chat_ids(s->model, CHAT_OPENING, &s->reserved);
+        reserve_opening(s);
     } else if (asked && role != EDGE_ASSISTANT) { /* the beginning of the answer */
         push_part(s, CHAT_OPENING, push_ids);
     }
@@ -164,8 +223,44 @@ static bool starts_text(const edge_session *s, edge_role role, bool shown)
     if (role == EDGE_RAW)
         return s->turn == TURN_NEW;
     if (role != EDGE_USER || s->turn == TURN_SYSTEM)
-        return role == EDGE_USER && chat_starts(s->model, CHAT_AFTER_SYSTEM);
-    return chat_starts(s->model, s->turn == TURN_NEW ? CHAT_FIRST : CHAT_NEXT);
+        return role == EDGE_USER && !s->tools && chat_starts(s->model, CHAT_AFTER_SYSTEM);
+    return !s->tools && chat_starts(s->model, s->turn == TURN_NEW ? CHAT_FIRST : CHAT_NEXT);
+}
+
+static edge_status no_room(const edge_session *s, uint32_t rows, edge_error *error)
+{
+    return edge_fail(error, EDGE_FULL, "the text does not fit into the %d KV rows that are free, and the policy %s evicts none: "
+                     "rewind, or export with more rows", (int64_t)(kv_capacity(s->rows) - rows), s->model->policy);
+}
+
+/* The result of the next call of the last answer, a part of its turn. */
+static edge_status append_result(edge_session *s, const char *text, size_t count, edge_error *error)
+{
+    tools *t = s->tools;
+    const uint32_t waiting = s->waiting, at = kv_length(s->rows);
+    const uint64_t ran = s->ran;
+    const bool first = t && !t->given;
+    tool_texts texts = {.result = {text, (uint32_t)count}};
+    appending to = {s, -1};
+    if (!t || t->given == calls_count(t->calls) || s->turn != (first ? TURN_ANSWERED : TURN_ASKED)
+        || (first && (t->turns != s->turns || t->ran != ran)))
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "no call waits for a result");
+    if (!tool_template_has(&t->template, first ? TOOL_RESULT : TOOL_MORE))
+        return edge_fail(error, EDGE_UNSUPPORTED, "the model's chat template takes no results%s", first ? "" : " of further calls");
+    tools_name(t, t->given, &texts);
+    s->turn_ran = first ? s->ran : s->turn_ran;
+    s->full = false;
+    t->given++;
+    reserve_opening(s);
+    bool fits = tools_write(t, first ? TOOL_RESULT : TOOL_MORE, &texts, s->tokenizer, push_ids, &to) && !s->full;
+    s->reserved = 0;
+    if (!fits && !s->stopped && s->ran == ran) { /* undo it */
+        s->waiting = waiting;
+        t->given--;
+        return no_room(s, at, error);
+    }
+    s->turn = TURN_ASKED;
+    return EDGE_OK;
 }
 
 static edge_status append(edge_session *s, edge_role role, const void *text, size_t count, edge_error *error)
@@ -193,9 +288,7 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
         push_ids(&to, NULL, 0);
     s->reserved = 0;
     if (!status && s->full)
-        status = edge_fail(error, EDGE_FULL,
-                           "the text does not fit into the %d KV rows that are free, and the policy %s evicts none: "
-                           "rewind, or export with more rows", (int64_t)(kv_capacity(s->rows) - at), s->model->policy);
+        status = no_room(s, at, error);
     if (status && s->ran == ran) { /* undo the whole call */
         s->waiting = waiting;
         s->shown = before;
@@ -236,9 +329,9 @@ edge_status edge_append(edge_session *s, edge_role role, const void *text, size_
         return status;
     if ((status = check_generates(s, error)))
         return leave(s, status);
-    if (role < EDGE_SYSTEM || role > EDGE_IDS)
+    if (role < EDGE_SYSTEM || role > EDGE_RESULT)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_role", (int64_t)role));
-    if ((count && !text) || (!count && role != EDGE_SYSTEM && role != EDGE_ASSISTANT))
+    if ((count && !text) || (!count && role != EDGE_SYSTEM && role != EDGE_ASSISTANT && role != EDGE_RESULT))
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the text is empty"));
     if ((status = check_length(count, role == EDGE_IDS ? sizeof(int32_t) : 1, error)))
         return leave(s, status);
@@ -246,7 +339,10 @@ edge_status edge_append(edge_session *s, edge_role role, const void *text, size_
     if (!s->started)
         __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED);
     text = text ? text : "";
-    status = role == EDGE_SYSTEM ? append_system(s, text, count, error) : append(s, role, text, count, error);
+    if (role == EDGE_USER && s->tools && s->turn == TURN_NEW && (status = begin_with_tools(s, "", 0, error)))
+        return leave(s, status);
+    status = role == EDGE_SYSTEM ? append_system(s, text, count, error)
+           : role == EDGE_RESULT ? append_result(s, text, count, error) : append(s, role, text, count, error);
     return leave(s, status);
 }
 
@@ -267,9 +363,12 @@ static void start_sampler(edge_session *s)
 
 static void start_prompt(edge_session *s)
 {
+    const bool asked = s->turn == TURN_ASKED;
     s->full = s->stuck = false;
-    if (s->turn == TURN_ASKED)
+    if (asked)
         push_part(s, CHAT_OPENING, push_ids);
+    if (s->tools)
+        tools_start(s->tools, asked);
     if (s->full || !s->waiting) /* rows were returned to the system meanwhile; or the text has no token */
         s->stopped = s->full ? EDGE_MEMORY : EDGE_CAPACITY;
     s->turn = TURN_PROMPT;
@@ -292,13 +391,51 @@ static void run_prompt(edge_session *s)
     start_sampler(s);
 }
 
+static bool reads_calls(const edge_session *s)
+{
+    return s->tools && s->tools->reads;
+}
+
+/* Appends text between calls, as much as there is room for. */
+static void show_between(edge_session *s, bool *met)
+{
+    size_t length = calls_text(s->tools->calls, s->fed, sizeof s->fed);
+    s->text_end = (uint32_t)stops_feed(s->stops, s->fed, length, s->text, met);
+}
+
 /* Appends the text of a token. */
 static void show(edge_session *s, int32_t token, bool *met)
 {
     size_t length;
     const char *bytes = (const char *)vocabulary_piece(s->vocabulary, token, &length);
+    const span *mark = reads_calls(s) ? tools_mark(s->tools, token) : NULL;
+    if (mark)
+        bytes = mark->bytes, length = mark->length;
     length = utf8_feed(&s->joiner, bytes, length, s->fed);
-    s->text_end = (uint32_t)stops_feed(s->stops, s->fed, length, s->text, met);
+    if (reads_calls(s)) {
+        calls_feed(s->tools->calls, s->fed, length);
+        show_between(s, met);
+    } else {
+        s->text_end = (uint32_t)stops_feed(s->stops, s->fed, length, s->text, met);
+    }
+}
+
+/* Reads the end of an answer that may have calls: an answer with calls ends with these. */
+static void end_calls(edge_session *s)
+{
+    tools *t = s->tools;
+    const bool natural = s->finish == EDGE_EOS;
+    t->ended = true;
+    calls_finish(t->calls, !natural);
+    if (natural && calls_count(t->calls))
+        s->finish = EDGE_TOOL_CALLS;
+    t->turns = s->turns;
+    t->ran = s->ran;
+    if (!s->text_end) { /* the last token's text is shown first */
+        bool met = false;
+        show_between(s, &met);
+        s->finish = met ? EDGE_STOP : s->finish;
+    }
 }
 
 /* Tokens that the answer may still have. */
@@ -345,7 +482,8 @@ static void choose(edge_session *s)
     s->waiting = 1;
     s->ids[0] = token;
     show(s, token, &met);
-    s->finish = met ? EDGE_STOP : ended && !constraint_closed(s->constraint) ? EDGE_EOS
+    const bool enough = reads_calls(s) && tools_one(s->tools) && calls_count(s->tools->calls);
+    s->finish = met ? EDGE_STOP : enough || (ended && !constraint_closed(s->constraint)) ? EDGE_EOS
               : ended || s->generated == s->options.max_tokens ? EDGE_LENGTH : EDGE_GOING;
 }
 
@@ -361,7 +499,7 @@ static void fill(edge_session *s, edge_piece *piece)
     memcpy(piece->text, s->text + s->text_at, length);
     piece->length = length;
     piece->token = s->token;
-    piece->finish = length == left ? s->finish : EDGE_GOING;
+    piece->finish = length == left && !(reads_calls(s) && calls_waits(s->tools->calls)) ? s->finish : EDGE_GOING;
     piece->done = s->done;
     piece->asked = s->done + (s->turn == TURN_PROMPT ? s->waiting : 0);
     s->token = -1;
@@ -398,15 +536,23 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
     bool going = s->turn == TURN_ANSWERING;
     if (!going && s->turn != TURN_ASKED && s->turn != TURN_TEXT && s->turn != TURN_PROMPT)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "there is nothing to answer: call edge_append first");
+    if (!going && s->tools && s->tools->given && s->tools->given < calls_count(s->tools->calls))
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "%d of %d calls have their result: append the others'", (int64_t)s->tools->given,
+                         (int64_t)calls_count(s->tools->calls));
     if (!going || s->text_at == s->text_end) {
+        const bool more = going && reads_calls(s) && calls_waits(s->tools->calls);
+        bool met = false;
         s->text_at = s->text_end = 0;
         s->token = -1;
-        if (going)
+        if (more)
+            show_between(s, &met);
+        else if (going)
             s->finish = context_step(s);
         else
             run_prompt(s);
-        if (!s->finish && s->turn == TURN_ANSWERING)
+        if (!s->finish && !more && s->turn == TURN_ANSWERING)
             choose(s);
+        s->finish = met ? EDGE_STOP : s->finish;
         if (s->failed) {
             end_answer(s);
             if ((status = model_is_whole(s->model, error)) || (status = check_threads(s, error))
@@ -416,7 +562,9 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
                 return edge_fail(error, EDGE_UNSUPPORTED, "no token matches the answer's grammar here, or it is too ambiguous");
             return edge_fail(error, EDGE_FAILED, "the model computed no number (NaN): its file may be damaged");
         }
-        if (s->finish && s->finish != EDGE_STOP) /* text that was held back; an incomplete character is lost */
+        if (s->finish && reads_calls(s) && !s->tools->ended)
+            end_calls(s);
+        if (s->finish && s->finish != EDGE_STOP && !(reads_calls(s) && calls_waits(s->tools->calls))) /* text that was held back; an incomplete character is lost */
             s->text_end += (uint32_t)stops_rest(s->stops, s->text + s->text_end);
     }
     fill(s, piece);

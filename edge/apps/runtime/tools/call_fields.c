@@ -2,6 +2,10 @@
 #include <string.h>
 
 #include "call_rules_parts.h"
+#include "calls.h"
+#include "json.h"
+#include "rules.h"
+#include "schema_parts.h"
 
 typedef struct { member name; conjunction of; } field;
 

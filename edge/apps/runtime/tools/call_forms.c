@@ -2,6 +2,8 @@
 #include <string.h>
 
 #include "call_reader.h"
+#include "calls.h"
+#include "json.h"
 
 static bool is(span mark, const char *text)
 {
@@ -223,7 +225,7 @@ static reading_result tag_value(call_reader *in, bool text)
     length -= length && value[length - 1] == '\n';
     if (!text && is_json(value, length, &first)) {
         trim_text(&value, &length);
-        return give(in, (const char *)value, length);
+        return give_json(in, (const char *)value, length);
     }
     if (!text) {
         const uint8_t *word = value;

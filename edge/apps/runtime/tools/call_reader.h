@@ -38,7 +38,7 @@ reading_result read_calls(call_reader *in, span mark); /* what follows a mark; m
 /* Of call_values.c. */
 reading_result expect(call_reader *in, const char *text, size_t length);
 reading_result skip_blanks(call_reader *in);
-reading_result give(call_reader *in, const char *text, size_t length); /* adds to the arguments of the call */
+reading_result give_json(call_reader *in, const char *text, size_t length); /* adds to the arguments of the call */
 reading_result give_word(call_reader *in, const char *text);           /* which ends with \0 */
 reading_result give_quoted(call_reader *in, const uint8_t *text, size_t length); /* as within quotation marks in JSON */
 /* Reads a name up to the character `mark`, and takes the mark, too. */

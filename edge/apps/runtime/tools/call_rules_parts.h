@@ -1,4 +1,5 @@
-/* What the files of call grammars share: call_rules.c has answers and marks, call_fields.c arguments that are no JSON. Rules are
+/* What the files of call grammars share: call_rules.c has answers, call_parts.c
+ * texts and marks, call_fields.c arguments that are no JSON. Rules are
  * written from their end: `next` is what follows. */
 #ifndef EDGE_CALL_RULES_PARTS_H
 #define EDGE_CALL_RULES_PARTS_H

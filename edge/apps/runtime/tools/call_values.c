@@ -26,7 +26,7 @@ reading_result skip_blanks(call_reader *in)
     }
 }
 
-reading_result give(call_reader *in, const char *text, size_t length)
+reading_result give_json(call_reader *in, const char *text, size_t length)
 {
     if (length >= MOST_ARGUMENTS - in->used) /* \0 follows */
         return READ_OTHER;
@@ -37,14 +37,14 @@ reading_result give(call_reader *in, const char *text, size_t length)
 
 reading_result give_word(call_reader *in, const char *text)
 {
-    return give(in, text, strlen(text));
+    return give_json(in, text, strlen(text));
 }
 
 static reading_result give_escape(call_reader *in, uint32_t code)
 {
     static const char digits[] = "0123456789abcdef";
     const char written[] = {'\\', 'u', digits[code >> 12 & 15], digits[code >> 8 & 15], digits[code >> 4 & 15], digits[code & 15]};
-    return give(in, written, 6);
+    return give_json(in, written, 6);
 }
 
 reading_result give_quoted(call_reader *in, const uint8_t *text, size_t length)
@@ -54,11 +54,11 @@ reading_result give_quoted(call_reader *in, const uint8_t *text, size_t length)
         const char *known = text[i] ? strchr(meant, text[i]) : NULL;
         const char pair[] = {'\\', known ? names[known - meant] : 0};
         if (known)
-            TRY(give(in, pair, 2));
+            TRY(give_json(in, pair, 2));
         else if (text[i] < ' ')
             TRY(give_escape(in, text[i]));
         else
-            TRY(give(in, (const char *)text + i, 1));
+            TRY(give_json(in, (const char *)text + i, 1));
     }
     return READ_FINE;
 }
@@ -96,7 +96,7 @@ reading_result find_mark(call_reader *in, span mark, const uint8_t **text, size_
 
 static reading_result keep(call_reader *in, bool kept, const void *text, size_t length)
 {
-    return kept ? give(in, text, length) : READ_FINE;
+    return kept ? give_json(in, text, length) : READ_FINE;
 }
 
 static reading_result read_string(call_reader *in, bool kept)
@@ -114,7 +114,7 @@ static reading_result read_string(call_reader *in, bool kept)
         if (byte == '"')
             return keep(in, kept, "\"", 1);
         if (byte != '\\') {
-            TRY(!kept ? READ_FINE : byte < ' ' ? give_quoted(in, at, 1) : give(in, (const char *)at, 1));
+            TRY(!kept ? READ_FINE : byte < ' ' ? give_quoted(in, at, 1) : give_json(in, (const char *)at, 1));
             continue;
         }
         NEXT(in, byte);
@@ -365,7 +365,7 @@ static reading_result read_escape(call_reader *in)
     }
     if (count < size || code > 0x10FFFF) {
         TRY(give_word(in, "\\\\"));
-        return give(in, (const char *)start, count + 1);
+        return give_json(in, (const char *)start, count + 1);
     }
     if (code >= 0xD800 && code < 0xE000)
         return give_escape(in, code);
@@ -501,7 +501,7 @@ static reading_result read_literal(call_reader *in, int depth)
     if (known)
         return give_word(in, known);
     if (is_number(word, length))
-        return give(in, (const char *)word, length);
+        return give_json(in, (const char *)word, length);
     TRY(give_word(in, "\""));
     TRY(give_quoted(in, word, length));
     return give_word(in, "\"");

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "calls.h"
+#include "json.h"
 
 uint32_t tool_function(const json_tree *tree, uint32_t tool)
 {

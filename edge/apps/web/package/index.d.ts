@@ -165,7 +165,7 @@ export interface Info {
 
 export interface Report {
   // generated: Finish
-  finish: "eos" | "stop" | "length" | "capacity" | "interrupted" | "time" | "energy" | "power" | "thermal" | "memory";
+  finish: "eos" | "stop" | "length" | "capacity" | "interrupted" | "time" | "energy" | "power" | "thermal" | "memory" | "tool-calls";
   // end
   promptTokens: number;
   tokens: number;

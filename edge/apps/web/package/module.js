@@ -39,14 +39,15 @@ const NAMES = {
 /** edge_finish, by its numbers. */
 export const FINISHES = [
   // generated: Finish
-  "going", "eos", "stop", "length", "capacity", "interrupted", "time", "energy", "power", "thermal", "memory"
+  "going", "eos", "stop", "length", "capacity", "interrupted", "time", "energy", "power", "thermal", "memory",
+  "tool-calls"
   // end
 ];
 
 /** edge_role. */
 export const ROLES = {
   // generated: Role
-  system: 0, user: 1, assistant: 2, raw: 3, ids: 4
+  system: 0, user: 1, assistant: 2, raw: 3, ids: 4, result: 5
   // end
 };
 
