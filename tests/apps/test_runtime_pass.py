@@ -39,8 +39,8 @@ pytestmark = pytest.mark.slow
 
 HARNESS = Path(__file__).parent / "runtime" / "pass_harness.c"
 SOURCES = (
-    "pass.c", *PLATFORM, "cpu.c", "error.c", "model.c", "rows.c", "kv.c", "kv_keys.c", "kv_state.c",
-    "table.c", "given.c", "places.c",
+    "pass.c", "inputs.c", "stages.c", "team.c", *PLATFORM, "cpu.c", "error.c", "model.c", "rows.c", "kv.c", "kv_keys.c",
+    "kv_state.c", "table.c", "given.c", "places.c",
 )  # fmt: skip
 ARM_COMPILER = "aarch64-linux-gnu-gcc"
 CHUNK = 16

@@ -246,7 +246,7 @@ edge_status state_check(const edge_session *s, const edge_stream *stream, edge_e
     bool right = !status && header.length >= sizeof header + DIGEST;
     while (right && from.at < header.length - DIGEST) {
         const uint64_t left = header.length - DIGEST - from.at;
-        right = stream_get(&from, some, left < sizeof some ? left : sizeof some);
+        right = stream_get(&from, some, left < sizeof some ? (size_t)left : sizeof some);
     }
     hash_end(&from.sum, digest);
     if (!status && !(right && stream_get(&from, stored, sizeof stored) && !memcmp(stored, digest, sizeof stored)))
