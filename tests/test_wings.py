@@ -58,7 +58,7 @@ def test_what_did_not_run_is_named(
     (tmp_path / "conftest.py").write_text(CONFTEST % must)
     (tmp_path / "pytest.ini").touch()
     shutil.copy(Path(__file__).with_name("wings.py"), tmp_path)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:cov", "-n", "1"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:xdist"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == status, done.stdout
     section = done.stdout.partition(" wings ")[2].partition("\n")[2].splitlines()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,36 +112,6 @@ def check_cancelled_prompt(bundle: Bundle, driver: ctypes.CDLL, **options: Any) 
         answer = gpu.answer(PROMPT, Role.RAW)
         with bundle.session(engine=Engine.CPU, **GREEDY) as cpu:
             assert answer == cpu.answer(PROMPT, Role.RAW)
-
-
-def check_long_answer(environment: Mapping[str, str]) -> None:
-    """Twenty thousand tokens take no more memory, and are the CPU's, with an eviction every few; in a process of its
-    own."""
-    program = (
-        "import json, resource, sys; sys.path[:0] = sys.argv[3:]\n"
-        "from ctypes_bundle import open_bundle\n"
-        "from edge.apps.enums import Role\n"
-        "with open_bundle(sys.argv[1]) as bundle:\n"
-        "    with bundle.session(engine=2, cache=sys.argv[2], temperature=0.0, ignore_eos=1) as gpu:\n"
-        "        gpu.set(temperature=0.0, ignore_eos=1, max_tokens=20000)\n"
-        "        gpu.append(Role.RAW, 'abc')\n"
-        "        peaks, tokens = [], []\n"
-        "        for piece in gpu.pieces():\n"
-        "            tokens.append(piece.token)\n"
-        "            if len(tokens) in (2000, 20000):\n"
-        "                peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
-        "        use = gpu.use()\n"
-        "    with bundle.session(engine=1, temperature=0.0, ignore_eos=1, max_tokens=20000) as cpu:\n"
-        "        same = cpu.answer('abc', Role.RAW)[0] == tokens\n"
-        "print(json.dumps({'peaks': peaks, 'evicted': use['evicted'], 'rows': use['rows'], 'same': same}))\n"
-    )
-    folder = bundle_of(MODEL, gpu=True, **ROWS)
-    command = [sys.executable, "-c", program, folder, kernels(), str(Path(__file__).parent)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    found = json.loads(done.stdout)
-    first, last = found["peaks"]
-    assert last - first < 16 << 10  # KiB; a row of each token would take 20 MiB, its logits 20 GB
-    assert (found["evicted"] + found["rows"], found["same"]) == (20_000 + 2, True)
 
 
 def check_peak(name: str, folder: Path, environment: Mapping[str, str]) -> None:

@@ -26,7 +26,6 @@ from gpu_sessions import (
     PROMPT,
     ROWS,
     ask_both,
-    check_cancelled_prompt,
     check_follow_up,
     check_lost_device,
 )
@@ -203,30 +202,3 @@ def test_refusals_are_statuses_and_the_cpu_answers(
 def test_lost_device_is_a_status(framework: Framework) -> None:
     with opened() as bundle:
         check_lost_device(bundle, framework.library, "Metal: Caused GPU Hang Error")
-
-
-def test_prompt_is_cancelled_within_a_chunk(framework: Framework) -> None:
-    with opened() as bundle:
-        check_cancelled_prompt(bundle, framework.library)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        (MODEL, {"kv_policy": "full", "max_kv_size": 512}),
-        (MODEL, {"kv_dtype": "int8"}),
-        (MODEL, {"kv_dtype": "int4"}),
-        (MODEL, {"kv_dtype": "f32"}),
-        ("gemma3", {}),  # rings
-        ("gemma4", {}),  # rings whose heads differ, and a table of per-layer embeddings
-        ("llama-window", {}),
-        ("gpt2", {}),  # learned positions
-        ("qwen3moe", {}),
-    ],
-)
-def test_models_policies_and_types_of_rows(python_gpu: None, name: str, options: dict[str, Any]) -> None:
-    with sessions(name, **ROWS | options) as (python, exported):
-        for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
-            ask_both(python, exported, 60, **sampling)
-    assert Framework(metal_bundle(name, **ROWS | options)[1]).error == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from bundles import pair_of
 from conftest import exhaustive
 from small_models import Small, write_small
-from test_runtime_pass import ARM_COMPILER, Case, build_harness, host_isa, run_harness, write_model
+from test_runtime_pass import Case, build_harness, host_isa, run_harness, write_model
 
 from edge.backends.tvm.packing import layout
 from edge.model.model import Model, open_model
@@ -57,18 +56,6 @@ def test_largest_logits_are_those_of_the_whole_head(tmp_path: Path, model: Model
     program = build_harness(tmp_path, model, CASE, isa)
     whole, found = (run_harness(tmp_path, [program], CASE, isa, runs, restart=20, enough=n) for n in (0, wanted))
     check(found, whole, wanted)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("isa", ["dotprod", "neon", "i8mm"])
-def test_on_arm_too(tmp_path: Path, model: Model, isa: str) -> None:
-    """Under QEMU."""
-    arm = pytest.importorskip("test_arm")
-    write_model(tmp_path / "model.edge", model, CASE, isa, CASE.threads)
-    program = build_harness(tmp_path, model, CASE, isa, ["-static"], ARM_COMPILER)
-    command = [shutil.which(arm.QEMU), "-cpu", "max", program]
-    whole, found = (run_harness(tmp_path, command, CASE, isa, runs_of(8), enough=n) for n in (0, 5))
-    check(found, whole, 5)
 
 
 @pytest.fixture

@@ -25,9 +25,7 @@ from gpu_sessions import (
     ROWS,
     ask_both,
     cancelled_session,
-    check_cancelled_prompt,
     check_follow_up,
-    check_long_answer,
     check_lost_device,
     check_peak,
     kernels,
@@ -192,11 +190,6 @@ def test_lost_device_is_a_status(driver: ctypes.CDLL) -> None:
         check_lost_device(bundle, driver, "WebGPU: .+", later=40)
 
 
-def test_prompt_is_cancelled_within_a_chunk(driver: ctypes.CDLL) -> None:
-    with open_bundle(bundle_of(MODEL, gpu=True, **ROWS), driver_library()) as bundle:
-        check_cancelled_prompt(bundle, driver)
-
-
 def test_answer_is_cancelled_within_a_burst(driver: ctypes.CDLL) -> None:
     """Of the tokens that were sent, each of two submissions; none comes to the app."""
     with (
@@ -256,14 +249,6 @@ def test_declarations_are_those_of_the_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("name", "options"), [
-    (MODEL, {"kv_dtype": "int8"}), ("gemma3", {}), ("gemma4", {}), ("llama-window", {}), ("qwen3moe", {}),
-])  # fmt: skip
-def test_models_and_types_of_rows(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    answer_with(name, tmp_path, options, ())
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [MODEL, "gemma3"])
 def test_sanitizers_find_nothing(name: str, tmp_path: Path) -> None:
     answer_with(name, tmp_path, {}, SANITIZED)
@@ -285,8 +270,3 @@ def answer_with(name: str, folder: Path, options: dict[str, Any], flags: tuple[s
 @pytest.mark.parametrize("name", [MODEL, "gemma4"])
 def test_process_without_python_stays_below_the_manifests_peak(name: str, tmp_path: Path) -> None:
     check_peak(name, tmp_path, environment(tmp_path))
-
-
-@pytest.mark.exhaustive
-def test_twenty_thousand_tokens_take_no_more_memory(tmp_path: Path) -> None:
-    check_long_answer(environment(tmp_path))

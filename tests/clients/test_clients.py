@@ -94,6 +94,7 @@ def test_openai(url: str, expected: str, completed: str) -> None:
     assert all(chance < 0 for chance in chances)
 
 
+@pytest.mark.exhaustive
 @installed
 def test_openai_transcripts(tmp_path: Path) -> None:
     model, sound = write_model(tmp_path), tmp_path / "talk.wav"
@@ -168,6 +169,7 @@ def test_pydantic_ai(url: str, expected: str) -> None:
     assert program("pydantic_ai_chat.py", url, MODEL, QUESTION) == {"whole": expected}
 
 
+@pytest.mark.exhaustive
 @installed
 def test_llm_and_its_openai_plugin(url: str, expected: str, tmp_path: Path) -> None:
     model = {"model_id": "here", "model_name": MODEL, "api_base": url}

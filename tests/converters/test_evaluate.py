@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine
+from conftest import GOLDEN, exhaustive, load_engine
 from test_cli import edge, edge_json
 
 from edge.converters.convert import Conversion, convert
@@ -61,7 +61,7 @@ def test_model_loses_nothing_against_itself() -> None:
     assert evaluate(file, file).divergence.kl_max == 0
 
 
-@pytest.mark.parametrize("command", ["convert", "quantize"])
+@pytest.mark.parametrize("command", [exhaustive("convert"), "quantize"])
 def test_commands_end_with_table(command: str, tmp_path: Path) -> None:
     kind = ("--type", "q4_0") if command == "convert" else ("q4_0",)
     done = edge(command, str(SOURCE), str(tmp_path / "a.gguf"), *kind)
@@ -79,7 +79,7 @@ def test_commands_end_with_table(command: str, tmp_path: Path) -> None:
     assert without["evaluated"] is None
 
 
-@pytest.mark.parametrize("command", ["convert", "quantize"])
+@pytest.mark.parametrize("command", ["convert", exhaustive("quantize")])
 def test_speed_on_device_matches_edge_plan(command: str, tmp_path: Path) -> None:
     kind, target = ("--type", "q4_0") if command == "convert" else ("q4_0",), str(tmp_path / "a.gguf")
     said = edge_json(command, str(SOURCE), target, *kind, "--json", "--device", "raspberry-pi-5")

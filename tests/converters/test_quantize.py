@@ -13,10 +13,9 @@ import pytest
 from conftest import exhaustive, load_engine, mean_kl
 from fallbacks import open_fallback
 from small_models import Small, write_small
-from test_gemma4 import write_wide
 
 from edge.backends.base import EngineConfig
-from edge.backends.reference import ReferenceEngine, read_weights
+from edge.backends.reference import ReferenceEngine
 from edge.converters.calibrate import Routed, Walk, collect, column_importance, crossed, gram, sequences, stages
 from edge.converters.convert import Conversion, convert
 from edge.converters.ggml import quantize_with_llamacpp
@@ -30,8 +29,6 @@ from edge.converters.quantizers.polish import polish
 from edge.converters.quantizers.rtn import FEW, nearest, quantize
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import GRIDS, dequantize, find_grid, nbytes
-from edge.formats.gguf import GGUFFile, read_gguf
-from edge.model.layers import TABLE
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
@@ -305,27 +302,6 @@ def test_mixture_of_types_has_experts(family: Callable[[str], Model]) -> None:
     experts = [stage for stage in found if "exps" in stage.tensors[0]]
     assert len(experts) == 3 * EXPERTS.layers  # a tensor each: gate, up, down
     assert all(stage.cost["Q8_0"] < stage.cost["Q4_0"] for stage in experts)
-
-
-@pytest.mark.exhaustive
-def test_gemma_4(tmp_path: Path) -> None:
-    """Rows of earlier layers, values that are normalised, inputs without a norm, and a table of its own type."""
-    file, spec = write_wide(tmp_path / "model.gguf", "F16")
-
-    def logits(file: GGUFFile) -> FloatArray:
-        return ReferenceEngine(file, spec, CONFIG, read_weights(file, find_tensors(file, spec))).forward_all(OTHERS)
-
-    exact, loss = logits(file), dict[str, float]()
-    for method in METHODS:
-        settings = Settings(method=method, table="Q4_1")
-        report = quantize_gguf(file, spec, tmp_path / "q.gguf", settings, TOKENS[:512])
-        types = (report.types[f"{name}.weight"] for name in ("blk.0.attn_output", "blk.0.inp_gate", TABLE))
-        assert [*types] == ["Q4_0", "Q8_0", "Q4_1"]
-        loss[method] = mean_kl(exact, logits(read_gguf(tmp_path / "q.gguf")))
-    assert loss["rtn"] < 0.3
-    assert all(loss[method] < loss["rtn"] for method in CALIBRATED)
-    mixed, _ = mix_types(file, spec, Settings(), TOKENS[:128], kl=0.5, kinds=("Q4_0", "Q8_0"), outside=AROUND)
-    assert {TABLE, "blk.5.attn_q"} <= {name.removesuffix(".weight") for name in mixed.types}
 
 
 @pytest.mark.parametrize("kind", [

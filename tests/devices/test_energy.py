@@ -203,6 +203,7 @@ def edge(*arguments: str, root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
 
+@pytest.mark.exhaustive
 def test_estimates_are_enforced_without_sensor(tmp_path: Path) -> None:
     question = ("-p", "Why?", "-n", "-1", "--ignore-eos", "--raw", "--backend", "reference")
     arguments = ("run", str(GOLDEN / "llama-one-layer.gguf"), *question, "--energy", "14J")  # a loaded start takes 8 J

@@ -319,17 +319,6 @@ def test_profile_goes_from_one_device_to_another(tmp_path: Path, own: Path) -> N
     assert "1.00" in run.invoke(app, ["devices", "diff", "far", "far"]).output
 
 
-@pytest.mark.exhaustive
-def test_probing_saves_host(own: Path) -> None:
-    answer = ask("probe", "--seconds", "0.1")
-    assert answer["path"] == str(own / "host.toml")
-    host = find_profile(HOST)
-    assert host.value("f32_flops")
-    assert (host.value("int8_ops") is None) == (missing() is not None)
-    shown = run.invoke(app, ["devices", "show", "host"]).output
-    assert ("MatMulInteger" in " ".join(shown.split())) == (missing() is None)
-
-
 def test_probing_says_why_rate_of_bytes_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.lab.profiling.ceilings.probe_profile", lambda *_: profiles.describe_host())
     monkeypatch.setattr(integer_products, "find_spec", lambda name: None)

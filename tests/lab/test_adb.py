@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from adb_device import Phone
-from kits import GOLDEN_MODEL, QUICK, kit_for, quietly, write_program
+from kits import GOLDEN_MODEL, QUICK, kit_for, write_program
 from test_cli import edge_json
 
 from edge.devices.host import usable_cores
@@ -142,16 +142,6 @@ def why(serial: str) -> str:
         return str(find_device(serial))
     except EngineError as error:
         return str(error)
-
-
-@pytest.mark.exhaustive
-def test_device_that_goes_between_two_words(bench: Bench) -> None:
-    shut = bench.connect(lets_in=False)
-    for serial, said in ((shut.address, "device unauthorized."), ("R3CN", "device 'R3CN' not found")):
-        for call in (ask_machine, lambda device: run_kit(device, kit_for(), quietly)):
-            with pytest.raises(EngineError) as caught:
-                call(Device(serial))
-            assert str(caught.value) == f"{serial} cannot be reached: {said}"
 
 
 @pytest.mark.exhaustive

@@ -22,6 +22,7 @@ BIG = Kind(1, 1024, 3_300_000, "0x412fd820", "", 2e10, 5e10, 4e11)
 LITTLE = Kind(4, 150, 2_000_000, "0x412fd800", "", 6e9, 1e10, 8e10)
 
 
+@pytest.mark.exhaustive
 def test_kit_and_edge_measure_each_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     little = hybrid_cores(tmp_path)
     names = [("performance cores", 1), ("efficient cores", little)][: 2 if little else 0]

@@ -131,21 +131,6 @@ def test_advice_is_what_helps_against_limit() -> None:
     assert "edge devices probe" in commands(bandwidth=None, compute=None, bytes_per_s=None)
 
 
-def test_ceilings_of_some_threads_are_called_that() -> None:
-    assert "deliver to 1 thread." in judge(replace(PLAIN, bandwidth=0.9, threads=1, cores=4)).sentence
-    assert "deliver." in judge(replace(PLAIN, bandwidth=0.9, threads=4, cores=4)).sentence
-
-
-def test_rows_that_dominate_at_long_contexts_are_named() -> None:
-    kinds = ("f16", "int8")
-    found = judge(replace(PLAIN, bandwidth=0.9, longest=4096, longest_kv_share=0.4, kv_dtypes=kinds))
-    (why,) = [why for why, command in found.advice if "int8" in command]
-    assert "40% of what a token reads at context 4,096" in why
-    most = judge(replace(PLAIN, bandwidth=0.9, bits=8.5, kv_share=0.7, kv_dtypes=kinds)).advice
-    assert "int8" in most[0][1]
-    assert "quantize" in most[1][1]
-
-
 def test_evidence_is_of_first_engine() -> None:
     windows = [Window(0, 4, spread(0.002), 0.1, 50, 2e9, None), Window(12, 8, spread(0.002), 0.1, 79, 1e9, 0.4)]
     quick = make_engine("onnx", decode=replace(make_engine().decode, per_token=spread(0.001)))
@@ -181,13 +166,6 @@ def test_engine_on_gpu_is_measured_against_gpu() -> None:
     unknown = make_profile(engines=engines, roofs=Roofs(2e10, 1e11, None, 2))
     assert evidence_of(unknown).bandwidth is None
     assert [row[3] for row in roofline_table(unknown).rows if row[1] == "answer"] == [NONE, "80%"]
-
-
-def test_cache_of_stated_size_is_no_limit() -> None:
-    small = replace(make_plan(), config=replace(make_plan().config, capacity=64))
-    stated = replace(make_profile().settings, kv_memory="2MiB")
-    assert judge(evidence_of(make_profile(engines=[make_engine(plan=small)]))).limit == "memory budget"
-    assert judge(evidence_of(make_profile(engines=[make_engine(plan=small)], settings=stated))).limit != "memory budget"
 
 
 # What the memory was for

@@ -110,33 +110,6 @@ def test_page_has_no_script_and_asks_for_nothing(name: str) -> None:
             assert value is None or value.startswith("#") or (tag == "link" and value == "data:,"), (tag, value)
 
 
-def test_long_runs_of_all_engines_are_told() -> None:
-    """llamacpp needs 3 ms instead of 2.5 ms for a token at the end."""
-    said = summary(make_profile())
-    assert re.search(r"\| cpu +\| +400 \| +400 \| +1.00 \|", said)
-    assert re.search(r"\| llamacpp \| +400 \| +333 \| +0.83 \|", said)
-    for kind in (".md", ".html"):
-        text = document(make_profile(), kind)
-        assert "cpu: the long run" in text
-        assert "llamacpp: the long run" in text
-        assert "estimated" in text[text.index("Sustained") :]
-    minutes = make_sustained(length=60.0)
-    assert "minute 5 tok/s" in summary(make_profile(engines=[make_engine(sustained=minutes)]))
-
-
-def test_kv_dtype_of_every_engine_is_told() -> None:
-    config = make_engine().plan.config
-    wide = make_engine("onnx", plan=replace(make_engine().plan, config=replace(config, kv_dtype="f32")))
-    profile = make_profile(engines=[make_engine(), wide])
-    for text in (summary(profile), document(profile, ".md"), document(profile, ".html")):
-        assert "KV rows are not alike: f16 in cpu, f32 in onnx" in text
-    text = document(profile, ".md")
-    assert "1,024 in f16" in text
-    assert "1,024 in f32" in text
-    assert "plan of onnx: 1,024 KV rows in f32" in text
-    assert "not alike" not in document(make_profile(), ".md")
-
-
 def test_markdown_keeps_hostile_names_in_place() -> None:
     text = document(hostile(), ".md")
     assert "<script>" not in text.replace("\\<script>", "")

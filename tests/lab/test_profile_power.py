@@ -34,6 +34,7 @@ def check_held(run: Sustained | None, watts: float) -> None:
     assert joules < watts * (seconds + 1.5)
 
 
+@pytest.mark.exhaustive
 def test_kit_holds_its_long_run_to_power() -> None:
     """By the estimate, where nothing measures joules; the estimates of C and of Python agree."""
     done = run_program(kit_for(sustained=2.0, watts=LOW), EDGE_SENSORS="/nowhere")

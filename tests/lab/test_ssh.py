@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 from kits import GOLDEN_MODEL, QUICK, kit_for, quietly, write_program
 from test_cli import edge, edge_json
@@ -197,33 +196,6 @@ def test_kit_that_cannot_be_unpacked_leaves_nothing(board: Board, command: str, 
         run_kit(Address("board"), kit_for(), quietly)
     assert str(caught.value) == said
     assert not board.left
-
-
-@pytest.mark.exhaustive
-def test_kit_that_system_ends(board: Board) -> None:
-    ended = list[str]()
-
-    def end(what: str, share: float) -> None:
-        if what.startswith("sustained") and not ended:  # what it said before its end may still come
-            ended.append(what)
-            (program,) = (board.folder / "home").glob(".edge-profile.*/edge-profile")
-            (running,) = (each for each in psutil.process_iter(["exe"]) if each.info["exe"] == str(program))
-            running.kill()
-
-    with pytest.raises(EngineError, match=r"^board: its system ended the kit, perhaps for want of memory$"):
-        run_kit(Address("board"), kit_for(sustained=30.0), end)
-    board.wait_until_empty()
-
-
-@pytest.mark.exhaustive
-def test_lost_connection_leaves_nothing(board: Board) -> None:
-    def cut(what: str, share: float) -> None:
-        if what.startswith("sustained"):
-            board.cut()
-
-    with pytest.raises(EngineError, match=r"^the connection to board was lost while the kit ran$"):
-        run_kit(Address("board"), kit_for(sustained=30.0), cut)
-    board.wait_until_empty()
 
 
 @pytest.mark.exhaustive

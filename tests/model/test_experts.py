@@ -83,22 +83,6 @@ def test_block_types(
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_chunks_and_threads_change_no_bit(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
-    """Attention of several threads in a step sums in another order, so there it is the first. Chunks attend in float32
-    as steps do."""
-    model = small_model(tmp_path, types={"": "MXFP4", "token_embd": "Q8_0"})
-    tokens, module, found = tokens_for(model, 45), find_backend("cpu", model.file, model.spec), []
-    steps = [[1] * 45, [7, 1, 30, 2, 5]]
-    for threads, chunk, ways in ((1, 8, [[45], *steps]), (3, 8, [[45], [1, 44]]), (5, 45, [[45], [7, 38]])):
-        config = EngineConfig(64, chunk, "f16", threads, chunk, tuning={"pair_rows": 0})
-        engine = engines(module.load(model.file, model.spec, config))
-        found += [logits_of(engine, tokens, pieces) for pieces in ways]
-    for each in found[1:]:
-        np.testing.assert_array_equal(each, found[0])
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
 @cpu_and_gpu
 @pytest.mark.parametrize(("experts", "used"), [(1, 1), (16, 16), (33, 2)])
 def test_any_number_of_experts(

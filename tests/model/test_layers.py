@@ -108,23 +108,6 @@ def test_mamba_heads_share_groups(name: str, tmp_path: Path, engines: Callable[[
     compare(model, engines, engines_for(model) if name == "falcon-h1" else ["reference", "cpu"])
 
 
-@pytest.mark.exhaustive
-def test_shared_expert_may_have_no_gate(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
-    """In Granite 4's mixtures, as llama.cpp runs them."""
-    file, random = GGUF.read(GOLDEN / "granitehybrid.gguf"), np.random.default_rng(5)
-    figures = {"expert_count": 4, "expert_used_count": 2, "feed_forward_length": 16}
-    file.metadata |= {f"granitehybrid.{key}": (U32, value) for key, value in figures.items()}
-    shapes = {"gate_inp": (16, 4), "gate_exps": (16, 16, 4), "up_exps": (16, 16, 4), "down_exps": (16, 16, 4)}
-    for at in ("blk.0.ffn_", "blk.1.ffn_"):
-        for name in ("gate", "up", "down"):
-            file.tensors[f"{at}{name}_shexp.weight"] = file.tensors.pop(f"{at}{name}.weight")
-        for name, shape in shapes.items():
-            values = random.standard_normal(shape[::-1]).astype("<f4")
-            file.tensors[f"{at}{name}.weight"] = (shape, F32_TYPE, values.tobytes())
-    (tmp_path / "model.gguf").write_bytes(file.to_bytes())
-    compare(open_model(tmp_path / "model.gguf"), engines, ["reference", "cpu"])
-
-
 def compare(model: Model, engines: Callable[[Engine], Engine], backends: list[str]) -> None:
     """Logits of our engines with those of llama.cpp."""
     tokens = np.random.default_rng(1).integers(3, model.spec.vocab, 30).astype(np.int32)
@@ -181,17 +164,6 @@ def test_eviction_touches_rows_of_attention_only(hybrid: str, engines: Callable[
             engine.kv.truncate(20, replace(engine.kv.save(44), next_position=3))
     for each in found[1:]:
         np.testing.assert_allclose(each, found[0], rtol=0, atol=EXACT)
-
-
-@each_hybrid
-@pytest.mark.exhaustive
-def test_long_text_in_chunks_equals_steps(hybrid: str, engines: Callable[[Engine], Engine]) -> None:
-    model, _, _ = open_fallback(hybrid)
-    tokens = np.random.default_rng(2).integers(3, model.spec.vocab, 4000).astype(np.int32)
-    chunked, stepped = (engines(load_engine(model, "cpu", "f32", capacity=4096, chunk=64)) for _ in range(2))
-    expected = chunked.forward_all(tokens)
-    found = np.concatenate([stepped.forward(tokens[at : at + 1])[None].copy() for at in range(tokens.size)])
-    np.testing.assert_allclose(found, expected, rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize(("name", "policy"), [

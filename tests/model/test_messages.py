@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import signal
-import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import Special
-from test_chat import CHATML, GEMMA, HOSTILE, USERS, joined
+from test_chat import CHATML, GEMMA, USERS, joined
 from test_chat import compiled as jinja2_template
 from test_chat import template as chat_template
 from thinking_models import write_script
-from tool_templates import GEMMA4, GPT_OSS, LFM2, LLAMA32, MISTRAL, QWEN3, SMOLLM3, TEMPLATES, TOOLS, WEATHER, call
+from tool_templates import GEMMA4, GPT_OSS, LFM2, LLAMA32, QWEN3, SMOLLM3, TEMPLATES, TOOLS, WEATHER, call
 
-from edge.errors import EdgeError, InputError, UnsupportedError
+from edge.errors import InputError, UnsupportedError
 from edge.model.chat_template import ChatTemplate
 from edge.model.model import Model, open_model
 from edge.model.thinking import Think
@@ -275,23 +274,6 @@ def test_variables_that_are_refused(variables: dict[str, Any]) -> None:
 # The child that renders
 
 
-@pytest.mark.parametrize(
-    "name", ["a string that doubles", "a huge product", "endless loops", "a macro that calls itself", "a long output"]
-)
-def test_hostile_templates_are_contained(name: str) -> None:
-    started = time.monotonic()
-    template = ChatTemplate(HOSTILE[name])
-    for _ in range(2):
-        with pytest.raises(EdgeError):
-            template.conversation([user("x")])
-    assert time.monotonic() - started < 60
-
-
-def test_template_that_repeats_text_is_stopped() -> None:
-    with pytest.raises(InputError, match="repeats the conversation too often"):
-        ours("{% for i in range(10000) %}{{ messages[0].content }}{% endfor %}", [user("x" * 1_000_000)])
-
-
 def test_child_that_is_gone_is_replaced() -> None:
     template = ChatTemplate(CHATML)
     text = joined(template.conversation(PLAIN)[0])
@@ -309,8 +291,3 @@ def test_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(InputError, match="no process can be started"):
         ChatTemplate(CHATML).conversation(PLAIN)
-
-
-def test_where_processes_do_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "fork")
-    assert joined(ChatTemplate(MISTRAL, "<s>", "</s>").conversation(CALLED, TOOLS)[0]) == oracle(MISTRAL, CALLED, TOOLS)

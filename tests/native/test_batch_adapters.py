@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, exhaustive, open_golden
 from lora_files import write_adapter
-from small_models import Small, write_small
 
 from edge.backends import engine_named
 from edge.backends.base import AdaptedEngine, BatchedEngine, EngineConfig, VerifyingEngine
@@ -77,13 +76,6 @@ def test_batch_with_adapters_equals_steps(threads: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen35moe", "falcon-h1", "lfm2", "gemma3", "gpt2", "phi3"])
 def test_batch_with_adapters_equals_steps_in_every_architecture(name: str, tmp_path: Path) -> None:
     Case(open_model(GOLDEN / f"{name}.gguf"), tmp_path).check("f16")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("kind", "kv_dtype"), [("Q4_0", "int8"), ("F16", "f16"), ("F16", "f32")])
-def test_batch_with_adapters_equals_steps_in_every_type(kind: str, kv_dtype: str, tmp_path: Path) -> None:
-    write_small(tmp_path / "small.gguf", Small(layers=2, types=kind))
-    Case(open_model(tmp_path / "small.gguf"), tmp_path).check(kv_dtype)
 
 
 def test_drafts_have_the_logits_of_steps_with_adapters(tmp_path: Path) -> None:

@@ -251,26 +251,6 @@ def test_every_weight_comes_back_from_the_packed_file(
         assert (raw.reshape(vocab, -1, 34)[:, :, 2:] == 0x80).any()  # −128, which gguf itself never writes
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", BEYOND_GGUF)
-def test_types_beyond_gguf_are_those_of_llama_cpp(
-    tmp_path: Path, engines: Callable[[Engine], Engine], kind: str
-) -> None:
-    from edge.converters.ggml import quantize_with_llamacpp
-
-    small = Small(layers=2, hidden=256, heads=16, kv_heads=8, ffn=512, vocab=275)
-    path = tmp_path / f"{kind}.gguf"
-    quantize_with_llamacpp(write_small(tmp_path / "model.gguf", small), path, kind, pure=True)
-    model = open_model(path)
-    assert kind in {info.type for info in model.file.tensors.values()}
-    tokens = tokens_of(model, 45)
-    expected = expected_logits(model, tokens)
-    assert_close(engines(load_engine(model, "cpu", "f32")).forward_all(tokens), expected)
-    theirs = engines(load_engine(model, "llamacpp", "f32")).forward_all(tokens)
-    assert correlation(theirs, expected) > 0.998
-
-
 # Shapes
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import load_engine, open_golden, some_tokens
+from conftest import exhaustive, load_engine, open_golden, some_tokens
 from heads_oracle import HeadOracle
 from test_architectures import open_family, require_native
 
@@ -123,7 +123,7 @@ def test_kept_rows_are_bit_equal(dtype: str, seed: int, engines: Engines) -> Non
             engine.kv.keep_heads([np.arange(engine.kv.length, dtype=np.int32)] * heads)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["int4", exhaustive("int8")])
 def test_sinks_are_not_worn_by_thousands_of_evictions(dtype: str, engines: Engines) -> None:
     """Their keys are rotated forward each time, from their first values: rounding would add up otherwise."""
     engine = onnx_engine(engines, dtype)

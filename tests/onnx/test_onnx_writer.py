@@ -173,6 +173,7 @@ def test_rows_that_are_no_whole_blocks_stay_floats(tmp_path: Path, engines: Engi
     np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-3)
 
 
+@pytest.mark.exhaustive
 def test_weights_are_converted_slice_by_slice(tmp_path: Path) -> None:
     """A model of many slices takes hardly more memory than a small one."""
     code = """

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from conftest import GOLDEN, load_engine
 from serving import error_of, served
 from test_architectures import require_native
 
-from edge.converters.quantize import Settings, quantize_gguf
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
 from edge.model.places import Places
@@ -68,28 +66,6 @@ def test_states_and_vectors_match_transformers(backend: str, name: str) -> None:
             engine.forward(text)
     finally:
         engine.close()
-
-
-@EXHAUSTIVE
-@pytest.mark.parametrize("name", ["bert", "nomic-bert"])
-@pytest.mark.parametrize(("kind", "most"), [("Q8_0", 0.001), ("Q4_0", 0.02)])
-def test_quantized_encoders(kind: str, most: float, name: str, tmp_path: Path) -> None:
-    """Rounding moves vectors by little; our engines agree on the rounded weights."""
-    require_native()
-    model, golden = open_encoder(name)
-    report = quantize_gguf(
-        model.file, model.spec, tmp_path / "q.gguf", Settings(type=kind, method="rtn", embedding="Q8_0")
-    )
-    assert report.types["blk.0.attn_q.weight"] == report.types["blk.1.ffn_down.weight"] == kind
-    assert report.types["position_embd.weight" if name == "bert" else "token_types.weight"] == "F32"
-    vectors = {}
-    for backend, dtype in (("reference", "f32"), ("cpu", "f16")):
-        engine = load_engine(open_model(tmp_path / "q.gguf"), backend, dtype, capacity=CONTEXT, chunk=CONTEXT)
-        vectors[backend] = [engine.hidden(text).mean(axis=0) for text in texts_of(golden)]  # type: ignore[attr-defined]
-        engine.close()
-    for exact, ours, expected in zip(vectors["reference"], vectors["cpu"], golden["mean"], strict=True):
-        assert 1 - cosine(exact, expected) < most
-        np.testing.assert_allclose(ours, exact, atol=0.05)  # activations of 8 bits
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -187,7 +187,7 @@ def test_call_that_is_cut_is_never_complete(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @given(data=st.data())
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_malformed_calls_are_text_or_cut(case: str, data: st.DataObject) -> None:
     form, text, _, _ = CASES[case]
     at = data.draw(st.integers(0, len(text)))

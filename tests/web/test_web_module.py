@@ -67,6 +67,7 @@ def test_policies_and_dtypes(name: str, policy: str, dtype: str) -> None:
             check_conversation(pair)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "isa"),
     [
@@ -97,6 +98,7 @@ def test_models_of_several_forms_answer_as_edge_does(name: str, isa: str, monkey
         assert pair.exported.answer(ids, Role.IDS) == expected
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("isa", ["simd", exhaustive("relaxed16")])
 def test_answers_with_adapters_are_those_of_edge(isa: str, tmp_path: Path) -> None:
     folder, model = modules_of(NAME, isa, lora_rank=8, **OPTIONS), model_of(NAME)
@@ -315,6 +317,7 @@ def test_what_a_visitor_fetches_is_small() -> None:
         assert len(gzip.compress((folder_of() / f"edge-{isa}.wasm").read_bytes(), 9)) < 110_000
 
 
+@pytest.mark.exhaustive
 def test_runtime_compiles_for_32_bits_without_warnings(tmp_path: Path) -> None:
     web = RUNTIME.parent / "web" / "c"
     sources = [each for each in C_FILES if each.name not in NATIVE]

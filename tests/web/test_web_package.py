@@ -172,6 +172,7 @@ def test_two_sessions_download_once(page: Page, site: Sent) -> None:
     assert site.bytes == found_size(site)
 
 
+@pytest.mark.exhaustive
 def test_table_of_embeddings_stays_in_storage(page: Page) -> None:
     """Two sessions read it there at once. Without storage, there is an error."""
     ask = "await session.ask('abc', { temperature: 0, maxTokens: 8, ignoreEos: true })"
@@ -377,6 +378,7 @@ def test_addresses_without_https_are_an_error(page: Page, folder: Path) -> None:
     assert found == stored == {"code": "unsupported", "message": message}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("isa", ["relaxed", "relaxed16", "simd"])
 def test_every_module_answers(page: Page, site: Sent, isa: str) -> None:
     """They may round otherwise, but not in the first tokens."""

@@ -213,6 +213,7 @@ def test_service_worker_isolates_a_page(page: Page, folder: Path) -> None:
         assert page.value("sessionStorage.getItem('reloaded')") == "1"
 
 
+@pytest.mark.exhaustive
 def test_errors_are_shown_and_tried_again(page: Page, folder: Path) -> None:
     with served(folder) as (url, sent):
         sent.flip = [0] * 5
