@@ -186,7 +186,7 @@ class Pair:
             np.testing.assert_array_equal(c.ages(), twin.ages.reshape(len(twin.lengths), -1))
 
 
-@pytest.mark.parametrize("seeds", [range(3), exhaustive(range(3, 60))])
+@pytest.mark.parametrize("seeds", [range(1), exhaustive(range(1, 60))])
 @pytest.mark.parametrize("name", CASES)
 def test_operations_leave_the_same_rows(name: str, seeds: range) -> None:
     for seed in seeds:

@@ -41,7 +41,7 @@ def check_same(one: Engine, other: Engine, tokens: IntArray) -> None:
     np.testing.assert_array_equal(one.kv.positions, other.kv.positions)
 
 
-@pytest.mark.parametrize("close_gaps", [True, False])
+@pytest.mark.parametrize("close_gaps", [True, exhaustive(False)])
 @pytest.mark.parametrize(("backend", "kv_dtype", "name"), [
     pytest.param(*each, name, marks=[pytest.mark.exhaustive] * (each[0] == "cpu" and (each[1], name) != COMPILED))
     for each in ENGINES for name in ("llama-gqa-untied", "llama-window")
