@@ -65,7 +65,7 @@ def eager_pair(name: str, **options: Any) -> Iterator[Pair]:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        (MODEL, {}), ("qwen35", {}), exhaustive("gemma4", {}),  # dense; a gated delta net; a ring
+        (MODEL, {}), exhaustive("qwen35", {}), exhaustive("gemma4", {}),  # dense; a gated delta net; a ring
         exhaustive(MODEL, {"kv_dtype": "int8"}), exhaustive(MODEL, {"kv_dtype": "int4"}),
         exhaustive(MODEL, {"kv_dtype": "f32", "threads": 1}), exhaustive(MODEL, {"kv_policy": "window"}),
         exhaustive(MODEL, {"kv_policy": "full", "max_kv_size": 512}), exhaustive("lfm2", {}),

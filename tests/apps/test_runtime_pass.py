@@ -171,10 +171,10 @@ def host_isa() -> str:
         exhaustive(Case("phi3-longrope", sizes=(*[16] * 15, *[1] * 30, 16), capacity=400)),  # 256 have short factors
         exhaustive(Case("mistral3")),  # queries have a temperature
         exhaustive(Case("gpt2")),  # learned positions
-        Case("deepseek2", threads=3),  # latent attention
+        Case("deepseek2", "f32", threads=3),  # latent attention
         exhaustive(Case("minicpm3", "int8")),  # whose RoPE pairs halves
         *(exhaustive(Case("deepseek2", dtype, "h2o")) for dtype in ("int8", "int4")),
-        Case("qwen35", threads=3),  # a gated delta net
+        Case("qwen35", "f32", threads=3),  # a gated delta net
         exhaustive(Case("qwen35", "int4", "h2o")),
         exhaustive(Case("lfm2")),  # a short convolution
         exhaustive(Case("lfm2", "f32", threads=1)),

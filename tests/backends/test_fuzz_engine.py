@@ -377,6 +377,7 @@ def run_on_our_engines(path: Path) -> str:
     return "ran"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
 def test_small_quantized_heads_do_not_crash_llama_cpp(tmp_path: Path, kv_dtype: str) -> None:
     if not is_installed():

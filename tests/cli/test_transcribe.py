@@ -64,6 +64,7 @@ def test_forms_and_files(model: Path, sound: Path, tmp_path: Path) -> None:
     assert captions == [each for each in printed.stdout.splitlines() if "-->" in each]
 
 
+@pytest.mark.exhaustive
 def test_resumed_transcript_is_whole(model: Path, sound: Path, tmp_path: Path) -> None:
     kept = ("transcribe", str(sound), "-m", str(model), *SOME, "--format", "json", "-o", str(tmp_path))
     assert edge(*kept).returncode == 0

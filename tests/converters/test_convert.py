@@ -113,6 +113,7 @@ def test_quantize_and_convert_meet_size_alike(tmp_path: Path, text: Path) -> Non
     assert again["evaluated"] is None
 
 
+@pytest.mark.exhaustive
 def test_refused_sizes_measure_nothing(tmp_path: Path) -> None:
     for arguments, line in (
         (("--target-size", "20KiB"), "or more"), (("--target-size", "140KiB", "--pure"), "leave --pure out"),

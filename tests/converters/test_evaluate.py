@@ -79,6 +79,7 @@ def test_commands_end_with_table(command: str, tmp_path: Path) -> None:
     assert without["evaluated"] is None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", ["convert", exhaustive("quantize")])
 def test_speed_on_device_matches_edge_plan(command: str, tmp_path: Path) -> None:
     kind, target = ("--type", "q4_0") if command == "convert" else ("q4_0",), str(tmp_path / "a.gguf")

@@ -85,7 +85,9 @@ def test_card_has_a_budget_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("gpu", "options", "said"),
     [
-        (GPUMemory("card", unified=False), {"gpu_memory": "50MiB"}, r"-memory is 50 MiB: .* --gpu-memory \d+MiB"),
+        exhaustive(
+            GPUMemory("card", unified=False), {"gpu_memory": "50MiB"}, r"-memory is 50 MiB: .* --gpu-memory \d+MiB"
+        ),
         (GPUMemory("card", unified=False, free=550 * MIB), {}, "less a margin, is 38 MiB: .* are the least"),
         (GPUMemory("integrated", unified=True), {"memory": "150MiB"}, r"needs \d+ MiB, the memory budget is 150 MiB"),
     ],

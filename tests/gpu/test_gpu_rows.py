@@ -407,7 +407,7 @@ def test_rows_of_different_heads_are_kept_and_renumbered(name: str, place: str, 
             assert_same_rows(engine, oracle)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", ["f16", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [exhaustive("f16"), "int8", exhaustive("int4")])
 def test_attention_is_of_rows_that_are_there(dtype: str) -> None:
     """Not of those that were truncated, restored, or ran unobserved; kept rows stay as they are."""
     with engine_of("llama-gqa-tied", SOME_GPU, dtype) as (engine, _):

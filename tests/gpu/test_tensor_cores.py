@@ -128,6 +128,7 @@ def test_nvrtc_compiles_them() -> None:
                 assert ptx.index(has[0]) < ptx.index("griddepcontrol.wait")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("across", "down"), [(256, 64), pytest.param(128, 128, marks=MORE)])
 def test_pairs_are_activated_and_adapted(device: Emulator, across: int, down: int) -> None:
     """In large tiles, several of whose products belong to one warp."""

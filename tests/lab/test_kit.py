@@ -126,6 +126,7 @@ def test_kit_that_cannot_run_says_why(tmp_path: Path) -> None:
     assert done.returncode != 0  # the connection is lost: it does not go on
 
 
+@pytest.mark.exhaustive
 def test_arm64_kit_runs_under_qemu(tmp_path: Path) -> None:
     """As if it had a big core and little ones."""
     if shutil.which("qemu-aarch64-static") is None:

@@ -190,6 +190,7 @@ def test_failed_trials_are_named_and_not_remembered(here: Here, monkeypatch: pyt
     assert search(TINY, **SMALL).failed == ()
 
 
+@pytest.mark.exhaustive
 def test_speed_is_measured_on_this_device(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "_PROBE_S", 0.2)
     found = search(TINY, **{**SMALL, "device": "host", "types": [], "policies": ["full"]})

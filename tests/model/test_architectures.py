@@ -83,10 +83,10 @@ SLOW = pytest.param(NATIVE[0], marks=pytest.mark.slow)
 SELDOM = pytest.param(GPU, marks=pytest.mark.exhaustive)
 # Native code that others show, since angles are computed outside of it; each model takes seconds to compile.
 OLD_FORMULAS = (
-    "arcee", "chatglm", "ernie4_5", "gemma", "gemma3-linear", "glm4", "llama-linear", "llama-llama3", "llama-yarn",
-    "nemotron", "phi3", "qwen2", "qwen2-untied", "qwen2-yarn", "seed_oss", "starcoder2",
+    "arcee", "chatglm", "ernie4_5", "gemma", "gemma3-linear", "glm4", "granite", "llama-linear", "llama-llama3",
+    "llama-yarn", "nemotron", "phi3", "qwen2", "qwen2-untied", "qwen2-yarn", "seed_oss", "stablelm", "starcoder2",
 )  # fmt: skip
-GPU_OFTEN = ("gemma2", "gpt2", "phi3-longrope", "smollm3")  # the cores of test_cores.py have the other formulas
+GPU_OFTEN = ("gpt2", "smollm3")  # the cores of test_cores.py have the other formulas
 SMALL_ROWS = ("onnx-f16-gemma3", "onnx-int8-gemma3", "llamacpp-f16-qwen2", "cpu-f16-gpt2")
 
 

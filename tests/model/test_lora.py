@@ -388,7 +388,7 @@ def adapters(tmp_path: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
-        ("llamacpp", {}), pytest.param("cpu", {"kv_dtype": "f32"}, marks=pytest.mark.slow),
+        ("llamacpp", {}), pytest.param("cpu", {"kv_dtype": "f32"}, marks=pytest.mark.exhaustive),
         pytest.param("gpu", {"kv_dtype": "f32"}, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
     ],
 )  # fmt: skip

@@ -262,7 +262,7 @@ def test_plan_gives_up_the_smaller_share(policy: str, streams: bool) -> None:
 
 
 @pytest.mark.usefixtures("planning_process")
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(8))
 @given(memory=st.integers(110 * MIB, 200 * MIB))
 def test_streamed_plan_fills_its_budget(memory: int) -> None:
     made = plan(memory, expected_tokens=700)
@@ -278,7 +278,7 @@ def passes(prompt: int, answer: int, chunk: int) -> int:
 
 
 @pytest.mark.usefixtures("planning_process")
-@settings(max_examples=examples(15))
+@settings(max_examples=examples(6))
 @given(
     memory=st.integers(125, 160), prompt=st.integers(1, 900), answer=st.integers(1, 100),
     chunk=st.sampled_from([16, 32, 64, 128, 256]),

@@ -73,6 +73,7 @@ _RUN = sorted(
 )  # fmt: skip
 
 
+@pytest.mark.exhaustive
 def test_as_many_drafts_as_a_tuned_tile_has_tokens() -> None:
     """A plan asks for as many behind the next token; tiles of fewer than are verified, or of more, change nothing."""
     model = open_model(GOLDEN / "llama-gqa-tied.gguf")

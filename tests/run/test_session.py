@@ -213,6 +213,7 @@ def test_memory_beyond_budget_ends_run(smollm2: Model, monkeypatch: pytest.Monke
         assert session.report.tokens.generated > 1
 
 
+@pytest.mark.exhaustive
 def test_full_cache_ends_run(full: Session) -> None:
     full.generate(PROMPT, max_tokens=None, ignore_eos=True)
     report = full.report
