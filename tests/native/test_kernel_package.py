@@ -10,6 +10,7 @@ import re
 import struct
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ FIGURES = {
     "attention": {"head_count": 4, "head_count_kv": 2},
 }  # fmt: skip
 KNOWN = KnownModel("tiny:1", "a/b", "none", 1, "here", "llama", FIGURES, types=("Q4_0",), epsilon=1e-5)
+WINGS = ("backends/", "converters/", "devices/")  # folders that install as parts of `edge`
 EPSILON = {"tiny:2": replace(KNOWN, name="tiny:2", epsilon=None)}
 
 
@@ -185,6 +187,10 @@ def test_dist_is_reproducible_and_installs_without_a_compiler(made: Path, tmp_pa
     assert names == [
         "SHA256SUMS", "edge-runtime.rb", "edge-web-V.tgz", "edge_runtime-V-py3-none-any.whl", "edge_runtime-V.tar.gz",
     ]  # fmt: skip
+    with tarfile.open(one[-1]) as source, zipfile.ZipFile(one[-2]) as wheel:
+        files = [name.partition("/")[2] for name in source.getnames()]
+        moved = [f"edge/{name}" if name.startswith(WINGS) else name for name in files]
+        assert {name for name in moved if name.startswith("edge/")} - set(wheel.namelist()) == set()
 
     venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
