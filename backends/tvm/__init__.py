@@ -10,7 +10,7 @@ from edge.backends.base import Backend, Capabilities, EngineConfig, LoadProgress
 from edge.backends.checks import app_cores, check_cores
 from edge.backends.counts import ExpertForecast, Footprint, Tuned
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
-from edge.errors import MissingExtraError, UnsupportedError
+from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Core, Experts
 from edge.model.spec import ModelSpec
@@ -61,12 +61,12 @@ class CPU(Backend):
 
     def check_installed(self) -> None:
         """A device without TVM runs passes that were compiled elsewhere; `check_supported` looks for the model's."""
-        from edge.backends.tvm.compiler.compiled import has_passes, is_installed
+        from edge.backends.tvm.compiler.compiled import has_passes, is_installed, nothing_to_run
         from edge.backends.tvm.targets import choose_target
 
         choose_target()
         if not is_installed() and not has_passes():
-            raise MissingExtraError("apache-tvm", "tvm", " compiles models, 'edge-runtime[kernels]' has known ones")
+            raise nothing_to_run()
 
     def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:
         """The engine needs an architecture with a network, block types with kernels, and a CPU among its targets."""

@@ -106,17 +106,28 @@ def has_passes() -> bool:
     return bool(cache.entries("kernels") or (found and found.usable))
 
 
+def nothing_to_run() -> MissingExtraError:
+    """The error where no model runs."""
+    return MissingExtraError(
+        "apache-tvm", "tvm", f" compiles models{_other_version() or ', edge-runtime[kernels] has known ones'}"
+    )
+
+
 def missing(design: Design) -> MissingExtraError:
     """The error for a design that is not at hand where nothing can compile it."""
+    return MissingExtraError(
+        f"compiled code for this model ({about_design(design)}) is not here, and apache-tvm", "tvm",
+        f" makes it{_other_version()}; or, on another computer, edge compile MODEL --device DEVICE -o DIR, and here "
+        "edge cache add DIR",
+    )  # fmt: skip
+
+
+def _other_version() -> str:
     from edge.backends.tvm.compiler import package
 
     found = package.installed()
     other = found is not None and not found.usable
-    return MissingExtraError(
-        f"compiled code for this model ({about_design(design)}) is not here, and apache-tvm", "tvm",
-        f" makes it{f'; {package.DISTRIBUTION} is of another version of edge' * other}; or, on another computer, edge "
-        "compile MODEL --device DEVICE -o DIR, and here edge cache add DIR",
-    )  # fmt: skip
+    return f" ({package.DISTRIBUTION} is of another version of edge)" * other
 
 
 def install(design: Design, image: bytes) -> None:
