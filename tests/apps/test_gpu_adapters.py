@@ -23,6 +23,8 @@ from edge.errors import EdgeError, InputError, UnsupportedError
 
 pytest.importorskip("tvm")
 
+pytestmark = pytest.mark.exhaustive
+
 RANK = 32
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 7}
 
@@ -40,7 +42,6 @@ def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(name)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("host", ["opencl", "wgpu"], indirect=True)
 def test_answers_with_adapters_are_those_of_the_gpu_engine(host: str, tmp_path: Path) -> None:
     """One after the other, in one session, with evictions: a part of an adapter, another, two together, none. By OpenCL

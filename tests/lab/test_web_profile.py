@@ -21,7 +21,7 @@ from edge.lab.report.document import terminal
 from edge.lab.report.profile import profile_summary
 from edge.run.starting.opening import open_model
 
-pytestmark = [pytest.mark.slow, NEEDS_WASM]
+pytestmark = pytest.mark.exhaustive
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def measure(page: Page, folder: Path, *, isolated: bool) -> Result:
     return parse_result(text.encode(), "it")
 
 
-@pytest.mark.exhaustive
+@NEEDS_WASM
 def test_page_measures_its_browser(page: Page, folder: Path, tmp_path: Path) -> None:
     found = measure(page, folder, isolated=True)
     assert complaints(page) == []
@@ -64,6 +64,7 @@ def test_page_measures_its_browser(page: Page, folder: Path, tmp_path: Path) -> 
         device_of(found, "mine")
 
 
+@NEEDS_WASM
 def test_command_makes_it_and_says_what_is_wrong(tmp_path: Path) -> None:
     made = tmp_path / "site"
     run = edge("profile", str(GOLDEN_MODEL), "--on", f"web:{made}", *QUICK)
