@@ -24,12 +24,13 @@ from edge.devices.profiles.profile import Cluster, DeviceProfile, Figure
 from edge.lab.prediction.crowd import Crowd, left_by
 from edge.lab.prediction.efficiency import efficiency_of, weight_shares
 from edge.lab.prediction.predict import Prediction, Wanted, fit_slope, predict
-from edge.lab.prediction.work import work_of
+from edge.lab.prediction.work import _packed, work_of
 from edge.model.model import open_model
 from edge.model.spec import ModelSpec
 from edge.plan.device import RUNTIME_BYTES
 from edge.plan.plan import Plan, PlanBytes
 from edge.run.history import Phase, Run, Setting
+from edge.storage.cache import Entry
 
 GOLDEN_SPEC = open_golden("llama-gqa-tied").model.spec
 SPEC = replace(GOLDEN_SPEC, network=None, window=0, layer_values=GOLDEN_SPEC.kv_values)
@@ -75,6 +76,15 @@ def test_prompts_follow_arithmetic_where_it_takes_longer(int8_ops: float | None)
     assert found.ttft_s.value == pytest.approx(linear + attention, rel=1e-3)
     kind = reach.weights["integers"]
     assert integers == pytest.approx(3e6 * (kind.int8 or 0) if int8_ops else 1e6 * kind.float32)
+
+
+def test_paging_is_measured_on_the_newest_packed_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        Entry("weights", name, about, 1, last_used, Path(name))
+        for name, about, last_used in (("old", "m", 1.0), ("new", "m", 9.0), ("other", "x", 20.0))
+    ]
+    monkeypatch.setattr("edge.lab.prediction.work.entries", lambda kind: found)
+    assert (_packed("m"), _packed("none")) == (Path("new"), None)
 
 
 def test_joules_are_counted_as_estimate_counts_them() -> None:
