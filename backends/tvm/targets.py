@@ -16,6 +16,8 @@ from edge.devices.host import cpu_flags
 from edge.errors import InputError, UnsupportedError
 from edge.records import dataclass
 
+ASSEMBLY = "assembly"  # as `Target.system`: text, for packages
+
 
 @dataclass(frozen=True)
 class Target:
@@ -45,7 +47,8 @@ class Target:
     chunk_dealt: bool = False
     # Pauses at a barrier before a thread sleeps, about 150 µs. With all cores busy, far fewer or more cost a third.
     spins: int = 10_000
-    system: str = "linux"  # linux, macos or windows, whose functions a pass calls; passes for apps do not use it
+    # linux, macos or windows, whose functions a pass calls; passes for apps call none, and may be ASSEMBLY.
+    system: str = "linux"
 
     @property
     def machine(self) -> str:
@@ -67,6 +70,11 @@ class Target:
         """Whether threads leave the compiled code after every job, not only at the end: WebAssembly's engines cannot
         replace a running function by a faster version of it."""
         return self.machine == "wasm32"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether passes are assembly text instead of object files, for packages whose build assembles it."""
+        return self.is_apple or self.system == ASSEMBLY
 
     @property
     def is_apple(self) -> bool:

@@ -243,16 +243,16 @@ def _swift_read(field: Field) -> str:
     value = f"native.{field.name}"
     if field.enum:
         return f"{field.enum.__name__}(rawValue: {value}) ?? .{camel(field.enum(0).name)}"
-    return {"uint32": f"Int({value})", "flag": f"{value} != 0", "text": f"String(cString: {value})"}.get(
-        field.kind, value
-    )
+    return {
+        "uint32": f"Int({value})", "flag": f"{value} != 0", "text": f'{value}.map {{ String(cString: $0) }} ?? ""',
+    }.get(field.kind, value)  # fmt: skip
 
 
 def _swift_enum(kind: type[IntEnum]) -> str:
     if kind is Role:
         return "\n".join(f"    /// {ABOUT[Role][each]}\n    case {each.name.lower()}" for each in ROLES_OF_TEXT)
     if kind is Status:
-        return _list((f"{camel(each.name)} = {each.value}" for each in Status if each.value), 8, "case ")
+        return "\n".join(f"        case {camel(each.name)} = {each.value}" for each in Status if each.value)
     return _list((camel(each.name) for each in kind), 4, "case ")
 
 

@@ -29,7 +29,7 @@ from edge.apps.gpu_programs import GPUPrograms, check_gpu, describe_gpu, make_pr
 from edge.apps.model_file import MODEL, Section, trusted_source, write_model
 from edge.apps.npu_graphs import NpuGraphs, describe_npu, plan_graphs
 from edge.apps.planning import check_options, own_bytes, plan_bundle, prompt_rows
-from edge.apps.platforms import write_platform
+from edge.apps.platforms import package_of, write_platform
 from edge.apps.site import describe_ears, describe_gpu_files, describe_site, write_gpu
 from edge.apps.tools_file import tools_section
 from edge.apps.vocabulary import composing_bytes, tokenizer_sections
@@ -107,6 +107,7 @@ def export(
     lora_rank: int = 0,
     gpu: bool = False,
     npu: bool = False,
+    package: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
     **keywords: Unpack[Keywords],
@@ -117,8 +118,9 @@ def export(
     them (default: all of the machine that the engine has code for). lora_rank: of the largest LoRA adapter that
     sessions have room for (`export_adapter`); 0: none. gpu: with programs and weights for the GPU, of a page by WebGPU,
     on Apple's systems by Metal, else by OpenCL or webgpu.h. npu: with graphs for the device's NPU, or for ONNX Runtime
-    on its CPU. force: a bundle that nothing was added to may be replaced. The keywords are options of the plan, as
-    people write them, and go before those of `options`:
+    on its CPU. package: "c", "kotlin", "swift" or "web" (default: the device's own); Linux has "swift", too. force: a
+    bundle that nothing was added to may be replaced. The keywords are options of the plan, as people write them, and go
+    before those of `options`:
 
     OPTIONS
 
@@ -128,6 +130,7 @@ def export(
     check_path("folder", folder)
     options, target = Options.of(options, **keywords), Path(folder)
     profile = find_profile(device)
+    package = package_of(profile.system, package)
     check_target(target, force=force)
     if isinstance(isas, str):
         isas = [name.strip() for name in isas.split(",")]
@@ -143,7 +146,7 @@ def export(
         place = write_platform(
             bundle.all_designs, profile.system,
             trusted_source(sections, gpu_of_page=bundle.gpu_of_page, encoders=encoders), made,
-            partial(tell, "compiling"), gpu=bundle.gpu is not None, npu=bundle.npu is not None,
+            partial(tell, "compiling"), package=package, gpu=bundle.gpu is not None, npu=bundle.npu is not None,
             ears=Section.HEARING in sections, eyes=Section.EYES in sections,
         )  # fmt: skip
         if bundle.gpu and bundle.gpu_of_page:

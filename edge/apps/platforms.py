@@ -11,8 +11,9 @@ from edge.apps.bindings import copy_source
 from edge.apps.constants import CONSTANTS, constants_header
 from edge.apps.library import EARS, GPU, NPU, SHARED, make_library, runtime_files
 from edge.apps.site import write_site
-from edge.backends.tvm.compiler.exported import exported_objects, passes_source
+from edge.backends.tvm.compiler.exported import as_assembly, exported_objects, passes_source
 from edge.backends.tvm.design import Design
+from edge.errors import InputError, UnsupportedError
 
 _HERE = Path(__file__).parent
 _RUNTIME = _HERE / "runtime"
@@ -21,11 +22,28 @@ _ABIS = {"aarch64": "arm64-v8a", "x86_64": "x86_64"}  # as Android calls machine
 Tell = Callable[[float], None]
 
 
+PACKAGES = {  # of --package: the systems that have each
+    "swift": ("ios", "macos", "linux"), "kotlin": ("android",), "web": ("web",), "c": ("linux", "windows"),
+}  # fmt: skip
+
+
+def package_of(system: str, wanted: str | None) -> str:
+    """The package for a system. Raises InputError if there is none of this name, UnsupportedError if not for it."""
+    own = "c" if system == "linux" else next(name for name, systems in PACKAGES.items() if system in systems)
+    if wanted not in (None, *PACKAGES):
+        raise InputError(f"--package {wanted} is unknown: choose {', '.join(PACKAGES)}")
+    if wanted is not None and system not in PACKAGES[wanted]:
+        raise UnsupportedError(
+            f"there is no --package {wanted} for {system}: leave it out, for {own}, or choose another --device"
+        )
+    return wanted or own
+
+
 def write_platform(
-    designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, gpu: bool = False,
-    npu: bool = False, ears: bool = False, eyes: bool = False,
+    designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, package: str | None = None,
+    gpu: bool = False, npu: bool = False, ears: bool = False, eyes: bool = False,
 ) -> Path:  # fmt: skip
-    """Write the files of a system. Returns the folder for model.edge, within `folder`.
+    """Write the files of a system. Returns the folder for model.edge, within `folder`. package: of PACKAGES.
 
     trusted: the text of trusted.c. gpu, npu, ears: include the code for these. eyes: the model sees. tell: called with
     the fraction done.
@@ -33,10 +51,11 @@ def write_platform(
     """
     if system == "web":
         return write_site(designs, trusted, folder, tell)
-    if system in ("ios", "macos"):
+    if package_of(system, package) == "swift":
         files = [f"{part}.edge" for part, there in (("ears", ears), ("eyes", eyes)) if there]
         sources = [*(GPU.iterdir() if gpu else ()), *(EARS.iterdir() if ears else ())]
-        return _write_apple(designs, {"trusted.c": trusted}, folder, tell, sources, files)
+        designs = designs if system != "linux" else as_assembly(designs)
+        return _write_swift(designs, {"trusted.c": trusted}, folder, tell, sources, files)
     write = {"android": _write_android, "windows": _write_windows}.get(system, _write_c)
     more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ()), *(EARS.glob("*.c") if ears else ())]
     place = write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))
@@ -97,10 +116,10 @@ def _write_android(
     return assets
 
 
-def _write_apple(
+def _write_swift(
     designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path], files: list[str]
 ) -> Path:
-    """A Swift package, whose runtime Xcode compiles and whose passes it assembles, so that they fit any of its SDKs.
+    """A Swift package, whose build compiles the runtime and assembles the passes, so that they fit any of Apple's SDKs.
     files: beside model.edge."""
     _copy(_HERE / "swift", folder)
     package, own = folder / "Package.swift", '.copy("model.edge")'
@@ -113,7 +132,9 @@ def _write_apple(
         (sources / name).write_text(text, encoding="utf-8")
     for design, path in zip(designs, exported_objects(designs, tell), strict=True):
         part = f"{design.part}_" * bool(design.part)
-        shutil.copy(path, sources / f"pass_{part}{design.target.name}{path.suffix}")
+        shutil.copy(
+            path, sources / f"pass_{part}{design.target.name}.S"
+        )  # .s has no list of dependencies, which builds want
     return folder / "Sources" / "EdgeKit"
 
 

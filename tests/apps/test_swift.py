@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bundles import model_of, pair_of
 from conftest import GOLDEN
 from runtime_library import C_FILES, RUNTIME, includes
 
 from edge import export
 from edge.apps.bindings import copy_source
+from edge.backends.tvm.targets import choose_target
 
 SWIFT = RUNTIME.parent / "swift"
 SOURCES = sorted(SWIFT.rglob("*.swift"))
@@ -42,6 +44,47 @@ def test_sources_follow_swift_s_grammar(path: Path, tmp_path: Path) -> None:
     assert errors(text) == []
     last = text.rindex(b")")
     assert errors(text[:last] + text[last + 1 :])  # so that its silence means something
+
+
+MODEL, ROWS = "llama-gqa-tied", {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
+SHOWN = """import Testing
+
+@testable import EdgeKit
+
+@Test func shows() async throws {
+    var options = EdgeOptions()
+    options.temperature = 0
+    options.maxTokens = 12
+    options.ignoreEos = true
+    var tokens: [Int32] = []
+    for try await piece in try EdgeModel().session(options).pieces(of: "Hi") where piece.token >= 0 {
+        tokens.append(piece.token)
+    }
+    print("TOKENS=\\(tokens)")
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("swift") is None, reason="no swift on the path")
+def test_package_passes_its_tests_on_linux(tmp_path: Path) -> None:
+    """`swift test` of what was exported, without a warning in language modes 5 and 6; greedy tokens are Python's."""
+    kit = tmp_path / "kit"
+    export(model_of(MODEL), kit, isas=[choose_target().name], package="swift", **ROWS)
+    (kit / "Tests" / "EdgeKitTests" / "Shown.swift").write_text(SHOWN)
+    strict = ["-strict-concurrency=complete", "-warnings-as-errors"]
+    for command, flags in (("build", strict), ("test", ["-swift-version", "6", "-warnings-as-errors"])):
+        options = [word for flag in flags for word in ("-Xswiftc", flag)]
+        done = subprocess.run(["swift", command, *options], cwd=kit, capture_output=True, text=True, timeout=900)
+        said = done.stdout + done.stderr
+        assert done.returncode == 0, said[-3000:]
+        assert "warning: " not in said
+    with pair_of(MODEL, **ROWS) as pair:
+        tokens, _, _ = pair.ask("Hi", temperature=0, max_tokens=12, ignore_eos=1)
+    assert f"TOKENS={tokens}" in said
+    lint = subprocess.run(
+        ["swift", "format", "lint", "-r", "Sources/EdgeKit", "Tests", "Sample"], cwd=kit, capture_output=True, text=True
+    )
+    assert lint.stderr == "" or "unable to invoke" in lint.stderr  # older ones have none
 
 
 ZIG = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="no ziglang")
@@ -70,8 +113,8 @@ def c_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sources(c_target: Path) -> list[Path]:
     """C and assembly text."""
-    files = [path for path in sorted(c_target.iterdir()) if path.suffix in (".c", ".s")]
-    assert len([path for path in files if path.suffix == ".s"]) == 3  # neon, dotprod, i8mm
+    files = [path for path in sorted(c_target.iterdir()) if path.suffix in (".c", ".S")]
+    assert len([path for path in files if path.suffix == ".S"]) == 3  # neon, dotprod, i8mm
     return files
 
 
@@ -109,7 +152,7 @@ def test_c_target_builds_for_ios(c_target: Path, tmp_path: Path) -> None:
         assert said.stderr == "", source.name
         told = ask("llvm-objdump", "--macho", "--private-headers", out)
         assert re.search(r"LC_BUILD_VERSION\n.*\n +platform ios\n.*\n +minos 15\.0", told), source.name
-        if source.suffix == ".s":
+        if source.suffix == ".S":
             assert set(re.findall(r"segname (__\w+)", told)) <= {"__TEXT", "__LD"}  # nothing that is written
         symbols = ask("llvm-objdump", "--syms", out).splitlines()
         called |= {line.split()[-1] for line in symbols if "*UND*" in line}

@@ -11,7 +11,7 @@ from pathlib import Path
 from edge.backends.tvm.compiler.compiled import APP_QUICK_BYTES, about_design, compile_design, design_key
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import PackedLayout
-from edge.backends.tvm.targets import Target, app_targets, with_tuning
+from edge.backends.tvm.targets import ASSEMBLY, Target, app_targets, with_tuning
 from edge.devices.host import usable_cores
 from edge.devices.memory import memory_limit, memory_use
 from edge.errors import UnsupportedError
@@ -53,9 +53,14 @@ def exported_designs(
     return designs
 
 
+def as_assembly(designs: Sequence[Design]) -> list[Design]:
+    """The same designs as assembly text."""
+    return [replace(each, target=replace(each.target, system=ASSEMBLY)) for each in designs]
+
+
 def exported_objects(designs: Sequence[Design], progress: Progress | None = None) -> list[Path]:
-    """The object files of exported designs, in order; for Apple's systems assembly text. They lie in the cache and are
-    compiled if missing, one at a time and in less memory where this machine is short of it; copy them soon.
+    """The object files of exported designs, in order; or assembly text (`Target.is_text`). They lie in the cache and
+    are compiled if missing, one at a time and in less memory where this machine is short of it; copy them soon.
 
     Raises EngineError if TVM's compiler fails, MissingExtraError if there is none, CacheError.
     """
@@ -80,7 +85,7 @@ def exported_objects(designs: Sequence[Design], progress: Progress | None = None
 def exported_object(design: Design, progress: Progress | None = None, *, frugal: bool = False) -> Path:
     """The object file of one design; see `exported_objects`."""
     make = functools.partial(compile_design, design, progress=progress, frugal=frugal)
-    suffix = ".s" if design.target.is_apple else ".o"
+    suffix = ".s" if design.target.is_text else ".o"
     return cache.find_or_make("kernels", design_key(design), suffix, make, about=about_design(design))
 
 

@@ -41,7 +41,7 @@ def import_compiler() -> None:
 def compile_object(entries: Mapping[str, Any], functions: Mapping[str, Any], target: Target) -> bytes:
     """The object file of TVM functions: entries have TVM's calling convention, the others C's.
 
-    For Apple's systems it is assembly text, so that Xcode's assembler notes the platform and its version.
+    It is assembly text if the target says so, as for Apple's systems, whose assembler notes the platform.
     """
     from tvm import IRModule, get_global_func
     from tvm.ir.transform import PassContext, Sequential
@@ -61,9 +61,11 @@ def compile_object(entries: Mapping[str, Any], functions: Mapping[str, Any], tar
         ])(module)  # fmt: skip
         compiled = get_global_func("target.build.llvm")(module, machine)
     with work_folder() as folder:
-        path = folder / f"pass.{'s' if target.is_apple else 'o'}"
+        path = folder / f"pass.{'s' if target.is_text else 'o'}"
         compiled.write_to_file(str(path), path.suffix[1:])
-        return _cleaned(path.read_text()).encode() if target.is_apple else _unexported(_renamed(path.read_bytes()))
+        if not target.is_text:
+            return _unexported(_renamed(path.read_bytes()))
+        return (_cleaned if target.is_apple else _cleaned_elf)(path.read_text()).encode()
 
 
 # TVM adds functions that convert float16 to every file, under the compiler library's names but with another calling
@@ -87,3 +89,13 @@ def _cleaned(assembly: str) -> str:
     code = assembly.partition("\t.section\t__DWARF")[0] + ".subsections_via_symbols\n"
     names = "|".join(f"_{name.decode()}" for name in _CONVERSIONS)
     return re.sub(rf"^\t\.(loc|file|build_version|(globl|weak_definition)\t({names})\b).*\n", "", code, flags=re.M)
+
+
+def _cleaned_elf(assembly: str) -> str:
+    """ELF assembly, likewise."""
+    code = re.split(r"^\t\.section\t\.debug", assembly, maxsplit=1, flags=re.M)[0]
+    for name, other in _CONVERSIONS.items():
+        code = re.sub(rf"^\t\.(globl|weak)\t{name.decode()}\b.*\n", "", code, flags=re.M)
+        code = re.sub(rf"\b{name.decode()}\b", other.decode(), code)
+    code = re.sub(r"^\t\.(loc|file|cfi_\w+)\b.*\n|[ \t]*# .*$", "", code, flags=re.M)  # comments of x86, too
+    return code + '\t.section\t".note.GNU-stack","",@progbits\n'

@@ -41,22 +41,26 @@ def export(
         bool,
         o.flag("--npu", help="With graphs for ONNX Runtime, too: for the NPU of --device, or its CPU."),
     ] = False,
+    package: Annotated[
+        str | None, o.flag("--package", help="c, kotlin, swift or web (default: the device's; Linux also has swift).")
+    ] = None,
     force: Annotated[bool, o.flag("--force", help="Replace an older bundle that nothing was added to.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
     """Export a model for apps: a C library without Python, the model as one mapped file, an example, and a README.
 
-    For Android the folder is a library module in Kotlin, for iOS a Swift package, for web a site with a chat page and a
-    JavaScript package, else it is for C and C++, for Windows with a DLL. Of the KV policies, apps have streaming,
-    window, full and h2o.
+    For Android the folder is a library module in Kotlin, for iOS a Swift package (for Linux with --package swift), for
+    web a site with a chat page and a JavaScript package, else it is for C and C++, for Windows with a DLL. Of the KV
+    policies, apps have streaming, window, full and h2o.
     """
     from edge.apps.bundle import MANIFEST
     from edge.apps.bundle import export as make
 
     with progress(enabled=not quiet) as shown:
         manifest = make(
-            model, output, options, device=device, isas=isa, lora_rank=lora_rank, gpu=gpu, npu=npu, force=force,
+            model, output, options, device=device, isas=isa, lora_rank=lora_rank, gpu=gpu, npu=npu, package=package,
+            force=force,
             progress=lambda step, part: shown.step(step)(part, 1.0),
         )  # fmt: skip
     if json:

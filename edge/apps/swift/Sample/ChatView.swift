@@ -32,7 +32,7 @@ final class Chat: ObservableObject {
         answering = true
         answer = Task {
             do {
-                for try await text in session.answer(question) { conversation += text }
+                for try await text in session.answer(to: question) { conversation += text }
             } catch {
                 conversation += "\n\(error.localizedDescription)\n"
             }

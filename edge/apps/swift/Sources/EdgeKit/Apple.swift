@@ -1,3 +1,4 @@
+#if canImport(Darwin)
 import Foundation
 #if os(iOS)
 import os
@@ -41,4 +42,5 @@ extension EdgeSession {
         }
     }
 }
+#endif
 #endif

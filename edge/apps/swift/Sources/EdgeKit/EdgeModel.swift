@@ -4,7 +4,7 @@ import Foundation
 /// A model of a bundle that `edge export` made: model.edge, mapped into memory.
 ///
 ///     let session = try EdgeModel().session()
-///     for try await text in session.answer("Why is the sky blue?") { print(text, terminator: "") }
+///     for try await text in session.answer(to: "Why is the sky blue?") { print(text, terminator: "") }
 ///
 /// It is unmapped when its last session ends.
 public final class EdgeModel: @unchecked Sendable {
@@ -41,9 +41,18 @@ public final class EdgeModel: @unchecked Sendable {
         _ = edge_close(handle, nil)
     }
 
+    /// The system's own sensors: `AppleSensors` on Apple's systems, none elsewhere.
+    public static var systemSensors: (@Sendable () -> Readings)? {
+        #if canImport(Darwin)
+        return AppleSensors.read
+        #else
+        return nil
+        #endif
+    }
+
     /// A conversation, whose memory is allocated now. `sensors` is called about twice a second while it generates.
     public func session(
-        _ options: EdgeOptions = EdgeOptions(), sensors: (@Sendable () -> Readings)? = AppleSensors.read
+        _ options: EdgeOptions = EdgeOptions(), sensors: (@Sendable () -> Readings)? = EdgeModel.systemSensors
     ) throws -> EdgeSession {
         try EdgeSession(self, options, sensors)
     }

@@ -13,7 +13,7 @@ public struct EdgeOptions: Sendable {
         let cacheText = cache.flatMap { strdup($0) }
         let npuText = npu.flatMap { strdup($0) }
         defer {
-            texts.forEach { free($0) }
+            for text in texts { free(text) }
             free(isaText)
             free(cacheText)
             free(npuText)
@@ -32,6 +32,16 @@ public struct EdgeOptions: Sendable {
     }
 }
 
+/// What computes; see `EdgeOptions.engine`.
+public enum Engine: UInt32, Sendable {
+    // generated: Engine
+}
+
+/// Whether drafts of repeated text are verified; see `EdgeOptions.speculate`.
+public enum Speculate: UInt32, Sendable {
+    // generated: Speculate
+}
+
 /// The role of a text.
 public enum Role: Int32, Sendable {
     // generated: Role
@@ -47,11 +57,14 @@ public enum Finish: Int32, Sendable {
     // generated: Finish
 }
 
-/// A part of an answer: whole characters, perhaps none. `token` is -1 for the rest of a text.
+/// A part of an answer: whole characters, perhaps none. `token` is -1 for the rest of a text, and while the prompt
+/// runs, of whose `asked` tokens `done` have run.
 public struct Piece: Sendable {
     public let text: String
     public let token: Int32
     public let finish: Finish
+    public let done: Int
+    public let asked: Int
 }
 
 /// The memory that a trim returns: unused pages; half of the rows that can be spared, too; all of them.
@@ -138,6 +151,19 @@ public struct EdgeError: Error, LocalizedError, Sendable {
         let status = call(&error)
         guard status < 0 else { return }
         let message = withUnsafeBytes(of: error.message) { String(decoding: $0.prefix { $0 != 0 }, as: UTF8.self) }
-        throw EdgeError(code: Code(rawValue: status) ?? .failed, message: message)
+        throw EdgeError(code: Code(rawValue: status) ?? .failed, message: named(message))
+    }
+
+    /// With Swift's names of what the library names.
+    static func named(_ message: String) -> String {
+        let words = message.split(separator: " ", omittingEmptySubsequences: false).map { word -> String in
+            let name = word.prefix { $0.isLetter || $0 == "_" || $0 == "." }
+            return names[String(name)].map { $0 + word.dropFirst(name.count) } ?? String(word)
+        }
+        return words.joined(separator: " ")
     }
 }
+
+private let names = [
+    // generated: Names
+]

@@ -3,17 +3,22 @@ import Foundation
 
 /// A conversation with a model.
 ///
-/// All functions may be called from any thread: they run one after another on the session's queue, but for `cancel`.
-/// Those without `async` wait for the token that is being generated.
+/// All functions may be called from any thread. Those with `async` run one after another, on a thread of the session;
+/// cancelling their task cancels what they compute. The others never wait, not even while a long prompt runs.
 public final class EdgeSession: @unchecked Sendable {
-    private let model: EdgeModel // stays mapped as long as the session
+    let model: EdgeModel  // stays mapped as long as the session
     private let handle: OpaquePointer
     private let sensors: (@Sendable () -> Readings)?
     private let queue = DispatchQueue(label: "edge.session", qos: .userInitiated)
-    // These belong to the queue.
-    private var answers = 0
-    private var lastRead = Date.distantPast
-    private var ended: Finish?
+    private var lastRead = Date.distantPast  // belongs to the queue
+    private let state = Locked(State())
+    private let running = Locked<Locked<Bool>?>(nil)  // what the queue runs: whether its task was cancelled
+
+    private struct State {
+        var answers = 0  // questions so far, and calls that end an answer; of which a stream notes its own
+        var responding = false
+        var finish: Finish?
+    }
 
     init(_ model: EdgeModel, _ options: EdgeOptions, _ sensors: (@Sendable () -> Readings)?) throws {
         var made: OpaquePointer?
@@ -27,50 +32,63 @@ public final class EdgeSession: @unchecked Sendable {
     }
 
     deinit {
-        edge_end(handle) // no call is running: each holds the session
+        edge_end(handle)  // no call is running: each holds the session
     }
 
     /// Why the last answer ended; nil before the first, while one is generated, and after an error.
-    public var finish: Finish? { queue.sync { ended } }
+    public var finish: Finish? { state.with { $0.finish } }
+
+    /// Whether an answer is being generated.
+    public var isResponding: Bool { state.with { $0.responding } }
 
     /// Adds a text to the conversation; the next answer does most of the work.
-    public func append(_ role: Role, _ text: String) throws {
-        try queue.sync { try appendNow(role, text) }
+    public func append(_ role: Role, _ text: String) async throws {
+        try await change { try Self.append($0, role, text) }
+    }
+
+    /// The whole answer to a prompt.
+    public func respond(to prompt: String) async throws -> String {
+        var answer = ""
+        for try await text in self.answer(to: prompt) { answer += text }
+        return answer
     }
 
     /// The answer to a prompt as text, in whole characters.
     ///
-    /// It is generated while it is read. It ends before its next token if the reading task is cancelled, and when another
-    /// question is asked. `finish` is the reason of its end.
-    public func answer(_ prompt: String) -> AsyncThrowingStream<String, Error> {
-        let question = Question()
-        return AsyncThrowingStream(unfolding: {
-            while true {
-                guard let piece = try await self.piece(of: question, prompt) else { return nil }
-                if !piece.text.isEmpty { return piece.text }
-                if piece.finish != .going { return nil }
-            }
-        })
+    /// It is generated while it is read. It ends before its next token if the reading task is cancelled, when the loop
+    /// is left, and when another question is asked. `finish` is the reason of its end: `.interrupted` in these three
+    /// cases. A question that ends so before its first token is taken back.
+    public func answer(to prompt: String) -> Answer {
+        Answer(pieces: pieces(of: prompt))
     }
 
-    /// From any thread: the answer ends before its next token, also while its prompt runs.
+    /// As `answer(to:)`, with token ids, progress while the prompt runs, and the reason of the end.
+    public func pieces(of prompt: String) -> Pieces {
+        Pieces(session: self, prompt: prompt)
+    }
+
+    /// The answer to the appended texts.
+    public func pieces() -> Pieces {
+        Pieces(session: self, prompt: nil)
+    }
+
+    /// Ends the answer before its next token, also while its prompt runs.
     public func cancel() {
         edge_cancel(handle)
     }
 
     /// Other options, from the next answer on.
-    public func set(_ options: EdgeOptions) throws {
-        try queue.sync {
+    public func set(_ options: EdgeOptions) async throws {
+        try await onQueue { handle in
             try options.withNative { native in try EdgeError.check { edge_set(handle, &native, &$0) } }
         }
     }
 
-    /// Sets the form of the next and later answers: `text` is a JSON schema or a regular expression. An answer ends where
-    /// its form does. If the form is refused, answers are free. Throws `.unsupported`, which names what cannot be enforced,
-    /// `.badArgument` for a text that is malformed.
-    public func constrain(_ form: Form, _ text: String = "") throws {
-        try queue.sync {
-            answers += 1
+    /// Sets the form of the next and later answers: `text` is a JSON schema or a regular expression. An answer ends
+    /// where its form does. If the form is refused, answers are free. Throws `.unsupported`, which names what cannot be
+    /// enforced, `.badArgument` for a text that is malformed.
+    public func constrain(_ form: Form, _ text: String = "") async throws {
+        try await change { handle in
             try text.withCString { utf8 in
                 try EdgeError.check { edge_constrain(handle, form.rawValue, utf8, text.utf8.count, &$0) }
             }
@@ -79,16 +97,15 @@ public final class EdgeSession: @unchecked Sendable {
 
     /// Forgets the last turns, each a question with its answer; nil: all. Throws `.unsupported` where they cannot
     /// be taken back: after evictions. Then forget all, and append the conversation again.
-    public func rewind(_ turns: UInt32?) throws {
-        try queue.sync {
-            answers += 1
-            try EdgeError.check { edge_rewind(handle, turns ?? UInt32.max, &$0) }
+    public func rewind(_ turns: Int? = nil) async throws {
+        try await change { handle in
+            try EdgeError.check { edge_rewind(handle, turns.map { UInt32(clamping: $0) } ?? UInt32.max, &$0) }
         }
     }
 
     /// The conversation with its KV rows, for `load` in a session of the same bundle.
-    public func save() throws -> Data {
-        try queue.sync {
+    public func save() async throws -> Data {
+        try await onQueue { handle in
             var stream = edge_stream()
             stream.size = UInt32(MemoryLayout<edge_stream>.size)
             stream.fd = -1
@@ -103,164 +120,125 @@ public final class EdgeSession: @unchecked Sendable {
         }
     }
 
-    public func load(_ state: Data) throws {
-        var copy = state
-        try queue.sync {
-            answers += 1
-            try copy.withUnsafeMutableBytes { bytes in
-                var stream = edge_stream()
-                stream.size = UInt32(MemoryLayout<edge_stream>.size)
-                stream.fd = -1
-                stream.buffer = bytes.baseAddress
-                stream.capacity = UInt64(bytes.count)
-                stream.length = UInt64(bytes.count)
-                try EdgeError.check { edge_load(handle, &stream, &$0) }
-            }
+    /// Replaces the conversation. If the state is refused, the conversation stays as it was.
+    public func load(_ state: Data) async throws {
+        try await change { handle in
+            try Self.lend(state) { stream in try EdgeError.check { edge_load(handle, &stream, &$0) } }
         }
     }
 
     /// Sets a LoRA adapter made by `edge export-adapter`; nil: none. `scale`: factor of its change. Forgets the whole
     /// conversation. Throws `.badFile` for adapters of other models, `.unsupported` if the bundle has no room for
     /// adapters (`info.loraRank`).
-    public func setAdapter(_ adapter: Data?, scale: Double = 1) throws {
-        try queue.sync {
-            answers += 1
-            guard var copy = adapter else {
+    public func setAdapter(_ adapter: Data?, scale: Double = 1) async throws {
+        try await change { handle in
+            guard let adapter else {
                 return try EdgeError.check { edge_set_adapter(handle, nil, scale, &$0) }
             }
-            try copy.withUnsafeMutableBytes { bytes in
-                var stream = edge_stream()
-                stream.size = UInt32(MemoryLayout<edge_stream>.size)
-                stream.fd = -1
-                stream.buffer = bytes.baseAddress
-                stream.capacity = UInt64(bytes.count)
+            try Self.lend(adapter) { stream in
                 try EdgeError.check { edge_set_adapter(handle, &stream, scale, &$0) }
             }
         }
     }
 
-    /// Returns memory to the system, also between two tokens of an answer; its rows are lost for good.
+    /// Returns memory to the system, between two tokens of an answer if there is one; its rows are lost for good.
     public func trim(_ level: Trim) throws {
         try EdgeError.check { edge_trim(handle, level.rawValue, &$0) }
     }
 
+    /// At once: while an answer is generated, figures of before its last step.
     public func usage() -> Usage {
-        queue.sync {
-            var use = edge_usage()
-            use.size = UInt32(MemoryLayout<edge_usage>.size)
-            _ = edge_use(handle, &use, nil)
-            return Usage(use)
-        }
+        var use = edge_usage()
+        use.size = UInt32(MemoryLayout<edge_usage>.size)
+        _ = edge_use(handle, &use, nil)
+        return Usage(use)
     }
 
-    /// Token ids of a text. `special`: control tokens are recognized.
+    /// Token ids of a text, at once. `special`: control tokens are recognized.
     public func tokenize(_ text: String, special: Bool = false) throws -> [Int32] {
-        let bytes = Array(text.utf8)
-        return try queue.sync {
-            try bytes.withUnsafeBytes { utf8 in
-                let start = utf8.bindMemory(to: CChar.self).baseAddress
-                func call(_ ids: UnsafeMutablePointer<Int32>?, _ room: Int) throws -> Int {
-                    var count: Int64 = 0
-                    try EdgeError.check {
-                        count = edge_tokenize(handle, start, utf8.count, special ? 1 : 0, ids, room, &$0)
-                        return count < 0 ? Int32(count) : 0
-                    }
-                    return Int(count)
-                }
-                let count = try call(nil, 0)
-                var ids = [Int32](repeating: 0, count: count)
-                _ = try ids.withUnsafeMutableBufferPointer { try call($0.baseAddress, $0.count) }
-                return ids
+        let bytes = text.utf8.map { CChar(bitPattern: $0) }
+        func call(_ ids: UnsafeMutablePointer<Int32>?, _ room: Int) throws -> Int {
+            var count: Int64 = 0
+            try EdgeError.check {
+                count = edge_tokenize(handle, bytes, bytes.count, special ? 1 : 0, ids, room, &$0)
+                return count < 0 ? Int32(count) : 0
             }
+            return Int(count)
         }
-    }
-
-    /// The embedding of a text, of `info.dimensions` values; the first `dimensions` if that is not 0. `prompt`: the name
-    /// of one of the model's, such as query or document, to stand before the text. `normalize`: scale to length 1.
-    /// `truncate`: leave out the end of a text that is longer than the cache. Forgets the conversation. Throws
-    /// `.unsupported` if the bundle makes no embeddings, `.full` for a text that is too long.
-    public func embed(
-        _ text: String, prompt: String? = nil, dimensions: Int = 0, normalize: Bool = true, truncate: Bool = false
-    ) throws -> [Float] {
-        try embed([text], prompt: prompt, dimensions: dimensions, normalize: normalize, truncate: truncate)[0]
-    }
-
-    /// Of several texts, which takes less time than one after the other.
-    public func embed(
-        _ texts: [String], prompt: String? = nil, dimensions: Int = 0, normalize: Bool = true, truncate: Bool = false
-    ) throws -> [[Float]] {
-        let size = dimensions > 0 ? dimensions : model.info.dimensions
-        var lengths = texts.map(\.utf8.count)
-        let bytes = texts.flatMap { $0.utf8.map { CChar(bitPattern: $0) } }
-        var vectors = [Float](repeating: 0, count: texts.count * size)
-        func call(_ name: UnsafePointer<CChar>?) throws {
-            try bytes.withUnsafeBufferPointer { all in
-                var at = 0
-                var starts = lengths.map { length -> UnsafePointer<CChar>? in
-                    defer { at += length }
-                    return all.baseAddress.map { $0 + at }
-                }
-                var options = edge_embedding()
-                options.size = UInt32(MemoryLayout<edge_embedding>.size)
-                options.prompt = name
-                options.dimensions = UInt32(clamping: dimensions)
-                options.unscaled = normalize ? 0 : 1
-                options.truncate = truncate ? 1 : 0
-                try EdgeError.check {
-                    edge_embed(handle, &starts, &lengths, texts.count, &options, &vectors, vectors.count, &$0)
-                }
-            }
-        }
-        try queue.sync {
-            answers += 1
-            if let prompt {
-                try prompt.withCString { try call($0) }
-            } else {
-                try call(nil)
-            }
-        }
-        return texts.indices.map { Array(vectors[$0 * size ..< ($0 + 1) * size]) }
+        var ids = [Int32](repeating: 0, count: try call(nil, 0))
+        _ = try ids.withUnsafeMutableBufferPointer { try call($0.baseAddress, $0.count) }
+        return ids
     }
 
     // MARK: on the queue
 
-    /// Calls `work` with the session, in place of an answer.
-    func onQueue<Value>(_ work: (OpaquePointer) throws -> Value) throws -> Value {
-        try queue.sync {
-            answers += 1
+    /// Calls `work` with the session, after what runs. Cancelling the task cancels what the session computes.
+    func onQueue<Value: Sendable>(_ work: @escaping @Sendable (OpaquePointer) throws -> Value) async throws -> Value {
+        let cancelled = Locked(false)
+        return try await withTaskCancellationHandler {
+            try await withCheckedThrowingContinuation { continuation in
+                queue.async {
+                    self.running.with { $0 = cancelled }
+                    if cancelled.with({ $0 }) { self.cancel() }
+                    let result = Result { try work(self.handle) }
+                    self.running.with { $0 = nil }
+                    continuation.resume(with: result)
+                }
+            }
+        } onCancel: {
+            cancelled.with { $0 = true }
+            if self.running.with({ $0 === cancelled }) { self.cancel() }
+        }
+    }
+
+    /// As `onQueue`, and ends an answer that is still being read.
+    func change<Value: Sendable>(_ work: @escaping @Sendable (OpaquePointer) throws -> Value) async throws -> Value {
+        try await onQueue { handle in
+            self.interrupt()
             return try work(handle)
         }
     }
 
-    /// The next piece of an answer, nil after its end. The first call asks.
-    private func piece(of question: Question, _ prompt: String) async throws -> Piece? {
-        try await withTaskCancellationHandler {
-            try await withCheckedThrowingContinuation { continuation in
-                queue.async {
-                    continuation.resume(with: Result { try self.pieceNow(of: question, prompt) })
-                }
+    /// Notes that the answer of a stream, or of any, ends before its end.
+    private func interrupt(_ number: Int? = nil) {
+        state.with {
+            guard number == nil || number == $0.answers else { return }
+            if $0.responding { $0.finish = .interrupted }
+            $0.responding = false
+            $0.answers += 1
+        }
+    }
+
+    /// Begins an answer; returns its number.
+    func begin(_ prompt: String?) async throws -> Int {
+        try await onQueue { handle in
+            self.interrupt()
+            self.state.with { $0.finish = nil }
+            if let prompt { try Self.append(handle, .user, prompt) }
+            return self.state.with {
+                $0.responding = true
+                return $0.answers
             }
-        } onCancel: {
-            question.cancelled.set()
-            self.cancel()
         }
     }
 
-    private func pieceNow(of question: Question, _ prompt: String) throws -> Piece? {
-        if question.number == nil {
-            try appendNow(.user, prompt)
-            question.number = answers
-        }
-        guard question.number == answers, ended == nil else { return nil } // it ended, or another question followed
-        if question.cancelled.isSet { cancel() } // cancelled before it was asked
-        return try nextPiece()
+    /// Notes that an answer was cancelled before it began.
+    func neverBegun() {
+        state.with { if !$0.responding { $0.finish = .interrupted } }
     }
 
-    private func appendNow(_ role: Role, _ text: String) throws {
-        answers += 1 // ends an answer that is still being read
-        ended = nil
-        let bytes = Array(text.utf8)
-        try EdgeError.check { edge_append(handle, role.rawValue, bytes, bytes.count, &$0) }
+    /// The next piece of an answer; nil after its end, and if another question followed.
+    func next(of number: Int) async throws -> Piece? {
+        let current: @Sendable () -> Bool = { self.state.with { $0.responding && $0.answers == number } }
+        return try await onQueue { _ in current() ? try self.nextPiece() : nil }
+    }
+
+    /// Ends an answer whose stream is read no more.
+    func abandon(_ number: Int) {
+        guard state.with({ $0.responding && $0.answers == number }) else { return }
+        interrupt(number)
+        cancel()
+        queue.async { _ = edge_rewind(self.handle, 0, nil) }  // no turns, but an answer ends
     }
 
     private func nextPiece() throws -> Piece {
@@ -271,34 +249,53 @@ public final class EdgeSession: @unchecked Sendable {
         }
         var piece = edge_piece()
         piece.size = UInt32(MemoryLayout<edge_piece>.size)
-        try EdgeError.check { edge_next(handle, &piece, &$0) }
-        let finish = Finish(rawValue: piece.finish) ?? .interrupted // unknown: a reason of a later runtime
-        ended = finish == .going ? nil : finish
+        do {
+            try EdgeError.check { edge_next(handle, &piece, &$0) }
+        } catch {
+            state.with { $0.responding = false }
+            throw error
+        }
+        let finish = Finish(rawValue: piece.finish) ?? .interrupted  // unknown: a reason of a later runtime
+        if finish != .going {
+            state.with {
+                $0.finish = finish
+                $0.responding = false
+            }
+        }
         let text = withUnsafeBytes(of: piece.text) { String(decoding: $0.prefix(Int(piece.length)), as: UTF8.self) }
-        return Piece(text: text, token: piece.token, finish: finish)
+        return Piece(text: text, token: piece.token, finish: finish, done: Int(piece.done), asked: Int(piece.asked))
+    }
+
+    private static func append(_ handle: OpaquePointer, _ role: Role, _ text: String) throws {
+        let bytes = Array(text.utf8)
+        try EdgeError.check { edge_append(handle, role.rawValue, bytes, bytes.count, &$0) }
+    }
+
+    /// Lends the bytes of a state or an adapter to the library.
+    private static func lend(_ data: Data, _ work: (inout edge_stream) throws -> Void) throws {
+        var copy = data
+        try copy.withUnsafeMutableBytes { bytes in
+            var stream = edge_stream()
+            stream.size = UInt32(MemoryLayout<edge_stream>.size)
+            stream.fd = -1
+            stream.buffer = bytes.baseAddress
+            stream.capacity = UInt64(bytes.count)
+            stream.length = UInt64(bytes.count)
+            try work(&stream)
+        }
     }
 }
 
-/// The answer that a stream reads. The queue sets its number when the question is appended; nil before.
-private final class Question: @unchecked Sendable {
-    var number: Int?
-    let cancelled = Flag()
-}
-
-/// Set once, from any thread.
-private final class Flag: @unchecked Sendable {
+/// A value that threads share.
+final class Locked<Value>: @unchecked Sendable {
     private let lock = NSLock()
-    private var value = false
+    private var value: Value
 
-    var isSet: Bool {
+    init(_ value: Value) { self.value = value }
+
+    func with<Result>(_ work: (inout Value) -> Result) -> Result {
         lock.lock()
         defer { lock.unlock() }
-        return value
-    }
-
-    func set() {
-        lock.lock()
-        defer { lock.unlock() }
-        value = true
+        return work(&value)
     }
 }

@@ -1,68 +1,82 @@
 import CEdge
 import Foundation
+
 #if canImport(AVFAudio)
 import AVFAudio
 #endif
 
 /// What is said in a sound, piece by piece; see `EdgeSession.listen`.
 ///
-///     let transcript = try session.listen(hearing)
-///     for buffer in buffers { for segment in try transcript.hear(buffer) { print(segment.text) } }
-///     for segment in try transcript.end() { print(segment.text) }
-public final class Transcript {
+///     let transcript = try await session.listen(hearing)
+///     for samples in sound { for segment in try await transcript.hear(samples) { print(segment.text) } }
+///     for segment in try await transcript.end() { print(segment.text) }
+public final class Transcript: Sendable {
     private let session: EdgeSession
-    /// Why the transcript has ended; nil before.
-    public private(set) var finish: Finish?
+    private let ended = Locked<Finish?>(nil)
 
     init(_ session: EdgeSession) { self.session = session }
 
-    /// Hears samples, mono, from -1 to 1; returns the segments that are complete. Blocks while a window is heard.
-    public func hear(_ samples: [Float]) throws -> [Segment] {
-        try samples.withUnsafeBufferPointer { try samples.isEmpty ? [] : hear($0) }
+    /// Why the transcript has ended; nil before.
+    public var finish: Finish? { ended.with { $0 } }
+
+    /// Hears samples, mono, from -1 to 1; returns the segments that are complete.
+    public func hear(_ samples: [Float]) async throws -> [Segment] {
+        samples.isEmpty ? [] : try await run(samples)
     }
 
     /// The sound has ended: returns the rest of the segments.
-    public func end() throws -> [Segment] {
-        try hear(UnsafeBufferPointer(start: nil, count: 0))
+    public func end() async throws -> [Segment] {
+        try await run([])
     }
 
-    #if canImport(AVFAudio)
-    /// Hears a buffer of float samples, whose channels are averaged. Its rate must be the transcript's.
-    public func hear(_ buffer: AVAudioPCMBuffer) throws -> [Segment] {
-        guard let channels = buffer.floatChannelData else {
-            throw EdgeError(code: .badArgument, message: "the buffer has no float samples: convert it with AVAudioConverter")
+    private func run(_ samples: [Float]) async throws -> [Segment] {
+        try await session.onQueue { handle in
+            var found: [Segment] = []
+            var taken = 0
+            while self.finish == nil && (samples.isEmpty || taken < samples.count) {
+                var native = edge_segment()
+                native.size = UInt32(MemoryLayout<edge_segment>.size)
+                try samples.withUnsafeBufferPointer { all in
+                    try EdgeError.check {
+                        let count = edge_hear(
+                            handle, all.baseAddress.map { $0 + taken }, all.count - taken, &native, &$0)
+                        taken += max(0, Int(count))
+                        return count < 0 ? Int32(count) : 0
+                    }
+                }
+                if native.length > 0 { found.append(Segment(native)) }
+                if native.finish != 0 {
+                    let reason = Finish(rawValue: Int32(native.finish)) ?? .interrupted
+                    self.ended.with { $0 = reason }
+                }
+            }
+            return found
         }
-        let count = Int(buffer.format.channelCount), step = buffer.stride
-        return try hear((0 ..< Int(buffer.frameLength)).map { frame in
-            (0 ..< count).reduce(Float(0)) { $0 + channels[$1][frame * step] } / Float(count)
-        })
-    }
-    #endif
-
-    private func hear(_ samples: UnsafeBufferPointer<Float>) throws -> [Segment] {
-        var found: [Segment] = []
-        var taken = 0
-        guard finish == nil else { return found }
-        repeat {
-            let rest = samples.baseAddress.map { $0 + taken }
-            let (count, segment, reason) = try session.hear(rest, samples.count - taken)
-            taken += count
-            if let segment { found.append(segment) }
-            finish = reason
-            if taken == samples.count && samples.count > 0 { break } // a call without any would end the sound
-        } while finish == nil
-        return found
     }
 }
+
+#if canImport(AVFAudio)
+extension AVAudioPCMBuffer {
+    /// Float samples for `Transcript.hear`, the average of all channels; nil if the buffer has none: convert it with
+    /// AVAudioConverter. Its rate must be the transcript's.
+    public var edgeSamples: [Float]? {
+        guard let channels = floatChannelData else { return nil }
+        let count = Int(format.channelCount)
+        return (0..<Int(frameLength)).map { frame in
+            (0..<count).reduce(Float(0)) { $0 + channels[$1][frame * stride] } / Float(count)
+        }
+    }
+}
+#endif
 
 extension EdgeSession {
     /// Begins a transcript, in place of the last one. `ears`: the path of ears.edge; nil: the package's own. Throws
     /// `.unsupported` if the bundle hears nothing.
-    public func listen(_ hearing: Hearing, ears: String? = nil) throws -> Transcript {
+    public func listen(_ hearing: Hearing, ears: String? = nil) async throws -> Transcript {
         guard let path = ears ?? Bundle.module.path(forResource: "ears", ofType: "edge") else {
             throw EdgeError(code: .unsupported, message: "the package hears nothing: export a Whisper model")
         }
-        try onQueue { handle in
+        try await change { handle in
             try path.withCString { path in
                 var source = edge_source()
                 source.size = UInt32(MemoryLayout<edge_source>.size)
@@ -74,19 +88,5 @@ extension EdgeSession {
             }
         }
         return Transcript(self)
-    }
-
-    func hear(_ samples: UnsafePointer<Float>?, _ count: Int) throws -> (Int, Segment?, Finish?) {
-        try onQueue { handle in
-            var native = edge_segment()
-            native.size = UInt32(MemoryLayout<edge_segment>.size)
-            var taken: Int64 = 0
-            try EdgeError.check {
-                taken = edge_hear(handle, samples, count, &native, &$0)
-                return taken < 0 ? Int32(taken) : 0
-            }
-            let reason = native.finish == 0 ? nil : Finish(rawValue: Int32(native.finish)) ?? .interrupted
-            return (Int(taken), native.length > 0 ? Segment(native) : nil, reason)
-        }
     }
 }
