@@ -22,6 +22,7 @@ import numpy as np
 
 from edge.apps import hearing, model_file
 from edge.apps.adapter_file import adapters_section, check_rank
+from edge.apps.archives import AAR, JAR, check_maven, write_aar, write_jar
 from edge.apps.chat import chat_section
 from edge.apps.embedding import embed_section
 from edge.apps.encoder_file import EncoderFile, make_encoder
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from edge.keywords import Keywords
 
 MANIFEST = "manifest.json"
+EMULATOR = "x86_64"  # an ABI of Android
 
 PIXELS = 32 << 20  # bytes that a plan has for the copies of a picture that the C runtime makes
 
@@ -85,6 +87,7 @@ class Bundle:
     gpu: GPUPrograms | None = None
     npu: NpuGraphs | None = None
     encoders: tuple[EncoderFile, ...] = ()  # beside the model
+    others: tuple[Design, ...] = ()  # of another machine that model.edge also fits: an emulator's
 
     @property
     def all_designs(self) -> list[Design]:
@@ -108,6 +111,8 @@ def export(
     gpu: bool = False,
     npu: bool = False,
     package: str | None = None,
+    abi: str | None = None,
+    aar: bool = False,
     force: bool = False,
     progress: Progress | None = None,
     **keywords: Unpack[Keywords],
@@ -118,7 +123,8 @@ def export(
     them (default: all of the machine that the engine has code for). lora_rank: of the largest LoRA adapter that
     sessions have room for (`export_adapter`); 0: none. gpu: with programs and weights for the GPU, of a page by WebGPU,
     on Apple's systems by Metal, else by OpenCL or webgpu.h. npu: with graphs for the device's NPU, or for ONNX Runtime
-    on its CPU. package: "c", "kotlin", "swift" or "web" (default: the device's own); Linux has "swift", too. force: a
+    on its CPU. package: "c", "kotlin", "swift" or "web" (default: the device's own); Linux has the first three. abi:
+    "x86_64", for emulators beside the phone. aar: also a finished AAR, or JAR for desktop JVMs, by Maven. force: a
     bundle that nothing was added to may be replaced. The keywords are options of the plan, as people write them, and go
     before those of `options`:
 
@@ -131,6 +137,7 @@ def export(
     options, target = Options.of(options, **keywords), Path(folder)
     profile = find_profile(device)
     package = package_of(profile.system, package)
+    check_archive(profile, package, abi, aar=aar)
     check_target(target, force=force)
     if isinstance(isas, str):
         isas = [name.strip() for name in isas.split(",")]
@@ -140,14 +147,16 @@ def export(
     tell, file = progress or (lambda _step, _part: None), bundle.model.file
     if gpu:
         bundle = with_gpu(bundle, partial(tell, "making kernels"))
+    if abi is not None:
+        bundle = with_abi(bundle)
     found, sections = fingerprint(file.path), make_sections(bundle)
     encoders = "".join(each.trusted_source() for each in bundle.encoders)
     with new_folder(target) as made:
         place = write_platform(
             bundle.all_designs, profile.system,
             trusted_source(sections, gpu_of_page=bundle.gpu_of_page, encoders=encoders), made,
-            partial(tell, "compiling"), package=package, gpu=bundle.gpu is not None, npu=bundle.npu is not None,
-            ears=Section.HEARING in sections, eyes=Section.EYES in sections,
+            partial(tell, "compiling"), package=package, others=bundle.others, gpu=bundle.gpu is not None,
+            npu=bundle.npu is not None, ears=Section.HEARING in sections, eyes=Section.EYES in sections,
         )  # fmt: skip
         if bundle.gpu and bundle.gpu_of_page:
             write_gpu(bundle.gpu, made)
@@ -160,6 +169,10 @@ def export(
         for each in bundle.encoders:
             each.write(place, fingerprint(each.source.file.path).sha256, partial(tell, "packing weights"))
         found.check()
+        if aar and profile.system == "android":
+            write_aar(made / "edge", made / AAR)
+        elif aar:
+            write_jar(made / "edge", made / JAR)
         manifest = seal(describe(bundle, found.sha256, made))
         (made / MANIFEST).write_text(manifest_text(manifest), encoding="utf-8")
         check_target(target, force=force)  # the folder may have changed meanwhile
@@ -267,6 +280,29 @@ def with_gpu(bundle: Bundle, progress: Callable[[float], None] | None = None) ->
     return replace(bundle, gpu=make_programs(bundle.model, languages, config, progress))
 
 
+def with_abi(bundle: Bundle) -> Bundle:
+    """Add code for an emulator on a computer with x86-64."""
+    if bundle.encoders:
+        raise UnsupportedError("bundles that see or hear have code for phones alone: leave --abi out")
+    config = bundle.plan.config
+    others = exported_designs(
+        bundle.layout, config.kv_dtype, "x86_64", bundle.profile.system, None, ["avx2"], lora=config.lora_rank > 0
+    )
+    return replace(bundle, others=tuple(others))
+
+
+def check_archive(profile: DeviceProfile, package: str, abi: str | None, *, aar: bool) -> None:
+    """Raise InputError or UnsupportedError for a second ABI or a finished archive that there is not."""
+    if abi is not None and (profile.system != "android" or abi != EMULATOR):
+        raise InputError(f"--abi {abi}: bundles for Android have {EMULATOR} beside the phone's, for emulators")
+    if aar and package != "kotlin":
+        raise InputError(
+            f"--aar is for the package kotlin, and this is {package}: leave it out, or add --package kotlin"
+        )
+    if aar:
+        check_maven()
+
+
 def make_sections(bundle: Bundle) -> dict[Section, bytes]:
     """All sections of model.edge except weights and the table of per-layer embeddings."""
     model, layout, plan = bundle.model, bundle.layout, bundle.plan
@@ -278,7 +314,9 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
             scratch_bytes=plan.bytes.scratch, peak=plan.predicted_peak, pinned=bundle.prompt_rows,
         ),
         Section.LAYERS: model_file.layers_section(layout),
-        Section.DESIGNS: model_file.designs_section(model, layout, config, [each.target for each in bundle.designs]),
+        Section.DESIGNS: model_file.designs_section(
+            model, layout, config, [each.target for each in (*bundle.designs, *bundle.others)]
+        ),
         Section.ANGLES: model_file.angles_section(model, layout, config),
         Section.STRINGS: model_file.strings_section(
             _name(model), _license(model), plan.kv_policy.partition(":")[0], config.kv_dtype

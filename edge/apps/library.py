@@ -49,7 +49,7 @@ LIBC = (
 LIBDL = ("dlopen", "dlsym")
 LIBM = tuple(
     f"{name}{kind}"
-    for name in ("exp", "log", "log1p", "cos", "sin", "sincos", "sqrt", "floor", "rint")
+    for name in ("exp", "log", "log1p", "cos", "sin", "sincos", "sqrt", "floor", "ceil", "rint", "fmax", "fmin")
     for kind in ("", "f")
 )
 

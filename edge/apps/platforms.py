@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from edge.apps.archives import ANDROID_ONLY
 from edge.apps.bindings import copy_source
 from edge.apps.constants import CONSTANTS, constants_header
-from edge.apps.library import EARS, GPU, NPU, SHARED, make_library, runtime_files
+from edge.apps.library import EARS, GPU, NPU, SHARED, STATIC, make_library, runtime_files
 from edge.apps.site import write_site
 from edge.backends.tvm.compiler.exported import as_assembly, exported_objects, passes_source
 from edge.backends.tvm.design import Design
@@ -23,7 +24,7 @@ Tell = Callable[[float], None]
 
 
 PACKAGES = {  # of --package: the systems that have each
-    "swift": ("ios", "macos", "linux"), "kotlin": ("android",), "web": ("web",), "c": ("linux", "windows"),
+    "swift": ("ios", "macos", "linux"), "kotlin": ("android", "linux"), "web": ("web",), "c": ("linux", "windows"),
 }  # fmt: skip
 
 
@@ -41,9 +42,11 @@ def package_of(system: str, wanted: str | None) -> str:
 
 def write_platform(
     designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, package: str | None = None,
-    gpu: bool = False, npu: bool = False, ears: bool = False, eyes: bool = False,
+    others: Sequence[Design] = (), gpu: bool = False, npu: bool = False, ears: bool = False, eyes: bool = False,
 ) -> Path:  # fmt: skip
-    """Write the files of a system. Returns the folder for model.edge, within `folder`. package: of PACKAGES.
+    """Write the files of a system. Returns the folder for model.edge, within `folder`.
+
+    package: of PACKAGES. others: designs of another machine, for a second library on Android.
 
     trusted: the text of trusted.c. gpu, npu, ears: include the code for these. eyes: the model sees. tell: called with
     the fraction done.
@@ -56,10 +59,13 @@ def write_platform(
         sources = [*(GPU.iterdir() if gpu else ()), *(EARS.iterdir() if ears else ())]
         designs = designs if system != "linux" else as_assembly(designs)
         return _write_swift(designs, {"trusted.c": trusted}, folder, tell, sources, files)
-    write = {"android": _write_android, "windows": _write_windows}.get(system, _write_c)
     more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ()), *(EARS.glob("*.c") if ears else ())]
+    if system == "android":
+        machines = [designs, others] if others else [designs]
+        return _write_android(machines, {"trusted.c": trusted}, folder, tell, sorted(more))
+    write = _write_jvm if package == "kotlin" else _write_windows if system == "windows" else _write_c
     place = write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))
-    if system != "android":
+    if package != "kotlin":
         _copy(_HERE / "c" / ("hears.c" if ears else "example.c"), folder, "example.c")
         _fit(folder / "README.md", ("hears" if ears else "answers", *(["sees"] if eyes else [])))
     return place
@@ -91,16 +97,22 @@ def _write_windows(
 
 
 def _write_android(
-    designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]
+    machines: Sequence[Sequence[Design]], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]
 ) -> Path:
-    """edge/: a library module of Gradle; c/: for native code; sample/."""
+    """edge/: a library module of Gradle; c/: for native code; sample/. machines: the designs of each ABI, the phone's
+    first."""
     kotlin, module, native = _HERE / "kotlin", folder / "edge", folder / "c"
-    main, machine = module / "src" / "main", designs[0].target.machine
+    main = module / "src" / "main"
     native.mkdir()
-    make_library(
-        designs, native, machine, "android", tables=tables, more=[kotlin / "jni" / "edge_jni.c", *more],
-        exports=["JNI_OnLoad"], progress=tell,
-    )  # fmt: skip
+    for designs in reversed(machines):  # the phone's libedge.a stays
+        machine = designs[0].target.machine
+        make_library(
+            designs, native, machine, "android", tables=tables, more=[kotlin / "jni" / "edge_jni.c", *more],
+            exports=["JNI_OnLoad"], progress=tell,
+        )  # fmt: skip
+        libraries = main / "jniLibs" / _ABIS[machine]
+        libraries.mkdir(parents=True)
+        (native / SHARED).rename(libraries / SHARED)
     _copy(_RUNTIME / "edge.h", native)
     _copy(kotlin / "README.md", folder)
     _copy(kotlin / "sample", folder / "sample")
@@ -108,12 +120,29 @@ def _write_android(
     _copy(kotlin / "AndroidManifest.xml", main)
     for name in ("build.gradle.kts", "consumer-rules.pro"):
         _copy(kotlin / name, module)
-    libraries = main / "jniLibs" / _ABIS[machine]
-    libraries.mkdir(parents=True)
-    (native / SHARED).rename(libraries / SHARED)
     assets = main / "assets"
     assets.mkdir()
     return assets
+
+
+def _write_jvm(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]) -> Path:
+    """edge/: the Kotlin API for desktop JVMs as a module of Gradle, with the library among its resources."""
+    kotlin, module = _HERE / "kotlin", folder / "edge"
+    main, machine = module / "src" / "main", designs[0].target.machine
+    resources = main / "resources" / "edge" / "runtime"
+    resources.mkdir(parents=True)
+    make_library(
+        designs, resources, machine, "linux", tables=tables, more=[kotlin / "jni" / "edge_jni.c", *more],
+        exports=["JNI_OnLoad"], progress=tell,
+    )  # fmt: skip
+    (resources / STATIC).unlink()
+    (resources / SHARED).rename(resources / f"libedge-{machine}.so")
+    _copy(kotlin / "src", main / "kotlin")
+    for name in ANDROID_ONLY:
+        next(main.rglob(name)).unlink()
+    copy_source(kotlin / "jvm.gradle.kts", module / "build.gradle.kts")
+    copy_source(kotlin / "JVM.md", folder / "README.md")
+    return folder
 
 
 def _write_swift(

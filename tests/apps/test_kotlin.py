@@ -31,8 +31,8 @@ def phone() -> dict[str, list[str]]:
 
 
 def programs() -> Path:
-    """All Kotlin there is, the sample activity, too."""
-    return compile_kotlin(KOTLIN / "src", KOTLIN / "sample", PROGRAMS)
+    """All Kotlin there is but the sample."""
+    return compile_kotlin(KOTLIN / "src", PROGRAMS)
 
 
 @pytest.mark.exhaustive

@@ -42,8 +42,12 @@ def export(
         o.flag("--npu", help="With graphs for ONNX Runtime, too: for the NPU of --device, or its CPU."),
     ] = False,
     package: Annotated[
-        str | None, o.flag("--package", help="c, kotlin, swift or web (default: the device's; Linux also has swift).")
+        str | None, o.flag("--package", help="c, kotlin, swift or web (default: the device's; Linux has three).")
     ] = None,
+    abi: Annotated[str | None, o.flag("--abi", help="x86_64: for Android's emulators on such computers, too.")] = None,
+    aar: Annotated[
+        bool, o.flag("--aar", help="Also a finished AAR for Android, or JAR for desktop JVMs, compiled by Maven.")
+    ] = False,
     force: Annotated[bool, o.flag("--force", help="Replace an older bundle that nothing was added to.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -60,6 +64,7 @@ def export(
     with progress(enabled=not quiet) as shown:
         manifest = make(
             model, output, options, device=device, isas=isa, lora_rank=lora_rank, gpu=gpu, npu=npu, package=package,
+            abi=abi, aar=aar,
             force=force,
             progress=lambda step, part: shown.step(step)(part, 1.0),
         )  # fmt: skip

@@ -1,98 +1,104 @@
 package com.example.chat
 
 import android.app.Activity
-import android.content.Context
+import android.os.Build
 import android.os.Bundle
+import android.view.View
+import android.view.ViewGroup.LayoutParams.MATCH_PARENT
+import android.view.Window
+import android.view.WindowInsets
+import android.view.inputmethod.EditorInfo
 import android.widget.Button
 import android.widget.EditText
 import android.widget.LinearLayout
 import android.widget.ScrollView
 import android.widget.TextView
-import edge.runtime.*
-import java.io.Closeable
-import java.io.IOException
-import kotlinx.coroutines.*
+import kotlinx.coroutines.MainScope
+import kotlinx.coroutines.cancel
+import kotlinx.coroutines.launch
 
-/** A chat: answers appear as they are generated, the button cancels them, a line shows memory and energy. */
+/** A chat: answers appear as they are generated, the button cancels them, a line shows progress, memory and energy. */
 class ChatActivity : Activity() {
     private val scope = MainScope()
-    private lateinit var conversation: TextView
-    private lateinit var status: TextView
-    private lateinit var send: Button
-    @Volatile private var session: EdgeSession? = null
-    private var trimming: Closeable? = null
-    private var answer: Job? = null
+    private lateinit var chat: Chat
 
     override fun onCreate(savedInstanceState: Bundle?) {
         super.onCreate(savedInstanceState)
-        conversation = TextView(this)
-        status = TextView(this)
-        send = Button(this)
-        val question = EditText(this)
+        requestWindowFeature(Window.FEATURE_NO_TITLE)
+        chat = lastNonConfigurationInstance as Chat? ?: Chat(this)
+        val conversation = TextView(this).apply { setTextIsSelectable(true) }
+        val scroll = ScrollView(this).apply { addView(conversation) }
+        val status = TextView(this)
+        val question = EditText(this).apply {
+            hint = "Question"
+            imeOptions = EditorInfo.IME_ACTION_SEND
+            setSingleLine()
+        }
+        val send = Button(this)
         val column = LinearLayout(this).apply { orientation = LinearLayout.VERTICAL }
-        val rest = LinearLayout.LayoutParams(LinearLayout.LayoutParams.MATCH_PARENT, 0, 1f)
-        column.addView(ScrollView(this).apply { addView(conversation) }, rest)
+        column.addView(scroll, LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
         for (view in listOf(status, question, send)) column.addView(view)
+        keepClearOfBars(column)
         setContentView(column)
-        send.text = "Loading"
-        send.isEnabled = false
-        send.setOnClickListener {
-            val running = answer
-            if (running != null) running.cancel() else if (question.text.isNotEmpty()) {
-                ask(question.text.toString())
-                question.setText("")
+
+        fun sendOrCancel() {
+            if (chat.phase.value == Chat.Phase.ANSWERING) return chat.cancel()
+            chat.ask(question.text.toString())
+            question.setText("")
+        }
+        send.setOnClickListener { sendOrCancel() }
+        question.setOnEditorActionListener { _, _, _ ->
+            if (chat.phase.value == Chat.Phase.READY) sendOrCancel()
+            true
+        }
+        followText(scroll, conversation)
+        scope.launch { chat.text.collect { conversation.text = it } }
+        scope.launch { chat.status.collect { status.text = it } }
+        scope.launch {
+            chat.phase.collect { phase ->
+                send.text = when (phase) {
+                    Chat.Phase.LOADING -> "Loading"
+                    Chat.Phase.ANSWERING -> "Cancel"
+                    else -> "Send"
+                }
+                send.isEnabled = phase == Chat.Phase.READY || phase == Chat.Phase.ANSWERING
             }
         }
-        scope.launch { open() }
     }
 
-    private suspend fun open() = try {
-        val sensors = AndroidSensors(this)
-        val begun = withContext(Dispatchers.IO) {
-            model(applicationContext).session(EdgeOptions(headroom = 0.9), sensors).also {
-                session = it
-                if (isDestroyed) it.close()
+    /** From target 35 on, apps draw below the system's bars; the keyboard's inset is among these. */
+    private fun keepClearOfBars(view: View) = view.setOnApplyWindowInsetsListener { _, insets ->
+        if (Build.VERSION.SDK_INT >= Build.VERSION_CODES.R) {
+            val kinds = WindowInsets.Type.systemBars() or WindowInsets.Type.displayCutout() or WindowInsets.Type.ime()
+            val bars = insets.getInsets(kinds)
+            view.setPadding(bars.left, bars.top, bars.right, bars.bottom)
+        } else {
+            @Suppress("DEPRECATION")
+            insets.run {
+                view.setPadding(systemWindowInsetLeft, systemWindowInsetTop, systemWindowInsetRight, systemWindowInsetBottom)
             }
         }
-        trimming = begun.trimInBackground(this)
-        send.text = "Send"
-        send.isEnabled = true
-    } catch (failed: IOException) {
-        status.text = "${failed.message}"
-    } catch (failed: EdgeException) {
-        status.text = "${failed.message}"
+        insets
     }
 
-    private fun ask(question: String) {
-        val session = session ?: return
-        conversation.append("\n> $question\n")
-        send.text = "Cancel"
-        answer = scope.launch {
-            try {
-                session.answer(question).collect { conversation.append(it) }
-            } catch (failed: EdgeException) {
-                conversation.append("\n${failed.message}\n")
-            } finally {
-                answer = null
-                send.text = "Send"
-            }
-            val use = session.usage()
-            val energy = "%.1f J %s".format(use.joules, if (use.measured) "measured" else "estimated")
-            status.text = "${(use.weights + use.kv + use.scratch) shr 20} MiB, ${use.rows} KV rows, $energy"
+    /** Scrolls with the text, unless somebody has scrolled up to read. */
+    private fun followText(scroll: ScrollView, text: TextView) =
+        text.addOnLayoutChangeListener { _, _, _, _, bottom, _, _, _, before ->
+            val wasAtEnd = scroll.scrollY + scroll.height >= before - text.lineHeight
+            if (wasAtEnd && bottom != before) scroll.post { scroll.scrollTo(0, text.height) }
         }
+
+    @Deprecated("AndroidX has ViewModel in its place")
+    override fun onRetainNonConfigurationInstance(): Any = chat
+
+    override fun onStop() {
+        super.onStop()
+        chat.keep()
     }
 
     override fun onDestroy() {
         scope.cancel()
-        trimming?.close()
-        session?.close() // a running answer ends before its next token
+        if (!isChangingConfigurations) chat.close()
         super.onDestroy()
-    }
-
-    private companion object {
-        var opened: EdgeModel? = null // once for the app: activities come and go
-
-        @Synchronized
-        fun model(context: Context) = opened ?: EdgeModel.fromAssets(context).also { opened = it }
     }
 }

@@ -1,18 +1,6 @@
 /** The parts of Android that the Kotlin binding uses, as its documentation declares them, with values for tests. */
 package android.app
 
-import android.content.Context
-import android.os.Bundle
-import android.view.View
-
-open class Activity : Context() {
-    val isDestroyed = false
-
-    open fun onCreate(savedInstanceState: Bundle?) = Unit
-    open fun onDestroy() = Unit
-    open fun setContentView(view: View?) = Unit
-}
-
 class ActivityManager {
     class MemoryInfo {
         @JvmField var availMem = 0L

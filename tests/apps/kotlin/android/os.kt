@@ -1,7 +1,5 @@
 package android.os
 
-class Bundle
-
 class BatteryManager {
     fun getLongProperty(id: Int): Long = if (id == BATTERY_PROPERTY_CURRENT_NOW) current else Long.MIN_VALUE
 

@@ -1,9 +1,25 @@
 package edge.runtime
 
+import java.io.File
+
 /** The functions of edge_jni.c. Callers pass only open handles; one thread at a time uses a session. */
 internal object Native {
     init {
-        System.loadLibrary("edge")
+        try {
+            System.loadLibrary("edge")
+        } catch (missing: UnsatisfiedLinkError) {
+            loadBundled(missing)
+        }
+    }
+
+    /** The library in the JAR for desktop JVMs. */
+    private fun loadBundled(missing: UnsatisfiedLinkError) {
+        val machine = if (System.getProperty("os.arch") == "amd64") "x86_64" else System.getProperty("os.arch")
+        val found = Native::class.java.getResourceAsStream("libedge-$machine.so") ?: throw missing
+        val file = File.createTempFile("libedge", ".so")
+        found.use { from -> file.outputStream().use { from.copyTo(it) } }
+        System.load(file.path)
+        file.delete() // it stays loaded
     }
 
     /** [path] ends with a zero byte; if it is null, [fd] is an open file. */
