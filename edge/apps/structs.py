@@ -220,6 +220,18 @@ USAGE = [
         without=("web",),
     ),
     Field("gain", "double", "Speed-up of the last answer by drafts, from the times of its passes; 0: not known."),
+    Field(
+        "encoder",
+        "uint64",
+        "Bytes of an encoder, its file included: eyes.edge's during edge_image, ears.edge's from edge_listen on.",
+    ),
+    Field("pictures", "uint64", "Bytes of rows of pictures that may still run."),
+    Field(
+        "picture_joules",
+        "double",
+        "Joules (estimated) and seconds of all calls of edge_image; joules and seconds have those of sounds.",
+    ),
+    Field("picture_seconds", "double"),
 ]
 STRUCTS = {
     "Options": OPTIONS, "Embedding": EMBEDDING, "Hearing": HEARING, "Segment": SEGMENT, "Readings": READINGS,

@@ -20,7 +20,7 @@ from speech_models import tone, wav, write_model
 from test_model_file import set_field
 
 import edge
-from edge.apps.enums import Finish, Role
+from edge.apps.enums import Finish, Role, Trim
 from edge.apps.hearing import HEARING
 from edge.apps.library import EARS
 from edge.apps.model_file import Section
@@ -78,6 +78,22 @@ def test_segments_are_those_of_the_python_session(model: Path, folder: Path) -> 
         found = list(session.transcribe(sound, rate=44100, translate=1, **asked))[:-1]
         check_same(found, expected)
         assert {each["language"] for each in found} == {"de"}
+
+
+def test_other_calls_reach_the_encoder(folder: Path) -> None:
+    """Its threads follow edge_set, its memory is counted and trimmed, and a window has all rows afterwards."""
+    sound = tone()
+    with open_bundle(folder) as bundle, bundle.session(threads=2) as session:
+        assert session.use()["encoder"] == 0
+        *expected, _ = session.transcribe(sound, rate=RATE, **ALL)
+        assert session.use()["encoder"] > (folder / "ears.edge").stat().st_size
+        threads = session.thread_ids()
+        assert len(threads) == 3  # that of both, one of the decoder, one of the encoder
+        session.set(threads=1)
+        session.trim(Trim.ALL)
+        found = list(session.transcribe(sound, rate=RATE, **ALL))[:-1]
+        assert [each["tokens"] for each in found] == [each["tokens"] for each in expected]
+        assert session.thread_ids() == threads[:1]
 
 
 def test_example_of_the_bundle_writes_what_is_said(model: Path, folder: Path, tmp_path: Path) -> None:
@@ -159,7 +175,7 @@ def test_kotlin_segments_are_those_of_c(folder: Path, tmp_path: Path) -> None:
     lines = [f"{each['id']} {each['start']} {each['end']} de {each['text']}" for each in expected]
     assert said["segment"] == [line for each in lines for line in each.split("\n")[:1]]
     assert said["finish"] == ["EOS"]
-    assert said["answer"] == ["the model hears, and answers no prompts: call edge_listen and edge_hear"]
+    assert said["answer"] == ["the model hears, and answers no prompts: call transcribe and transcribe"]
     assert said["rate"] == ["rate must be from 1000 to 192000 samples per second, not 0"]
 
 

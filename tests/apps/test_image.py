@@ -73,7 +73,11 @@ def test_answers_about_pictures_are_those_of_transformers(golden: dict[str, Any]
         tokens = bundle.image_tokens(first.shape[1], first.shape[0])
         for shown in (first, wide[:, : first.shape[1]]):
             session.image(shown)
+            use = session.use()
+            assert (use["encoder"], use["pictures"]) == (0, 4 * 32 * tokens)
+            assert min(use["picture_seconds"], use["picture_joules"]) > 0
             found = session.answer("What is in the picture?")
+            assert session.use()["pictures"] == 0
             assert found[0] == golden["one.greedy"].tolist()
             assert found[2] == Finish.LENGTH
             assert session.use()["rows"] == golden["one.ids"].size + COUNT - 1

@@ -43,15 +43,16 @@ def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
     ]
     # echo.c shows options in place of figures: threads, top_k, max_tokens, cpu_mask, seed, temperature to
     # repeat_penalty, bytes of the last stop text; speculate; time to headroom in one sum; engine, cache and npu.
+    unseen = "encoder=31, pictures=32, pictureJoules=3.5, pictureSeconds=4.5)"
     memory, drafts = f"anonymous={5 << 32}, swapped=7", "drafted=1, accepted=0"
     measured = "joules=3002001.0, seconds=9321.0, measured=true"
-    gpu = "engine=GPU, engineWhy=timed 😀, gpu=files/ä, gpuBytes=208, gain=1.25)"
+    gpu = f"engine=GPU, engineWhy=timed 😀, gpu=files/ä, gpuBytes=208, gain=1.25, {unseen}"
     options = "Usage(rows=3, capacity=7, threads=9, weights=1099511627776, kv=-1, scratch=527750, lora=0, file=6"
     assert echo["unread"] == [
         f"{options}, {memory}, tokens=0, evicted=0, {drafts}, joules=0.0, seconds=9321.0, measured=false, {gpu}"
     ]
     assert echo["read"] == [f"{options}, {memory}, tokens=1, evicted=0, {drafts}, {measured}, {gpu}"]
-    none = "engine=AUTO, engineWhy=timed 😀, gpu=, gpuBytes=0, gain=1.25)"
+    none = f"engine=AUTO, engineWhy=timed 😀, gpu=, gpuBytes=0, gain=1.25, {unseen}"
     defaults = "Usage(rows=0, capacity=-1, threads=0, weights=0, kv=0, scratch=-1110999, lora=0, file=0"
     assert echo["defaults"] == [
         f"{defaults}, {memory}, tokens=1, evicted=0, drafted=0, accepted=0, joules=3002001.0, seconds=0.0, "

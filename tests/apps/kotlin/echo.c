@@ -229,7 +229,7 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
         session->readings.joules + session->readings.celsius * 1000 + session->readings.headroom * 1e6,
         o->time + o->energy * 10 + o->power * 100 + o->max_temp * 1000 + o->headroom * 1e4,
         session->readings.available == 1 << 30, o->engine, "timed 😀", session->cache,
-        strlen(session->cache) + 100 * strlen(session->npu), 1.25};
+        strlen(session->cache) + 100 * strlen(session->npu), 1.25, 31, 32, 3.5, 4.5};
     return EDGE_OK;
 }
 

@@ -92,6 +92,7 @@ static edge_status open_encoder(edge_session *s, const edge_source *source, edge
     e->stem_data = find_stem(own, e->config->mels, s->model->config->hidden, e->config->frames / 2);
     if (e->stem_data && own->config->hidden == s->model->config->hidden && own->config->capacity == e->config->frames / 2) {
         mel_start(e->mel, stem_filters(e->stem_data));
+        s->encoder = e->encoder;
         return EDGE_OK;
     }
     encoder_close(e->encoder);
@@ -192,6 +193,7 @@ static bool encode(edge_session *s, uint32_t frames)
     memset(e->spectrogram + (size_t)frames * mels, 0, (size_t)(e->config->frames - frames) * mels * sizeof(float));
     float *rows = encoder_inputs(e->encoder, &stride);
     stem_run(e->stem, e->stem_data, e->spectrogram, 2 * count, rows, stride);
+    encoder_use_threads(e->encoder, pass_threads(s->pass), s->next_options.cpu_mask); /* edge_set may have come */
     const float *states = encoder_run(e->encoder, &(text_places){.ends = &count}, count, &stride);
     return states && pass_cross(s->pass, states, count, stride);
 }

@@ -1,6 +1,7 @@
 /* Pictures in a conversation: edge_image encodes one, whose rows wait for the text behind them. */
 #include <string.h>
 
+#include "budgets.h"
 #include "bundle.h"
 #include "chat.h"
 #include "context.h"
@@ -14,6 +15,7 @@
 #include "session.h"
 #include "system.h"
 #include "tokenizer.h"
+#include "usage.h"
 
 static const eyes_config *config_of(const edge_model *model, edge_error *error)
 {
@@ -174,10 +176,21 @@ static edge_status show_image(edge_session *s, const edge_source *source, const 
     encoder *e;
     const uint32_t threads = pass_threads(s->pass);
     const uint64_t mask = s->next_options.cpu_mask;
+    watch own;
+    watch_start(&own, s->model->config, &s->next_options, &s->readings);
     pass_stop(s->pass); /* its threads would wait: the encoder's run in their place */
     status = encoder_open(EDGE_SEES, source, NULL, threads, mask, &e, error);
-    if (!status)
+    if (!status) {
+        const edge_config *of_encoder = encoder_model(e)->config;
+        const uint32_t passes = (count * c->join * c->join + of_encoder->capacity - 1) / of_encoder->capacity;
+        watch_bytes(&own, (double)passes * (double)of_encoder->weight_bytes);
+        s->encoder = e;
+        note_usage(s);
         status = eyes_encode(e, c, picture, &layout, &s->cancelled, shown.rows, error);
+        s->encoder = NULL;
+    }
+    s->picture_joules += watch_joules(&own);
+    s->picture_seconds += now_seconds() - own.started;
     if (!status) {
         widen(shown.rows, count, eyes_width(c), shown.width);
         hash_picture(s, picture, &layout, shown.hash);

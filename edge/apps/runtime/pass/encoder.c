@@ -12,7 +12,7 @@
 
 struct encoder {
     edge_model model;
-    uint64_t size;
+    uint64_t size, cpu_mask;
     kv *rows;
     pass *pass;
     double *normed; /* [hidden] */
@@ -62,7 +62,7 @@ static edge_status begin(const edge_model *model, const char *isa, uint32_t thre
     if (!memory.memory)
         return edge_fail(error, EDGE_NO_MEMORY, "an encoder needs %d KiB: end other sessions", (int64_t)(count.used >> 10));
     encoder *e = lay_out(&memory, NULL, model, design);
-    e->size = count.used;
+    e->size = count.used, e->cpu_mask = cpu_mask;
     status = pass_start(e->pass, smaller(threads, model->config->threads), cpu_mask, error);
     if (status)
         unmap_memory(e, e->size);
@@ -104,7 +104,29 @@ const edge_model *encoder_model(const encoder *e)
 
 uint64_t encoder_bytes(const encoder *e)
 {
-    return e->size;
+    return e->size + e->model.file.size;
+}
+
+void encoder_use_threads(encoder *e, uint32_t threads, uint64_t cpu_mask)
+{
+    threads = smaller(threads, e->model.config->threads);
+    if (pass_threads(e->pass) == threads && e->cpu_mask == cpu_mask)
+        return;
+    pass_stop(e->pass);
+    if (pass_start(e->pass, threads, cpu_mask, NULL))
+        pass_start(e->pass, 1, 0, NULL); /* which cannot fail */
+    e->cpu_mask = cpu_mask;
+}
+
+int32_t encoder_thread_id(const encoder *e, uint32_t number)
+{
+    return number < pass_threads(e->pass) ? pass_thread_id(e->pass, number) : 0;
+}
+
+void encoder_release(encoder *e)
+{
+    kv_release(e->rows);
+    pass_release(e->pass);
 }
 
 float *encoder_inputs(encoder *e, uint32_t *stride)

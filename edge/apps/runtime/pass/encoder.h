@@ -15,7 +15,10 @@ edge_status encoder_open(const encoder_kind *kind, const edge_source *source, co
                          encoder **made, edge_error *error);
 void encoder_close(encoder *e); /* gives back all that encoder_open took. e: may be NULL */
 const edge_model *encoder_model(const encoder *e);
-uint64_t encoder_bytes(const encoder *e); /* of memory, without the file */
+uint64_t encoder_bytes(const encoder *e); /* of memory, and of the file, which is mapped */
+void encoder_use_threads(encoder *e, uint32_t threads, uint64_t cpu_mask); /* starts others where these differ */
+int32_t encoder_thread_id(const encoder *e, uint32_t number); /* as pass_thread_id; 0: there is none */
+void encoder_release(encoder *e); /* returns memory to the system until the next encoder_run */
 /* The inputs of the next pass, [CONFIG.capacity][*stride], to be written before each encoder_run. */
 float *encoder_inputs(encoder *e, uint32_t *stride);
 /* Runs layers over the first `count` rows of the inputs. Returns the states [count][*stride] behind them, and behind the norm of the

@@ -7,6 +7,7 @@
 #include "constraint.h"
 #include "context.h"
 #include "drafts.h"
+#include "encoder.h"
 #include "given.h"
 #include "kv.h"
 #include "pass.h"
@@ -86,6 +87,8 @@ static uint32_t fewest_rows(const edge_session *s)
     uint32_t used = capacity - kv_free(s->rows);
     if (!policy_evicts(s->policy) && least < used)
         least = used;
+    if (s->ears) /* a window may need all rows */
+        least = capacity;
     return least < capacity ? least : capacity;
 }
 
@@ -138,6 +141,8 @@ void context_trim(edge_session *s)
         return;
     kv_release(s->rows);
     pass_release(s->pass);
+    if (s->encoder)
+        encoder_release(s->encoder);
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */

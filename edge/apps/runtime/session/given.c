@@ -75,6 +75,14 @@ const picture_rows *given_picture(const given *g, uint32_t number)
     return g->pictures + number;
 }
 
+uint64_t given_bytes(const given *g)
+{
+    uint64_t found = 0;
+    for (uint32_t i = 0; i < g->count; i++)
+        found += g->pictures[i].rows ? (uint64_t)g->pictures[i].count * g->pictures[i].width * sizeof(float) : 0;
+    return found;
+}
+
 /* Of a picture that was shown twice, the first that has rows. */
 uint32_t given_find(const given *g, int32_t id)
 {

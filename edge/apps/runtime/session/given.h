@@ -29,6 +29,7 @@ const picture_rows *given_picture(const given *g, uint32_t number);
 void given_drop(given *g, uint32_t count); /* keeps the first `count` */
 /* The number of the picture of an id, from 0 on; given_count if there is none. */
 uint32_t given_find(const given *g, int32_t id);
+uint64_t given_bytes(const given *g); /* of rows */
 const float *given_row(const given *g, int32_t id); /* NULL: unknown, or given back */
 /* These ids have run: gives back the rows of pictures that end with one of them. */
 void given_ran(given *g, const int32_t *ids, uint32_t count);

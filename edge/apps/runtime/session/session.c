@@ -26,6 +26,7 @@
 #include "constraint.h"
 #include "context.h"
 #include "drafts.h"
+#include "encoder.h"
 #include "given.h"
 #include "kv.h"
 #include "model.h"
@@ -374,8 +375,11 @@ int64_t edge_thread_ids(const edge_session *session, int32_t *ids, size_t capaci
         return status;
     if (capacity && !ids)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_thread_ids needs room for ids"));
-    uint32_t count = 0;
+    uint32_t count = 0, own = 1; /* the encoder's first thread is the caller, too */
     for (int32_t id; count < pass_threads(s->pass) && (id = pass_thread_id(s->pass, count)); count++)
+        if (count < capacity)
+            ids[count] = id;
+    for (int32_t id; s->encoder && (id = encoder_thread_id(s->encoder, own)); own++, count++)
         if (count < capacity)
             ids[count] = id;
     leave(s, EDGE_OK);

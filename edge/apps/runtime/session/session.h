@@ -66,6 +66,8 @@ struct edge_session {
     pass *pass;
     accelerator *accelerator; /* NULL: the CPU computes */
     given *given;             /* pictures; NULL: the bundle has no eyes */
+    struct encoder *encoder;  /* NULL: none is open */
+    double picture_joules, picture_seconds;
     uint32_t shown;           /* pictures whose tokens wait or have run; later ones wait for a text */
     drafts *drafts;           /* NULL: the bundle verifies none */
     /* Tokens of the last pass: the generated one and `drafted` more. picked: an accelerator has chosen them, and one more,

@@ -4,6 +4,8 @@
 #include "budgets.h"
 #include "constraint.h"
 #include "drafts.h"
+#include "encoder.h"
+#include "given.h"
 #include "kv.h"
 #include "model.h"
 #include "pass.h"
@@ -34,6 +36,10 @@ edge_usage usage_of(const edge_session *s)
         .gpu = s->accelerator ? s->accelerator->kind->name(s->accelerator) : "",
         .gpu_bytes = s->accelerator ? s->accelerator->kind->bytes(s->accelerator) : 0,
         .gain = s->drafts ? drafts_gain(s->drafts) : 0,
+        .encoder = s->encoder ? encoder_bytes(s->encoder) : 0,
+        .pictures = s->given ? given_bytes(s->given) : 0,
+        .picture_joules = s->picture_joules,
+        .picture_seconds = s->picture_seconds,
     };
 }
 

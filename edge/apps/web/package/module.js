@@ -109,7 +109,8 @@ const USAGE = [
   ["kv", "BigUint64", 24], ["scratch", "BigUint64", 32], ["lora", "BigUint64", 40], ["file", "BigUint64", 48],
   ["tokens", "BigUint64", 72], ["evicted", "BigUint64", 80], ["drafted", "BigUint64", 88],
   ["accepted", "BigUint64", 96], ["joules", "Float64", 104], ["seconds", "Float64", 112], ["measured", "Flag", 120],
-  ["gain", "Float64", 144],
+  ["gain", "Float64", 144], ["encoder", "BigUint64", 152], ["pictures", "BigUint64", 160],
+  ["pictureJoules", "Float64", 168], ["pictureSeconds", "Float64", 176],
   // end
 ];
 
