@@ -34,6 +34,25 @@ def test_blocks_in_one_matrix_are_transposed(tmp_path: Path) -> None:
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99999
 
 
+@pytest.mark.parametrize("dtype", ["f16", "int8"])
+def test_long_chunks_expand_rows_behind_others(dtype: str) -> None:
+    """With BF16, chunks of 64 tokens and more make keys and values of each head, also of rows that were there before;
+    shorter ones attend to latent rows."""
+    pytest.importorskip("tvm_ffi")
+    model, tokens, _ = open_fallback("minicpm3")
+    text = np.concatenate([tokens, tokens[::-1], tokens[:32]])
+    expected = load_engine(model, "reference", "f32", chunk=96, capacity=192).forward_all(text)
+    engine = load_engine(model, "cpu", dtype, chunk=96, capacity=192, logits_rows=96)
+    for pieces in ([70, 90], [20] * 8):
+        engine.kv.truncate(0)
+        ends = np.cumsum(pieces)
+        found = [engine.forward_all(text[end - size : end]) for size, end in zip(pieces, ends, strict=True)]
+        assert np.corrcoef(np.concatenate(found).ravel(), expected.ravel())[0, 1] > (
+            0.9999 if dtype == "int8" else 0.999998
+        )
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("dtype", "name", "other", "alike"), [("f32", "deepseek2", "cpu", 1e-7), ("int8", "minicpm3", "reference", 1e-3)]
 )

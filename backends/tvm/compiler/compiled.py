@@ -33,6 +33,8 @@ APP_FRUGAL_BYTES, APP_QUICK_BYTES = 224 << 20, 280 << 20
 # More for each kind of attention with wide heads, for int4 and other rows. Measured with heads of 512: Gemma 4 E2B
 # takes 367 MiB, with int4 468, frugal 303; 26B-A4B 337, frugal 237.
 WIDE_HEAD, WIDE_INT4_BYTES, WIDE_BYTES = 256, 96 << 20, 72 << 20
+# More for both forms of latent attention: one layer of Youtu-LLM takes 399 MiB.
+LATENT_BYTES = 48 << 20
 
 
 @functools.cache  # a plan asks ten times
@@ -68,7 +70,8 @@ def compiler_bytes(design: Design, *, frugal: bool) -> int:
     more = sum(len(each) - 1 for each in design.variants.values())
     wide = sum(core.head_dim > WIDE_HEAD for core in design.shape.cores(Attention))
     of_heads = wide * (WIDE_INT4_BYTES if design.kv_dtype == "int4" else WIDE_BYTES)
-    return (frugal_bytes if frugal else quick_bytes) + more * VARIANT_BYTES + of_heads
+    latent = LATENT_BYTES * any(core.latent for core in design.shape.cores(Attention))
+    return (frugal_bytes if frugal else quick_bytes) + more * VARIANT_BYTES + of_heads + latent
 
 
 def is_compiled(design: Design) -> bool:

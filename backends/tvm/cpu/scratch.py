@@ -88,6 +88,26 @@ def byte_offsets(core: Attention, target: Target) -> dict[str, int]:
     })  # fmt: skip
 
 
+EXPANDED_BLOCK = 8  # tiles of latent rows that are expanded at once
+
+
+def expanded_offsets(core: Attention, target: Target) -> dict[str, int]:
+    """As `pair_offsets`, for the expanded form of latent attention: a block's scores, rows, and a head's keys and
+    values. `expanded_values` counts what follows, of each query row."""
+    assert core.latent
+    block, own = EXPANDED_BLOCK * 16, core.latent.plain + core.row.key - core.row.value
+    return _offsets({
+        "scores": target.score_rows * block, "rows": block * core.row.key // 2, "keys": block * own // 2,
+        "values": block * core.latent.value // 2,
+    })  # fmt: skip
+
+
+def expanded_values(core: Attention) -> int:
+    """A query row's maximum, sum, output and, two values in a float, query."""
+    assert core.latent
+    return 2 + core.latent.value + (core.latent.plain + core.row.key - core.row.value) // 2
+
+
 def _work(core: Attention, lines: int) -> dict[str, int]:
     return {"out": lines * core.row.padded(LANES).mixed, "maxima": lines, "sums": lines}
 
@@ -121,6 +141,9 @@ def make_scratch(
     part = max(found.pop("work", 0), *(work_offsets(core, target)["size"] for core in attention))
     shared = [pair_offsets] * (target.pair_rows > 0) + [byte_offsets] * (target.byte_rows > 0 and shape.encoder)
     pairs = max((offsets(core, target)["size"] for core in attention for offsets in shared), default=0)
+    for core in (each for each in attention if each.latent and target.pair_rows):
+        lines = round_up(round_up(tokens, target.score_rows), 16)
+        pairs = max(pairs, expanded_offsets(core, target)["size"] + lines * expanded_values(core))
     values = max(rows * shape.widest, found.pop("quantized", 0))  # that are quantized at once
     blocks = values // 32
     parts = round_up(sequences, target.gemm_tokens) if sequences > 1 else 1

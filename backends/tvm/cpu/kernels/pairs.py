@@ -87,23 +87,24 @@ def attend_pairs(
     with loop(i64(0), quotient(tiles.last - tiles.first + (work.block - 1), work.block)) as step:
         start = let(tiles.first + step * work.block)
         count = let(T.min(i64(work.block), tiles.last - start))
-        _pack_keys(isa, cache, first_row, start, count, work.memory, paired.keys)
+        pack_keys(isa, cache, first_row, start, count, work.memory, paired.keys)
         _pack_values(
             isa, cache, first_row, start, let(T.min(count * 16, visible - start * 16)), work.memory, paired.values
         )
         with loop(i64(0), groups) as group:
             rows, own = rows_of(group), work_of(group)
-            _score(
+            score_pairs(
                 isa, target, cache, queries, rows, first_row, start, count, own, queries_of(group), paired.keys, limits
             )
             soften(cache, rows, first_row, tiles, start, count, own, exp_short, isa.neighbours)
             most = let(T.min(count * 16, rows[-1].visible - start * 16))
-            _mix(isa, target, cache, height, most, own, paired.values)
+            mix_pairs(isa, target, cache, height, most, own, paired.values)
 
 
-def _pack_keys(
+def pack_keys(
     isa: Avx512Bf16, cache: Cache, first_row: Value, start: Value, count: Value, memory: Buffer, out: Value
 ) -> None:
+    """Tiles of keys, unscaled, as pairs: [tiles, key / 2, 16 rows] from `out` on."""
     width = cache.key // 2
     with loop(i64(0), count) as index, loop(i64(0), i64(width)) as pair:
         if cache.form.packed == 2:
@@ -128,7 +129,7 @@ def _pack_values(
             store(memory, out + (pair * cache.value + part * 16), both)
 
 
-def _score(
+def score_pairs(
     isa: Avx512Bf16, target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value,
     start: Value, count: Value, work: Work, paired_queries: Value, paired_keys: Value, limits: ScoreLimits,
 ) -> None:  # fmt: skip
@@ -155,7 +156,7 @@ def _score(
                 store(work.memory, work.scores + index * (work.block * 16) + (group * side + offset) * 16, score)
 
 
-def _mix(
+def mix_pairs(
     isa: Avx512Bf16, target: Target, cache: Cache, rows: int, most: Value, work: Work, paired_values: Value
 ) -> None:
     """work.out += powers · V over a block's pairs of rows."""

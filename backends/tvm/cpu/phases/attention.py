@@ -9,7 +9,7 @@ from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, load, loop, s
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.attend import attend_chunk, attend_step, merge_parts, observe_last
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
-from edge.backends.tvm.cpu.phases.latent import expand, make_latent_rows
+from edge.backends.tvm.cpu.phases.latent import attend_latent, expand, make_latent_rows
 from edge.backends.tvm.cpu.phases.pages import score_pages
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.cpu.phases.qkv import cross, qkv
@@ -38,7 +38,7 @@ def attend_unit(b: PassBuilder, layer: Value) -> None:
     if b.bounds is not None:
         score_pages(b, layer)
     with b.phase("attend", layer):
-        (attend_step if b.stepwise else attend_chunk)(b, layer)
+        attend_latent(b, layer, attend_step if b.stepwise else attend_chunk)
     with when(T.And(b.observed > 0, b.layer_at(layer, "observed") > 0)):
         observe_last(b, layer)  # the next phase reads nothing that this changes
     if b.stepwise and not b.single and not b.apart:  # the code of steps, too, which merge on their way to the output

@@ -6,11 +6,16 @@ before, and its output behind: a head's tiles read its share of the row that hol
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
+from tvm.tirx.script.builder import ir as T
+
 from edge.backends.tvm.cpu.kernels.functions import NORMS
 from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, load, quotient, remainder, store, when
 from edge.backends.tvm.cpu.phases.adapt import adapt
-from edge.backends.tvm.cpu.phases.builder import PassBuilder
+from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
+from edge.backends.tvm.cpu.phases.expanded import attend_heads, expands, turn_matrices
 from edge.backends.tvm.cpu.phases.project import Part
 from edge.backends.tvm.cpu.phases.qkv import rotate, store_query, unit
 from edge.model.cores import Latent
@@ -30,18 +35,39 @@ def make_latent_rows(b: PassBuilder, layer: Value) -> None:
         _multiply(b, layer, "attn_kv_a_mqa", inputs, "latents", b.attention.row.key)
     if latent.rank:
         _rank(b, layer)
-    width = b.attention.heads * latent.plain
-    b.quantize_chunk("plain", width, layer, "absorb")
-    with b.phase("absorb", layer):
-        _absorb(b, layer, b.quantized_inputs("plain", width, layer, "absorb", private=False))
-        with b.shared_out(b.count) as token:
-            _store_row(b, layer, token)
+    if (expanded := expands(b)) is not None:
+        with when(expanded):
+            turn_matrices(b, layer)
+    with _unless(expanded):
+        width = b.attention.heads * latent.plain
+        b.quantize_chunk("plain", width, layer, "absorb")
+        with b.phase("absorb", layer):
+            _absorb(b, layer, b.quantized_inputs("plain", width, layer, "absorb", private=False))
+            if expanded is None:
+                _store_rows(b, layer)
+    if expanded is not None:
+        with b.phase("absorb", layer):
+            _store_rows(b, layer)
     if b.cache.form.transformed:
         _transform_queries(b, layer)
 
 
+def attend_latent(b: PassBuilder, layer: Value, attend: Unit) -> None:
+    """Attend by `attend`, or in the expanded form."""
+    if (expanded := expands(b)) is not None:
+        with when(expanded):
+            attend_heads(b, layer)
+    with _unless(expanded):
+        attend(b, layer)
+
+
 def expand(b: PassBuilder, layer: Value, width: int, first: Part | None) -> None:
-    """`attn_v_b` of each head times what it has mixed. first: as for `project`."""
+    """`attn_v_b` of each head times what it has mixed, unless values were expanded before. first: as for `project`."""
+    with _unless(expands(b)):
+        _expand(b, layer, width, first)
+
+
+def _expand(b: PassBuilder, layer: Value, width: int, first: Part | None) -> None:
     if not b.apart:
         b.quantize_chunk("mixed", width, layer, "expand")
     with b.phase("expand", layer):
@@ -58,6 +84,10 @@ def expand(b: PassBuilder, layer: Value, width: int, first: Part | None) -> None
                 sums = b.product("attn_v_b", layer, tile, own, b.rows(tokens), adapted=False)
                 for token, each in zip(tokens, sums, strict=True):
                     store(b.floats, b.at("expanded") + token * core.width + tile * 16, each.value)
+
+
+def _unless(condition: Value | None) -> AbstractContextManager[None]:
+    return nullcontext() if condition is None else when(T.Not(condition))
 
 
 def _latent(b: PassBuilder) -> Latent:
@@ -121,6 +151,11 @@ def _absorb(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
             sums = b.product("attn_k_b", layer, tile, own, b.rows(tokens), adapted=False)
             for token, each in zip(tokens, sums, strict=True):
                 store_query(b, head, token, part, each.value)
+
+
+def _store_rows(b: PassBuilder, layer: Value) -> None:
+    with b.shared_out(b.count) as token:
+        _store_row(b, layer, token)
 
 
 def _store_row(b: PassBuilder, layer: Value, token: Value) -> None:
