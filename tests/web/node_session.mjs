@@ -182,6 +182,18 @@ class Session {
     }));
   }
 
+  tools(list) {
+    this.package.tools(list);
+  }
+
+  choose(choice, parallel) {
+    this.package.choose(choice, parallel);
+  }
+
+  calls() {
+    return this.package.calls();
+  }
+
   constrain(form) {
     this.package.constrain(form);
   }

@@ -20,6 +20,8 @@ from conftest import GOLDEN, NEEDS_WASM, exhaustive
 from ctypes_bundle import MODEL
 from lora_files import write_adapter
 from runtime_library import C_FILES, RUNTIME, WARNINGS
+from small_models import Small, write_small
+from test_tool_grammar import MODELS
 from web_module import NodeModule, modules_of, opened, web_pair
 
 from edge.apps.adapter_file import export_adapter
@@ -229,6 +231,28 @@ def test_answers_match_a_schema() -> None:
         module.constrain(None)
         module.rewind()
         assert len(module.answer("Is it?", Role.RAW)[0]) > 4
+
+
+def test_answers_call_tools(tmp_path: Path) -> None:
+    path = write_small(tmp_path / "tools.gguf", Small(layers=2, vocab=280, context=4096), special=MODELS["hermes"])
+    parameters = {"type": "object", "properties": {"minutes": {"type": "integer", "minimum": 1, "maximum": 600}},
+                  "required": ["minutes"]}  # fmt: skip
+    timer = {"type": "function", "function": {"name": "set_timer", "parameters": parameters}}
+    folder = modules_of(str(path), "simd", max_kv_size=1500)
+    with opened(folder, "simd", temperature=2.0, max_tokens=60) as module:
+        module.tools([timer])
+        module.choose("set_timer")
+        assert module.answer("é", Role.USER)[1:] == ("", Finish.TOOL_CALLS)
+        (call,) = module.calls()
+        assert (call["name"], call["id"]) == ("set_timer", "call00001")
+        jsonschema.validate(json.loads(call["arguments"]), parameters)
+        assert module.answer("done", Role.RESULT)[1:] == ("", Finish.TOOL_CALLS)
+        assert module.calls()[0]["id"] == "call00002"
+        with pytest.raises(InputError, match="the name of a tool, not nobody"):
+            module.choose("nobody")
+        module.rewind()
+        module.tools(None)
+        assert module.calls() == []
 
 
 def test_module_embeds_texts() -> None:

@@ -149,6 +149,16 @@ class NodeModule:
     def tokenize(self, text: str | bytes, special: bool = False) -> list[int]:
         return list(self.call("tokenize", _encoded(text), special))
 
+    def tools(self, tools: list[Any] | None) -> None:
+        self.call("tools", tools)
+
+    def choose(self, choice: str, parallel: bool = True) -> None:
+        self.call("choose", choice, parallel)
+
+    def calls(self) -> list[dict[str, str]]:
+        found: list[dict[str, str]] = self.call("calls")
+        return found
+
     def constrain(self, form: dict[str, Any] | None) -> None:
         """form: of the package's `constrain`."""
         self.call("constrain", form)

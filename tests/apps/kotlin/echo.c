@@ -176,6 +176,31 @@ edge_status edge_constrain(edge_session *session, edge_form form, const char *te
                ? EDGE_OK : fail(error, EDGE_UNSUPPORTED, form == EDGE_FREE && !length ? "free" : "not enforced");
 }
 
+edge_status edge_tools(edge_session *session, const char *tools, size_t length, edge_error *error)
+{
+    (void)session;
+    return tools && (length != 4 || memcmp(tools, "[\xC3\xA9]", 4)) ? fail(error, EDGE_UNSUPPORTED, "not these tools") : EDGE_OK;
+}
+
+edge_status edge_choose(edge_session *session, const char *choice, uint32_t parallel, edge_error *error)
+{
+    (void)session;
+    return !strcmp(choice, "auto") && !parallel ? EDGE_OK : fail(error, EDGE_BAD_ARGUMENT, choice);
+}
+
+int64_t edge_calls(edge_session *session, uint32_t index, edge_call *call, edge_error *error)
+{
+    (void)session;
+    if (call && index > 1)
+        return fail(error, EDGE_BAD_ARGUMENT, "no such call");
+    if (call) {
+        call->id = index ? "second" : "first";
+        call->name = "f";
+        call->arguments = "{\"\xC3\xA9\": 1}";
+    }
+    return 2;
+}
+
 edge_status edge_rewind(edge_session *session, uint32_t turns, edge_error *error)
 {
     (void)session;

@@ -3,6 +3,8 @@
  * Texts are passed as arrays of UTF-8 bytes, since JNI strings use modified UTF-8, which encodes emoji differently.
  * Structs are passed as arrays of bytes in C's layout (EdgeOptions.kt). Handles are pointers in a long; Native.kt's callers
  * use them only while they are open. A failed call throws EdgeException. */
+#include <string.h>
+
 #include "constants.h"
 #include "edge.h"
 #include "jni.h"
@@ -485,6 +487,62 @@ static jint count_image(JNIEnv *env, jclass class, jlong model, jint width, jint
     return (jint)count;
 }
 
+/* ---- tools ------------------------------------------------------------------------------------------------------ */
+
+static void state_tools(JNIEnv *env, jclass class, jlong session, jbyteArray tools)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    jbyte *bytes = tools ? (*env)->GetByteArrayElements(env, tools, NULL) : NULL;
+    if (tools && !bytes)
+        return;
+    edge_status status = edge_tools(session_of(session), (const char *)bytes, bytes ? (size_t)(*env)->GetArrayLength(env, tools) : 0, &error);
+    if (bytes)
+        (*env)->ReleaseByteArrayElements(env, tools, bytes, JNI_ABORT);
+    if (status < 0)
+        raise_error(env, &error);
+}
+
+static void choose_calls(JNIEnv *env, jclass class, jlong session, jbyteArray choice, jint parallel)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    jbyte *bytes = (*env)->GetByteArrayElements(env, choice, NULL);
+    if (!bytes)
+        return;
+    edge_status status = edge_choose(session_of(session), (const char *)bytes, (uint32_t)parallel, &error);
+    (*env)->ReleaseByteArrayElements(env, choice, bytes, JNI_ABORT);
+    if (status < 0)
+        raise_error(env, &error);
+}
+
+static jint count_calls(JNIEnv *env, jclass class, jlong session)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    int64_t count = edge_calls(session_of(session), 0, NULL, &error);
+    if (count < 0)
+        raise_error(env, &error);
+    return (jint)count;
+}
+
+static jbyteArray read_call(JNIEnv *env, jclass class, jlong session, jint index, jint field)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    edge_call call = {.size = sizeof call};
+    if (edge_calls(session_of(session), (uint32_t)index, &call, &error) < 0) {
+        raise_error(env, &error);
+        return NULL;
+    }
+    const char *text = field == 0 ? call.id : field == 1 ? call.name : call.arguments;
+    const jsize length = (jsize)strlen(text);
+    jbyteArray made = (*env)->NewByteArray(env, length);
+    if (made)
+        (*env)->SetByteArrayRegion(env, made, 0, length, (const jbyte *)text);
+    return made;
+}
+
 /* ---- registration ----------------------------------------------------------------------------------------------- */
 
 #define METHOD(name, signature, function) {(char *)name, (char *)signature, (void *)(uintptr_t)function}
@@ -515,6 +573,10 @@ static const JNINativeMethod METHODS[] = {
     METHOD("hear", "(J[SI[B)J", hear),
     METHOD("image", "(J[BIJJ[IIII)V", show_image),
     METHOD("imageTokens", "(JIII)I", count_image),
+    METHOD("tools", "(J[B)V", state_tools),
+    METHOD("choose", "(J[BI)V", choose_calls),
+    METHOD("calls", "(J)I", count_calls),
+    METHOD("call", "(JII)[B", read_call),
 };
 
 EDGE_API jint JNI_OnLoad(JavaVM *vm, void *reserved);

@@ -20,6 +20,15 @@ int strcmp(const char *one, const char *other)
     return (uint8_t)*one - (uint8_t)*other;
 }
 
+char *strchr(const char *text, int c)
+{
+    for (;; text++)
+        if (*text == (char)c)
+            return (char *)text;
+        else if (!*text)
+            return NULL;
+}
+
 /* The quotient corrects the rounding of 1 + x (W. Kahan). */
 double log1p(double x)
 {

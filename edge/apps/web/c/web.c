@@ -213,6 +213,29 @@ int32_t web_constrain(int32_t form, const char *grammar, uint32_t bytes)
     return edge_constrain(session, form, grammar, bytes, &failure);
 }
 
+int32_t web_tools(const char *tools, uint32_t bytes)
+{
+    return edge_tools(session, bytes ? tools : NULL, bytes, &failure);
+}
+
+int32_t web_choose(const char *choice, uint32_t parallel)
+{
+    return edge_choose(session, choice, parallel, &failure);
+}
+
+int32_t web_calls(void)
+{
+    return (int32_t)edge_calls(session, 0, NULL, &failure);
+}
+
+const char *web_call(uint32_t index, uint32_t field)
+{
+    edge_call call = {.size = sizeof call};
+    if (edge_calls(session, index, &call, &failure) < 0)
+        return NULL;
+    return field == 0 ? call.id : field == 1 ? call.name : call.arguments;
+}
+
 int32_t web_embed(const char *const *texts, const size_t *lengths, uint32_t count, const char *prompt, uint32_t dimensions,
                   uint32_t unscaled, uint32_t truncate, float *vectors, uint32_t room)
 {

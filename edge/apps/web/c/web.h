@@ -76,6 +76,12 @@ WEB_API(web_set_adapter) int32_t web_set_adapter(uint32_t given, double scale);
 WEB_API(web_use) const edge_usage *web_use(void);        /* 0: no session has begun */
 /* As edge_constrain. */
 WEB_API(web_constrain) int32_t web_constrain(int32_t form, const char *text, uint32_t bytes);
+/* As edge_tools, edge_choose. bytes 0: no tools. choice ends with \0. */
+WEB_API(web_tools) int32_t web_tools(const char *tools, uint32_t bytes);
+WEB_API(web_choose) int32_t web_choose(const char *choice, uint32_t parallel);
+WEB_API(web_calls) int32_t web_calls(void); /* the number of calls of the last answer; or an edge_status */
+/* Of call `index`: its identifier (0), name (1) or arguments (2), which end with \0; 0: it has none. */
+WEB_API(web_call) const char *web_call(uint32_t index, uint32_t field);
 /* Writes vectors as edge_embed does, whose arrays these are. prompt: 0: the model's own. */
 WEB_API(web_embed) int32_t web_embed(const char *const *texts, const size_t *lengths, uint32_t count, const char *prompt,
                                      uint32_t dimensions, uint32_t unscaled, uint32_t truncate, float *vectors, uint32_t room);

@@ -61,7 +61,7 @@ export interface SamplingOptions {
 export interface StreamOptions extends SamplingOptions {
   signal?: AbortSignal;
   /** Default: "user". "raw": without the chat template. "ids": an Int32Array of token ids instead of a text. */
-  role?: "user" | "raw" | "ids";
+  role?: "user" | "raw" | "ids" | "result";
   /** Called while a long prompt runs: tokens that have run, of those asked. */
   onPrompt?: (done: number, asked: number) => void;
 }
@@ -196,6 +196,17 @@ export class EdgeError extends Error {
   readonly code: string;
 }
 
+export interface Tool {
+  type: "function";
+  function: { name: string; description?: string; parameters?: object };
+}
+
+export interface ToolCall {
+  id: string;
+  name: string;
+  arguments: Record<string, unknown>;
+}
+
 /** Made by `Edge.open`. */
 export class Session {
   private constructor();
@@ -217,6 +228,17 @@ export class Session {
    * null: any text. An answer ends where its form does. If the form is refused, answers are free: unsupported names what
    * cannot be enforced, bad-argument what is malformed. */
   constrain(form: { jsonSchema: object | string } | { regex: string } | null): Promise<void>;
+  /** The page's functions that answers may call, before the conversation begins, in the form of OpenAI's protocol; null: none.
+   * Fails with unsupported if the model's chat template writes tools in a notation that pages lack. */
+  tools(list: Tool[] | null): Promise<void>;
+  /** What the next and later answers may call: "auto", "none", "required", or the name of the one function that they must
+   * call. Calls that must be made match their schemas. parallel: several calls may follow each other; default: true. */
+  choose(choice: string, options?: { parallel?: boolean }): Promise<void>;
+  /** The calls of the last answer, whose `report.finish` then is "tool_calls". */
+  calls(): Promise<ToolCall[]>;
+  /** The result of a call of the last answer: of its first one, then of the next. The last result is asked with:
+   * `stream(text, { role: "result" })`. */
+  result(text: string): Promise<void>;
   /** The conversation with its KV rows, for `load` with the same bundle. The states of successive turns begin with the
    * same bytes, but for a header, so a page that saves each needs to write only the pieces that changed. */
   save(): Promise<Uint8Array>;

@@ -138,6 +138,27 @@ export class Session {
     return this.#call("constrain", form);
   }
 
+  /** @param {object[] | null} list */
+  tools(list) {
+    return this.#call("tools", list);
+  }
+
+  /** @param {string} choice @param {{parallel?: boolean}} [options] */
+  choose(choice, { parallel = true } = {}) {
+    return this.#call("choose", { choice, parallel });
+  }
+
+  /** @returns {Promise<{id: string, name: string, arguments: any}[]>} */
+  async calls() {
+    const found = await this.#call("calls");
+    return found.map((/** @type {any} */ call) => ({ ...call, arguments: JSON.parse(call.arguments) }));
+  }
+
+  /** @param {string} text */
+  async result(text) {
+    await this.#call("append", { role: "result", text });
+  }
+
   /** @returns {Promise<Uint8Array>} */
   save() {
     return this.#call("save");

@@ -409,6 +409,29 @@ export class Engine {
     this.#lend(bytes, (address) => this.#check(this.exports.web_constrain(kind, address, bytes.length)));
   }
 
+  /** @param {object[] | null} list null: none */
+  tools(list) {
+    const bytes = new TextEncoder().encode(list ? JSON.stringify(list) : "");
+    this.#lend(bytes, (address) => this.#check(this.exports.web_tools(address, bytes.length)));
+  }
+
+  /** @param {string} choice @param {boolean} parallel */
+  choose(choice, parallel) {
+    const bytes = new TextEncoder().encode(`${choice}\0`);
+    this.#lend(bytes, (address) => this.#check(this.exports.web_choose(address, parallel ? 1 : 0)));
+  }
+
+  /** @returns {{id: string, name: string, arguments: string}[]} */
+  calls() {
+    const text = (/** @type {number} */ index, /** @type {number} */ field) => {
+      const from = this.exports.web_call(index, field) >>> 0;
+      const memory = new Uint8Array(this.memory.buffer);
+      return new TextDecoder().decode(memory.slice(from, memory.indexOf(0, from)));
+    };
+    const count = this.#check(this.exports.web_calls());
+    return Array.from({ length: count }, (_, at) => ({ id: text(at, 0), name: text(at, 1), arguments: text(at, 2) }));
+  }
+
   /** @param {string} text @param {boolean} special */
   tokenize(text, special) {
     const bytes = new TextEncoder().encode(text);

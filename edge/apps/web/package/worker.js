@@ -161,6 +161,11 @@ const calls = {
   append: ({ role, text }) => engine.append(role, text),
   /** @param {any} form */
   constrain: (form) => engine.constrain(form),
+  /** @param {any} list */
+  tools: (list) => engine.tools(list),
+  /** @param {{choice: string, parallel: boolean}} request */
+  choose: ({ choice, parallel }) => engine.choose(choice, parallel),
+  calls: () => engine.calls(),
   /** @param {number | undefined} turns */
   rewind: (turns) => engine.rewind(turns),
   save: () => engine.save(),

@@ -78,5 +78,13 @@ internal object Native {
         session: Long, eyes: ByteArray?, fd: Int, offset: Long, length: Long, colors: IntArray, width: Int, height: Int,
         tokens: Int,
     )
+    /** [tools]: null: none. */
+    @JvmStatic external fun tools(session: Long, tools: ByteArray?)
+    /** [choice] ends with a zero byte. */
+    @JvmStatic external fun choose(session: Long, choice: ByteArray, parallel: Int)
+    /** The number of calls. */
+    @JvmStatic external fun calls(session: Long): Int
+    /** A call's identifier (0), name (1) or arguments (2). */
+    @JvmStatic external fun call(session: Long, index: Int, field: Int): ByteArray
     @JvmStatic external fun imageTokens(model: Long, width: Int, height: Int, tokens: Int): Int
 }
