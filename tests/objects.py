@@ -37,7 +37,7 @@ def object_of(
     compiler: Sequence[str], flags: Sequence[str], source: Path, make: Callable[[list[str], Path], object]
 ) -> Path:
     """A file of the cache, which make(flags, path) writes if it is not there. Without definitions (-D) of names that
-    neither the file nor a header mentions, so that more share it."""
+    neither the file nor a header mentions, so that more share it; those of the system's headers (_GNU_SOURCE) stay."""
     included = [Path(each[2:]) for each in flags if each.startswith("-I")]
     headers = "".join(map(_headers, dict.fromkeys([*included, source.parent])))
     text = source.read_text(encoding="utf-8")
@@ -46,7 +46,9 @@ def object_of(
     defined = {each: re.escape(each[2:].partition("=")[0]) for each in flags if each.startswith("-D")}
     used = [
         each for each in flags
-        if each not in defined or any(re.search(rf"\b{defined[each]}\b", part) for part in (text, headers))
+        if each not in defined
+        or each.startswith("-D_")
+        or any(re.search(rf"\b{defined[each]}\b", part) for part in (text, headers))
     ]  # fmt: skip
     plain = [each for each in used if not each.startswith("-I")]
     digest = hashlib.sha256(repr((list(compiler), plain, source.name, text, headers)).encode()).hexdigest()[:32]
