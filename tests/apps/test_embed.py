@@ -125,7 +125,7 @@ def test_kotlin_vectors_are_those_of_c(tmp_path: Path) -> None:
         expected = session.embed([SKY])[0]
     for line in said["vector"]:
         np.testing.assert_allclose(np.array(line.strip("[]").split(","), np.float32), expected, atol=1e-6)
-    assert said["answer"] == ["the model is an encoder, which answers no prompts: call edge_embed"]
+    assert said["answer"] == ["the model is an encoder, which answers no prompts: call embed"]
 
 
 @pytest.mark.exhaustive
