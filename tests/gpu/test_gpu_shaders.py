@@ -44,7 +44,7 @@ FAMILIES = {
     "llama-gqa-tied": "f16", "gemma": "int8", "gemma2": "f16", "gemma3": "f32", "gpt2": "int8", "qwen2-untied": "f32",
     "qwen3": "f16", "phi3": "int8", "stablelm": "f16", "granite": "f32", "mistral3": "int4", "smollm3": "f16",
     "qwen35": "int8", "lfm2": "f16", "qwen35moe": "f32", "gpt-oss": "int8",
-    "gemma4": "int4", "falcon-h1": "int8",
+    "gemma4": "int4", "falcon-h1": "int8", "deepseek2": "int4", "minicpm3": "f16",
 }  # fmt: skip
 # As `edge tune` might find them.
 TUNINGS: tuple[dict[str, int], ...] = (
