@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from handbook_questions import QUESTIONS
 from machine import files_folder
 
 import edge
+from edge.devices.power import find_meter
 
 TOP = 5
 LANGUAGES = ("en-US", "fr-FR", "de-DE", "es-ES", "it-IT", "pt-BR", "nb-NO", "nl-NL", "pl-PL")
@@ -65,13 +67,16 @@ def measure_recall() -> None:
 
 
 def measure_answers(model: str, settings: list[dict[str, Any]], top: int) -> None:
-    """Right answers without passages, and with them under each of the settings of `Documents`."""
-    print(f"| {model} | right | prompt tokens | s | J |\n|---|---:|---:|---:|---:|")
-    for setting in ({}, *settings):
-        right, tokens, seconds, joules = 0, 0, 0.0, 0.0
+    """Right answers without passages, and with them under each of the settings of `Documents`; CPU seconds and joules
+    of a question, searching and ranking included."""
+    meter = find_meter()
+    print(f"| {model} | right | prompt tokens | CPU s | J |\n|---|---:|---:|---:|---:|")
+    for setting in settings:
+        right = tokens = 0
         with edge.Documents(NAME, top=top, **setting) as documents:
             documents.load()
             with edge.load(model, memory="1GiB", max_kv_size=4096) as session:
+                began, spent = time.process_time(), meter.read().joules
                 for question, _, pattern in QUESTIONS:
                     own = {"documents": documents} if setting else {}
                     said = session.generate(question, max_tokens=48, **own)
@@ -79,12 +84,31 @@ def measure_answers(model: str, settings: list[dict[str, Any]], top: int) -> Non
                     assert report is not None
                     right += has(pattern, said.lower())
                     tokens += report.tokens.prompt
-                    seconds += report.timings.total_s
-                    joules += report.energy.joules
         name = ", ".join(f"{key}={value}" for key, value in setting.items()) or "no passages"
-        count = len(QUESTIONS)
-        print(f"| {name} | {right}/{count} | {tokens / count:.0f} | {seconds / count:.2f} | {joules / count:.2f} |",
+        took, joules, count = time.process_time() - began, meter.read().joules - spent, len(QUESTIONS)
+        print(f"| {name} | {right}/{count} | {tokens / count:.0f} | {took / count:.2f} | {joules / count:.2f} |",
               flush=True)  # fmt: skip
+
+
+def measure_evidence(top: int) -> None:
+    """The questions whose answer is still in the passages when sentences have left, without a model."""
+    from edge.documents.pruning import prune_texts, ranked_by
+
+    print("| ranked by | stays | tokens | answer there | CPU s of ranking |\n|---|---:|---:|---:|---:|")
+    with edge.Documents(NAME, top=top) as documents, edge.load("smollm2-135m", max_kv_size=256) as reader:
+        encode = reader.model.tokenizer.encode
+        documents.load()
+        ranker = documents._encoder()
+        for by, keep in [("", 1.0), *((by, keep) for by in ("BM25", "encoder") for keep in (0.7, 0.5, 0.3))]:
+            there, tokens, began = 0, 0, time.process_time()
+            for question, evidence, _ in QUESTIONS:
+                texts = [each.passage.text for each in documents.search(question)]
+                score = ranked_by(ranker, question) if by == "encoder" and ranker else None
+                kept, pruned = prune_texts(texts, question, keep, lambda text: encode(text).size, score)
+                there += has(evidence, "\n".join(kept))
+                tokens += pruned.after
+            count, took = len(QUESTIONS), time.process_time() - began
+            print(f"| {by} | {keep} | {tokens / count:.0f} | {there}/{count} | {took / count:.3f} |", flush=True)
 
 
 def measure_many() -> None:
@@ -134,6 +158,7 @@ def main() -> None:
     parser.add_argument("--answers", nargs="+", default=[])
     parser.add_argument("--top", type=int, default=3)
     parser.add_argument("--prune", nargs="+", default=[])
+    parser.add_argument("--evidence", action="store_true")
     parser.add_argument("--many", action="store_true")
     parser.add_argument("--llamaindex", action="store_true")
     chosen = parser.parse_args()
@@ -145,8 +170,10 @@ def main() -> None:
         measure_many()
     elif chosen.llamaindex:
         measure_llamaindex(folder)
+    elif chosen.evidence:
+        measure_evidence(chosen.top)
     elif chosen.answers:
-        settings: list[dict[str, Any]] = [{"by": "both"}, *({"by": "both", "prune": each} for each in chosen.prune)]
+        settings: list[dict[str, Any]] = [{"prune": each} for each in chosen.prune] or [{}, {"by": "both"}]
         for model in chosen.answers:
             measure_answers(model, settings, chosen.top)
     else:

@@ -65,6 +65,14 @@ def answer_prompt(
         # A search draws nothing, so what the model's file recommends for drawing does not concern it.
         stated = {name: value for name, value in sampling.items() if value is not None}
         sampled = opened.sampling(**sampling) if question.beams is None else SamplingParams(**stated)
+        pruned = None
+        if question.prune is not None:
+            from edge.cli.pruning import pruned_line, pruned_prompt
+
+            asked_for = next((each for each in texts if each != "-"), None)
+            said, pruned = pruned_prompt(said, asked_for, question.prune, opened, options, limit)
+            if not output.quiet:
+                note(pruned_line(pruned))
         if opened.template is None and not answer.raw and not output.quiet:
             note(f"{opened.name} has no chat template: it continues texts, and answers no questions (--raw: no note)")
         if media:
@@ -113,6 +121,7 @@ def answer_prompt(
             beams=question.beams,
             length_penalty=question.length_penalty,
             keep_text=output.json,
+            pruned=pruned,
         )
         words = WordWrap(width)
         with load(

@@ -33,6 +33,16 @@ def ask(
         str | None,
         o.flag("--reranker", group=PROMPT, metavar="MODEL", help="Rank what was found by this model (edge rank)."),
     ] = None,
+    prune: Annotated[
+        str | None,
+        o.flag(
+            "--prune",
+            group=PROMPT,
+            metavar="0.4|auto",
+            help="Keep this part of the passages, by whole sentences; "
+            "auto: as much as there is room for. The reranker ranks them, else BM25.",
+        ),
+    ] = None,
     *,
     answer: Annotated[o.AnswerOptions, o.without("raw")],
     options: Annotated[Options, o.without("sequences", "mmproj", "image_tokens")],
@@ -48,6 +58,7 @@ def ask(
     The encoder and then the model are loaded, each within --memory. As many passages go into the prompt as fit into the
     KV rows beside the answer, and as leave half of --time and --energy to it.
     """
+    from edge.cli.pruning import pruned_line
     from edge.devices.child import room_for_children
     from edge.devices.power import find_meter
     from edge.documents.documents import Documents
@@ -60,7 +71,7 @@ def ask(
     with (
         progress(enabled=not output.quiet) as shown,
         account(lambda: meter.read().joules) as made,
-        Documents(name, by=check_by(by), top=top, reranker=reranker, options=options) as documents,
+        Documents(name, by=check_by(by), top=top, reranker=reranker, prune=prune, options=options) as documents,
     ):
         with room_for_children(options.memory, None if options.time is None else started + options.time):
             shown.message("searching")
@@ -121,6 +132,8 @@ def ask(
             else:
                 print("\n\n" + "\n".join(lines(report.sources) or ["(no passage was found)"]), flush=True)
                 if not output.quiet:
+                    if report.pruned is not None:
+                        note(pruned_line(report.pruned))
                     from edge.lab.report.run import report_line, report_lines
 
                     note("\n".join(["", *(report_lines if output.verbose else report_line)(report)]))

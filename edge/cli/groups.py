@@ -21,6 +21,10 @@ class PromptOptions:
     file: Path | None = option(
         None, "-f", "--file", group=PROMPT, twin=False, help="Read the prompt from a file; its text goes before -p."
     )  # fmt: skip
+    prune: str | None = option(
+        None, "--prune", group=PROMPT, twin=False, metavar="0.4|auto",
+        help="Leave sentences out of the text before -p: keep this part of it, or (auto) what budgets have room for.",
+    )  # fmt: skip
     image: list[str] | None = option(
         None, "--image", group=PROMPT, twin=False,
         help="A picture before the prompt, for models that see; may be repeated; - is stdin.",

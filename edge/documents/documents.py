@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edge.documents.encoder import MINILM, check_encoder, embed_question, load_encoder, open_encoder
 from edge.documents.pace import affordable
-from edge.documents.packing import pack
+from edge.documents.packing import fitting, pack
+from edge.documents.pruning import AUTO, parse_prune, prune_texts, ranked_by
 from edge.documents.searching import RERANKED, By, Found, check_by, rerank, search
 from edge.documents.store import Store
 from edge.errors import InputError
@@ -32,17 +34,21 @@ class Documents:
             print(session.report.sources)
 
     name: of the index. by: search by "words", by "vectors" or by "both". top: passages of a prompt, at most. reranker:
-    a model that reads the best candidates together with the question. The keywords are options, of which memory,
-    threads and backend hold for the encoder and the reranker; those are loaded with the first question, and stay.
+    a model that reads the best candidates together with the question. prune: the part of the passages that stays, by
+    whole sentences, such as 0.4; "auto": as much as there is room for. The reranker ranks sentences, else BM25. The
+    keywords are options, of which memory, threads and backend hold for the encoder and the reranker; those are loaded
+    with the first question, and stay.
 
     Raises InputError for an index that is not there, and the errors of `edge.load` for its encoder.
     """
 
     def __init__(
         self, name: str, *, by: By = "both", top: int = TOP, reranker: str | None = None,
+        prune: float | str | None = None,
         options: Options | None = None, **keywords: Unpack[Keywords],
     ) -> None:  # fmt: skip
         self.name, self.by, self.top, self.reranker = name, check_by(by), _check_top(top), reranker
+        self.prune = parse_prune(prune)
         self._options = Options.of(options, **keywords)
         self._loaded: dict[str, Session] = {}
         self._last: tuple[tuple[str, int], list[Found]] = ("", 0), []  # of the last question
@@ -103,7 +109,22 @@ class Documents:
         reader's --time and --energy to the answer."""
         encode, most = reader.model.tokenizer.encode, affordable(reader.model, reader.options)
         room = room if most is None else min(room, most)
-        return pack(question, self.search(question), lambda text: encode(text, start=False).size, room)
+
+        def count(text: str) -> int:
+            return encode(text, start=False).size
+
+        found = self.search(question)
+        if self.prune is None or not found:
+            return pack(question, found, count, room)
+        texts = [each.passage.text for each in found]
+        keep = fitting(question, found, count, room) if self.prune == AUTO else float(self.prune)
+        ranker = self._session(self.reranker) if self.reranker else None
+        by = "BM25" if ranker is None else ranker.model.name
+        kept, pruned = prune_texts(texts, question, keep, count, ranker and ranked_by(ranker, question), by)
+        shorter = [
+            replace(each, passage=replace(each.passage, text=text)) for each, text in zip(found, kept, strict=True)
+        ]
+        return replace(pack(question, [each for each in shorter if each.passage.text], count, room), pruned=pruned)
 
     def _encoder(self) -> Session:
         return self._session(self._store.encoder or MINILM, of_index=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from edge.documents.pruning import LEAST
 from edge.documents.searching import Found
 from edge.documents.sentences import sentences
 from edge.run.grounding import Grounded
@@ -41,6 +42,15 @@ def pack(question: str, found: Sequence[Found], count: Count, room: int) -> Grou
     if not texts:
         return Grounded(question, ())
     return Grounded(_BEGIN + "".join(texts) + _END.format(question), tuple(sources))
+
+
+def fitting(question: str, found: Sequence[Found], count: Count, room: int) -> float:
+    """The part of passages, from LEAST to 1, for which there is room beside the question."""
+    around = (
+        count(_BEGIN) + count(_END.format(question)) + sum(count(f"[1] {each.passage.label}\n\n\n") for each in found)
+    )
+    whole = sum(count(each.passage.text) for each in found)
+    return min(1.0, max(LEAST, (room - around) / max(1, whole)))
 
 
 def source_of(number: int, found: Found, text: str) -> Cited:

@@ -2,8 +2,8 @@
 
 Words are ranked by FTS5's BM25, vectors by their cosine with the question's. Both lists are joined by reciprocal ranks:
 a passage has the score Σ 1 / (60 + rank) over the lists that have it (Cormack, Clarke and Büttcher, "Reciprocal Rank
-Fusion outperforms Condorcet and individual Rank Learning Methods", SIGIR 2009). All vectors are compared, in blocks: of
-100,000 passages that takes less time than a small model takes to read the first of them.
+Fusion outperforms Condorcet and individual Rank Learning Methods", SIGIR 2009). All vectors are compared, in blocks,
+which bounds the memory.
 """
 
 from __future__ import annotations

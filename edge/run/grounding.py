@@ -9,7 +9,7 @@ from edge.errors import InputError
 from edge.model.model import Model
 from edge.options import Options
 from edge.records import dataclass
-from edge.run.report import Cited
+from edge.run.report import Cited, Pruned
 
 _ENDS = 16  # rows of a template between the question and the answer
 _MOST_ANSWER = 4  # an answer without a limit has this part of the rows
@@ -32,6 +32,7 @@ class Grounded:
 
     text: str
     sources: tuple[Cited, ...]
+    pruned: Pruned | None = None
 
 
 class Grounds(Protocol):
@@ -44,14 +45,14 @@ class Grounds(Protocol):
 def grounded(
     documents: Grounds | Grounded, reader: Reader, prompt: Any, messages: Sequence[Mapping[str, Any]] | None,
     system: str | None, max_tokens: int | None,
-) -> tuple[Any, Any, tuple[Cited, ...]]:  # fmt: skip
-    """The prompt or the messages of a call with their question behind passages, and these. A `Grounded` says what a
-    prompt has already. Raises InputError."""
+) -> tuple[Any, Any, Grounded]:  # fmt: skip
+    """The prompt or the messages of a call with their question behind passages, and what was found. A `Grounded` says
+    what a prompt has already. Raises InputError."""
     if isinstance(documents, Grounded):
-        return prompt, messages, documents.sources
+        return prompt, messages, documents
     if messages is None:
         found = ground(documents, reader, prompt, system, max_tokens)
-        return found.text, None, found.sources
+        return found.text, None, found
     said = list(messages)
     number = next((at for at in range(len(said) - 1, -1, -1) if said[at].get("role") == "user"), None)
     if number is None:
@@ -60,7 +61,7 @@ def grounded(
     held = reader.model.tokenizer.encode(others).size + _ENDS * len(said)
     found = ground(documents, reader, said[number].get("content"), system, max_tokens, held)
     said[number] = {**said[number], "content": found.text}
-    return None, said, found.sources
+    return None, said, found
 
 
 def ground(

@@ -52,6 +52,7 @@ def report_of(
         incomplete=run.incomplete,
         beams=run.beams,
         sources=run.request.sources,
+        pruned=run.request.pruned,
         logprobs=tuple(run.logprobs.kept) if run.logprobs is not None and run.logprobs.kept is not None else None,
     )
 

@@ -29,7 +29,7 @@ from edge.run.arguments import (
     check_top,
 )
 from edge.run.budgets.governor import RunLimits
-from edge.run.report import Cited
+from edge.run.report import Cited, Pruned
 from edge.run.sampling.sampler import Processor
 from edge.run.sequences.snapshots import Outline, changed_opening
 from edge.sampling import SamplingParams
@@ -92,6 +92,7 @@ class Request:
     priority: int = INTERACTIVE  # in a queue: a class; the lowest goes first
     tenant: Hashable = None  # only requests of the same tenant share rows of earlier prompts
     sources: tuple[Cited, ...] = ()  # passages of documents in the prompt, for the report
+    pruned: Pruned | None = None  # what --prune left out, likewise
     evict: bool = True  # whether a server may evict rows of a prompt that is longer than the cache
 
     def __post_init__(self) -> None:

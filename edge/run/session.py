@@ -35,7 +35,7 @@ from edge.run.generation import Generation
 from edge.run.hooks import NO_HOOKS, Hooks, OnCall, OnLogprob, OnPrefill, OnThought
 from edge.run.loaded import Loaded
 from edge.run.loop import begin, generate
-from edge.run.report import Cited, RunReport, StopReason, TokenLogprob
+from edge.run.report import RunReport, StopReason, TokenLogprob
 from edge.run.reporting import check_complete, report_of, why_unanswered
 from edge.run.request import DEFAULT_MAX_TOKENS, Heard, Messages, Picture, Request, Text, Tools, prompt_of
 from edge.run.sampling.sampler import Processor
@@ -250,11 +250,11 @@ class Session:
         self.steps.check_idle()
         if isinstance(sampling, Mapping):
             raise InputError(f"sampling must be SamplingParams, not {sampling!r:.60}")
-        sources: tuple[Cited, ...] = ()
+        found: Grounded | None = None
         if documents is not None:
             from edge.run.grounding import grounded  # here: few prompts have documents
 
-            prompt, messages, sources = grounded(documents, self.reader, prompt, messages, system, max_tokens)
+            prompt, messages, found = grounded(documents, self.reader, prompt, messages, system, max_tokens)
         asked = prompt_of(
             prompt, messages, tools, tool_choice, system, parallel=parallel_tool_calls, continues=raw or follow_up,
             images=images, sounds=sounds,
@@ -262,7 +262,7 @@ class Session:
         request = Request(
             asked, max_tokens, sampling, stop, ignore_eos, system, raw, follow_up, Think.parse(think), time_limit,
             energy_limit, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor, beams,
-            length_penalty, sources=sources,
+            length_penalty, sources=found.sources if found else (), pruned=found.pruned if found else None,
         )  # fmt: skip
         return self.start(request, Hooks(on_prefill, on_thought, on_logprob, on_call))
 

@@ -106,12 +106,12 @@ class Shelf:
             found = search(store, question, vector, most=_TOP)
         assert isinstance(asked.prompt, Chat)
         try:
-            _, messages, sources = grounded(
+            _, messages, grounding = grounded(
                 _Packing(found), reader, None, asked.prompt.messages, None, asked.max_tokens
             )
         except InputError as error:
             raise _refused(str(error)) from None
-        return messages, sources
+        return messages, grounding.sources
 
 
 class _Packing:

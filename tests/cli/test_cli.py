@@ -56,6 +56,7 @@ REPORT_KEYS = {
     "logprobs": None,
     "beams": None,
     "sources": None,
+    "pruned": None,
     "schema": None,
 }  # fmt: skip
 OF_LABORATORY = (
