@@ -120,7 +120,8 @@ class Documents:
         keep = fitting(question, found, count, room) if self.prune == AUTO else float(self.prune)
         ranker = self._session(self.reranker) if self.reranker else None
         by = "BM25" if ranker is None else ranker.model.name
-        kept, pruned = prune_texts(texts, question, keep, count, ranker and ranked_by(ranker, question), by)
+        score = None if ranker is None else ranked_by(ranker, question)
+        kept, pruned = prune_texts(texts, question, keep, count, score, by)
         shorter = [
             replace(each, passage=replace(each.passage, text=text)) for each, text in zip(found, kept, strict=True)
         ]
