@@ -25,7 +25,7 @@ QUICK  := arguments catalog chart chat child devices file_lock fingerprint gguf_
 MINUTES ?= 20
 GPU    ?= cuda:0
 
-.PHONY: run test cost quick test-all test-share test-gpu test-train test-evaluations coverage lint dist bench bench-serving bench-structured golden clean
+.PHONY: run test cost quick test-all test-share test-gpu test-train test-evaluations test-android coverage lint dist bench bench-serving bench-structured golden clean
 
 run: $(VENV)/.run
 	$(BIN)/edge run smollm2-135m -p "Why is the sky blue?" --memory 256MiB -n 128
@@ -61,6 +61,10 @@ test-train: $(TRAIN)/.dev
 # lm-eval in edge eval tasks and against edge serve, and instructor, which want an older openai than the other clients.
 test-evaluations: $(VENV)/.dev $(EVALUATIONS)/.dev
 	$(BIN)/python -m pytest -m evaluations tests/clients tests/lab
+
+# The Kotlin sample on Android's own classes.
+test-android: $(VENV)/.dev
+	tests/android/check.sh $(BIN)/python
 
 coverage: $(VENV)/.dev
 	$(PYTEST) --cov --cov-report=term
