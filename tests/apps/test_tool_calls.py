@@ -33,6 +33,7 @@ MERGED = {"type": "function", "function": {"name": "merged", "parameters": {
               {"properties": {"z": {"type": "string"}, "w": {}}}]}}}  # fmt: skip
 TOOLS = [*KNOWN, MERGED, {"type": "function", "name": "flat"}]
 MORE = {
+    "a name that is cut": ("hermes", '<tool_call>{"name": "time"}</tool_list> <tool_call>{"name": "fat"'),
     "a number that ends nothing": ("hermes", '<tool_call>{"name": "time", "arguments": {"zone": 1é}}</tool_call> x'),
     "escapes of names": ("hermes", '<tool_call>{"n\\u0061me": "ti\\u006de", "arguments": {}}</tool_call>'),
     "arguments first": ("hermes", '<tool_call>{"arguments": "{\\"zone\\": 1}", "name": "time"}</tool_call>'),
@@ -116,7 +117,7 @@ def test_calls_are_those_of_python(name: str, text: str) -> None:
         cuts = sorted(chance.choices(range(len(data) + 1), k=chance.randint(1, 12)))
         pieces = [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
         assert found_in_c(form, pieces) == expected
-    for end in chance.sample(range(len(text)), min(len(text), 24)):
+    for end in chance.sample(range(len(text) + 1), min(len(text) + 1, 24)):
         for cut in (False, True):
             assert found_in_c(form, [text[:end]], cut=cut) == found_in_python(form, text[:end], cut=cut), (end, cut)
 

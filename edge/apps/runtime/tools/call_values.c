@@ -111,8 +111,10 @@ static reading_result read_string(call_reader *in, bool kept)
         if (in->strict && byte < ' ')
             return READ_OTHER;
         in->at++;
-        if (byte == '"')
+        if (byte == '"') {
+            NEXT(in, byte); /* as Python's reader, which is one character ahead */
             return keep(in, kept, "\"", 1);
+        }
         if (byte != '\\') {
             TRY(!kept ? READ_FINE : byte < ' ' ? give_quoted(in, at, 1) : give_json(in, (const char *)at, 1));
             continue;
