@@ -40,7 +40,7 @@ from edge.formats.blocks import BLOCK_TYPES
 from edge.model.model import open_model
 
 MUTANTS = 100  # in one test
-TRIED = 40  # of those that llama.cpp tries
+TRIED = 60  # of those that llama.cpp tries
 LONG = 40  # as many tests in make test-all
 
 BLOCKS = [0, *(exhaustive(block) for block in range(1, LONG))]

@@ -18,7 +18,7 @@ void fail(const char *what)
 
 /* ---- progress ---------------------------------------------------------------------------------------------------- */
 
-void expect(double length)
+void expect_all(double length)
 {
     whole = length;
 }

@@ -6,7 +6,7 @@
 
 void fail(const char *what); /* prints the reason and ends the program */
 
-void expect(double length);                /* estimated seconds of all stages */
+void expect_all(double length);            /* estimated seconds of all stages */
 void begin_stage(double length);           /* estimated seconds of this stage */
 void say(const char *what, double done);   /* prints the step; done: share of the stage */
 void say_again(void);                      /* repeats it; from any thread */
