@@ -25,7 +25,8 @@ MODEL = "whisper-base"
 @o.command
 def transcribe(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE", help="WAV, FLAC, OGG or MP3; - is a WAV or raw samples on stdin.")
+        list[str],
+        typer.Argument(metavar="FILE", help="WAV, FLAC, OGG, MP3, M4A, WebM; - is a WAV or raw samples on stdin."),
     ],
     model: Annotated[
         str, o.flag("-m", "--model", group=ENGINE, metavar="MODEL", help="A Whisper model: a file or a name.")

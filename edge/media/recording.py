@@ -25,14 +25,14 @@ _BLANKS = dict.fromkeys(map(ord, " \t\r\n"))
 
 
 class Sound:
-    """A sound for a model that hears: a path, the bytes of a file (WAV, FLAC, OGG, MP3), or an array of samples: float
-    from -1 to 1, or integers, [n] or [n, channels].
+    """A sound for a model that hears: a path, the bytes of a file (WAV, FLAC, OGG, MP3, M4A, WebM), or an array of
+    samples: float from -1 to 1, or integers, [n] or [n, channels].
 
     rate: samples per second of an array (16000 if None); of bytes: these are raw samples of 16 bits, mono.
 
     samples: their number at 16 kHz, mono, as models hear them. The sound is read once for it, and again when it is
     heard; samples are not kept. Raises InputError for what is no sound, empty, damaged or too long, MissingExtraError
-    for what needs libsndfile.
+    for what needs libsndfile or PyAV.
     """
 
     kind: Literal["sound"] = "sound"

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from edge.errors import InputError, MissingExtraError
+from edge.media.av import EXTRA, Opened, container_of
 from edge.media.mel import RATE
 from edge.media.resample import Resampler
 from edge.media.stderr import without_lines
@@ -25,7 +26,7 @@ LOWEST, HIGHEST = 1000, 768000  # rates, samples per second
 _MOST_CHANNELS = 64
 _BLOCK_S = 0.1  # a pipe is read in such parts
 _FILE_BLOCK_S = 1.0
-_FORMATS = "edge reads WAV, FLAC, OGG and MP3; ffmpeg -i FILE sound.wav makes WAV of others"
+_FORMATS = "edge reads WAV, FLAC, OGG, MP3, M4A and WebM; ffmpeg -i FILE sound.wav makes WAV of others"
 
 _MAGICS = (b"RIFF", b"RF64", b"fLaC", b"OggS")
 _LAST_PAGE = 1 << 16  # bytes of an OGG's largest page
@@ -184,7 +185,8 @@ def _of_file(
             raise InputError(f"{name} is empty")
         file.seek(0)
         if magic[8:12] != b"WAVE" or magic[:4] not in (b"RIFF", b"RF64"):
-            return _of_sndfile(file, name, close)
+            container = container_of(magic)
+            return _of_container(file, container, name, close) if container else _of_sndfile(file, name, close)
     try:
         form = read_header(file, name)
     except OtherWavError as error:
@@ -264,6 +266,29 @@ def _of_sndfile(file: BinaryIO, name: str, close: Close | None) -> SoundStream:
     known = 0 < opened.frames < 1 << 48
     seconds = opened.frames / opened.samplerate if known else None
     return SoundStream(_mono(blocks(), name, opened.samplerate), name, seconds, held.close, cut=not ends)
+
+
+def _of_container(file: BinaryIO, container: str, name: str, close: Close | None) -> SoundStream:
+    try:
+        opened = Opened(file, container, name)
+    except ImportError:
+        raise MissingExtraError(f"the reader of such sounds ({name})", EXTRA) from None
+    held = ExitStack()
+    if close:
+        held.callback(close)
+    held.callback(opened.close)
+    try:
+        _check(opened.rate, 1, name)
+    except BaseException:
+        held.close()
+        raise
+
+    def blocks() -> Iterator[FloatArray]:
+        yield from opened.blocks()
+        stream.cut |= opened.cut
+
+    stream = SoundStream(_mono(blocks(), name, opened.rate), name, opened.seconds, held.close)
+    return stream
 
 
 _quiet = partial(without_lines, re.compile(rb"libmpg123|^Note: |^Warning: |^\s*$"))  # libmpg123 writes such lines

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SENT = "sent"
 """The name of a part that a client has sent, in a part of ours: it may not name a file of this machine."""
 
-_FORMATS = ("wav", "mp3", "flac", "ogg")  # of input_audio
+_FORMATS = ("wav", "mp3", "flac", "ogg", "m4a", "webm", "aac")  # of input_audio
 
 
 Medium = Image | Sound

@@ -32,7 +32,7 @@ _TYPES = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"
 class TranslationBody:
     """POST /v1/audio/translations: multipart/form-data"""
 
-    file: bytes = field(metadata={"help": "A sound: WAV, FLAC, OGG or MP3."})
+    file: bytes = field(metadata={"help": "A sound: WAV, FLAC, OGG, MP3, M4A or WebM."})
     model: str | None = said("A name of /v1/models; the first model without it.")
     prompt: str | None = said("Text that might have come before: names, style.")
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] | None = said("json by default.")
