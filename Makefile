@@ -71,7 +71,7 @@ coverage: $(VENV)/.dev
 
 # What people install, in dist/ (docs/publish.md). make dist MODELS=smollm2:135m TARGETS=avx2: edge-kernels of these alone.
 dist: $(VENV)/.run
-	$(BIN)/python publishing/dist.py $(if $(MODELS),--models $(MODELS)) $(if $(TARGETS),--targets $(TARGETS))
+	$(BIN)/python docs/dist.py $(if $(MODELS),--models $(MODELS)) $(if $(TARGETS),--targets $(TARGETS))
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ from edge.backends.base import Backend
 from edge.errors import InputError, MissingExtraError, UnsupportedError, worded
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
-from edge.model.tokenizer import check_known
+from edge.model.tokens.tokenizer import check_known
 
 _MODULES = {
     "cpu": "edge.backends.tvm",

@@ -17,9 +17,9 @@ from edge.backends.kv_cache import KVCache
 from edge.errors import UnsupportedError
 from edge.formats.blocks import FLOATS
 from edge.formats.gguf import GGUFFile
+from edge.model.adapters.lora import Lora
 from edge.model.cores import Core
 from edge.model.given import GivenRows
-from edge.model.lora import Lora
 from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.records import dataclass
@@ -256,8 +256,8 @@ class TopEngine(Engine, Protocol):
 
 
 class MTPEngine(TopEngine, Protocol):
-    """An engine that runs a layer for multi-token prediction as a model of its own (`ModelSpec.mtp`), or an EAGLE-3
-    head (`edge.model.eagle`). Its states approximate those of the main model, so it can draft further tokens from
+    """An engine that runs a layer for multi-token prediction as a model of its own (`ModelSpec.mtp`), or a head of
+    `edge.model.drafters.eagle`. Its states approximate those of the main model, so it can draft further tokens from
     them."""
 
     def states(self, count: int) -> FloatArray:
@@ -306,7 +306,7 @@ class SharingEngine(Engine, Protocol):
     """An engine that returns the states of each pass, and runs the layers of a drafter over the rows of its cache."""
 
     def open_assistant(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> AssistingLayers:
-        """Load an assistant's layers (`edge.model.assistant.layers_of`). Raises the errors of `Backend.load`."""
+        """Load the layers of `edge.model.drafters.assistant.layers_of`. Raises the errors of `Backend.load`."""
         ...
 
     def states(self, count: int) -> FloatArray:

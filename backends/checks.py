@@ -11,10 +11,10 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
+from edge.model.adapters.lora import Lora
 from edge.model.cores import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
 from edge.model.given import GivenRows
 from edge.model.layers import Network
-from edge.model.lora import Lora
 from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network

@@ -226,7 +226,7 @@ def peers_model(name: str) -> Path:
 def write_bin(folder: Path, target: Path, kind: str) -> Path:
     """whisper.cpp's file of the same weights, laid out as its own converter and quantizer do."""
     from edge.media.mel import mel_filters
-    from edge.model.tokenizer import BYTE_OF_CHAR
+    from edge.model.tokens.tokenizer import BYTE_OF_CHAR
     from edge.model.whisper.checkpoint import DECODER, ENCODER, LAYER, read_checkpoint
     from edge.model.whisper.writing import plain_blocks
 

@@ -29,8 +29,8 @@ from edge.backends import find_backend
 from edge.backends.base import AdaptedEngine, Engine, EngineConfig
 from edge.cli.terminal.show import table
 from edge.devices.host import usable_cores
-from edge.model.lora import Lora, open_lora
-from edge.model.lora_file import LoraFile
+from edge.model.adapters.lora import Lora, open_lora
+from edge.model.adapters.lora_file import LoraFile
 from edge.model.model import Model, open_model
 
 STEPS, DEPTH, PROMPT, CHUNK, ROWS = 32, 64, 256, 128, 512

@@ -37,7 +37,7 @@ from edge.formats.onnx_folder import WEIGHTS
 from edge.kv import KVView, make_policy
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_network
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokens.tokenizer import Tokenizer
 from edge.types import FloatArray, IntArray
 
 

@@ -18,7 +18,7 @@ from pydoc_data.topics import topics
 from edge.cli.terminal.show import table
 from edge.formats.gguf import read_gguf
 from edge.model.catalog import find_model
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokens.tokenizer import Tokenizer
 
 sys.path += [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "apps")]
 from runtime_tokens import CTokenizer

@@ -26,7 +26,7 @@ from edge.model.mtp import mtp_tensors
 from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
-from edge.model.tokenizer import TokenizerLike
+from edge.model.tokens.tokenizer import TokenizerLike
 from edge.types import FloatArray, IntArray, Progress
 
 OWN_TEXT = Path(__file__).with_name("calibration.txt")  # written for edge; read by default

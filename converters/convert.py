@@ -47,13 +47,13 @@ from edge.formats.gguf import GGUFFile, factors_of, read_gguf
 from edge.formats.gguf_parts import find_parts, join, joined_header
 from edge.formats.gguf_writer import Planned, copy_gguf, fields_of, planned_as, write_outline
 from edge.formats.onnx_folder import WEIGHTS, is_model_folder, read_folder, read_manifest
-from edge.model.assistant import is_assistant, read_assistant
+from edge.model.adapters.lora import open_lora
+from edge.model.adapters.lora_file import LoraFile
 from edge.model.catalog import find_model, is_coreml_folder
-from edge.model.lora import open_lora
-from edge.model.lora_file import LoraFile
+from edge.model.drafters.assistant import is_assistant, read_assistant
 from edge.model.model import make_tokenizer
 from edge.model.reader import read_spec
-from edge.model.tokenizer import TokenizerLike
+from edge.model.tokens.tokenizer import TokenizerLike
 from edge.model.towers import is_mmproj
 from edge.model.whisper.checkpoint import hears
 from edge.types import IntArray, Progress

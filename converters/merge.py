@@ -12,7 +12,7 @@ from edge.converters.quantizers.rtn import quantize
 from edge.formats.blocks import FLOATS, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf
-from edge.model.lora import Lora
+from edge.model.adapters.lora import Lora
 from edge.model.tensors import Source
 from edge.types import AnyArray
 

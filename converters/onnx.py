@@ -41,7 +41,7 @@ from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.model.text import utf8_path
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokens.tokenizer import Tokenizer
 from edge.storage.fingerprint import hash_file
 from edge.types import Progress
 

@@ -13,8 +13,8 @@ from edge.errors import ModelFormatError
 from edge.formats.blocks import FILE_TYPES, FLOATS, UNNAMED_FILE_TYPE, block_size, dequantize, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
-from edge.model.assistant import is_assistant, plain_file, read_assistant
-from edge.model.eagle import is_eagle
+from edge.model.drafters.assistant import is_assistant, plain_file, read_assistant
+from edge.model.drafters.eagle import is_eagle
 from edge.model.mixtures import bits_of, stays_exact
 from edge.model.reader import read_spec
 from edge.types import AnyArray, FloatArray

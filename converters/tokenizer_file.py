@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokens.tokenizer import Tokenizer
 
 
 def write_tokenizer(tokenizer: Tokenizer, target: Path) -> None:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from edge.kv.policy import Policy
-from edge.model.lora_file import LoraFile
+from edge.model.adapters.lora_file import LoraFile
 
 
 class Keywords(TypedDict, total=False):
@@ -51,7 +51,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from edge.grammar.grammar import Grammar
-from edge.model.thinking import Think
+from edge.model.chat.thinking import Think
 from edge.run.grounding import Grounded, Grounds
 from edge.run.hooks import OnCall, OnLogprob, OnPrefill, OnThought
 from edge.run.request import Heard, Messages, Picture, Tools

@@ -17,8 +17,8 @@ TYPE_CHECKING = False  # type checkers take it for true; importing typing takes 
 if TYPE_CHECKING:
     from typing import Any
 
-    from edge.apps.adapter_file import export_adapter
     from edge.apps.bundle import export
+    from edge.apps.sections.adapter_file import export_adapter
     from edge.apps.serve import serve_site
     from edge.documents.documents import Documents
     from edge.documents.indexing import index

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from edge.kv.policy import Policy
-from edge.model.lora_file import LoraFile
+from edge.model.adapters.lora_file import LoraFile
 
 
 class Keywords(TypedDict, total=False):

@@ -20,12 +20,12 @@ from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds,
 from edge.errors import STATED_ONCE, InputError
 from edge.flags import BUDGETS, CACHE, ENGINE, PROMPT, flags_of, named_in_errors, option
 from edge.kv import POLICY_HELP, own_policy
-from edge.model.lora_file import LoraFile, LoraSize, parse_lora
+from edge.model.adapters.lora_file import LoraFile, LoraSize, parse_lora
 from edge.records import dataclass
 
 if TYPE_CHECKING:
-    from edge.model.draft import DraftFile
-    from edge.model.prefix import PrefixFile
+    from edge.model.adapters.prefix import PrefixFile
+    from edge.model.drafters.draft import DraftFile
 
 AUTO = "auto"
 NO_EYES = Path("off")  # of --mmproj
@@ -233,7 +233,7 @@ class Options:
     def draft_file(self) -> DraftFile | None:
         """The header of the model that drafts. Raises InputError, ModelFormatError, UnsupportedError."""
         from edge.devices.output import check_path
-        from edge.model.draft import open_draft
+        from edge.model.drafters.draft import open_draft
 
         if self.draft is None:
             return None
@@ -245,7 +245,7 @@ class Options:
         """The header of the prefix. Raises InputError, ModelFormatError, UnsupportedError."""
         if self.prefix is None:
             return None
-        from edge.model.prefix import read_prefix
+        from edge.model.adapters.prefix import read_prefix
 
         return read_prefix(self.prefix)
 
@@ -257,7 +257,7 @@ class Options:
     @cached_property
     def lora_size(self) -> LoraSize:
         """The size of the adapters, by their headers. Raises ModelFormatError, UnsupportedError."""
-        from edge.model.lora import size_of
+        from edge.model.adapters.lora import size_of
 
         return size_of(self.lora or ())
 

@@ -21,7 +21,7 @@ from edge.backends import find_backend
 from edge.backends.base import AdaptedEngine, Engine, EngineConfig
 from edge.backends.kv_cache import KVCache, KVState
 from edge.backends.tvm.gpu.hosts import all_adapters
-from edge.model.lora import Lora
+from edge.model.adapters.lora import Lora
 from edge.model.model import Model, open_model
 from edge.storage import cache
 from edge.storage.completion import record_path

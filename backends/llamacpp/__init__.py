@@ -75,7 +75,7 @@ class LlamaCpp(Backend):
 
             try_header(file, spec)
         if "tokenizer.ggml.tokens" in file.metadata:
-            from edge.model.vocabulary import repeats_a_token
+            from edge.model.tokens.vocabulary import repeats_a_token
 
             if repeats_a_token(file):
                 raise UnsupportedError(f"{file.path}: llama.cpp aborts on tokens of the same text: use --backend=cpu")

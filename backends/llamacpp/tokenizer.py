@@ -26,7 +26,7 @@ from edge.errors import CacheError, EngineError, ModelFormatError, UnsupportedEr
 from edge.formats.gguf import GGUFFile, at_full_size
 from edge.model.prompt import joined
 from edge.model.text import well_formed
-from edge.model.tokenizer import MARK, cut_blocks, read_suppressed
+from edge.model.tokens.tokenizer import MARK, cut_blocks, read_suppressed
 from edge.storage import cache
 from edge.types import IntArray
 
@@ -39,7 +39,7 @@ _LONGEST_BLOCK = 8 << 10
 
 
 class LlamaCppTokenizer:
-    """The `edge.model.tokenizer.TokenizerLike` of llama.cpp.
+    """The `edge.model.tokens.tokenizer.TokenizerLike` of llama.cpp.
 
     A text is encoded in blocks that end between words; a tokenizer whose tokens span words may give other ids there.
     Raises UnsupportedError for a vocabulary that llama.cpp cannot load, ModelFormatError for one whose size differs

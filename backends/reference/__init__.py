@@ -16,7 +16,7 @@ from edge.backends.reference.engine import ReferenceEngine
 from edge.backends.reference.kv import ReferenceKV
 from edge.backends.reference.weights import read_weights
 from edge.formats.gguf import GGUFFile
-from edge.model.lora import adapted_values
+from edge.model.adapters.lora import adapted_values
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
 

@@ -1,4 +1,4 @@
-"""Gemma 4's assistants (`edge.model.assistant`), in NumPy: the reference, and quick enough to draft beside a model.
+"""Gemma 4's assistants (`edge.model.drafters.assistant`), in NumPy: quick enough to draft beside a model.
 
 An assistant of E2B reads 12 million weights for a token, and 4,096 of the 262,144 rows of its head.
 """
@@ -21,8 +21,8 @@ from edge.backends.token_table import DEQUANTIZE_BYTES
 from edge.formats.arrays import read_array
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
-from edge.model.assistant import plain_file, token_order
 from edge.model.cores import Attention
+from edge.model.drafters.assistant import plain_file, token_order
 from edge.model.layers import Assists, Block
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors

@@ -23,6 +23,7 @@ from edge.backends.reference.short_convolution import short_convolution
 from edge.backends.reference.weights import UNWARNED
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
+from edge.model.adapters.lora import Lora
 from edge.model.cores import (
     Attention,
     DeltaNet,
@@ -36,7 +37,6 @@ from edge.model.cores import (
 )
 from edge.model.given import GivenRows
 from edge.model.layers import Block
-from edge.model.lora import Lora
 from edge.model.places import Places
 from edge.model.spec import ModelSpec, check_generates
 from edge.model.tensors import Source, find_network

@@ -22,7 +22,7 @@ from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.backends.tvm.packing.weights import pad_rows
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK, GRIDS, QuantizedMatrix, half
-from edge.model.lora import Lora
+from edge.model.adapters.lora import Lora
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray
 

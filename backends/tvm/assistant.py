@@ -24,8 +24,8 @@ class AssistantLayers:
     def __init__(
         self, file: GGUFFile, make: Callable[[Mapping[str, AnyArray]], Passes], main: Passes, kv: NativeKV
     ) -> None:
-        """file: as of `edge.model.assistant.layers_of`. make: makes the passes over these arrays. main, kv: the
-        model's."""
+        """file: as of `edge.model.drafters.assistant.layers_of`. make: makes the passes over these arrays. main, kv:
+        the model's."""
         heads = main.layout.shape.layers * main.layout.shape.kv_heads
         self._starts, self._lengths = (aligned_zeros(heads, "int32") for _ in range(2))
         shared = {name: array for name, array in main.arrays.items() if name.removeprefix(RING) in _ROWS}

@@ -34,7 +34,7 @@ from edge.backends.tvm.sequence import NativeSequence, run_batch
 from edge.backends.tvm.sources import source_hash
 from edge.errors import EngineError, InputError
 from edge.formats.gguf import GGUFFile
-from edge.model.lora import Lora
+from edge.model.adapters.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 

@@ -18,8 +18,8 @@ from edge.backends.tvm.kv.store import NativeStore, append_rows
 from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.passes import Angles, Passes
 from edge.errors import UnsupportedError
+from edge.model.adapters.lora import Lora
 from edge.model.given import GivenRows
-from edge.model.lora import Lora
 from edge.model.places import Places
 from edge.model.spec import check_generates
 from edge.types import FloatArray, IntArray

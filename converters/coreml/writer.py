@@ -36,7 +36,7 @@ from edge.model.architectures.angles import find_angles
 from edge.model.catalog import COREML_MANIFEST, is_coreml_folder
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokens.tokenizer import Tokenizer
 from edge.storage.fingerprint import hash_file
 from edge.types import Progress
 

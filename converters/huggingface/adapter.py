@@ -1,8 +1,8 @@
 """Convert PEFT's LoRA adapters (adapter_config.json, adapter_model.safetensors) into llama.cpp's GGUF adapters.
 
 An adapter adds s · B A to a matrix W, with s = α / rank, or α / √rank. Of DoRA (arXiv:2402.09353), which also scales
-rows, `Pair` in edge/model/lora.py has the form. PiSSA (arXiv:2404.02948) and OLoRA (arXiv:2406.01775) first take a part
-B₀ A₀ out of W: here the adapter takes it out, with twice the rank.
+rows, `Pair` in edge/model/adapters/lora.py has the form. PiSSA (arXiv:2404.02948) and OLoRA (2406.01775) first take a
+part B₀ A₀ out of W: here the adapter takes it out, with twice the rank.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from edge.formats.blocks import FLOATS, dequantize
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.formats.json_file import read_object, shown
 from edge.formats.safetensors import Stored, read_header
-from edge.model.lora import DORA, LORA, MAX_RANK, open_lora
-from edge.model.lora_file import LoraFile
+from edge.model.adapters.lora import DORA, LORA, MAX_RANK, open_lora
+from edge.model.adapters.lora_file import LoraFile
 from edge.model.model import Model
 from edge.types import AnyArray, FloatArray
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from edge.errors import UnsupportedError
 from edge.formats.gguf_writer import Field
-from edge.model.pre_tokenizers import GPT2_WORDS, PRE_TOKENIZERS, PUBLISHED, PreTokenizer
-from edge.model.tokenizer import NORMALIZER, WORDS
+from edge.model.tokens.pre_tokenizers import GPT2_WORDS, PRE_TOKENIZERS, PUBLISHED, PreTokenizer
+from edge.model.tokens.tokenizer import NORMALIZER, WORDS
 
 
 def byte_level_fields(path: Path, said: Mapping[str, Any]) -> dict[str, Field]:

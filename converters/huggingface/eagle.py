@@ -28,7 +28,7 @@ from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.formats.safetensors import Stored
 from edge.model.architectures.eagle3 import LAYERS
-from edge.model.eagle import EMBEDDING, FEATURE_NORM, TOKENS, check_eagle, read_eagle, tokens_of
+from edge.model.drafters.eagle import EMBEDDING, FEATURE_NORM, TOKENS, check_eagle, read_eagle, tokens_of
 from edge.model.model import Model
 from edge.model.mtp import EAGLE
 from edge.types import AnyArray

@@ -34,7 +34,7 @@ class Pieces:
     scores: AnyArray
     types: AnyArray
     space_prefix: bool  # a text gets a leading space
-    spaces: str | None = None  # see SPACES in edge/model/tokenizer.py
+    spaces: str | None = None  # see SPACES in edge/model/tokens/tokenizer.py
 
 
 def pieces_of_json(

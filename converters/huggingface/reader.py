@@ -37,8 +37,8 @@ from edge.formats.blocks import FILE_TYPES, FLOATS, UNNAMED_FILE_TYPE
 from edge.formats.gguf import FACTORED, GGUFFile, TensorInfo, factor_name, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
 from edge.formats.json_file import shown
-from edge.model.assistant import is_assistant, read_assistant
 from edge.model.cores import Tensor
+from edge.model.drafters.assistant import is_assistant, read_assistant
 from edge.model.layers import is_behind
 from edge.model.layout import network_of, stored_tensors
 from edge.model.model import make_tokenizer

@@ -25,9 +25,9 @@ from edge.devices.regular import read_bounded
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf_writer import Field
 from edge.formats.json_file import items, read_object
-from edge.model.tokenizer import ALONE, ENDS, LSTRIP, RSTRIP, SPACES
-from edge.model.vocabulary import END_NAMES
-from edge.model.word_piece import to_stored
+from edge.model.tokens.tokenizer import ALONE, ENDS, LSTRIP, RSTRIP, SPACES
+from edge.model.tokens.vocabulary import END_NAMES
+from edge.model.tokens.word_piece import to_stored
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # config's name, GGUF's

@@ -14,7 +14,7 @@ import numpy as np
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_writer import Field
 from edge.formats.json_file import items
-from edge.model.unigram import SPACE
+from edge.model.tokens.unigram import SPACE
 
 _RUNS = ({"Regex": " {2,}"}, {"Regex": "▁{2,}"})  # of blanks, which the pre-tokenizer splits at anyway
 _MOST = 1e30  # of scores, which are logarithms

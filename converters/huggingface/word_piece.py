@@ -11,7 +11,7 @@ import numpy as np
 
 from edge.errors import UnsupportedError
 from edge.formats.gguf_writer import Field
-from edge.model.word_piece import ACCENTS, LONGEST_WORD, LOWERCASE, REST
+from edge.model.tokens.word_piece import ACCENTS, LONGEST_WORD, LOWERCASE, REST
 
 _ROLES = {  # names in tokenizer_config.json and in GGUF
     "cls": ("bos", "cls"), "sep": ("eos", "seperator"), "mask": ("mask",), "unk": ("unknown",), "pad": ("padding",),

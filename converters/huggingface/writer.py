@@ -29,7 +29,7 @@ from edge.formats.gguf_fields import Header
 from edge.formats.safetensors import Planned, write_safetensors
 from edge.model.mtp import without_mtp
 from edge.model.spec import ModelSpec
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokens.tokenizer import Tokenizer
 from edge.types import AnyArray
 
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")

@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge.apps import hearing, model_file
-from edge.apps.adapter_file import adapters_section, check_rank
 from edge.apps.archives import AAR, JAR, check_maven, write_aar, write_jar
-from edge.apps.chat import chat_section
-from edge.apps.embedding import embed_section
-from edge.apps.encoder_file import EncoderFile, make_encoder
 from edge.apps.gpu_programs import GPUPrograms, check_gpu, describe_gpu, make_programs
-from edge.apps.model_file import MODEL, Section, trusted_source, write_model
 from edge.apps.npu_graphs import NpuGraphs, describe_npu, plan_graphs
 from edge.apps.planning import check_options, own_bytes, plan_bundle, prompt_rows
 from edge.apps.platforms import package_of, write_platform
+from edge.apps.sections import hearing, model_file
+from edge.apps.sections.adapter_file import adapters_section, check_rank
+from edge.apps.sections.chat import chat_section
+from edge.apps.sections.embedding import embed_section
+from edge.apps.sections.encoder_file import EncoderFile, make_encoder
+from edge.apps.sections.model_file import MODEL, Section, trusted_source, write_model
+from edge.apps.sections.vocabulary import composing_bytes, tokenizer_sections
 from edge.apps.site import describe_ears, describe_gpu_files, describe_site, write_gpu
 from edge.apps.tools_file import tools_section
-from edge.apps.vocabulary import composing_bytes, tokenizer_sections
 from edge.backends.checks import app_cores, check_cores
 from edge.backends.tvm import ENGINE as CPU
 from edge.backends.tvm.compiler.exported import exported_designs
@@ -217,7 +217,7 @@ def prepare(
     if eyes and plan.policy.name == "h2o":
         raise UnsupportedError("a bundle with eyes has no KV policy h2o: choose streaming, window or full")
     if eyes:
-        from edge.apps.eyes_file import check_whole
+        from edge.apps.sections.eyes_file import check_whole
 
         check_whole(eyes.own[Section.EYES], plan.config.chunk)
     designs = exported_designs(
@@ -238,7 +238,7 @@ def _eyes(
         return None
     if accelerated:
         raise UnsupportedError("a bundle with --mmproj runs on the CPU: leave --gpu and --npu out")
-    from edge.apps.eyes_file import plan_eyes  # here: few bundles see
+    from edge.apps.sections.eyes_file import plan_eyes  # here: few bundles see
     from edge.run.starting.senses import find_tower
 
     kv_dtype = "f32" if options.kv_dtype == "f32" else CPU.CAPABILITIES.kv_dtypes[0]

@@ -11,22 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from edge.apps import (
-    adapter_file,
-    chat,
-    embedding,
-    eyes_file,
-    gpu_programs,
-    hearing,
-    letters,
-    model_file,
-    npu_graphs,
-    tools_file,
-    vocabulary,
-    words,
-)
-from edge.apps.model_file import Section
+from edge.apps import gpu_programs, npu_graphs, tools_file
 from edge.apps.planning import SNAPSHOTS
+from edge.apps.sections import adapter_file, chat, embedding, eyes_file, hearing, letters, model_file, vocabulary, words
+from edge.apps.sections.model_file import Section
 from edge.apps.structs import LONGEST_STOP, MOST_STOPS, range_tables
 from edge.backends import ring, row_lists
 from edge.backends.onnx.graph.static import HIDDEN
@@ -42,9 +30,9 @@ from edge.backends.tvm.packing.shape import ROPE_AHEAD
 from edge.backends.tvm.targets import TARGETS
 from edge.formats.blocks import BLOCK_TYPES
 from edge.media import mel, resample, sound
-from edge.model import tokenizer, word_piece
-from edge.model.lora import MAX_RANK
-from edge.model.lora_file import MAX_SCALE
+from edge.model.adapters.lora import MAX_RANK
+from edge.model.adapters.lora_file import MAX_SCALE
+from edge.model.tokens import tokenizer, word_piece
 from edge.plan import engines
 from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS

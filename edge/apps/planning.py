@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edge.apps.gpu_programs import buffer_bytes
-from edge.apps.model_file import POLICIES
+from edge.apps.sections.model_file import POLICIES
 from edge.backends import backend_elsewhere
 from edge.backends.base import EngineConfig
 from edge.backends.checks import app_cores, check_cores

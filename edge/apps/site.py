@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from edge.apps.gpu_programs import GPUPrograms, mapped_bytes
-from edge.apps.model_file import HEADER
 from edge.apps.module import PAGE, initial_pages, make_modules
+from edge.apps.sections.model_file import HEADER
 from edge.backends.tvm.design import Design
 from edge.plan.plan import Plan
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from edge.apps.c_struct import c_struct, filled
-from edge.apps.chat import exported_think
+from edge.apps.sections.chat import exported_think
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.model.chat_template import ChatTemplate
-from edge.model.messages import Segment
+from edge.model.chat.chat_template import ChatTemplate
+from edge.model.chat.messages import Segment
+from edge.model.chat.thinking import Think
 from edge.model.model import Model
-from edge.model.thinking import Think
 from edge.records import dataclass
 from edge.run.sampling.tool_calls import special_marks
 from edge.tools.formats import ToolFormat

@@ -32,8 +32,8 @@ def answer_prompt(
     from edge.devices.child import room_for_children
     from edge.devices.power import find_meter
     from edge.errors import BudgetError, InputError
+    from edge.model.chat.thinking import Think
     from edge.model.spec import check_generates
-    from edge.model.thinking import Think
     from edge.run.arguments import check_limit
     from edge.run.hooks import Hooks
     from edge.run.reporting import check_complete, check_memory

@@ -91,8 +91,8 @@ def ask(
         from edge.cli.terminal.fetching import fetch_missing
         from edge.cli.terminal.signals import Terminated, ended_by_signals
         from edge.cli.terminal.wrap import WordWrap
+        from edge.model.chat.thinking import Think
         from edge.model.spec import check_generates
-        from edge.model.thinking import Think
         from edge.run.arguments import check_limit
         from edge.run.reporting import check_complete, check_memory
         from edge.run.starting.loading import load

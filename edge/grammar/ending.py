@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from edge.model.tokenizer import TokenizerLike
+from edge.model.tokens.tokenizer import TokenizerLike
 
 _OPEN_TEXT = "z"  # allowed in texts, and hardly anywhere else
 _IN_TEXT, _BETWEEN = '"', '}])":,'  # the first that is allowed is taken

@@ -17,7 +17,7 @@ from edge.grammar.grammar import Grammar
 from edge.grammar.numbers import TAIL, numbers_of
 from edge.json_schema import closed
 from edge.model.model import Model
-from edge.model.tokenizer import MARK, TokenizerLike
+from edge.model.tokens.tokenizer import MARK, TokenizerLike
 from edge.types import FloatArray
 
 # States of a lexer take 1 to 2 KiB each, and stay; real schemas make some hundreds.

@@ -20,15 +20,15 @@ from edge.errors import EdgeError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo, read_gguf
 from edge.formats.onnx_folder import read_folder, read_manifest
 from edge.media.mel import RATE
-from edge.model.assistant import is_assistant, read_assistant
+from edge.model.adapters.lora import is_adapter, read_adapter
 from edge.model.catalog import find_model
-from edge.model.eagle import is_eagle, read_eagle
-from edge.model.lora import is_adapter, read_adapter
+from edge.model.chat.thinking import find_family
+from edge.model.drafters.assistant import is_assistant, read_assistant
+from edge.model.drafters.eagle import is_eagle, read_eagle
 from edge.model.mtp import mtp_layers, mtp_tensors
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
-from edge.model.thinking import find_family
-from edge.model.tokenizer import check_known
+from edge.model.tokens.tokenizer import check_known
 from edge.model.towers import AUDIO, VISION, is_mmproj, read_ears, read_tower, senses_of
 from edge.model.whisper import words_file
 from edge.model.whisper.checkpoint import is_checkpoint

@@ -23,9 +23,9 @@ from edge.hub.quants import label_of
 from edge.hub.removal import remove_cached
 from edge.lab.inspection import engine_use
 from edge.model.catalog import PACKAGED, hub_reference, installed_parts
+from edge.model.chat.thinking import find_family
 from edge.model.reader import read_spec
 from edge.model.spec import model_key
-from edge.model.thinking import find_family
 from edge.run.history import last_run
 from edge.storage import cache
 from edge.storage.fingerprint import FileState

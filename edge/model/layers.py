@@ -245,7 +245,7 @@ class Network:
     @cached_property
     def foreign(self) -> dict[int, int]:
         """Of layers that read the rows of another model's layers, those: `rows_of` counts them from the last own
-        layer on (`edge.model.assistant.layers_of`)."""
+        layer on (`edge.model.drafters.assistant.layers_of`)."""
         last = len(self.layers)
         sources = ((layer, core.rows_of) for layer, core in enumerate(self.attention) if core and core.rows_of)
         return {layer: source - last for layer, source in sources if source >= last}

@@ -20,21 +20,21 @@ from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import MAX_STRING, GGUFFile, read_gguf
 from edge.formats.onnx_folder import read_folder
 from edge.model.catalog import find_model
-from edge.model.chat_template import ChatTemplate
-from edge.model.messages import Segment, parse_tools
+from edge.model.chat.chat_template import ChatTemplate
+from edge.model.chat.messages import Segment, parse_tools
+from edge.model.chat.thinking import Think
 from edge.model.prompt import Looks, Prompt, joined
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec, check_generates
 from edge.model.tensors import find_network
-from edge.model.thinking import Think
-from edge.model.tokenizer import Tokenizer, TokenizerLike
+from edge.model.tokens.tokenizer import Tokenizer, TokenizerLike
 from edge.sampling import SamplingParams, choose_sampling
 from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
+    from edge.model.adapters.prefix import Prefix, PrefixFile
+    from edge.model.chat.media_parts import Medium, Sense
     from edge.model.given import GivenRows
-    from edge.model.media_parts import Medium, Sense
-    from edge.model.prefix import Prefix, PrefixFile
     from edge.model.tail import Tail
     from edge.model.towers import Layout
     from edge.tools.formats import ToolFormat
@@ -48,11 +48,11 @@ _HASH = re.compile(r"[0-9a-f]{32,}")
 def make_tokenizer(file: GGUFFile) -> TokenizerLike:
     """Create a file's tokenizer. Raises ModelFormatError, or UnsupportedError for a kind that edge does not know."""
     if file.metadata.get("tokenizer.ggml.model") == "bert":
-        from edge.model.word_piece import WordPiece
+        from edge.model.tokens.word_piece import WordPiece
 
         return WordPiece(file)
     if file.metadata.get("tokenizer.ggml.model") == "t5":
-        from edge.model.unigram import Unigram
+        from edge.model.tokens.unigram import Unigram
 
         return Unigram(file)
     return Tokenizer(file)

@@ -19,7 +19,7 @@ from edge.devices.host import processor, usable_cores
 from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import BudgetError, CacheError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.draft import check_draft
+from edge.model.drafters.draft import check_draft
 from edge.model.mtp import mtp_file
 from edge.model.spec import ModelSpec, model_key
 from edge.options import AUTO, Options

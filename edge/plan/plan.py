@@ -21,7 +21,7 @@ from edge.devices.power import memory_root
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import make_policy, pinned_rows
 from edge.kv.policy import Policy
-from edge.model.lora_file import LoraSize
+from edge.model.adapters.lora_file import LoraSize
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.candidates import EVICTED_SHARE, configurations, read_again, shorter_chunks

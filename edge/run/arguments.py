@@ -16,7 +16,7 @@ from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 if TYPE_CHECKING:
-    from edge.model.media_parts import Medium
+    from edge.model.chat.media_parts import Medium
 
 MOST_TOKENS = 1 << 31  # of an answer
 MOST_TOP = 100  # alternatives per token whose probabilities are reported

@@ -23,11 +23,11 @@ import numpy as np
 
 from edge.errors import InputError, UnsupportedError
 from edge.formats.json_file import read_given
-from edge.model.messages import parse_messages, parse_tools
-from edge.model.parts import has_media, kind_of, text_of_parts
+from edge.model.chat.messages import parse_messages, parse_tools
+from edge.model.chat.parts import has_media, kind_of, text_of_parts
+from edge.model.chat.thinking import Think
 from edge.model.prompt import Prompt
 from edge.model.spec import check_generates
-from edge.model.thinking import Think
 from edge.run.arguments import check_media, check_text
 from edge.run.batching.scheduler import Pieces
 from edge.run.report import RunReport, ToolCall
@@ -39,7 +39,7 @@ from edge.types import IntArray
 if TYPE_CHECKING:
     from edge.media.picture import Image
     from edge.media.recording import Sound
-    from edge.model.media_parts import Medium
+    from edge.model.chat.media_parts import Medium
     from edge.run.grounding import Grounded
 
 
@@ -396,7 +396,7 @@ def _checked(path: Path, messages: Any) -> Iterator[dict[str, Any]]:
         role, content, listed = (found.get(name) for name in ("role", "content", "tool_calls"))
         media: tuple[Medium, ...] = ()
         if role == "user" and content is not None and has_media(content):
-            from edge.model.media_parts import medium_of
+            from edge.model.chat.media_parts import medium_of
 
             where = f"{path}: message {number}"
             media = tuple(medium_of(part, where, files=False) for part in content if kind_of(part))

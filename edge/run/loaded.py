@@ -14,8 +14,8 @@ from edge.devices.memory import release_free_memory
 from edge.devices.power import measure_card
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.lora import Lora, open_lora
-from edge.model.lora_file import Loras
+from edge.model.adapters.lora import Lora, open_lora
+from edge.model.adapters.lora_file import Loras
 from edge.model.model import Model
 from edge.model.spec import ModelSpec
 from edge.options import Options

@@ -10,10 +10,10 @@ import numpy as np
 
 from edge.errors import InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
+from edge.model.chat.parts import MEDIA
+from edge.model.chat.thinking import Think
 from edge.model.model import Model
-from edge.model.parts import MEDIA
 from edge.model.prompt import Prompt
-from edge.model.thinking import Think
 from edge.options import Options
 from edge.records import dataclass
 from edge.run.arguments import (
@@ -36,7 +36,7 @@ from edge.sampling import SamplingParams
 from edge.types import IntArray
 
 if TYPE_CHECKING:
-    from edge.model.media_parts import Medium
+    from edge.model.chat.media_parts import Medium
 
 DEFAULT_MAX_TOKENS = 512
 MOST_BEAMS, MOST_PENALTY = 64, 100

@@ -50,7 +50,7 @@ class Room:
 
 
 class TowerSense(ABC):
-    """`Sense` by a tower on an engine: see `edge.model.media_parts`. eager: rows are made with the prompt."""
+    """`Sense` by a tower on an engine: see `edge.model.chat.media_parts`. eager: rows are made with the prompt."""
 
     _looking: str  # what the user is told
     _advice: str  # where the budget is too small

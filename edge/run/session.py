@@ -19,12 +19,12 @@ from edge.devices.memory import memory_use
 from edge.devices.power import find_meter, memory_root
 from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
+from edge.model.adapters.lora import Lora
+from edge.model.adapters.lora_file import Loras, parse_lora
+from edge.model.chat.thinking import Think
 from edge.model.layers import Pooling
-from edge.model.lora import Lora
-from edge.model.lora_file import Loras, parse_lora
 from edge.model.model import Model
 from edge.model.spec import deaf
-from edge.model.thinking import Think
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_list, check_meter, check_prompt, check_text, check_top

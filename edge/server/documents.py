@@ -16,7 +16,7 @@ from edge.documents.packing import pack
 from edge.documents.searching import Found, search
 from edge.documents.store import Store
 from edge.errors import InputError
-from edge.model.parts import newest
+from edge.model.chat.parts import newest
 from edge.options import Options
 from edge.run.grounding import Grounded, Reader, grounded
 from edge.run.report import Cited

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
-from edge.model.tokenizer import TokenizerLike
+from edge.model.tokens.tokenizer import TokenizerLike
 from edge.options import AUTO, Options
 from edge.run.arguments import check_limit
 from edge.run.report import RunReport

@@ -11,12 +11,12 @@ from itertools import groupby
 from typing import Any
 
 from edge.errors import InputError
-from edge.model.media_parts import SENT
+from edge.model.chat.media_parts import SENT
+from edge.model.chat.parts import MEDIA, has_media, kind_of, newest, text_of_parts
+from edge.model.chat.thinking import Think
 from edge.model.model import Model
-from edge.model.parts import MEDIA, has_media, kind_of, newest, text_of_parts
 from edge.model.prompt import Prompt
 from edge.model.spec import check_generates
-from edge.model.thinking import Think
 from edge.run.logprobs import Reader
 from edge.run.request import Chat, Messages, Request
 from edge.run.session import Session

@@ -17,9 +17,9 @@ from ctypes_bundle import MODEL, open_bundle
 
 import edge
 from edge.apps.bundle import export, make_sections, prepare, with_gpu
-from edge.apps.chat import exported_think
 from edge.apps.enums import Finish, Role
-from edge.apps.model_file import trusted_source
+from edge.apps.sections.chat import exported_think
+from edge.apps.sections.model_file import trusted_source
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.targets import choose_target
 from edge.devices.profiles import HOST, find_profile

@@ -14,7 +14,7 @@ import numpy as np
 from conftest import GOLDEN
 from runtime_library import PLATFORM, load_runtime
 
-from edge.apps.model_file import ANGLES, CONFIG, KV_DTYPES, LAYER, POLICIES
+from edge.apps.sections.model_file import ANGLES, CONFIG, KV_DTYPES, LAYER, POLICIES
 from edge.backends.base import EngineConfig
 from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV

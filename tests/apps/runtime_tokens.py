@@ -1,4 +1,4 @@
-"""The C tokenizer (apps/runtime/text/tokenizer.c) as tests call it: the same ids as edge.model.tokenizer.Tokenizer."""
+"""The C tokenizer (apps/runtime/text/tokenizer.c) as tests call it: the same ids as Python's `Tokenizer`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from runtime_library import PLATFORM, load_runtime
 
-from edge.apps.vocabulary import tokenizer_sections
-from edge.model.tokenizer import TokenizerLike
+from edge.apps.sections.vocabulary import tokenizer_sections
+from edge.model.tokens.tokenizer import TokenizerLike
 from edge.types import AnyArray
 
 HARNESS = Path(__file__).parent / "runtime" / "tokens_harness.c"

@@ -22,9 +22,9 @@ from test_tokenizer import TEXTS, TORTURE
 from edge.converters.huggingface.reader import convert_folder
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import fields_of, planned_as, write_gguf
-from edge.model.tokenizer import NORMALIZER, Tokenizer, TokenizerLike
-from edge.model.unigram import Unigram
-from edge.model.word_piece import WordPiece
+from edge.model.tokens.tokenizer import NORMALIZER, Tokenizer, TokenizerLike
+from edge.model.tokens.unigram import Unigram
+from edge.model.tokens.word_piece import WordPiece
 
 NAMES = ("bert", "bert-cased", "xlm-roberta", "composed")
 # Characters that join others to graphemes, that are mapped, dropped, or decomposed.

@@ -20,8 +20,8 @@ from test_sight import NAMES, open_golden_tower
 
 import edge
 from edge.apps.enums import Role
-from edge.apps.eyes_file import plan_eyes
-from edge.apps.model_file import Section
+from edge.apps.sections.eyes_file import plan_eyes
+from edge.apps.sections.model_file import Section
 from edge.converters.convert import Conversion, convert
 from edge.converters.huggingface.reader import convert_folder
 from edge.converters.quantize import Settings

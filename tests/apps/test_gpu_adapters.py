@@ -15,8 +15,8 @@ from lora_files import write_adapter
 from test_webgpu import driver_library
 
 import edge
-from edge.apps.adapter_file import export_adapter
 from edge.apps.enums import Engine, Role
+from edge.apps.sections.adapter_file import export_adapter
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import host_named
 from edge.errors import EdgeError, InputError, UnsupportedError

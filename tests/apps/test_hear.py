@@ -21,9 +21,9 @@ from test_model_file import set_field
 
 import edge
 from edge.apps.enums import Finish, Role, Trim
-from edge.apps.hearing import HEARING
 from edge.apps.library import EARS
-from edge.apps.model_file import Section
+from edge.apps.sections.hearing import HEARING
+from edge.apps.sections.model_file import Section
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.media.mel import RATE
 from edge.types import FloatArray

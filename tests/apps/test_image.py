@@ -19,8 +19,8 @@ from test_model_file import set_field
 
 import edge
 from edge.apps.enums import Finish, Role
-from edge.apps.eyes_file import CONFIG, FILTERS
-from edge.apps.model_file import Section
+from edge.apps.sections.eyes_file import CONFIG, FILTERS
+from edge.apps.sections.model_file import Section
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.types import AnyArray
 

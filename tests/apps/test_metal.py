@@ -35,7 +35,7 @@ import edge
 from edge.apps import gpu_programs
 from edge.apps.bundle import make_sections, prepare, with_gpu
 from edge.apps.enums import Engine, Finish, Role
-from edge.apps.model_file import trusted_source, write_model
+from edge.apps.sections.model_file import trusted_source, write_model
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import host_named

@@ -17,8 +17,8 @@ from conftest import GOLDEN
 from ctypes_bundle import _Error, _Source
 from runtime_library import PLATFORM, load_runtime
 
-from edge.apps import model_file as m
-from edge.apps.model_file import Section
+from edge.apps.sections import model_file as m
+from edge.apps.sections.model_file import Section
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import pack_weights

@@ -20,9 +20,9 @@ from lora_files import write_adapter
 from runtime_library import C_FILES, build
 from small_models import Small, write_small
 
-from edge.apps.adapter_file import ADAPTER, export_adapter
 from edge.apps.bundle import MANIFEST
 from edge.apps.enums import Role
+from edge.apps.sections.adapter_file import ADAPTER, export_adapter
 from edge.backends.base import EngineConfig
 from edge.backends.tvm import CPU
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError

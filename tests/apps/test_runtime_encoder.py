@@ -12,7 +12,7 @@ from runtime_library import build
 from test_runtime_pass import SOURCES, host_isa
 from test_sight import open_golden_tower
 
-from edge.apps.encoder_file import EncoderFile, make_encoder
+from edge.apps.sections.encoder_file import EncoderFile, make_encoder
 from edge.backends import engine_named
 from edge.backends.base import HiddenEngine
 from edge.devices.profiles import HOST, find_profile

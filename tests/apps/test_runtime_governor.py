@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_library import load_runtime
 
-from edge.apps.model_file import CONFIG
+from edge.apps.sections.model_file import CONFIG
 from edge.devices.power.base import Reading
 from edge.devices.power.estimate import Estimate
 from edge.devices.profiles.profile import Power

@@ -19,9 +19,9 @@ from runtime_library import PLATFORM, build
 from small_models import Small, write_small
 
 from edge import export
-from edge.apps import model_file
 from edge.apps.enums import Finish, Role
-from edge.apps.model_file import Section
+from edge.apps.sections import model_file
+from edge.apps.sections.model_file import Section
 from edge.backends import find_backend
 from edge.backends.base import EngineConfig
 from edge.devices.profiles.profile import Power

@@ -11,7 +11,7 @@ import pytest
 from runtime_library import PLATFORM, load_runtime
 from small_models import random_bytes
 
-from edge.apps.model_file import TABLE_TYPES
+from edge.apps.sections.model_file import TABLE_TYPES
 from edge.formats.blocks import dequantize
 
 HARNESS = Path(__file__).parent / "runtime" / "table_harness.c"

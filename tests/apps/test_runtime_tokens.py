@@ -1,4 +1,4 @@
-"""The C runtime's tokenizer: the ids and texts of edge.model.tokenizer.
+"""The C runtime's tokenizer: the ids and texts of edge.model.tokens.tokenizer.
 
 `python tests/program.py runtime_tokens SEED COUNT` compares COUNT texts for each model, a tenth for each pre-tokenizer.
 """
@@ -24,14 +24,14 @@ from test_gguf_file import BOOL, GGUF, STRING, U32
 from test_pre_tokenizers import PRE_TOKENIZERS, RULES, SEPARATING, gemma4, mixed_texts
 from test_tokenizer import CONTROL, MANUAL, NORMAL, SPM, TEXTS, TORTURE, USER_DEFINED, with_tokens
 
-from edge.apps.vocabulary import tokenizer_sections
-from edge.apps.words import words_section
+from edge.apps.sections.vocabulary import tokenizer_sections
+from edge.apps.sections.words import words_section
 from edge.errors import UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.model.catalog import find_model
-from edge.model.pre_tokenizers import PUBLISHED as PUBLISHED_RULES
-from edge.model.pre_tokenizers import PreTokenizer
-from edge.model.tokenizer import NORMALIZER, SPACES, Tokenizer, TokenizerLike
+from edge.model.tokens.pre_tokenizers import PUBLISHED as PUBLISHED_RULES
+from edge.model.tokens.pre_tokenizers import PreTokenizer
+from edge.model.tokens.tokenizer import NORMALIZER, SPACES, Tokenizer, TokenizerLike
 
 MODELS = ("smollm2-135m", "gemma3-270m", str(SPM))
 MARKS = ("<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<bos>", "</s>", "<h1>", "\u2581\u2581")

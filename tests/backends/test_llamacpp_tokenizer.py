@@ -18,7 +18,7 @@ from edge.backends.llamacpp.library import is_installed
 from edge.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from edge.errors import EdgeError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokens.tokenizer import Tokenizer
 from edge.run.starting.loading import load
 from edge.run.starting.opening import find_tokenizer, open_model
 

@@ -15,13 +15,13 @@ import pytest
 from test_gguf_file import GGUF, STRING
 from tool_templates import LLAMA32, MISTRAL, QWEN3
 
-from edge.apps.chat import _render
+from edge.apps.sections.chat import _render
 from edge.backends.llamacpp.library import is_installed
 from edge.devices.memory import memory_use
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
-from edge.model import chat_template
-from edge.model.chat_template import ChatTemplate
-from edge.model.messages import Segment
+from edge.model.chat import chat_template
+from edge.model.chat.chat_template import ChatTemplate
+from edge.model.chat.messages import Segment
 from edge.model.model import Model, open_model
 from edge.run.starting.opening import open_model as open_for_runs
 from edge.storage import cache

@@ -26,7 +26,7 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK
 from edge.model.architectures.angles import temperatures
 from edge.model.model import Model, open_model
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokens.tokenizer import Tokenizer
 from edge.types import AnyArray, FloatArray, IntArray
 
 pytest.importorskip("coremltools")

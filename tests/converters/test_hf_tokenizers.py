@@ -27,7 +27,7 @@ from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedErro
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.model.model import Model, open_model
-from edge.model.tokenizer import NORMALIZER, SPACES, Tokenizer
+from edge.model.tokens.tokenizer import NORMALIZER, SPACES, Tokenizer
 
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -14,8 +14,8 @@ from test_gguf_file import GGUF
 
 from edge.converters.quantize import Settings, quantize_gguf
 from edge.errors import ModelFormatError, UnsupportedError
-from edge.model.lora import open_lora
-from edge.model.lora_file import LoraFile
+from edge.model.adapters.lora import open_lora
+from edge.model.adapters.lora_file import LoraFile
 from edge.model.model import open_model
 
 MATRIX = "blk.0.attn_kv_b.weight"

@@ -27,8 +27,8 @@ from edge.converters.plain import write_plain
 from edge.converters.quantize import Settings
 from edge.errors import BudgetError, BusyError, EdgeError, EngineError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
-from edge.model.lora import Lora, open_lora, read_adapter
-from edge.model.lora_file import LoraFile, parse_lora
+from edge.model.adapters.lora import Lora, open_lora, read_adapter
+from edge.model.adapters.lora_file import LoraFile, parse_lora
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
 from edge.plan.plan import make_plan

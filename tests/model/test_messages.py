@@ -23,9 +23,9 @@ from thinking_models import write_script
 from tool_templates import GEMMA4, GPT_OSS, LFM2, LLAMA32, QWEN3, SMOLLM3, TEMPLATES, TOOLS, WEATHER, call
 
 from edge.errors import InputError, UnsupportedError
-from edge.model.chat_template import ChatTemplate
+from edge.model.chat.chat_template import ChatTemplate
+from edge.model.chat.thinking import Think
 from edge.model.model import Model, open_model
-from edge.model.thinking import Think
 
 Messages = list[dict[str, Any]]
 

@@ -19,8 +19,8 @@ from edge.converters.convert import Conversion, convert, find_source
 from edge.converters.huggingface.adapter import convert_adapter
 from edge.converters.huggingface.reader import convert_folder
 from edge.converters.quantize import Settings
-from edge.model.lora import open_lora, read_adapter
-from edge.model.lora_file import LoraFile
+from edge.model.adapters.lora import open_lora, read_adapter
+from edge.model.adapters.lora_file import LoraFile
 from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray
 

@@ -19,13 +19,13 @@ from test_tokenizer import MANUAL, TEXTS, LlamaCpp, ids, with_tokens
 from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
-import edge.model.tokenizer
+import edge.model.tokens.tokenizer
 from edge.converters.huggingface.byte_level import byte_level_fields
 from edge.converters.tokenizer_file import tokenizer_json
 from edge.errors import UnsupportedError
 from edge.formats.gguf import read_gguf
-from edge.model.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from edge.model.tokenizer import WORDS, Tokenizer
+from edge.model.tokens.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from edge.model.tokens.tokenizer import WORDS, Tokenizer
 
 NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
 # What rules differ in: cases, scripts with marks, with and without spaces, digits, apostrophes, all kinds of blanks.
@@ -107,7 +107,7 @@ def test_blocks_of_every_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n
     """Encoding in blocks is right only if every rule cuts where blocks are cut."""
     tokenizer, text = Tokenizer(read_gguf(named(tmp_path, name))), MANUAL[:8_000]
     whole = ids(tokenizer, text)
-    monkeypatch.setattr(edge.model.tokenizer, "BLOCK", 50)
+    monkeypatch.setattr(edge.model.tokens.tokenizer, "BLOCK", 50)
     assert ids(tokenizer, text) == whole
 
 
@@ -233,7 +233,7 @@ def test_gemma4_blocks_and_bos(monkeypatch: pytest.MonkeyPatch, gemma4_path: Pat
     tokenizer, text = Tokenizer(read_gguf(gemma4_path)), MANUAL[:20_000]
     assert tokenizer.add_bos  # whatever the file says
     whole = ids(tokenizer, text)
-    monkeypatch.setattr(edge.model.tokenizer, "BLOCK", 50)
+    monkeypatch.setattr(edge.model.tokens.tokenizer, "BLOCK", 50)
     assert ids(tokenizer, text) == whole
 
 

@@ -14,8 +14,8 @@ from edge.backends import find_backend
 from edge.backends.base import EngineConfig, GivenEngine
 from edge.converters.huggingface.architectures import of_gguf
 from edge.converters.huggingface.reader import convert_folder
+from edge.model.adapters.prefix import INTERLEAVED, read_prefix
 from edge.model.model import Model, open_model
-from edge.model.prefix import INTERLEAVED, read_prefix
 from edge.types import FloatArray
 
 

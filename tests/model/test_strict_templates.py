@@ -14,8 +14,8 @@ from test_chat import joined
 from test_messages import oracle
 from tool_templates import TIME
 
-from edge.model.chat_template import ChatTemplate
-from edge.model.messages import parse_messages
+from edge.model.chat.chat_template import ChatTemplate
+from edge.model.chat.messages import parse_messages
 
 LOOK = {"type": "function", "function": {"name": "look", "description": "Look around", "parameters": {
     "type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}}}  # fmt: skip

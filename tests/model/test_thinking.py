@@ -18,9 +18,9 @@ from thinking_models import ALWAYS, GEMMA4, HARMONY, QWEN, SPECIALS, write_chain
 
 from edge.devices.power.base import Reading
 from edge.errors import BudgetError, InputError, ModelFormatError, UnsupportedError
-from edge.model.chat_template import ChatTemplate
+from edge.model.chat.chat_template import ChatTemplate
+from edge.model.chat.thinking import FAMILIES, Think, find_family
 from edge.model.model import Model, open_model
-from edge.model.thinking import FAMILIES, Think, find_family
 from edge.run.sampling.thoughts import Splitter
 from edge.run.session import Session
 from edge.run.starting.loading import load

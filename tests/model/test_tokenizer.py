@@ -21,14 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_gguf_file import ARRAY, BOOL, F32, GGUF, GOLDEN, I32, STRING, U32, Value
 
-import edge.model.tokenizer
+import edge.model.tokens.tokenizer
 from edge.backends.llamacpp.library import is_installed, library
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
 from edge.model.catalog import find_model
 from edge.model.model import make_tokenizer, open_model
 from edge.model.text import well_formed
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokens.tokenizer import Tokenizer
 
 CASES: list[dict[str, Any]] = json.loads((GOLDEN / "tokenizer.json").read_text(encoding="utf-8"))
 TEXTS = [case["text"] for case in CASES]
@@ -173,7 +173,7 @@ def test_long_text_in_blocks(
 ) -> None:
     text = MANUAL[:150_000]
     whole, parts = ids(tokenizer(), text), tokenizer().encode(parts_of(text)).tolist()
-    monkeypatch.setattr(edge.model.tokenizer, "BLOCK", len(text))
+    monkeypatch.setattr(edge.model.tokens.tokenizer, "BLOCK", len(text))
     assert whole == parts == ids(tokenizer(), text)
 
 
@@ -186,7 +186,7 @@ from edge.devices.memory import memory_use
 from edge.formats.gguf import read_gguf
 from edge.model.text import well_formed
 from edge.model.model import make_tokenizer
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokens.tokenizer import Tokenizer
 tokenizer = Tokenizer(read_gguf(find_model("smollm2-135m")))
 texts = sorted(topics.values())
 tokenizer.encode(texts)

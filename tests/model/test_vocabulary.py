@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models
 
 from edge.formats.gguf import GGUFFile, read_gguf
-from edge.model.vocabulary import open_vocabulary
+from edge.model.tokens.vocabulary import open_vocabulary
 
 TOKENIZERS = {"gpt2": smollm2, "llama": spm}
 
@@ -80,10 +80,10 @@ def test_random_vocabularies_merge_as_in_library(
 
 _OPEN = """
 import json, os, sys
-import numpy, edge.model.tokenizer
+import numpy, edge.model.tokens.tokenizer
 from edge.devices.memory import memory_use, release_free_memory
 from edge.formats.gguf import read_gguf
-from edge.model.vocabulary import open_vocabulary
+from edge.model.tokens.vocabulary import open_vocabulary
 
 file = read_gguf(sys.argv[1])
 release_free_memory()

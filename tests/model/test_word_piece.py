@@ -9,7 +9,7 @@ from conftest import GOLDEN
 
 from edge.formats.gguf import read_gguf
 from edge.model.model import open_model
-from edge.model.word_piece import WordPiece, to_stored
+from edge.model.tokens.word_piece import WordPiece, to_stored
 
 ENCODERS = GOLDEN / "encoders"
 CASES = json.loads((ENCODERS / "tokenizer.json").read_text(encoding="utf-8"))

@@ -14,8 +14,8 @@ from lora_files import write_adapter
 from edge.backends import engine_named
 from edge.backends.base import AdaptedEngine, BatchedEngine, EngineConfig, VerifyingEngine
 from edge.errors import InputError
-from edge.model.lora import Lora, open_lora
-from edge.model.lora_file import LoraFile
+from edge.model.adapters.lora import Lora, open_lora
+from edge.model.adapters.lora_file import LoraFile
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import make_plan

@@ -173,7 +173,7 @@ def requirements(name: str, found: set[str]) -> set[str]:
 def test_dist_is_reproducible_and_installs_without_a_compiler(made: Path, tmp_path: Path) -> None:
     """In an environment that has what edge-runtime requires, and nothing else."""
     pytest.importorskip("setuptools", minversion="77")
-    spec = importlib.util.spec_from_file_location("dist", Path(__file__).parents[2] / "publishing" / "dist.py")
+    spec = importlib.util.spec_from_file_location("dist", Path(__file__).parents[2] / "docs" / "dist.py")
     assert spec is not None
     assert spec.loader is not None
     dist = importlib.util.module_from_spec(spec)

@@ -22,8 +22,8 @@ from lora_files import write_adapter
 from edge.backends import engine_named
 from edge.backends.base import AdaptedEngine, BatchedEngine, EngineConfig, VerifyingEngine
 from edge.backends.tvm.cpu.arguments import LINE, LINES, MANY_STALLS, STALLS, Job
-from edge.model.lora import open_lora
-from edge.model.lora_file import LoraFile
+from edge.model.adapters.lora import open_lora
+from edge.model.adapters.lora_file import LoraFile
 from edge.model.model import open_model
 from edge.types import FloatArray
 

@@ -22,7 +22,7 @@ from edge.backends.token_table import TokenTable
 from edge.converters.huggingface.reader import convert_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
-from edge.model.assistant import layers_of, read_assistant, source_layers
+from edge.model.drafters.assistant import layers_of, read_assistant, source_layers
 from edge.model.model import Model, open_model
 from edge.options import Options
 from edge.plan.plan import make_plan

@@ -25,8 +25,8 @@ from edge.backends.reference.weights import read_rows
 from edge.converters.huggingface.eagle import convert_eagle
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
-from edge.model.draft import open_draft
-from edge.model.eagle import read_eagle, tokens_of
+from edge.model.drafters.draft import open_draft
+from edge.model.drafters.eagle import read_eagle, tokens_of
 from edge.model.model import open_model
 from edge.options import Options
 from edge.plan.plan import make_plan

@@ -15,9 +15,9 @@ from strict_templates import FAMILIES, source_of
 from test_chat import joined
 from thinking_models import SPECIALS
 
-from edge.model.chat_template import ChatTemplate
-from edge.model.parts import PICTURE as LEFT_OUT
-from edge.model.thinking import Think
+from edge.model.chat.chat_template import ChatTemplate
+from edge.model.chat.parts import PICTURE as LEFT_OUT
+from edge.model.chat.thinking import Think
 from edge.run.request import Chat, Request
 from edge.server.http import parse_body
 from edge.server.protocols import anthropic, chat, ollama, responses

@@ -24,10 +24,10 @@ from small_models import Small, write_small
 from test_tool_grammar import MODELS
 from web_module import NodeModule, modules_of, opened, web_pair
 
-from edge.apps.adapter_file import export_adapter
 from edge.apps.enums import Finish, Role
 from edge.apps.library import compile_sources
 from edge.apps.module import NATIVE, PAGE, find_zig, initial_pages
+from edge.apps.sections.adapter_file import export_adapter
 from edge.backends.tvm.targets import choose_target
 from edge.errors import BudgetError, BusyError, InputError, ModelFormatError, UnsupportedError
 

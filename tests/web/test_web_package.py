@@ -18,8 +18,8 @@ from lora_files import write_adapter
 from web_site import NAME, PIECE, ROWS, Sent, served, site_of
 
 import edge
-from edge.apps.adapter_file import export_adapter
 from edge.apps.bundle import MANIFEST, MODEL, manifest_text, seal
+from edge.apps.sections.adapter_file import export_adapter
 from edge.sampling import SamplingParams
 
 pytestmark = [pytest.mark.slow, NEEDS_WASM]

@@ -22,8 +22,8 @@ from ctypes_bundle import ERRORS, MODEL, Piece
 from edge.apps.bindings import camel
 from edge.apps.bundle import make_sections, prepare
 from edge.apps.enums import Finish, Role, Status
-from edge.apps.model_file import trusted_source, write_model
 from edge.apps.module import PAGE, initial_pages, make_modules
+from edge.apps.sections.model_file import trusted_source, write_model
 from edge.devices.profiles import find_profile
 from edge.errors import EngineError
 from edge.options import Options

@@ -32,9 +32,9 @@ from edge.backends.tvm.sources import source_hash
 from edge.devices.power.estimate import gpu_work
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.adapters.lora import Lora
 from edge.model.architectures.angles import temperatures
 from edge.model.given import GivenRows
-from edge.model.lora import Lora
 from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors

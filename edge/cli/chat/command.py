@@ -60,8 +60,8 @@ def chat(
     from edge.cli.terminal.signals import Terminated
     from edge.devices.child import room_for_children
     from edge.errors import EdgeError, UnsupportedError
+    from edge.model.chat.thinking import Think
     from edge.model.spec import check_generates
-    from edge.model.thinking import Think
     from edge.run.arguments import check_limit
     from edge.run.conversation import Conversation, saved_turns
     from edge.run.starting.loading import load

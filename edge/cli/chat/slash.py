@@ -12,8 +12,8 @@ from edge.cli.terminal.show import note
 from edge.errors import InputError
 from edge.flags import flags_of
 from edge.formats.json_file import read_given
-from edge.model.messages import parse_tools
-from edge.model.thinking import Think
+from edge.model.chat.messages import parse_tools
+from edge.model.chat.thinking import Think
 from edge.records import dataclass
 from edge.sampling import WHOLE, SamplingParams
 

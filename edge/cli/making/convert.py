@@ -129,8 +129,8 @@ def convert(
     from edge.converters.onnx_methods import METHODS as ONNX_METHODS
     from edge.converters.prune import Pruning
     from edge.converters.quantizers.mixed import AROUND
+    from edge.model.adapters.lora_file import parse_lora
     from edge.model.layers import TABLE
-    from edge.model.lora_file import parse_lora
 
     if base is not None:
         _convert_addition(Path(source), base, target, type, force=force, json=json)

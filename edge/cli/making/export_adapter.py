@@ -26,7 +26,7 @@ def export_adapter(
 
     Several adapters with commas between, as for edge run --lora, become one.
     """
-    from edge.apps.adapter_file import export_adapter as make
+    from edge.apps.sections.adapter_file import export_adapter as make
 
     made = make(model, lora, bundle, output, force=force)
     if json:

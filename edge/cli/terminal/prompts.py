@@ -17,7 +17,7 @@ from edge.errors import InputError
 if TYPE_CHECKING:
     from edge.media.picture import Image
     from edge.media.recording import Sound
-    from edge.model.media_parts import Medium
+    from edge.model.chat.media_parts import Medium
 
 T = TypeVar("T")
 PATIENCE_S = 2.0  # for the first byte of a pipe

@@ -23,8 +23,8 @@ from edge.lab.prediction.crowd import Crowd
 from edge.lab.prediction.npu import is_on_cpu, is_on_npu
 from edge.lab.prediction.predict import Prediction, Wanted, predict
 from edge.lab.prediction.work import Streaming, streaming_cost
+from edge.model.adapters.lora import open_lora
 from edge.model.catalog import find_local
-from edge.model.lora import open_lora
 from edge.model.model import Model
 from edge.model.spec import ModelSpec
 from edge.options import Options, takes_options

@@ -21,7 +21,7 @@ from edge.errors import InputError
 from edge.kv.policy import EVERY
 from edge.lab.quality.perplexity import Advance
 from edge.model.model import Model
-from edge.model.tokenizer import TokenizerLike
+from edge.model.tokens.tokenizer import TokenizerLike
 from edge.run.session import Session
 from edge.types import FloatArray, IntArray
 

@@ -11,8 +11,8 @@ import numpy as np
 from edge.errors import InputError, ModelFormatError
 from edge.formats.gguf_writer import Field
 from edge.formats.json_file import read_object
-from edge.model.tokenizer import BYTE_OF_CHAR
-from edge.model.vocabulary import CONTROL, NORMAL
+from edge.model.tokens.tokenizer import BYTE_OF_CHAR
+from edge.model.tokens.vocabulary import CONTROL, NORMAL
 from edge.model.whisper import MANY_LANGUAGES, SPECIAL, TIMESTAMPS
 from edge.model.whisper.languages import LANGUAGES
 

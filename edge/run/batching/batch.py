@@ -21,9 +21,9 @@ from edge.backends.checks import check_lora
 from edge.devices.power import memory_root
 from edge.devices.thermal import Zone
 from edge.errors import BudgetError, EngineError, InputError
-from edge.model.lora import Lora
-from edge.model.lora_file import Loras, parse_lora
-from edge.model.thinking import Think
+from edge.model.adapters.lora import Lora
+from edge.model.adapters.lora_file import Loras, parse_lora
+from edge.model.chat.thinking import Think
 from edge.options import Options
 from edge.run.batching.order import Order
 from edge.run.batching.scheduler import Scheduler

@@ -8,7 +8,7 @@ from typing import cast
 
 from edge.backends.base import AdaptedEngine, BatchedEngine, Engine
 from edge.errors import EngineError
-from edge.model.lora import Lora
+from edge.model.adapters.lora import Lora
 from edge.model.prompt import Prompt
 from edge.options import Options
 from edge.run.budgets.meters import EnergyMeter

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from edge.model.lora_file import Loras
+from edge.model.adapters.lora_file import Loras
 from edge.run.batching.slots import Ticket
 from edge.run.hooks import Hooks
 from edge.run.report import RunReport

@@ -12,7 +12,7 @@ import numpy as np
 from edge.backends.base import AssistingLayers, Engine, EngineConfig, SharingEngine
 from edge.backends.reference.assistant import Assistant, step_bytes
 from edge.backends.token_table import TokenTable
-from edge.model.assistant import source_layers
+from edge.model.drafters.assistant import source_layers
 from edge.model.model import Model
 from edge.model.tensors import find_network
 from edge.run.budgets.meters import EnergyMeter
@@ -20,7 +20,7 @@ from edge.run.drafting.drafter import Drafter, States
 from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
-    from edge.model.draft import DraftFile
+    from edge.model.drafters.draft import DraftFile
 
 
 class AssistantDrafter(Drafter):

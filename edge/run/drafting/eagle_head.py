@@ -8,14 +8,14 @@ import numpy as np
 
 from edge.backends.base import Engine, MTPEngine, StatesEngine
 from edge.backends.token_table import TokenTable
-from edge.model.eagle import EMBEDDING, norm_of_features, tokens_of
+from edge.model.drafters.eagle import EMBEDDING, norm_of_features, tokens_of
 from edge.model.model import Model
 from edge.run.budgets.meters import EnergyMeter
 from edge.run.drafting.mtp_layer import MTPLayer
 from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
-    from edge.model.draft import DraftFile
+    from edge.model.drafters.draft import DraftFile
 
 
 class EagleHead(MTPLayer):

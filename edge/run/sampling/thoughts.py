@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable
 from io import StringIO
 
+from edge.model.chat.thinking import Family, Think
 from edge.model.model import Model
 from edge.model.prompt import Prompt
-from edge.model.thinking import Family, Think
-from edge.model.tokenizer import TokenizerLike
+from edge.model.tokens.tokenizer import TokenizerLike
 from edge.run.budgets.meters import Watch
 from edge.run.hooks import OnThought
 from edge.run.report import Thoughts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.model.tokenizer import MARK, TokenizerLike
+from edge.model.tokens.tokenizer import MARK, TokenizerLike
 from edge.run.hooks import OnCall
 from edge.run.report import ToolCall
 from edge.tools.parser import ArgumentPiece, CallBegin, CallEnd, Event, TextPiece

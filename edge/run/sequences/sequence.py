@@ -22,7 +22,7 @@ from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import KVState
 from edge.errors import InputError
 from edge.kv import pinned_rows
-from edge.model.lora import Lora
+from edge.model.adapters.lora import Lora
 from edge.model.places import Places
 from edge.model.prompt import Prompt, joined
 from edge.plan.plan import Plan
@@ -36,8 +36,8 @@ from edge.run.sequences.snapshots import Mark, Outline
 from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
+    from edge.model.adapters.prefix import Prefix
     from edge.model.given import GivenRows
-    from edge.model.prefix import Prefix
     from edge.prompt_cache.cache import PromptCache
 
 

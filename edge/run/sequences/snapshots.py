@@ -11,8 +11,8 @@ from dataclasses import field
 import numpy as np
 
 from edge.backends.kv_cache import KVCache, KVState
+from edge.model.chat.thinking import Think
 from edge.model.model import Model
-from edge.model.thinking import Think
 from edge.records import dataclass
 from edge.types import IntArray
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge.model.tokenizer import TokenizerLike
+from edge.model.tokens.tokenizer import TokenizerLike
 from edge.model.whisper import Whisper
 from edge.types import FloatArray
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge.model.tokenizer import TokenizerLike
+from edge.model.tokens.tokenizer import TokenizerLike
 from edge.records import dataclass
 from edge.run.hearing import Listener
 from edge.types import FloatArray, IntArray

@@ -8,7 +8,7 @@ from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.model import Model, make_tokenizer
 from edge.model.model import open_model as open_with
-from edge.model.tokenizer import TokenizerLike, check_known
+from edge.model.tokens.tokenizer import TokenizerLike, check_known
 
 
 def open_model(model: str | Path) -> Model:

@@ -18,7 +18,7 @@ from edge.devices.power import memory_root
 from edge.errors import EdgeError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.media.picture import MOST_DECODED
-from edge.model.media_parts import Sense
+from edge.model.chat.media_parts import Sense
 from edge.model.model import Model
 from edge.model.spec import ModelSpec
 from edge.model.towers import AUDIO, VISION, PictureTower, SoundTower, Tower, open_ears, open_tower, senses_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from edge.model.media_parts import sent_text
-from edge.model.parts import kind_of
+from edge.model.chat.media_parts import sent_text
+from edge.model.chat.parts import kind_of
 from edge.run.request import Request
 
 _READ = 3  # for each byte of a body: its text, and the bytes of a picture in it

@@ -12,8 +12,8 @@ from edge.devices.memory import memory_limit, memory_use, release_free_memory
 from edge.devices.power import find_meter
 from edge.documents.encoder import encoder_options
 from edge.errors import BudgetError, InputError, UnsupportedError
-from edge.model.lora import size_of
-from edge.model.lora_file import Loras, parse_lora
+from edge.model.adapters.lora import size_of
+from edge.model.adapters.lora_file import Loras, parse_lora
 from edge.model.spec import ModelSpec
 from edge.model.towers import AUDIO, VISION
 from edge.options import NO_EYES, Options

@@ -13,7 +13,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from edge.errors import EngineError
-from edge.model.lora_file import Loras
+from edge.model.adapters.lora_file import Loras
 from edge.prompt_cache.tree import agreement
 from edge.records import dataclass
 from edge.run.batching.slots import Ticket

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from edge.grammar.grammar import Grammar
-from edge.model.thinking import Think
+from edge.model.chat.thinking import Think
 from edge.records import dataclass
 from edge.run.arguments import MOST_TOKENS
 from edge.run.request import Request

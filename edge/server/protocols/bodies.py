@@ -12,7 +12,7 @@ from edge.budget import parse_joules, parse_seconds
 from edge.errors import InputError
 from edge.flags import flags_of
 from edge.grammar.grammar import Grammar
-from edge.model.thinking import EFFORTS, Think
+from edge.model.chat.thinking import EFFORTS, Think
 from edge.records import dataclass
 from edge.run.arguments import MOST_TOKENS
 from edge.sampling import SamplingParams

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-from edge.model.parts import newest
-from edge.model.tokenizer import TokenizerLike
+from edge.model.chat.parts import newest
+from edge.model.tokens.tokenizer import TokenizerLike
 from edge.run.report import TokenLogprob
 from edge.run.request import INTERACTIVE, TITLES, TOOLS, Request
 from edge.server.events import Call, Ended, Event, Likely, Piece

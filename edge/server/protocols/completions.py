@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from edge.model.tokenizer import TokenizerLike
+from edge.model.tokens.tokenizer import TokenizerLike
 from edge.run.request import Request
 from edge.server.events import Ended, Event, Piece, Scored
 from edge.server.http import event

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from edge.model.parts import newest
+from edge.model.chat.parts import newest
 from edge.server.prompts import content_of, text_of
 from edge.server.protocols.offered import Offered
 from edge.server.refusal import RefusedError

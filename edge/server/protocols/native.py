@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from edge.flags import flags_of
-from edge.model.lora_file import LoraFile
+from edge.model.adapters.lora_file import LoraFile
 from edge.run.session import Session
 from edge.sampling import SamplingParams
 from edge.server.http import Json, dumps

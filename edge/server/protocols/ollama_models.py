@@ -10,8 +10,8 @@ from dataclasses import field
 from functools import partial
 from typing import Any
 
-from edge.model.lora_file import Loras
-from edge.model.thinking import find_family
+from edge.model.adapters.lora_file import Loras
+from edge.model.chat.thinking import find_family
 from edge.records import dataclass
 from edge.run.request import Request
 from edge.server.events import Embedded, Event

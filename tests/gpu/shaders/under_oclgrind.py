@@ -10,8 +10,8 @@ from conftest import CHUNK, GOLDEN, load_engine
 
 from edge.backends.tvm.gpu import compiled
 from edge.backends.tvm.gpu.hosts import choose_adapter
-from edge.model.lora import open_lora
-from edge.model.lora_file import parse_lora
+from edge.model.adapters.lora import open_lora
+from edge.model.adapters.lora_file import parse_lora
 from edge.model.model import open_model
 
 compiled.COMPILER_BYTES += 64 << 20  # the interpreter lies in the child's memory, too

@@ -1,4 +1,4 @@
-/* A port of edge/model/whisper/stem.py. Section STEM, which edge/apps/hearing.py writes, is a stem_config, followed by floats
+/* A port of edge/model/whisper/stem.py. Section STEM, which edge/apps/sections/hearing.py writes, is a stem_config, followed by floats
  * without gaps:
  *
  *     filters[mels][MEL_WINDOW / 2 + 1]

@@ -1,4 +1,4 @@
-/* LoRA adapters in buffers of the device. The part for GPUs of an adapter's file (edge/apps/adapter_file.py) is a byte for
+/* LoRA adapters in buffers of the device. The part for GPUs of an adapter's file (edge/apps/sections/adapter_file.py) is a byte for
  * each matrix that may have an adapter, 1 if it has one, and the content of these buffers. Other matrices run their plain
  * dispatches. */
 #include <math.h>

@@ -1,4 +1,4 @@
-/* Reads LoRA adapters, which edge/apps/adapter_file.py writes, into the session's memory. Compiled code uses the offsets in
+/* Reads LoRA adapters, which edge/apps/sections/adapter_file.py writes, into the session's memory. Compiled code uses the offsets in
  * its table unchecked, so that each is checked here against that memory. */
 #include <math.h>
 #include <string.h>

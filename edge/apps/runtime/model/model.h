@@ -1,5 +1,5 @@
 /* model.edge: a header, a table of sections, and the sections, all little-endian. A section begins at a multiple of 64 bytes,
- * weights at one of 16384. The structs are in constants.h; edge/apps/model_file.py writes the file and explains the fields.
+ * weights at one of 16384. The structs are in constants.h; edge/apps/sections/model_file.py writes the file and explains the fields.
  *
  *     CONFIG       an edge_config
  *     LAYERS       a layer_config for each layer

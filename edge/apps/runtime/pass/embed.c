@@ -1,5 +1,5 @@
 /* Texts to vectors: a port of edge/run/sequences/embedding.py, and of `Tail.embed` in edge/model/tail.py. Section EMBED, made
- * by edge/apps/embedding.py, is an embed_config, followed by its dense layers, each a dense_layer, float weights[rows][columns]
+ * by edge/apps/sections/embedding.py, is an embed_config, followed by its dense layers, each a dense_layer, float weights[rows][columns]
  * and a bias if it has one; then by the names and texts of its prompts, each with \0.
  *
  *     text --tokenizer--> ids --pass--> hidden states --norm, pooling--> pooled --dense layers--> first dimensions, scaled

@@ -1,5 +1,5 @@
 /* An encoder whose inputs are rows instead of tokens: a file of its own, such as eyes.edge, which is mapped while it encodes.
- * edge/apps/encoder_file.py writes the file, and the encoder_kind into trusted.c. */
+ * edge/apps/sections/encoder_file.py writes the file, and the encoder_kind into trusted.c. */
 #ifndef EDGE_ENCODER_H
 #define EDGE_ENCODER_H
 

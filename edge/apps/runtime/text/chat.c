@@ -1,4 +1,4 @@
-/* Reads section CHAT, the token ids that edge/apps/chat.py rendered at export. */
+/* Reads section CHAT, the token ids that edge/apps/sections/chat.py rendered at export. */
 #include "chat.h"
 
 static const chat_header *header_of(const edge_model *model)

@@ -1,4 +1,4 @@
-/* What tokenizers know of characters. Section NORMALIZER, made by edge/apps/letters.py:
+/* What tokenizers know of characters. Section NORMALIZER, made by edge/apps/sections/letters.py:
  *
  *     letters_config
  *     uint16 blocks[0x110000 / 128]      number of the block of classes of a code point

@@ -1,4 +1,4 @@
-/* Ports of edge/model/word_piece.py and unigram.py, with the normalizers of the `tokenizers` library that they use. */
+/* Ports of edge/model/tokens/word_piece.py and unigram.py, with the normalizers of the `tokenizers` library that they use. */
 #include <math.h>
 #include <string.h>
 

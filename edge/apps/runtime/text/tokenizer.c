@@ -1,4 +1,4 @@
-/* Text to token ids: a port of edge/model/tokenizer.py and of Vocabulary.merge (edge/model/vocabulary.py). */
+/* Text to token ids: a port of edge/model/tokens/tokenizer.py and of Vocabulary.merge (edge/model/tokens/vocabulary.py). */
 #include <string.h>
 
 #include "bundle.h"

@@ -1,4 +1,4 @@
-/* The tables of tokens: a port of edge/model/vocabulary.py. Section TOKENIZER, made by edge/apps/vocabulary.py, is a
+/* The tables of tokens: a port of edge/model/tokens/vocabulary.py. Section TOKENIZER, made by edge/apps/sections/vocabulary.py, is a
  * tokenizer_config, followed without gaps by:
  *
  *     uint64 merges[…]                  right token << 44 | rank << 20 | result, ascending for each left token

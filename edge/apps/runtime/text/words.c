@@ -1,4 +1,4 @@
-/* Cuts text into words, as the regular expressions of a pre-tokenizer (edge/model/pre_tokenizers.py). edge/apps/words.py has
+/* Cuts text into words, as the regular expressions of a pre-tokenizer (edge/model/tokens/pre_tokenizers.py). edge/apps/sections/words.py has
  * compiled each to an automaton. Matches are those of a backtracking matcher: the order of alternatives decides, not their
  * lengths. Section WORDS:
  *

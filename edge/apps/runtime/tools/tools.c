@@ -43,7 +43,7 @@ static bool is_name(const json_value *it)
     return well;
 }
 
-/* Checks a tool as edge/model/messages.py does. */
+/* Checks a tool as edge/model/chat/messages.py does. */
 static edge_status check_tool(const json_tree *tree, uint32_t tool, uint32_t number, edge_error *error)
 {
     static const char *const elsewhere[] = {"$ref", "allOf", "anyOf", "oneOf"};

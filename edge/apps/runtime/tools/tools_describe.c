@@ -1,5 +1,5 @@
 /* Tools as text: JSON as Python's json.dumps writes it, or dicts as Python writes them. What templates get of a tool is what
- * `parse_tools` and `with_properties` of edge/model/messages.py make of it. */
+ * `parse_tools` and `with_properties` of edge/model/chat/messages.py make of it. */
 #include <string.h>
 
 #include "calls.h"
@@ -29,7 +29,7 @@ void prompt_put(prompt_text *to, const char *text, size_t length, bool trusted)
 
 typedef struct { const tool_template *t; const json_tree *tree; prompt_text *to; } describer;
 
-/* Whether a text is a word of JSON Schema, which is the template's own: as _WORDS of edge/model/messages.py. */
+/* Whether a text is a word of JSON Schema, which is the template's own: as _WORDS of edge/model/chat/messages.py. */
 static bool is_word(const char *text, size_t length)
 {
     static const char words[] =

@@ -26,7 +26,7 @@ from edge.apps.library import (
     make_library,
     run_compiler,
 )
-from edge.apps.model_file import MODEL, trusted_source, write_model
+from edge.apps.sections.model_file import MODEL, trusted_source, write_model
 from edge.backends.tvm import ENGINE as CPU
 from edge.backends.tvm.targets import choose_target
 from edge.budget import format_bytes

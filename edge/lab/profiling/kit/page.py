@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from edge.apps.bundle import MANIFEST, check_target, describe, make_sections, manifest_text, prepare, seal
-from edge.apps.model_file import MODEL, trusted_source, write_model
 from edge.apps.module import make_own_module
+from edge.apps.sections.model_file import MODEL, trusted_source, write_model
 from edge.apps.site import HEADERS_FILE, write_package
 from edge.devices.output import new_folder
 from edge.devices.profiles import find_profile

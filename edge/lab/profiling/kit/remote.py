@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Protocol
 
-from edge.apps.model_file import MODEL
+from edge.apps.sections.model_file import MODEL
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import EngineError
 from edge.lab.profiling.kit.machine import QUESTION, profile_of

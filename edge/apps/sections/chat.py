@@ -8,10 +8,10 @@ import numpy as np
 
 from edge.apps.c_struct import c_struct, filled
 from edge.errors import ModelFormatError, UnsupportedError
-from edge.model.chat_template import ChatTemplate
-from edge.model.messages import Segment
+from edge.model.chat.chat_template import ChatTemplate
+from edge.model.chat.messages import Segment
+from edge.model.chat.thinking import Think
 from edge.model.model import Model
-from edge.model.thinking import Think
 
 PARTS = ("first", "system", "after system", "opening", "past", "next")  # in the order of CHAT_FIRST …
 # counts: ids of each part, or ABSENT. starts: bit i: no template text precedes the message after part i.

@@ -13,10 +13,10 @@ import numpy as np
 from tokenizers import normalizers, pre_tokenizers
 
 from edge.apps.c_struct import c_struct, filled
-from edge.apps.words import BLOCK, CODE_POINTS
+from edge.apps.sections.words import BLOCK, CODE_POINTS
 from edge.errors import ModelFormatError
-from edge.model.unigram import Unigram
-from edge.model.word_piece import WordPiece
+from edge.model.tokens.unigram import Unigram
+from edge.model.tokens.word_piece import WordPiece
 from edge.types import AnyArray
 
 # A character's class is a number below ALONE, and flags. BERT's: 0 for one that stays as it is. Unigrams': GRAPHEMES.

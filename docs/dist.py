@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
-import importlib.util
 import io
 import json
 import os
@@ -20,7 +19,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -28,9 +27,6 @@ SOURCES = ("edge", "backends", "converters", "devices", "pyproject.toml", "READM
 NPM = ROOT / "edge" / "apps" / "web" / "package"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # zip files know no earlier time
 _MODE = 0o644
-
-Build = Callable[[Path, str], Sequence[Path]]
-"""Builds packages into a folder, for a version; returns their paths."""
 
 
 def build_all(
@@ -44,8 +40,6 @@ def build_all(
     if kernels is not None:
         made.append(kernels_wheel(out, kernels, models, targets))
     made.append(npm_tarball(out, version))
-    for more in beside():
-        made += more(out, version)
     made.append(formula(out, version, made))
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(made)]
     (out / "SHA256SUMS").write_text("".join(lines))
@@ -56,19 +50,6 @@ def project_version() -> str:
     """The version in pyproject.toml, from which all packages have it."""
     (found,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     return str(found)
-
-
-def beside() -> list[Build]:
-    """The functions `build` of the other files of this folder, such as the Kotlin and Swift packages'."""
-    found = []
-    for path in sorted(Path(__file__).parent.glob("*_package.py")):
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        found.append(module.build)
-    return found
 
 
 def sdist(out: Path, version: str) -> Path:

@@ -21,8 +21,8 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.prompt import joined
 from edge.model.text import well_formed
-from edge.model.tokenizer import cut_blocks, read_token_id
-from edge.model.vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from edge.model.tokens.tokenizer import cut_blocks, read_token_id
+from edge.model.tokens.vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from edge.types import IntArray
 
 SPACE = "▁"
@@ -32,7 +32,7 @@ _CHARACTERS = "tokenizer.ggml.precompiled_charsmap"
 
 
 class Unigram:
-    """The `edge.model.tokenizer.TokenizerLike` of encoders. Texts to embed stand between `bos_id` and `eos_id`."""
+    """A `TokenizerLike` (tokenizer.py) for encoders. Texts to embed stand between `bos_id` and `eos_id`."""
 
     kind = "t5"
     add_bos = True

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge.errors import CacheError, InputError, ModelFormatError, UnsupportedError
-from edge.model.messages import (
+from edge.model.chat.messages import (
     THOUGHT_NAMES,
     Marked,
     Message,
@@ -32,10 +32,10 @@ from edge.model.messages import (
     parse_tools,
     with_properties,
 )
-from edge.model.parts import MEDIA
-from edge.model.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, OWN, TOO_MUCH, Compiled, Renderer, limit_process
-from edge.model.repairs import SUPPOSED, Tools, opened_by_user, repaired
-from edge.model.thinking import EFFORTS, Think, find_family
+from edge.model.chat.parts import MEDIA
+from edge.model.chat.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, OWN, TOO_MUCH, Compiled, Renderer, limit_process
+from edge.model.chat.repairs import SUPPOSED, Tools, opened_by_user, repaired
+from edge.model.chat.thinking import EFFORTS, Think, find_family
 from edge.records import dataclass
 from edge.storage import cache
 from edge.storage.versions import edge_version, version_of

@@ -31,7 +31,7 @@ class DraftFile:
 
     def layers_for(self, model: ModelSpec) -> tuple[GGUFFile, ModelSpec]:
         """Of an assistant: its layers as engines run them beside a model."""
-        from edge.model.assistant import layers_of  # here: few models have one
+        from edge.model.drafters.assistant import layers_of  # here: few models have one
 
         assert model.network is not None
         return layers_of(self.file, self.spec, model.network)
@@ -47,11 +47,11 @@ def open_draft(model: str | Path) -> DraftFile:
     """Open MODEL without its tokenizer. Raises what `open_model` raises."""
     file = read_gguf(find_model(model))
     if file.metadata.get("general.architecture") == ASSISTANT:
-        from edge.model.assistant import read_assistant  # here: few models have one
+        from edge.model.drafters.assistant import read_assistant  # here: few models have one
 
         return DraftFile(file, read_assistant(file), file)
     if file.metadata.get("general.architecture") == EAGLE:
-        from edge.model.eagle import plain_file, read_eagle
+        from edge.model.drafters.eagle import plain_file, read_eagle
 
         return DraftFile(plain_file(file), read_eagle(file), file)
     return DraftFile(file, read_spec(file), file)
@@ -65,11 +65,11 @@ def check_draft(draft: DraftFile, file: GGUFFile, spec: ModelSpec) -> None:
             f"--draft {draft.file.path}: its tokens are not those of {file.path.name}: choose another model"
         )
     if draft.assists:
-        from edge.model.assistant import check_assistant
+        from edge.model.drafters.assistant import check_assistant
 
         check_assistant(draft.file, draft.spec, spec)
     if draft.spec.features:
-        from edge.model.eagle import check_eagle
+        from edge.model.drafters.eagle import check_eagle
 
         check_eagle(draft.whole, draft.spec, spec)
 

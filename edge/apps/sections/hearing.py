@@ -27,7 +27,7 @@ from edge.media.mel import HOP, mel_filters
 from edge.model.model import Model
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
-from edge.model.tokenizer import TokenizerLike
+from edge.model.tokens.tokenizer import TokenizerLike
 from edge.model.whisper import EARS, STEM, Whisper, ears_file, words_file
 from edge.options import AUTO, Options
 from edge.plan.device import limits_of

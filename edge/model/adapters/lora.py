@@ -23,7 +23,7 @@ import numpy as np
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import PLAIN, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
-from edge.model.lora_file import MAX_SCALE, LoraFile, LoraSize
+from edge.model.adapters.lora_file import MAX_SCALE, LoraFile, LoraSize
 from edge.model.spec import ModelSpec
 from edge.model.tensors import JOINED, Source
 from edge.records import dataclass

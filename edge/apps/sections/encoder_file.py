@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge.apps import embedding, model_file
 from edge.apps.c_struct import filled
-from edge.apps.model_file import TRUSTED, Section, Source, write_model
+from edge.apps.sections import embedding, model_file
+from edge.apps.sections.model_file import TRUSTED, Section, Source, write_model
 from edge.backends.base import EngineConfig
 from edge.backends.checks import app_cores, check_cores
 from edge.backends.tvm import CPU

@@ -17,9 +17,9 @@ import numpy as np
 
 from edge.apps.c_struct import c_struct, filled
 from edge.apps.gpu_programs import BUFFER_ALIGNMENT, matrices_in
-from edge.apps.model_file import CONFIG, ENTRY, HEADER, KV_DTYPES, MODEL, Section
-from edge.apps.model_file import MAGIC as MODEL_MAGIC
-from edge.apps.model_file import VERSION as MODEL_VERSION
+from edge.apps.sections.model_file import CONFIG, ENTRY, HEADER, KV_DTYPES, MODEL, Section
+from edge.apps.sections.model_file import MAGIC as MODEL_MAGIC
+from edge.apps.sections.model_file import VERSION as MODEL_VERSION
 from edge.backends.tvm.adapters import adaptable, pack_adapters
 from edge.backends.tvm.cpu.arguments import Table
 from edge.backends.tvm.gpu import adapters as gpu_adapters
@@ -29,8 +29,8 @@ from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, make_layou
 from edge.backends.tvm.packing.low_rank import padded_rank
 from edge.devices.output import check_file, check_path, new_file
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.model.lora import MAX_RANK, Lora, open_lora
-from edge.model.lora_file import LoraFile, parse_lora
+from edge.model.adapters.lora import MAX_RANK, Lora, open_lora
+from edge.model.adapters.lora_file import LoraFile, parse_lora
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
 from edge.records import dataclass

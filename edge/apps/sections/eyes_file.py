@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from edge.apps.c_struct import c_struct, filled
-from edge.apps.chat import exported_think
-from edge.apps.encoder_file import EncoderFile, make_encoder
-from edge.apps.model_file import Section
+from edge.apps.sections.chat import exported_think
+from edge.apps.sections.encoder_file import EncoderFile, make_encoder
+from edge.apps.sections.model_file import Section
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import EdgeError, InputError, UnsupportedError
 from edge.media.picture import Image
-from edge.model.messages import Segment
+from edge.model.chat.messages import Segment
 from edge.model.model import Model
 from edge.model.towers import PictureTower
 from edge.model.towers.gemma4 import Gemma4

@@ -10,7 +10,7 @@ from edge.errors import InputError
 from edge.media.picture import Image, decode_base64
 from edge.media.recording import Sound
 from edge.media.recording import decode_base64 as sound_base64
-from edge.model.parts import kind_of
+from edge.model.chat.parts import kind_of
 from edge.model.prompt import Looks
 from edge.types import FloatArray
 

@@ -1,6 +1,6 @@
 """Rendering of chat templates, which are untrusted code: by minijinja, in a process with limited memory and time.
 
-A template never sees a text of users: it renders marks, which `edge/model/messages.py` makes and replaces.
+A template never sees a text of users: it renders marks, which `edge/model/chat/messages.py` makes and replaces.
 
 This file is also the program of the long-lived child that renders conversations (`Renderer`), which starts in 30 ms
 because it imports nothing of edge's. Requests and answers are lines of JSON.

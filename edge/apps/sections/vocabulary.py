@@ -7,12 +7,12 @@ import re
 import numpy as np
 
 from edge.apps.c_struct import c_struct, filled
-from edge.apps.words import words_section
+from edge.apps.sections.words import words_section
 from edge.errors import UnsupportedError
-from edge.model.tokenizer import BYTE_OF_CHAR, LONGEST_BLOCK, Tokenizer, TokenizerLike
-from edge.model.unigram import Unigram
-from edge.model.vocabulary import CONTROL
-from edge.model.word_piece import REST, WordPiece
+from edge.model.tokens.tokenizer import BYTE_OF_CHAR, LONGEST_BLOCK, Tokenizer, TokenizerLike
+from edge.model.tokens.unigram import Unigram
+from edge.model.tokens.vocabulary import CONTROL
+from edge.model.tokens.word_piece import REST, WordPiece
 from edge.types import AnyArray
 
 KINDS = ("gpt2", "llama", "gemma4", "bert", "t5")
@@ -43,7 +43,7 @@ def tokenizer_sections(tokenizer: TokenizerLike) -> tuple[bytes, bytes, bytes]:
     Raises UnsupportedError for tokenizers that the C runtime cannot run, ModelFormatError for damaged tables.
     """
     if isinstance(tokenizer, WordPiece | Unigram):
-        from edge.apps.letters import unigram_letters, word_piece_letters
+        from edge.apps.sections.letters import unigram_letters, word_piece_letters
 
         if isinstance(tokenizer, WordPiece):
             return _pieces(tokenizer), b"", word_piece_letters(tokenizer)
@@ -52,7 +52,7 @@ def tokenizer_sections(tokenizer: TokenizerLike) -> tuple[bytes, bytes, bytes]:
         raise UnsupportedError("its tokenizer is known to llama.cpp alone")
     letters = b""
     if tokenizer.composes:
-        from edge.apps.letters import composing_letters
+        from edge.apps.sections.letters import composing_letters
 
         letters = composing_letters()
     return _tokens(tokenizer), words_section(tokenizer.rule) if tokenizer.rule else b"", letters

@@ -21,7 +21,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from edge.apps.c_struct import c_struct, filled
 from edge.errors import UnsupportedError
-from edge.model.pre_tokenizers import PreTokenizer
+from edge.model.tokens.pre_tokenizers import PreTokenizer
 from edge.records import dataclass
 
 CODE_POINTS, BLOCK = 0x110000, 128

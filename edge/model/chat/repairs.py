@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edge.model.messages import Message, Segment, Text
+from edge.model.chat.messages import Message, Segment, Text
 
 SYSTEMS = ("system", "developer")
 _BETWEEN = "\n\n"  # texts of messages that are joined

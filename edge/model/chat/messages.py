@@ -1,10 +1,10 @@
 """Messages of a conversation and tools, in the form of OpenAI's protocol: checked, and with marks for their texts.
 
-A template sees a mark in place of every text that users or models wrote (`edge/model/rendering.py`): contents, names,
-descriptions, arguments. Only the words of JSON Schema stay, since templates test them. Apart from contents, equal texts
-of the tools share a mark, as do equal texts of the messages, and marks sort as the texts do. In the rendered text,
-contents of messages are segments of their own, as in prompts of a single turn. Other texts are encoded together with
-the template's text around them, as in training.
+A template sees a mark in place of every text that users or models wrote (`edge/model/chat/rendering.py`): contents,
+names, descriptions, arguments. Only the words of JSON Schema stay, since templates test them. Apart from contents,
+equal texts of the tools share a mark, as do equal texts of the messages, and marks sort as the texts do. In the
+rendered text, contents of messages are segments of their own, as in prompts of a single turn. Other texts are encoded
+together with the template's text around them, as in training.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any
 
 from edge.errors import InputError
-from edge.model.parts import MEDIA, has_media, kind_of, newest, text_of_parts
-from edge.model.rendering import BLANKS, GUISES, MARK, MOST_TEXT, mark, number_of, reveal, written
+from edge.model.chat.parts import MEDIA, has_media, kind_of, newest, text_of_parts
+from edge.model.chat.rendering import BLANKS, GUISES, MARK, MOST_TEXT, mark, number_of, reveal, written
 from edge.model.text import well_formed
 from edge.records import dataclass
 from edge.types import IntArray
 
 if TYPE_CHECKING:
-    from edge.model.media_parts import Medium
+    from edge.model.chat.media_parts import Medium
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SEEN = ("user", "tool")  # whose messages may have pictures and sounds
@@ -247,7 +247,7 @@ def _content(content: Any, where: str, *, asks: bool, senses: Collection[str]) -
     """The text of a content; with media that the model perceives, its parts in their order."""
     if not has_media(content, senses):
         return well_formed(text_of_parts(content, where, "\n", strict=asks))
-    from edge.model.media_parts import medium_of  # here: few runs see pictures
+    from edge.model.chat.media_parts import medium_of  # here: few runs see pictures
 
     found = list[Segment]()
     for media, run in groupby(enumerate(content), lambda each: kind_of(each[1]) in senses):

@@ -18,8 +18,8 @@ from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.model.prompt import joined
 from edge.model.text import well_formed
-from edge.model.tokenizer import cut_blocks, read_token_id
-from edge.model.vocabulary import CONTROL, UNKNOWN
+from edge.model.tokens.tokenizer import cut_blocks, read_token_id
+from edge.model.tokens.vocabulary import CONTROL, UNKNOWN
 from edge.types import IntArray
 
 # Settings for which llama.cpp has no fields. By default, text becomes lowercase if the vocabulary has no capitals, and
@@ -33,7 +33,7 @@ _SPECIAL = re.compile(r"\[[A-Za-z]+\d*\]")  # [CLS], and in older files [unused1
 
 
 class WordPiece:
-    """The `edge.model.tokenizer.TokenizerLike` of encoders. Texts to embed stand between `bos_id` and `eos_id`."""
+    """A `TokenizerLike` (tokenizer.py) for encoders. Texts to embed stand between `bos_id` and `eos_id`."""
 
     kind = "bert"
     add_bos = True

@@ -1,0 +1,1 @@
+"""The sections of model.edge and of the files beside it."""

@@ -1,0 +1,158 @@
+"""Cores with a fixed state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edge.model.cores.parts import Tensor
+from edge.records import dataclass
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """A gated delta net (arXiv:2412.06464). State: the last inputs of its convolution, and a matrix for each head.
+
+    For each token: c = SiLU(Σ_j w_j · u_{t−j}), a causal convolution over u = `attn_qkv` · x, gives queries and keys of
+    `key_heads` heads and values of `heads`. Head h uses the key head h mod key_heads. With queries and keys normalised
+    to length 1, q divided by √size, g = exp(a · softplus(α + dt)) and β = sigmoid(`ssm_beta` · x):
+
+        S ← g · S;  S += k ⊗ β (v − Sᵀ k);  o = Sᵀ q
+
+    The output is RMSNorm(o) · SiLU(z), head by head, with z = `attn_gate` · x and α = `ssm_alpha` · x. The file stores
+    a as `ssm_a`, which is negative, and dt as `ssm_dt.bias`.
+    """
+
+    heads: int
+    key_heads: int
+    size: int  # of a query or key
+    value_size: int
+    kernel: int  # tokens that the convolution sees
+
+    inputs = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
+    output, kind = "ssm_out", "gated delta nets"
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.value_size
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolution: queries, keys, values."""
+        return 2 * self.key_heads * self.size + self.width
+
+    @property
+    def channels(self) -> int:
+        """Values of a token between the products and the recurrence."""
+        return self.convolved + self.width
+
+    @property
+    def convolved(self) -> int:
+        """Values of a token after the convolution: its channels, and two gates of each head."""
+        return self.mixed + 2 * self.heads
+
+    @property
+    def fixed_values(self) -> int:
+        """Values of the state, float32."""
+        return (self.kernel - 1) * self.mixed + self.heads * self.size * self.value_size
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("attn_qkv", self.mixed, hidden)
+        yield Tensor("attn_gate", self.width, hidden)
+        yield Tensor("ssm_beta", self.heads, hidden, bits="all")  # errors of the gates accumulate over a text
+        yield Tensor("ssm_alpha", self.heads, hidden, bits="all")
+        yield Tensor("ssm_conv1d", self.mixed, self.kernel)
+        yield Tensor("ssm_dt.bias", self.heads)
+        yield Tensor("ssm_a", self.heads)
+        yield Tensor("ssm_norm", self.value_size)
+        yield Tensor(self.output, hidden, self.width, bits="more")
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """Mamba-2 (arXiv:2405.21060). State: the last inputs of its convolution, and a matrix for each head.
+
+    `ssm_in` · x gives z, u and dt. A causal convolution over u with a bias, c = SiLU(b + Σ_j w_j · u_{t−j}), gives
+    values x of `heads`, and B and C of `groups`, each of which serves heads / groups consecutive heads. For each token
+    and head, with Δ = softplus(dt + `ssm_dt.bias`), and a = `ssm_a`, which is negative:
+
+        S ← e^(a·Δ) · S + B ⊗ Δx;  y = Sᵀ C + `ssm_d` · x
+
+    The output is y · SiLU(z) or, if `normed`, its RMSNorm within each group, times `ssm_norm`.
+    """
+
+    heads: int
+    groups: int
+    size: int  # of B and C
+    head_dim: int  # of values
+    kernel: int  # tokens that the convolution sees
+    normed: bool = True
+
+    inputs = ("ssm_in",)
+    output, kind = "ssm_out", "Mamba-2"
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolution: values, B, C."""
+        return self.width + 2 * self.groups * self.size
+
+    @property
+    def channels(self) -> int:
+        """Values of a token between the product and the recurrence."""
+        return self.width + self.mixed + self.heads
+
+    @property
+    def convolved(self) -> int:
+        """Values of a token after the convolution: its channels, and two factors of each head."""
+        return self.mixed + 2 * self.heads
+
+    @property
+    def fixed_values(self) -> int:
+        """Values of the state, float32."""
+        return (self.kernel - 1) * self.mixed + self.heads * self.size * self.head_dim
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("ssm_in", self.width + self.mixed + self.heads, hidden)
+        yield Tensor("ssm_conv1d", self.mixed, self.kernel)
+        yield Tensor("ssm_conv1d.bias", self.mixed)
+        yield Tensor("ssm_dt.bias", self.heads)
+        yield Tensor("ssm_a", self.heads, stored=(1, self.heads))
+        yield Tensor("ssm_d", self.heads, stored=(1, self.heads))
+        if self.normed:
+            yield Tensor("ssm_norm", self.width, stored=(self.width // self.groups, self.groups))
+        yield Tensor(self.output, hidden, self.width, bits="more")
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """A gated causal convolution of each channel (LFM2, arXiv:2511.23404). State: its last inputs.
+
+    With (B, C, z) = `shortconv.in_proj` · x and u = B ⊙ z, the output is y_t = C_t ⊙ Σ_j w_j ⊙ u_{t−j}.
+    """
+
+    hidden: int
+    kernel: int  # tokens that the convolution sees
+
+    inputs = ("shortconv.in_proj",)
+    output, kind = "shortconv.out_proj", "short convolutions"
+
+    @property
+    def width(self) -> int:
+        return self.hidden
+
+    @property
+    def channels(self) -> int:
+        """Values of a token between the product and the convolution."""
+        return 3 * self.hidden
+
+    @property
+    def fixed_values(self) -> int:
+        return (self.kernel - 1) * self.hidden
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("shortconv.in_proj", 3 * hidden, hidden)
+        yield Tensor("shortconv.conv", hidden, self.kernel)
+        yield Tensor(self.output, hidden, hidden)

@@ -1,0 +1,1 @@
+"""How texts become tokens, and tokens texts."""
