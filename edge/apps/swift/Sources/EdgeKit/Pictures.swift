@@ -1,5 +1,6 @@
 import CEdge
 import Foundation
+
 #if canImport(CoreGraphics)
 import CoreGraphics
 #endif
@@ -94,10 +95,12 @@ extension Pixels {
         let (width, height) = (image.width, image.height)
         var rgba = [UInt8](repeating: 255, count: 4 * width * height)
         let drawn = rgba.withUnsafeMutableBytes { bytes -> Bool in
-            guard let context = CGContext(
-                data: bytes.baseAddress, width: width, height: height, bitsPerComponent: 8, bytesPerRow: 4 * width,
-                space: CGColorSpaceCreateDeviceRGB(), bitmapInfo: CGImageAlphaInfo.premultipliedLast.rawValue
-            ) else { return false }
+            guard
+                let context = CGContext(
+                    data: bytes.baseAddress, width: width, height: height, bitsPerComponent: 8, bytesPerRow: 4 * width,
+                    space: CGColorSpaceCreateDeviceRGB(), bitmapInfo: CGImageAlphaInfo.premultipliedLast.rawValue
+                )
+            else { return false }
             context.draw(image, in: CGRect(x: 0, y: 0, width: width, height: height))
             return true
         }
@@ -112,7 +115,8 @@ extension Pixels {
     /// Of a frame in `kCVPixelFormatType_32BGRA`. Throws `.badArgument` for other formats.
     public init(_ frame: CVPixelBuffer) throws {
         guard CVPixelBufferGetPixelFormatType(frame) == kCVPixelFormatType_32BGRA else {
-            throw EdgeError(code: .badArgument, message: "the frame is not in kCVPixelFormatType_32BGRA: ask the camera for it")
+            throw EdgeError(
+                code: .badArgument, message: "the frame is not in kCVPixelFormatType_32BGRA: ask the camera for it")
         }
         CVPixelBufferLockBaseAddress(frame, .readOnly)
         defer { CVPixelBufferUnlockBaseAddress(frame, .readOnly) }
@@ -123,8 +127,8 @@ extension Pixels {
         let stride = CVPixelBufferGetBytesPerRow(frame)
         let bytes = base.assumingMemoryBound(to: UInt8.self)
         var rgba = [UInt8](repeating: 255, count: 4 * width * height)
-        for row in 0 ..< height {
-            for column in 0 ..< width {
+        for row in 0..<height {
+            for column in 0..<width {
                 let (from, to) = (row * stride + 4 * column, 4 * (row * width + column))
                 rgba[to] = bytes[from + 2]
                 rgba[to + 1] = bytes[from + 1]

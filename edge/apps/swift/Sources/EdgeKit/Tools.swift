@@ -46,12 +46,13 @@ extension EdgeSession {
                 count = edge_calls(handle, 0, nil, &error)
                 return Int32(clamping: count)
             }
-            return try (0 ..< count).map { index in
+            return try (0..<count).map { index in
                 var call = edge_call()
                 call.size = UInt32(MemoryLayout<edge_call>.size)
                 try EdgeError.check { Int32(clamping: edge_calls(handle, UInt32(index), &call, &$0)) }
                 return ToolCall(
-                    id: String(cString: call.id), name: String(cString: call.name), arguments: String(cString: call.arguments))
+                    id: String(cString: call.id), name: String(cString: call.name),
+                    arguments: String(cString: call.arguments))
             }
         }
     }
