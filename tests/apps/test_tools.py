@@ -100,6 +100,37 @@ def test_choices(session: BundleSession, model: Model) -> None:
     assert session.use()["tokens"] - ran == len(prompt_of(model, messages, TOOLS))
 
 
+def test_calls_of_strict_tools_match(session: BundleSession) -> None:
+    """Under auto, where text stays free; after choices that hold more or less, too."""
+    strict = [TOOLS[0], {**TOOLS[1], "function": {**TOOLS[1]["function"], "strict": True}}]
+    found = {False: 0, True: 0}
+    for is_strict in (True, False):
+        session.tools(strict if is_strict else TOOLS)
+        for choice in ("required", "none", "auto"):
+            session.choose(choice)
+        for seed in range(12):
+            session.set(temperature=5.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed, max_tokens=600)
+            text, calls = session.answer("Hi")[1], session.calls()
+            assert text or calls
+            found[is_strict] += len(calls)
+            assert all(fits(json.loads(arguments), SCHEMAS[name]) for _, name, arguments in calls)
+            session.rewind()
+    assert found[True] > 5 > found[False]  # a random model writes hardly any by itself
+    session.tools(strict)
+    with pytest.raises(InputError, match="none if tools are strict"):
+        session.constrain(Form.REGEX, "a")
+    session.choose("none")
+    session.constrain(Form.REGEX, "a+")
+    for state in (lambda: session.choose("auto"), lambda: session.tools(strict)):
+        with pytest.raises(InputError, match="the form of edge_constrain"):
+            state()
+    session.constrain(Form.FREE)
+    unsound: Any = [{"name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}}]
+    with pytest.raises(UnsupportedError, match="cannot be enforced: not"):
+        session.tools(unsound)
+    session.choose("mix")  # the tools before
+
+
 def test_refusals(session: BundleSession) -> None:
     named = {"type": "function", "function": {"name": "f"}}
     for tools, said in (
@@ -122,7 +153,7 @@ def test_refusals(session: BundleSession) -> None:
     with pytest.raises(InputError, match="auto, none, required, or the name of a tool, not g"):
         session.choose("g")
     session.choose("f")
-    with pytest.raises(InputError, match="answers must call tools"):
+    with pytest.raises(InputError, match="calls have a form: choose auto first"):
         session.constrain(Form.REGEX, "a")
     with pytest.raises(InputError, match="no call waits for a result"):
         session.append(Role.RESULT, "x")

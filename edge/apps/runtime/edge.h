@@ -355,11 +355,12 @@ EDGE_API edge_status edge_set(edge_session *session, const edge_options *options
 EDGE_API edge_status edge_constrain(edge_session *session, edge_form form, const char *text, size_t length, edge_error *error);
 /* States the functions of the app that answers may call, before the conversation begins: a JSON array in the form of OpenAI's
  * protocol. The chat template writes them into the prompt. The first call allocates their memory; NULL: no tools, and frees it.
- * EDGE_UNSUPPORTED if the template writes tools in a notation that apps lack. length: bytes of the text. */
+ * Where one is strict, calls match their schemas wherever they are allowed. EDGE_UNSUPPORTED if the template writes tools in a notation
+ * that apps lack, or names what of strict tools cannot be enforced. length: bytes of the text. */
 EDGE_API edge_status edge_tools(edge_session *session, const char *tools, size_t length, edge_error *error);
 /* Sets what the next and later answers may call: "auto" (NULL: the same), "none", "required", or the name of the one function
- * that they must call. Calls that must be made match their schemas, as answers by edge_constrain do; an answer that must call has
- * no other form. parallel: several calls may follow each other. */
+ * that they must call. Calls that must be made, and those of strict tools, match their schemas, as answers by edge_constrain
+ * do; such an answer has no other form. parallel: several calls may follow each other. */
 EDGE_API edge_status edge_choose(edge_session *session, const char *choice, uint32_t parallel, edge_error *error);
 /* Returns the number of complete calls of the last answer, which pieces of text leave out; an answer with calls ends with
  * EDGE_TOOL_CALLS. call: filled with call `index`, or NULL. Append the result of each as EDGE_RESULT, in their order, and call edge_next. */

@@ -6,10 +6,45 @@
 #include "session.h"
 #include "tools.h"
 
+/* Frees the form of answers that calls have. */
 static void drop_form(edge_session *s)
 {
+    if (!s->tools || !s->tools->holds)
+        return;
     constraint_free(s->constraint);
     s->constraint = NULL;
+    s->tools->holds = false;
+}
+
+static edge_status check_form(const edge_session *s, edge_error *error)
+{
+    const bool other = s->constraint && !(s->tools && s->tools->holds);
+    return other ? edge_fail(error, EDGE_BAD_ARGUMENT, "answers have the form of edge_constrain: set EDGE_FREE first") : EDGE_OK;
+}
+
+/* Gives calls their form. t: the session's tools, or those that will be: then nothing has changed if it fails. required: an answer
+ * must call. */
+static edge_status hold_form(edge_session *s, tools *t, bool required, edge_error *error)
+{
+    int32_t marks[MOST_TOOL_MARKS];
+    const uint32_t count = t->template.config->marks;
+    for (uint32_t i = 0; i < count; i++)
+        marks[i] = t->template.marks[i].token;
+    const call_choice chosen = {&t->template.form, &t->list, t->template.marks, count, t->only, required, !tools_one(t)};
+    constraint *made = t->holds ? s->constraint : constraint_make(s->vocabulary, marks, count);
+    if (!made)
+        return edge_fail(error, EDGE_NO_MEMORY, "no memory for the tables of a grammar");
+    edge_status status = constraint_calls(made, &chosen, error);
+    if (status && !t->holds)
+        constraint_free(made);
+    else if (status)
+        drop_form(s);
+    else if (!t->holds) {
+        drop_form(s);
+        s->constraint = made;
+        t->holds = true;
+    }
+    return status;
 }
 
 static edge_status set_tools(edge_session *s, const char *text, size_t length, edge_error *error)
@@ -22,7 +57,12 @@ static edge_status set_tools(edge_session *s, const char *text, size_t length, e
     edge_status status = text ? tools_make(s->model, text, length, &made, error) : EDGE_OK;
     if (status)
         return status;
-    if (s->tools && s->tools->required)
+    const bool strict = made && made->strict;
+    if (strict && ((status = check_form(s, error)) || (status = hold_form(s, made, false, error)))) {
+        tools_free(made);
+        return status;
+    }
+    if (!strict)
         drop_form(s);
     tools_free(s->tools);
     s->tools = made;
@@ -47,30 +87,17 @@ static edge_status choose(edge_session *s, const char *choice, bool parallel, ed
     const uint32_t only = any || required ? 0 : tool_named(&t->list, choice, strlen(choice));
     if (!any && !required && !only)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "the choice must be auto, none, required, or the name of a tool, not %s", choice);
-    if (s->constraint && !t->required && !any)
-        return edge_fail(error, EDGE_BAD_ARGUMENT, "answers have the form of edge_constrain: set EDGE_FREE first");
-    if (t->required) {
-        drop_form(s);
-    }
-    t->allowed = !none;
-    t->required = false;
+    const bool holds = !none && (!any || t->strict);
+    edge_status status = holds ? check_form(s, error) : EDGE_OK;
+    if (status)
+        return status;
     t->only = only;
     t->parallel = parallel;
-    if (any)
-        return EDGE_OK;
-    int32_t marks[MOST_TOOL_MARKS];
-    const uint32_t count = t->template.config->marks;
-    for (uint32_t i = 0; i < count; i++)
-        marks[i] = t->template.marks[i].token;
-    const call_choice chosen = {&t->template.form, &t->list, t->template.marks, count, only, true, !tools_one(t)};
-    if (!(s->constraint = constraint_make(s->vocabulary, marks, count)))
-        return edge_fail(error, EDGE_NO_MEMORY, "no memory for the tables of a grammar");
-    edge_status status = constraint_calls(s->constraint, &chosen, error);
-    t->required = !status;
-    if (status) {
+    if (!holds)
         drop_form(s);
+    else if ((status = hold_form(s, t, !any, error)))
         t->only = 0;
-    }
+    t->allowed = !none && !(status && t->strict); /* rather none than calls without their form */
     return status;
 }
 

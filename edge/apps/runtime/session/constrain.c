@@ -11,8 +11,9 @@ edge_status edge_constrain(edge_session *s, edge_form form, const char *text, si
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_form", (int64_t)form));
     if (answers(s))
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "an answer is being written: read it to its end, or append a text"));
-    if (s->tools && s->tools->required)
-        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "answers must call tools: choose auto first, with edge_choose"));
+    if (s->tools && s->tools->holds)
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT,
+                                  "calls have a form: choose auto first, or none if tools are strict, with edge_choose"));
     if (form == EDGE_FREE) {
         constraint_free(s->constraint);
         s->constraint = NULL;

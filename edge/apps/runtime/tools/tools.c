@@ -63,6 +63,12 @@ static edge_status check_tool(const json_tree *tree, uint32_t tool, uint32_t num
     return EDGE_OK;
 }
 
+static bool is_strict(const json_tree *tree, uint32_t tool)
+{
+    const uint32_t strict = json_named(tree, tool_function(tree, tool), "strict");
+    return strict && tree->values[strict].kind != JSON_NULL && tree->values[strict].kind != JSON_FALSE;
+}
+
 static edge_status read_tools(tools *t, const char *text, size_t length, edge_error *error)
 {
     t->tree->name = "the list of tools is";
@@ -71,8 +77,10 @@ static edge_status read_tools(tools *t, const char *text, size_t length, edge_er
     if (!status && (values[1].kind != JSON_ARRAY || !values[1].count))
         status = edge_fail(error, EDGE_BAD_ARGUMENT, "tools must be a JSON array of one or more");
     uint32_t number = 1;
-    for (uint32_t tool = status ? 0 : values[1].child; tool && !status; tool = values[tool].next)
+    for (uint32_t tool = status ? 0 : values[1].child; tool && !status; tool = values[tool].next) {
         status = check_tool(t->tree, tool, number++, error);
+        t->strict |= is_strict(t->tree, tool);
+    }
     t->list = (tool_list){t->tree, values[1].child};
     return status;
 }

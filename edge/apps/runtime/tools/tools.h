@@ -15,7 +15,8 @@ typedef struct tools {
     calls *calls;          /* of the last answer */
     prompt_text *room;
     uint32_t only;         /* the function that answers must call; 0: any */
-    bool allowed, required, parallel;
+    bool allowed, parallel;
+    bool strict, holds;    /* whether calls have their form wherever they are allowed; whether the session's form is that of calls */
     bool reads, ended;     /* whether this answer may call, and its text has been read to its end */
     uint32_t given;        /* results that were appended */
     uint32_t before;       /* calls of earlier answers, which count in identifiers */
