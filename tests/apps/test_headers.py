@@ -75,3 +75,32 @@ def test_headers_compile_alone() -> None:
     folders = [f"-I{folder}" for folder in FOLDERS]
     paths = [folder / name for folder in FOLDERS for name in HEADERS if (folder / name).exists()]
     subprocess.run(["cc", "-std=c11", "-fsyntax-only", *includes(), *folders, *paths], check=True)
+
+
+# What the samples of manuals name that is the app's.
+SAMPLE = """
+{{
+    edge_session *session = given;
+    edge_error error = {{sizeof error}};
+    {{
+{text}    }}
+    return 0;
+}}
+"""
+
+
+def test_c_in_manuals_compiles(tmp_path: Path) -> None:
+    """Each sample as the body of a function, without warnings but for what it does not go on to use."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler cc")
+    own = "edge_model *model, edge_session *given, const uint8_t *rgba, const float *samples, size_t count"
+    pages = [RUNTIME.parents[2] / "docs" / page for page in ("apps.md", "apps-tools.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    samples = re.findall(r"^```c\n(.*?)^```$", text, re.M | re.S)
+    assert len(samples) >= 7
+    lines = [f"#include <{each}.h>" for each in ("stdio", "string")] + ['#include "edge.h"']
+    for at, sample in enumerate(samples):
+        lines.append(f"int sample_{at}({own});\nint sample_{at}({own}){SAMPLE.format(text=sample)}")
+    (tmp_path / "samples.c").write_text("\n".join(lines), encoding="utf-8")
+    flags = ("-Wall", "-Werror", "-Wno-unused", f"-I{RUNTIME}")
+    subprocess.run(["cc", "-std=c11", "-fsyntax-only", *flags, tmp_path / "samples.c"], check=True)
