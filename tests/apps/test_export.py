@@ -265,14 +265,17 @@ def test_models_that_apps_cannot_run_are_refused(tmp_path: Path) -> None:
             "iphone-16", "Sources/EdgeKit",
             {"Package.swift", "Sources/CEdge/include/edge.h", "Sources/CEdge/session.c", "Sources/CEdge/bundle.h",
              "Sources/CEdge/constants.h", "Sources/CEdge/passes.c", "Sources/CEdge/trusted.c",
-             "Sources/CEdge/pass_dotprod.s"},
+             "Sources/CEdge/pass_dotprod.S", "Sources/CEdge/pass_eyes_dotprod.S"},
         ),
     ],
 )  # fmt: skip
 def test_phones_have_layouts_of_their_own(device: str, place: str, needed: set[str], tmp_path: Path) -> None:
     folder = tmp_path / "app"
-    manifest = export(GGUF, folder, device=device, memory="200MiB", isas=["dotprod"])
-    assert needed | {f"{place}/{MODEL}"} <= manifest["files"].keys()
+    model, eyes = GOLDEN / "eyes" / "smolvlm.gguf", GOLDEN / "eyes" / "mmproj.gguf"
+    manifest = export(model, folder, device=device, memory="200MiB", isas=["dotprod"], mmproj=str(eyes))
+    assert needed | {f"{place}/{MODEL}", f"{place}/eyes.edge"} <= manifest["files"].keys()
+    if device == "iphone-16":
+        assert '[.copy("model.edge"), .copy("eyes.edge")]' in (folder / "Package.swift").read_text()
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert found == manifest["files"].keys() | {MANIFEST}
     for source in (path for path in folder.rglob("*Options.*") if path.suffix in (".kt", ".swift")):
