@@ -160,6 +160,7 @@ def test_assets_are_copied_once_and_whole(phone: dict[str, list[str]]) -> None:
     assert phone["broken"] == ["no space left []"]
     assert phone["copied"] == ["opened opened [1-model.edge] 1"]
     assert phone["updated"] == ["opened [2-model.edge] 2"]
+    assert phone["eyes"] == ["rows [2-eyes.edge, 2-model.edge]"]
 
 
 def test_kotlin_answers_are_those_of_python(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ typedef struct {
     char message[248]; /* one line that says what was wrong and what to do; ends with \0 */
 } edge_error;
 
-typedef struct { /* the place of model.edge: a path, or an open file, such as an asset of an app */
+typedef struct { /* the place of model.edge: a path, or an open file in which it begins at a multiple of 64 bytes */
     uint32_t size;
     const char *path; /* NULL: fd */
     int32_t fd; /* here and in edge_stream, on Windows a handle */

@@ -135,6 +135,8 @@ private fun assets() {
     println("copied=${open()} ${open()} ${files()} $copies")
     PackageManager.updated = 2
     println("updated=${open()} ${files()} $copies")
+    AssetManager.files["eyes.edge"] = { "rows".byteInputStream() }
+    println("eyes=${java.io.File(EdgeModel.assetPath(context, "eyes.edge")).readText()} ${files()}")
 }
 
 fun main() {

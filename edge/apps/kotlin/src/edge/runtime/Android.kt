@@ -18,15 +18,18 @@ import java.io.IOException
 private const val HEADROOM_EVERY_NANOS = 1_000_000_000L // called more often, Android returns NaN
 private const val HEADROOM_AHEAD_SECONDS = 10
 
+/** Opens a model in the app's assets. As [assetPath]. */
+public fun EdgeModel.Companion.fromAssets(context: Context, name: String = "model.edge"): EdgeModel =
+    open(assetPath(context, name))
+
 /**
- * Opens a model in the app's assets.
+ * The path of a file of the bundle in the app's assets: of eyes.edge for [image], of ears.edge for [transcribe].
  *
- * Assets cannot be mapped where they are: the installer aligns them to 4 bytes, model.edge needs 64. So the first call
+ * Assets cannot be mapped where they are: the installer aligns them to 4 bytes, these files need 64. So the first call
  * after an installation or update copies the file, which takes a second or two. Call it off the main thread. Throws
  * IOException if there is no such asset or no space for the copy.
  */
-public fun EdgeModel.Companion.fromAssets(context: Context, name: String = "model.edge"): EdgeModel =
-    open(installed(context, name).path)
+public fun EdgeModel.Companion.assetPath(context: Context, name: String): String = installed(context, name).path
 
 @Synchronized
 private fun installed(context: Context, name: String): File {

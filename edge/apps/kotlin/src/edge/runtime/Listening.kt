@@ -16,7 +16,10 @@ public fun EdgeSession.transcribe(samples: Flow<ShortArray>, hearing: Hearing, e
     return transcribe(samples) { hearing.listen(it, ears.encodeToByteArray() + 0, -1, 0, 0) }
 }
 
-/** With ears.edge as a part of an open file, such as an asset; it may be closed after the first segment. */
+/**
+ * With ears.edge as a part of an open file that begins at a multiple of 64 bytes; it may be closed after the first
+ * segment. In assets, see `assetPath`.
+ */
 public fun EdgeSession.transcribe(
     samples: Flow<ShortArray>,
     hearing: Hearing,

@@ -12,7 +12,7 @@ import android.graphics.Bitmap
 public suspend fun EdgeSession.image(bitmap: Bitmap, eyes: String, tokens: Int = 0): Unit =
     image(colors(bitmap), bitmap.width, bitmap.height, eyes, tokens)
 
-/** With eyes.edge as a part of an open file, such as an asset. */
+/** With eyes.edge as a part of an open file that begins at a multiple of 64 bytes; in assets, see `assetPath`. */
 public suspend fun EdgeSession.image(
     bitmap: Bitmap,
     fd: Int,
