@@ -198,7 +198,7 @@ export class EdgeError extends Error {
 
 export interface Tool {
   type: "function";
-  function: { name: string; description?: string; parameters?: object };
+  function: { name: string; description?: string; parameters?: object; strict?: boolean };
 }
 
 export interface ToolCall {
@@ -232,7 +232,8 @@ export class Session {
    * Fails with unsupported if the model's chat template writes tools in a notation that pages lack. */
   tools(list: Tool[] | null): Promise<void>;
   /** What the next and later answers may call: "auto", "none", "required", or the name of the one function that they must
-   * call. Calls that must be made match their schemas. parallel: several calls may follow each other; default: true. */
+   * call. Calls that must be made, and those of tools that are `strict`, match their schemas. parallel: several calls may
+   * follow each other; default: true. */
   choose(choice: string, options?: { parallel?: boolean }): Promise<void>;
   /** The calls of the last answer, whose `report.finish` then is "tool_calls". */
   calls(): Promise<ToolCall[]>;

@@ -28,7 +28,8 @@ extension EdgeSession {
     }
 
     /// What the next and later answers may call: auto, none, required, or the name of the one function that they must call.
-    /// Calls that must be made match their schemas. `parallel`: several calls may follow each other.
+    /// Calls that must be made, and those of tools that are `strict`, match their schemas. `parallel`: several calls may follow
+    /// each other.
     public func choose(_ choice: String, parallel: Bool = true) async throws {
         try await onQueue { handle in
             try choice.withCString { text in

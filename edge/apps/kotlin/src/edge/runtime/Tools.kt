@@ -14,7 +14,7 @@ public suspend fun EdgeSession.tools(json: String?): Unit = change { Native.tool
 
 /**
  * What the next and later answers may call: auto, none, required, or the name of the one function that they must call. Calls that
- * must be made match their schemas. [parallel]: several calls may follow each other.
+ * must be made, and those of tools that are `strict`, match their schemas. [parallel]: several calls may follow each other.
  */
 public suspend fun EdgeSession.choose(choice: String, parallel: Boolean = true): Unit = change {
     require('\u0000' !in choice) { "the choice contains the character U+0000" }
