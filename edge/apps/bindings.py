@@ -174,7 +174,7 @@ def _kotlin_read(field: Field, places: dict[str, int]) -> str:
 
 def _kotlin_enum(kind: type[IntEnum]) -> str:
     if kind is Role:
-        return "\n".join(f"    /** {ABOUT[Role][each]} */\n    {each.name}," for each in ROLES_OF_TEXT)
+        return "\n".join(f"    /** {ABOUT[Role][each]} */\n    {each.name}({each.value})," for each in ROLES_OF_TEXT)
     if kind is Status:
         return "\n".join(f"    {each.name}({each.value})," for each in Status if each.value)
     return "\n".join(f"    {each.name}," for each in kind)
@@ -250,7 +250,9 @@ def _swift_read(field: Field) -> str:
 
 def _swift_enum(kind: type[IntEnum]) -> str:
     if kind is Role:
-        return "\n".join(f"    /// {ABOUT[Role][each]}\n    case {each.name.lower()}" for each in ROLES_OF_TEXT)
+        return "\n".join(
+            f"    /// {ABOUT[Role][each]}\n    case {each.name.lower()} = {each.value}" for each in ROLES_OF_TEXT
+        )
     if kind is Status:
         return "\n".join(f"        case {camel(each.name)} = {each.value}" for each in Status if each.value)
     return _list((camel(each.name) for each in kind), 4, "case ")

@@ -15,7 +15,7 @@ import pytest
 from runtime_library import RUNTIME
 
 from edge.apps.bindings import EXPORTED, FILES, generated
-from edge.apps.enums import Finish, Role, Speculate, Status, Trim
+from edge.apps.enums import ROLES_OF_TEXT, Engine, Finish, Form, Pooling, Role, Speculate, Status, Trim
 from edge.apps.structs import OPTIONS, STRUCTS, layout
 from edge.flags import flags_of
 from edge.options import Options
@@ -31,6 +31,19 @@ STRUCTS_OF_C = {
 @pytest.mark.parametrize("name", FILES)
 def test_files_have_what_the_schema_generates(name: str) -> None:
     assert (RUNTIME.parent / name).read_text(encoding="utf-8") == generated(name)  # else: python -m edge.apps.bindings
+
+
+def test_enums_have_the_values_of_edge_h() -> None:
+    """Kotlin and Swift count members of those that state none; ids are no role of theirs, so that roles state them."""
+    for kind in (Finish, Form, Trim, Engine, Speculate, Pooling):
+        assert [*kind] == [*range(len(kind))]
+    kotlin, swift = (
+        generated("kotlin/src/edge/runtime/EdgeOptions.kt"),
+        generated("swift/Sources/EdgeKit/EdgeOptions.swift"),
+    )
+    for role in ROLES_OF_TEXT:
+        assert f"    {role.name}({role.value})," in kotlin
+        assert f"    case {role.name.lower()} = {role.value}\n" in swift
 
 
 def test_every_member_is_in_edge_h() -> None:

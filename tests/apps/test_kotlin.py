@@ -63,6 +63,7 @@ def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
     assert (echo["form"], echo["free"]) == (["UNSUPPORTED: not enforced"], ["UNSUPPORTED: free"])
     assert (echo["tools"], echo["choice"]) == (["UNSUPPORTED: not these tools"], ["BAD_ARGUMENT: é"])
     assert echo["calls"] == ['[first f {"é": 1}, second f {"é": 1}]']
+    assert echo["result"] == ["done"]
     assert echo["too few"] == ["dimensions is -1, but must not be negative"]
     assert echo["ids"] == [str([*"é".encode(), ord("a") + 1000])]
     assert echo["appended ids"] == [

@@ -56,6 +56,7 @@ private fun values(model: EdgeModel) = runBlocking {
         session.choose("auto", parallel = false)
         show("choice", failure { session.choose("é") })
         show("calls", session.calls().map { "${it.id} ${it.name} ${it.arguments}" })
+        show("result", session.answerResults(listOf("done")).toList().joinToString("") { it.text })
         show("ids", session.tokenize("é").toList() + session.tokenize("a", special = true).toList())
         session.append("Hi".map { it.code }.toIntArray())
         show("appended ids", session.answer().toList())

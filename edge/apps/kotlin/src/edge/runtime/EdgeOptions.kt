@@ -46,7 +46,7 @@ public enum class Speculate {
 }
 
 /** The role of a text. */
-public enum class Role {
+public enum class Role(internal val code: Int) {
     // generated: Role
 }
 

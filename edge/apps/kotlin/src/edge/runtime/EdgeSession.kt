@@ -58,7 +58,7 @@ public class EdgeSession internal constructor(
 
     /** Adds a text to the conversation; the next answer does most of the work. */
     public suspend fun append(role: Role, text: String): Unit =
-        change { Native.append(it, role.ordinal, text.encodeToByteArray()) }
+        change { Native.append(it, role.code, text.encodeToByteArray()) }
 
     public suspend fun append(ids: IntArray): Unit = change { Native.appendIds(it, ids) }
 
@@ -73,7 +73,7 @@ public class EdgeSession internal constructor(
 
     /** As [answer], with token ids, progress while the prompt runs, and the reason of the end. */
     public fun pieces(prompt: String): Flow<Piece> =
-        pieces { Native.append(it, Role.USER.ordinal, prompt.encodeToByteArray()) }
+        pieces { Native.append(it, Role.USER.code, prompt.encodeToByteArray()) }
 
     /** The answer to the appended texts. */
     public fun answer(): Flow<Piece> = pieces { }
