@@ -39,8 +39,8 @@ def ask(
             "--prune",
             group=PROMPT,
             metavar="0.4|auto",
-            help="Keep this part of the passages, by whole sentences; "
-            "auto: as much as there is room for. The reranker ranks them, else BM25.",
+            help="Keep this part of the passages at most, by whole sentences, but the best sentence always; "
+            "auto: what there is room for. The reranker ranks them, else BM25.",
         ),
     ] = None,
     *,

@@ -39,8 +39,10 @@ def pruned_prompt(
 
 
 def pruned_line(pruned: Pruned) -> str:
-    """What left, in a line."""
-    return f"(--prune: {pruned.before:,} tokens became {pruned.after:,}, {len(pruned.left)} sentences left)"
+    """What was taken out, in a line."""
+    number = len(pruned.left)
+    out = "1 sentence was" if number == 1 else f"{number or 'no'} sentences were"
+    return f"(--prune: {pruned.before:,} tokens became {pruned.after:,}: {out} taken out)"
 
 
 def _fitting(text: int, question: int, model: Model, options: Options, answer: int | None) -> float:

@@ -34,10 +34,10 @@ class Documents:
             print(session.report.sources)
 
     name: of the index. by: search by "words", by "vectors" or by "both". top: passages of a prompt, at most. reranker:
-    a model that reads the best candidates together with the question. prune: the part of the passages that stays, by
-    whole sentences, such as 0.4; "auto": as much as there is room for. The reranker ranks sentences, else BM25. The
-    keywords are options, of which memory, threads and backend hold for the encoder and the reranker; those are loaded
-    with the first question, and stay.
+    a model that reads the best candidates together with the question. prune: the most of the passages that stays, by
+    whole sentences, such as 0.4, but at least the best sentence; "auto": as much as there is room for. The reranker
+    ranks sentences, else BM25. The keywords are options, of which memory, threads and backend hold for the encoder and
+    the reranker; those are loaded with the first question, and stay.
 
     Raises InputError for an index that is not there, and the errors of `edge.load` for its encoder.
     """

@@ -54,7 +54,8 @@ def parse_prune(value: object) -> float | str | None:
 def prune_texts(
     texts: Sequence[str], question: str, keep: float, count: Count, score: Score | None = None, by: str = "BM25"
 ) -> tuple[list[str], Pruned]:
-    """The texts with the sentences that stay, and what left. keep: the part of their tokens. score: the relevance of
+    """The texts with the sentences that stay, and what left. keep: the part of their tokens, at most; the best sentence
+    stays even if it has more, so that less than a sentence more leaves than was asked for. score: the relevance of
     sentences to the question; None: BM25. by: what ranked them, for the report."""
     names = _names(question)
     pieces = [list(_pieces(text, names, count)) for text in texts]
@@ -65,7 +66,8 @@ def prune_texts(
     if loose and after > keep * before:
         said = [pieces[number][at].text.strip() for number, at in loose]
         scores = bm25(said, question) if score is None else score(said)
-        for _, each in sorted(zip(scores, loose, strict=True), key=lambda pair: (pair[0], -pair[1][0], -pair[1][1])):
+        order = sorted(zip(scores, loose, strict=True), key=lambda pair: (pair[0], -pair[1][0], -pair[1][1]))
+        for _, each in order[:-1]:  # the best sentence stays whatever its size
             if after <= keep * before:
                 break
             gone.add(each)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from test_cli import edge, edge_json
 
 import edge as package
+from edge.cli.pruning import pruned_line
 from edge.documents.indexing import index
 from edge.documents.pruning import bm25, parse_prune, prune_texts
 from edge.errors import InputError
@@ -41,9 +42,20 @@ def test_sentences_leave_in_the_order_of_their_relevance() -> None:
     assert places == sorted(places)
     assert not any(each in kept for each in pruned.left)
     [kept], pruned = prune_texts([TEXT], "Does Ada know 42?", 0.1, count)  # a name and a number of the question
-    assert [each for each in ("Ada", "42", "mount", "sky", "Fish") if each in kept] == ["Ada", "42", "mount"]
+    assert [each for each in ("Ada", "42", "mount", "sky", "Fish") if each in kept] == ["Ada", "42", "mount", "sky"]
     [kept], pruned = prune_texts([TEXT], "Why?", 1.0, count)
     assert (kept, pruned.left) == (TEXT, ())
+
+
+def test_the_best_sentence_stays_always() -> None:
+    boat = "The boat is red. Its captain is called Olaf. The repair was made in May. The repair cost 300 euros."
+    best = "The repair cost 300 euros."
+    for keep, expected in ((0.1, best), (0.55, f"The repair was made in May. {best}")):
+        [kept], pruned = prune_texts([boat], "What did the repair cost?", keep, count)
+        assert (kept, pruned.after) == (expected, count(expected))
+    assert pruned_line(pruned) == "(--prune: 20 tokens became 11: 2 sentences were taken out)"
+    [kept], _ = prune_texts(["Cats sleep. Dogs bark."], "What did the repair cost?", 0.1, count)
+    assert kept == "Cats sleep."  # none is better than the other
 
 
 def test_scores_of_another_ranker_decide() -> None:
@@ -92,7 +104,7 @@ def test_passages_and_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, o
     assert "Cats sleep a lot." in short["pruned"]["left"]
     assert whole["pruned"] is None
     done = edge("ask", "own", "Why is the sky blue?", "--by", "words", "-m", TINY, "--prune", "0.5", *options)
-    assert "sentences left)" in done.stderr
+    assert "sentences were taken out)" in done.stderr
     assert json.loads(edge("run", TINY, "-p", "x", "--prune", "1", "--json", *options, stdin="A text.").stdout)
     for wrong, message in ((("0",), "--prune must be auto or a part from 0.1 to 1"), (("half",), "not 'half'")):
         refused = edge(*asked, "--prune", *wrong)
