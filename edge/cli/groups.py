@@ -23,7 +23,7 @@ class PromptOptions:
     )  # fmt: skip
     prune: str | None = option(
         None, "--prune", group=PROMPT, twin=False, metavar="0.4|auto",
-        help="Leave sentences out of the text before -p: keep this part of it at most, or (auto) what there is room for.",
+        help="Leave sentences out of the text before -p: keep at most this part of it, or (auto) what fits.",
     )  # fmt: skip
     image: list[str] | None = option(
         None, "--image", group=PROMPT, twin=False,
