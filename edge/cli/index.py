@@ -56,11 +56,16 @@ def index(
         if json:
             print_json({"name": name, "removed": [str(each) for each in sources or ()] or True})
         return
-    with progress(enabled=not quiet) as shown:
-        done = make(
-            name, *(sources or ()), encoder=encoder, options=options,
-            on_progress=lambda step, part, whole: shown.step(step)(part, whole),
-        )  # fmt: skip
+    try:
+        with progress(enabled=not quiet) as shown:
+            done = make(
+                name, *(sources or ()), encoder=encoder, options=options,
+                on_progress=lambda step, part, whole: shown.step(step)(part, whole),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        if not quiet:
+            note(f"interrupted: edge index {printable(name)} goes on")
+        raise
     if json:
         print_json(asdict(done))
         return
@@ -69,7 +74,8 @@ def index(
     changes = [f"{count} {what}" for count, what in
                ((done.added, "new"), (done.changed, "changed"), (done.removed, "gone")) if count]  # fmt: skip
     print(
-        f"{name}: {done.files:,} files ({', '.join(changes) or 'unchanged'}), {done.passages:,} passages, "
+        f"{name}: {_several(done.files, 'file')} ({', '.join(changes) or 'unchanged'}), "
+        f"{_several(done.passages, 'passage')}, "
         f"{done.embedded:,} embedded by {done.encoder} in {done.seconds:.1f} s, {format_bytes(done.bytes)}"
     )
     if not quiet:
@@ -79,21 +85,37 @@ def index(
 
 def _list(*, json: bool) -> None:
     from edge.documents.store import Store, index_names, indexes_folder
+    from edge.errors import EdgeError
 
-    found = []
-    for name in index_names():
-        with Store(name) as store:
-            files, passages, waiting = store.counts()
-            size = store.path.stat().st_size
-            found.append({
-                "name": name, "files": files, "passages": passages, "without_vector": waiting,
-                "encoder": store.encoder, "bytes": size, "sources": store.sources,
-            })  # fmt: skip
+    found, names = [], index_names()
+    for name in names:
+        try:
+            with Store(name) as store:
+                files, passages, waiting = store.counts()
+                size = store.path.stat().st_size
+                found.append({
+                    "name": name, "files": files, "passages": passages, "without_vector": waiting,
+                    "encoder": store.encoder, "bytes": size, "sources": store.sources,
+                })  # fmt: skip
+        except EdgeError as error:  # the others are listed all the same
+            note(f"edge: {printable(str(error))}")
     if json:
         print_json(found)
-    elif not found:
+    elif not names:
         print(f"{indexes_folder()}: no index yet: edge index NAME DIR makes one")
-    else:
+    elif found:
         rows = [[str(each["name"]), f"{each['files']:,}", f"{each['passages']:,}", str(each["encoder"]),
                  format_bytes(int(str(each["bytes"])))] for each in found]  # fmt: skip
         print(table(["index", "files", "passages", "encoder", "size"], rows))
+        for each in found:
+            if each["without_vector"]:
+                note(waiting_line(str(each["name"]), int(str(each["without_vector"]))))
+
+
+def waiting_line(name: str, waiting: int) -> str:
+    """What an index lacks that was interrupted."""
+    return f"(not embedded yet: {_several(waiting, 'passage')} of {name}: edge index {name} goes on)"
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -39,7 +39,8 @@ class Documents:
     ranks sentences, else BM25. The keywords are options, of which memory, threads and backend hold for the encoder and
     the reranker; those are loaded with the first question, and stay.
 
-    Raises InputError for an index that is not there, and the errors of `edge.load` for its encoder.
+    waiting: the passages that no encoder has seen yet, which are found by their words alone. Raises InputError for an
+    index that is not there or is empty, and the errors of `edge.load` for its encoder.
     """
 
     def __init__(
@@ -54,6 +55,13 @@ class Documents:
         self._last: tuple[tuple[str, int], list[Found]] = ("", 0), []  # of the last question
         self._opened = ExitStack()
         self._store = self._opened.enter_context(Store(name))
+        try:
+            _, passages, self.waiting = self._store.counts()
+            if not passages:
+                raise InputError(f"the index {name} has no passages: edge index {name} FILE adds some")
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Documents:
         return self
@@ -89,7 +97,7 @@ class Documents:
         """The passages that fit a question best, the best first. top: at most this many. Raises InputError for an empty
         question."""
         check_text("the question", question)
-        if not question.strip():
+        if not question or not question.strip():
             raise InputError("the question is empty")
         most = self.top if top is None else _check_top(top)
         if (question, most) == self._last[0]:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from edge.documents.encoder import MINILM, embed_passages, full_name, hash_of, l
 from edge.documents.reading import READERS, read_document
 from edge.documents.splitting import MOST, split
 from edge.documents.store import Store, remove_index, writing
-from edge.errors import InputError, MissingExtraError
+from edge.errors import EdgeError, InputError, MissingExtraError
 from edge.model.model import Model
 from edge.options import Options, takes_options
 from edge.records import dataclass
@@ -82,19 +83,34 @@ def index(
     or cannot be read, BudgetError, MissingExtraError.
     """
     began, options = time.perf_counter(), Options.of(options, **keywords)
-    paths = [os.path.abspath(os.path.expanduser(each)) for each in sources]
+    paths = _absolute(sources)
     for path in paths:
         if not os.path.exists(path):
             raise InputError(f"there is no file or folder {path}")
-    with writing(name), Store(name, create=bool(paths)) as store:
-        known = store.sources
-        chosen = full_name(encoder or store.encoder or MINILM)
-        model = open_encoder(chosen, options)
-        sources_now = list(dict.fromkeys([*known, *paths]))
-        found = list(_files(name, sources_now))
-        store.set_encoder(chosen, hash_of(model))
-        store.sources = sources_now
-        added, changed, unread = _read_all(store, found, paths, model, options, on_progress)
+        if not _is_readable(path):
+            raise InputError(f"{path} is neither a file nor a folder")
+
+    def wait(holder: str) -> None:
+        if on_progress is not None:
+            on_progress(f"waiting for another edge index {name}", 0, 1)
+
+    with writing(name, wait), ExitStack() as failed, Store(name, create=bool(paths)) as store:
+        known, files_before = store.sources, store.files().keys()
+        try:
+            chosen = full_name(encoder or store.encoder or MINILM)
+            model = open_encoder(chosen, options)
+            sources_now = list(dict.fromkeys([*known, *paths]))
+            found = list(_files(name, sources_now))
+            store.set_encoder(chosen, hash_of(model))
+            store.sources = sources_now
+            added, changed, unread = _read_all(store, found, paths, model, options, on_progress)
+        except EdgeError:  # a source that fails is none of the index
+            if store.new:
+                failed.callback(store.path.unlink)  # when it is closed
+            else:
+                store.sources = known
+                store.drop(store.files().keys() - files_before)
+            raise
         gone = store.files().keys() - set(found)
         store.drop(gone)
         embedded, planned = _embed_all(store, model, options, on_progress)
@@ -111,7 +127,7 @@ def remove(name: str, *sources: str | Path) -> None:
     if not sources:
         remove_index(name)
         return
-    paths = [os.path.abspath(os.path.expanduser(each)) for each in sources]
+    paths = _absolute(sources)
     with Store(name) as store, writing(name):
         if unknown := [path for path in paths if path not in store.sources]:
             raise InputError(f"{unknown[0]} is no source of {name}: it has {', '.join(store.sources)}")
@@ -120,13 +136,26 @@ def remove(name: str, *sources: str | Path) -> None:
         store.drop([path for path in store.files() if path not in left and not path.startswith(inside)])
 
 
+def _absolute(sources: Sequence[object]) -> list[str]:
+    for each in sources:
+        if not isinstance(each, str | os.PathLike):
+            raise InputError(f"a source must be a path, not {each!r:.60}")
+    return [os.path.abspath(os.path.expanduser(each)) for each in sources]  # type: ignore[call-overload]
+
+
+def _is_readable(path: str) -> bool:
+    """Not so a pipe or a device, which may never end."""
+    return os.path.isfile(path) or os.path.isdir(path)
+
+
 def _files(name: str, sources: Sequence[str]) -> Iterator[str]:
     """Yield the files of sources, each once. Raises InputError for a missing source: a disk that is not mounted must
     not empty an index."""
     seen = set[str]()
     for source in sources:
-        if not os.path.exists(source):
-            raise InputError(f"{source} is not there: edge index {name} {source} --remove takes it out of the index")
+        if not _is_readable(source):
+            what = "is neither a file nor a folder" if os.path.exists(source) else "is not there"
+            raise InputError(f"{source} {what}: edge index {name} {source} --remove takes it out of the index")
         for path in _walk(source) if os.path.isdir(source) else [source]:
             if path not in seen:
                 seen.add(path)

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -105,12 +105,13 @@ def index_names() -> list[str]:
 
 
 @contextmanager
-def writing(name: str) -> Iterator[None]:
-    """Let one process at a time change an index; the others wait. Raises InputError, CacheError."""
+def writing(name: str, waiting: Callable[[str], None] = lambda holder: None) -> Iterator[None]:
+    """Let one process at a time change an index; the others wait. waiting: is called once then. Raises InputError,
+    CacheError."""
     path = index_path(name)
     with _explained(path):
         make_private_folder(path.parent)
-        with file_lock(path.with_suffix(".lock")):
+        with file_lock(path.with_suffix(".lock"), waiting=waiting):
             yield
 
 
@@ -130,8 +131,8 @@ def _check_there(name: str) -> None:
 class Store:
     """An open index. Use it as a context manager, or call `close`. Any thread may use it, one at a time.
 
-    create: whether a missing index is made. Raises InputError for an index that is missing or damaged, UnsupportedError
-    for one of a later version, or where SQLite has no FTS5.
+    create: whether a missing index is made, as `new` then says. Raises InputError for an index that is missing or
+    damaged, UnsupportedError for one of a later version, or where SQLite has no FTS5.
     """
 
     def __init__(self, name: str, *, create: bool = False) -> None:
@@ -142,7 +143,7 @@ class Store:
         with _explained(path):
             if path.exists() and not is_private_file(path.stat()):
                 raise InputError(f"{path} is not used: other users may have written it")
-            new = not path.exists()
+            new = self.new = not path.exists()
             if new:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._base = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
@@ -312,6 +313,10 @@ def _explained(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         if "fts5" in str(error):
             raise UnsupportedError("this Python's SQLite has no FTS5, which indexes need") from None
-        raise InputError(f"{path}: {error}") from None
+        if isinstance(error, sqlite3.ProgrammingError):
+            raise InputError(f"the index {path.stem} is closed") from None
+        damaged = "not a database" in str(error) or "malformed" in str(error)
+        advice = f": edge index {path.stem} --remove deletes it, to be made anew" if damaged else ""
+        raise InputError(f"{path}: {error}{advice}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror})") from None

@@ -22,7 +22,7 @@ from edge.documents.reading import READERS, read_document
 from edge.documents.searching import by_vectors, by_words, join, rerank, search
 from edge.documents.sentences import sentences
 from edge.documents.splitting import split
-from edge.documents.store import Store
+from edge.documents.store import Store, index_path
 from edge.errors import InputError, UnsupportedError
 from edge.options import Options
 from edge.run.conversation import Conversation
@@ -186,6 +186,25 @@ def test_files_that_change_or_leave(folder: Path) -> None:
         Store("own")
 
 
+def test_sources_that_fail_change_nothing(folder: Path) -> None:
+    broken = folder.parent / "broken.txt"
+    broken.write_bytes(b"a\0b")
+    for source, message in ((os.devnull, "neither a file nor a folder"), (broken, "is no text: it has NUL bytes")):
+        with pytest.raises(InputError, match=message):
+            index("own", folder / "sky.md", source, encoder=ENCODER, **ON)  # type: ignore[arg-type]
+        assert not index_path("own").exists()
+    index("own", folder / "sky.md", encoder=ENCODER, **ON)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="is no text"):
+        index("own", folder / "import.txt", broken, **ON)  # type: ignore[arg-type]
+    with Store("own") as store:
+        assert (store.sources, list(store.files())) == ([str(folder / "sky.md")],) * 2
+        store.sources = [os.devnull]
+    with pytest.raises(InputError, match="--remove takes it out"):
+        index("own", **ON)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a path, not"):
+        index("own", [folder])  # type: ignore[arg-type]
+
+
 def test_interrupted_index_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.documents.indexing._AT_ONCE", 1)
 
@@ -195,6 +214,7 @@ def test_interrupted_index_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(KeyboardInterrupt):
         index("own", folder, encoder=ENCODER, on_progress=interrupt, **ON)  # type: ignore[arg-type]
+    assert "not embedded yet: 2 passages of own: edge index own goes on" in edge("index").stderr
     with Store("own") as store:
         assert store.counts() == (3, 3, 2)
         assert len(by_words(store, "sky")) == 1  # words are whole
@@ -262,8 +282,11 @@ def test_answers_have_sources_that_fit(indexed: Store, open_session: Any) -> Non
                 session.generate("Hi", documents=wrong)
         with pytest.raises(InputError, match="must be text"):
             session.generate(np.array([1, 2]), documents=documents)
-        with pytest.raises(InputError, match="the question is empty"):
-            documents.search(" ")
+        for wrong in (" ", None):
+            with pytest.raises(InputError, match="the question"):
+                documents.search(wrong)
+    with pytest.raises(InputError, match="the index own is closed"):
+        documents.search("sky")
 
 
 def test_conversation_keeps_questions(indexed: Store, open_session: Any) -> None:
@@ -281,12 +304,13 @@ def test_conversation_keeps_questions(indexed: Store, open_session: Any) -> None
 
 def test_command_line(folder: Path) -> None:
     where = {"EDGE_INDEXES": str(folder.parent / "indexes")}
+    (folder.parent / "bare").mkdir()
     made = edge("index", "own", str(folder), "--encoder", ENCODER, "--backend", "reference", "--json", **where)
     assert (made.returncode, json.loads(made.stdout)["passages"]) == (0, 3), made.stderr
     listed = json.loads(edge("index", "--json", **where).stdout)
     assert [(each["name"], each["passages"], each["sources"]) for each in listed] == [("own", 3, [str(folder)])]
     options = ("--backend", "reference", "--max-kv-size", "400")
-    found = json.loads(edge("ask", "own", "scattered light", "--json", *options, **where).stdout)
+    found = json.loads(edge("ask", "own", "scattered light", "--json", *options[:2], **where).stdout)
     assert found[0]["file"] == str(folder / "sky.md")
     asked = ("ask", "own", "scattered light", "-m", MODEL, "-n", "4", "--by", "words", *options)
     done = edge(*asked, **where)
@@ -296,13 +320,31 @@ def test_command_line(folder: Path) -> None:
     assert [each["title"] for each in report["sources"]] == ["The sky"]
     talked = edge("chat", MODEL, "--documents", "own", "-n", "4", *options, stdin="the sky\n", **where)
     assert "[1] The sky" in talked.stderr
+    nothing = edge("ask", "own", "zzz", "--by", "words", **where)
+    assert (nothing.stdout, nothing.stderr) == ("", "(no passage was found)\n")
+    tight = ("--backend", "reference", "-n", "4", "--max-kv-size", "90")
+    short = edge("ask", "own", "scattered light", "-m", MODEL, "--by", "words", *tight, **where)
+    assert "(1 passage was found, but there is no room for it: state a larger --max-kv-size" in short.stderr
+    talked = edge("chat", MODEL, "--documents", "own", *tight, stdin="the sky\n", **where)
+    assert "(no passage stands before this question: none was found, or none fits" in talked.stderr
+    bare = edge("index", "bare", str(folder.parent / "bare"), "--encoder", ENCODER, **where)
+    assert (bare.returncode, bare.stdout[:28]) == (0, "bare: 0 files (unchanged), 0")
+    (folder.parent / "indexes" / "junk.sqlite").write_bytes(b"junk" * 999)
+    (folder.parent / "indexes" / "junk.sqlite").chmod(0o600)
+    listed = edge("index", **where)
+    assert "own " in listed.stdout
+    assert "edge index junk --remove" in listed.stderr
     for arguments, message in (
-        (("ask", "none", "x"), "there is no index 'none': edge index none DIR makes it (there: own)"),
+        (("ask", "none", "x"), "there is no index 'none': edge index none DIR makes it (there: bare, junk, own)"),
         (("ask", "own", "x", "--by", "luck"), "--by must be one of both, words, vectors, not 'luck'"),
         (("index", "a/b", str(folder)), "an index is named by letters"),
         (("index", "own", str(folder / "gone")), "there is no file or folder"),
         (("index", "own", str(folder), "--remove", "x"), "is no source of own"),
         (("chat", MODEL, "--documents", "none"), "there is no index 'none'"),
+        (("chat", MODEL, "--documents", "bare"), "the index bare has no passages: edge index bare FILE adds some"),
+        (("ask", "junk", "x"), "file is not a database: edge index junk --remove deletes it"),
+        (("ask", "own", "x", "--prune", "0.5"), "--prune needs --model"),
+        (("ask", "own", "x", "--temp", "1"), "--temp needs --model"),
     ):
         wrong = edge(*arguments, **where)
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1), wrong.stderr
