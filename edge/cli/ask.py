@@ -11,16 +11,22 @@ import typer
 
 from edge.cli import options as o
 from edge.cli.groups import Output
+from edge.cli.index import waiting_line
 from edge.cli.terminal.show import note, print_json, printable, progress, width
-from edge.flags import PROMPT
+from edge.flags import PROMPT, flags_of
 from edge.options import Options
 
 if TYPE_CHECKING:
     from edge.run.report import Cited
 
 
+_ALONE = {"name", "question", "model", "top", "by", "reranker", "memory", "threads", "backend", "time"}
+"""Options that hold without a model, beside those of output."""
+
+
 @o.command
 def ask(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The index: edge index lists them.")],
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question.")],
     model: Annotated[
@@ -64,7 +70,13 @@ def ask(
     from edge.documents.documents import Documents
     from edge.documents.packing import source_of
     from edge.documents.searching import check_by
+    from edge.errors import InputError
 
+    if model is None:
+        for each in context.command.params:
+            source = context.get_parameter_source(str(each.name))
+            if each.name not in {*_ALONE, *flags_of(Output)} and source is not None and source.name == "COMMANDLINE":
+                raise InputError(f"{each.opts[-1]} needs --model")
     started, meter = clock.perf_counter(), find_meter()
     from edge.storage.making import account
 
@@ -79,10 +91,14 @@ def ask(
         planned = documents.peaks
         documents.release()  # the model has all of the memory
         shown.clear()
+        if documents.waiting and by != "words" and not output.quiet:
+            note(waiting_line(name, documents.waiting))
         if model is None:
             sources = [source_of(number, each, each.passage.text) for number, each in enumerate(found, 1)]
             if output.json:
                 print_json([asdict(each) for each in sources])
+            elif not sources:
+                note("(no passage was found)")
             else:
                 print("\n\n".join(f"{line}\n{printable(each.text)}" for line, each in zip(lines(sources), sources,
                                                                                           strict=True)))  # fmt: skip
@@ -130,7 +146,9 @@ def ask(
             if output.json:
                 print_json(report.to_dict())
             else:
-                print("\n\n" + "\n".join(lines(report.sources) or ["(no passage was found)"]), flush=True)
+                print("\n\n" + "\n".join(lines(report.sources)) if report.sources else "", flush=True)
+                if not report.sources:
+                    note(_lacking(len(found), options))
                 if not output.quiet:
                     if report.pruned is not None:
                         note(pruned_line(report.pruned))
@@ -145,6 +163,16 @@ def ask(
                 raise KeyboardInterrupt
             check_complete(report)
             check_memory(report)
+
+
+def _lacking(found: int, options: Options) -> str:
+    """Why an answer is by no passage."""
+    if not found:
+        return "(no passage was found)"
+    more = [f"a larger {flag}" for flag, value in (("--time", options.time), ("--energy", options.energy)) if value]
+    wanted = " or ".join(["a larger --max-kv-size", *more, "a smaller -n"])
+    passages = "1 passage was" if found == 1 else f"{found} passages were"
+    return f"({passages} found, but there is no room for {'it' if found == 1 else 'any'}: state {wanted})"
 
 
 def lines(sources: Sequence[Cited]) -> list[str]:

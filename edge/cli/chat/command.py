@@ -142,6 +142,8 @@ def chat(
                     pieces = chat.say(text[slashes:])
                 if pieces is not None:
                     _answer(chat.talk, pieces, shown, thoughts, json=json, quiet=quiet)
+                    if own is not None and not quiet and not json and _lacks_passages(chat.talk):
+                        note("(no passage stands before this question: none was found, or none fits: --max-kv-size)")
                     if not json:
                         chat.show_call()
             except EdgeError as error:
@@ -152,6 +154,12 @@ def chat(
                 raise Terminated
             if chat.left:
                 return
+
+
+def _lacks_passages(talk: Conversation) -> bool:
+    """Whether the last answer is one to a question, and by no passage."""
+    report, asked = talk.session.report, talk.messages[-2:-1]
+    return report is not None and not report.sources and [each["role"] for each in asked] == ["user"]
 
 
 def _pinned(rows: int, system: str | None, options: Options) -> int:
