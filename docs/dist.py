@@ -25,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCES = ("edge", "backends", "converters", "devices", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 NPM = ROOT / "edge" / "apps" / "web" / "package"
+OURS = ("edge_runtime-*", "edge_kernels-*.whl", "edge-web-*.tgz", "edge-runtime.rb", "SHA256SUMS")
 EPOCH = (1980, 1, 1, 0, 0, 0)  # zip files know no earlier time
 _MODE = 0o644
 
@@ -57,7 +58,7 @@ def sdist(out: Path, version: str) -> Path:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    files = {name: (ROOT / name).read_bytes() for name in listed.split("\0") if name}
+    files = {name: (ROOT / name).read_bytes() for name in listed.split("\0") if (ROOT / name).is_file()}
     files["PKG-INFO"] = f"Metadata-Version: 2.4\nName: edge-runtime\nVersion: {version}\n".encode()
     path = out / f"edge_runtime-{version}.tar.gz"
     write_tarball(path, f"edge_runtime-{version}", files)
@@ -84,8 +85,10 @@ def kernels_wheel(out: Path, kept: Path, models: str | None, targets: str | None
     """The wheel edge-kernels, by `edge compile --catalog`."""
     chosen = [*(["--models", models] if models else []), *(["--targets", targets] if targets else [])]
     command = [sys.executable, "-m", "edge", "compile", "--catalog", "-o", str(kept), *chosen, "--json"]
-    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return Path(shutil.copy(told["wheel"], out))
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)  # its progress and errors go to the terminal
+    if done.returncode:
+        sys.exit(done.returncode)
+    return Path(shutil.copy(json.loads(done.stdout)["wheel"], out))
 
 
 def npm_tarball(out: Path, version: str) -> Path:
@@ -163,6 +166,15 @@ def main() -> None:
     parser.add_argument("--models", help="of edge-kernels, as edge compile --catalog takes them")
     parser.add_argument("--targets", help="likewise")
     chosen = parser.parse_args()
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--untracked-files=no", "--", *SOURCES],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    if changed:
+        print(f"not what a commit has, but with your changes of:\n{changed}", file=sys.stderr)
+    for pattern in OURS:  # of other versions: all that lies there is published
+        for path in chosen.output.glob(pattern):
+            path.unlink()
     kernels = None if chosen.no_kernels else chosen.kernels
     for path in build_all(chosen.output, kernels, chosen.models, chosen.targets):
         print(f"{path.stat().st_size:>12,} {path}")

@@ -39,8 +39,8 @@ def index(
       edge index manuals
       edge ask manuals "How is a disk encrypted?" --model smollm2-135m
 
-    Text, Markdown, HTML and PDF are read. Only files that have changed are read again; those that are gone leave. An
-    interrupted run leaves a whole index, and the next one goes on.
+    Text, Markdown, reStructuredText, HTML and PDF are read. Only files that have changed are read again; those that are
+    gone leave. An interrupted run leaves a whole index, and the next one goes on.
     """
     from edge.documents.indexing import index as make
     from edge.documents.indexing import remove as take_out
