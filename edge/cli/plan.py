@@ -122,14 +122,12 @@ def plan(
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
     if heard:
         print("\n" + table(*heard.table(), left=1))
-        print(f"the encoder's {format_bytes(heard.weights)} are in memory while it encodes; its time is estimated")
-        print(f"by {heard.by or 'nothing known'}, and the first token's with a prompt of the above length")
+        print(_of_encoder(heard.weights, heard.by))
         for line in heard.lacks(made):
             print(line)
     if looks:
         print("\n" + table(*looks.table(), left=1))
-        print(f"the encoder's {format_bytes(looks.weights)} are in memory while it encodes; its time is estimated")
-        print(f"by {looks.by or 'nothing known'}, and the first token's with a prompt of the above length")
+        print(_of_encoder(looks.weights, looks.by))
         print(f"--image-tokens auto: {looks.auto:,} at most, by {looks.auto_by}")
         if over := [f"{look.tokens:,}" for look in looks.sizes if look.peak > made.limit]:
             print(f"the limit, {format_bytes(made.limit)}, is too low for {' and '.join(over)} tokens")
@@ -176,6 +174,12 @@ def _bytes(made: Plan, *, system: str, npu: bool) -> str:
 
 def _rows_of_drafter(config: EngineConfig) -> str:
     return f"with {config.capacity:,} rows" if config.capacity > 1 else "over the model's rows"
+
+
+def _of_encoder(weights: int, by: str) -> str:
+    """What holds for every row of a table of pictures or sounds. by: what its time is estimated by; empty: unknown."""
+    time = f"is estimated\nby {by}, and the first token's with a prompt of the above length" if by else "is not known"
+    return f"the encoder's {format_bytes(weights)} are in memory while it encodes; its time {time}"
 
 
 def _play(play: PlayUse) -> str:

@@ -29,6 +29,8 @@ def test_each_size_has_its_rows_memory_and_time(tmp_path: Path) -> None:
     assert small["peak"] >= small["encoder"] > found["weights"] > 0
     assert large["first_token_s"] > large["seconds"] > small["seconds"]
     assert "20 tokens" in edge(*PLAN, "44x30", "--device", "raspberry-pi-5").stdout
+    unknown = edge(*PLAN, "44x30", "--device", "generic-x86", "--memory", "1GiB").stdout
+    assert "are in memory while it encodes; its time is not known\n" in unknown
 
 
 @pytest.mark.parametrize(("limit", "most", "why"), [
