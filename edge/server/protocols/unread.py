@@ -112,7 +112,7 @@ def check_fields(kind: type, data: Any) -> list[str]:
     if isinstance(budget := data.get("edge"), dict):
         names = [each.name for each in fields(Budget)]
         if unknown := sorted(budget.keys() - set(names)):
-            message = f"edge.{unknown[0][:40]} is no budget: choose {' or '.join(names)}"
+            message = f"edge.{unknown[0][:40]} is unknown: choose from {', '.join(names)}"
             raise RefusedError(400, message, param="edge", code="invalid_value")
     return ignored + _details(data)
 
