@@ -91,6 +91,9 @@ class TowerSense(ABC):
     def _encoding(self) -> int:
         return max(map(self._encoder.need, self._largest))
 
+    def check(self, medium: Any) -> None:
+        self._content(medium)
+
     def look(self, medium: Any, layout: Layout) -> list[FloatArray]:
         name = self.name(medium, layout)
         if name in self._kept:

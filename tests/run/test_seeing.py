@@ -358,6 +358,8 @@ def test_a_damaged_picture_leaves_the_conversation_as_it_was(
     path.write_bytes(path.read_bytes()[:-60])
     session.reset()
     talk = edge.Conversation(session)
+    with pytest.raises(edge.InputError, match="damaged"):
+        session.model.senses["picture"].check(edge.Image(path))  # as /image of edge chat does
     answers = []
     for asked in ("Hello there.", "And now?"):
         with pytest.raises(edge.InputError, match="damaged"):

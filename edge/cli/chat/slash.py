@@ -181,6 +181,7 @@ def _show(chat: Chat, argument: str, kind: type[Image] | type[Sound], lacks: str
         raise InputError(f"{model.name} {lacks}: start with --mmproj, or put its mmproj file beside it")
     medium = kind(_file(argument))
     tokens = sense.layout(medium).tokens
+    sense.check(medium)  # here, where no question is lost
     chat.media.append(medium)
     note(f"({medium.name}: {medium.size}, before the next question: {tokens:,} token{'' if tokens == 1 else 's'})")
 

@@ -44,6 +44,9 @@ class Sense(Protocol):
     def layout(self, medium: Any) -> Layout:
         """The texts and the numbers of rows in its place. Raises InputError."""
 
+    def check(self, medium: Any) -> None:
+        """Decode it once. Raises InputError for one that is damaged."""
+
     def name(self, medium: Any, layout: Layout) -> bytes:
         """Differs for other pixels, samples, sizes and encoders."""
 
