@@ -109,7 +109,7 @@ def test_harmless_fields_are_silent_and_others_named(client: TestClient, path: s
 
 def test_fields_within_fields(client: TestClient) -> None:
     for path, more, words in [
-        ("/v1/chat/completions", {"edge": {"joules": 3}}, "edge.joules is unknown: choose from energy, time, documents, evict"),
+        ("/v1/chat/completions", {"edge": {"joules": 3}}, "edge.joules is unknown: choose from energy, time"),
         ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat is not supported"),
         ("/v1/responses", {"include": ["message.output_text.logprobs"]}, "there are no logprobs here"),
         ("/v1/chat/completions", {"structured_outputs": {"structural_tag": "x"}}, "structural_tag is not supported"),
