@@ -8,8 +8,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from edge.budget import format_bytes
+from edge.devices.memory import memory_use
 from edge.documents.store import Store, Stored
-from edge.errors import InputError, UnsupportedError
+from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.catalog import find_local
 from edge.model.model import Model
 from edge.options import AUTO, Options
@@ -48,6 +50,20 @@ def hash_of(model: Model) -> str:
 def load_encoder(model: Model, options: Options) -> Session:
     """Load an encoder or a reranker, within the memory, the threads and on the engine of a run's options."""
     return load(model, encoder_options(options))
+
+
+def check_options(options: Options) -> None:
+    """Raise InputError or BudgetError for options of which an encoder alone cannot keep what they say."""
+    from edge.plan.checks import check_threads  # here: answers check their own options
+
+    check_threads(options.threads)
+    if options.backend not in (AUTO, *_ENGINES):
+        raise InputError(f"--backend {options.backend}: encoders run on {' and '.join(_ENGINES)}")
+    used = memory_use().rss
+    if options.memory is not None and used > options.memory:
+        raise BudgetError(
+            f"edge itself has {format_bytes(used)} by now, --memory is {format_bytes(options.memory)}", smallest=used
+        )
 
 
 def encoder_options(options: Options) -> Options:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from edge.budget import format_bytes
 from edge.devices.memory import memory_limit, memory_use
-from edge.documents.encoder import MINILM, embed_passages, full_name, hash_of, load_encoder, open_encoder
+from edge.documents.encoder import MINILM, check_options, embed_passages, full_name, hash_of, load_encoder, open_encoder
 from edge.documents.reading import READERS, read_document
 from edge.documents.splitting import MOST, split
 from edge.documents.store import Store, remove_index, writing
@@ -83,6 +83,7 @@ def index(
     or cannot be read, BudgetError, MissingExtraError.
     """
     began, options = time.perf_counter(), Options.of(options, **keywords)
+    check_options(options)
     paths = _absolute(sources)
     for path in paths:
         if not os.path.exists(path):

@@ -23,7 +23,7 @@ from edge.documents.searching import by_vectors, by_words, join, rerank, search
 from edge.documents.sentences import sentences
 from edge.documents.splitting import split
 from edge.documents.store import Store, index_path
-from edge.errors import InputError, UnsupportedError
+from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.options import Options
 from edge.run.conversation import Conversation
 
@@ -161,6 +161,10 @@ def test_files_that_change_or_leave(folder: Path) -> None:
     os.utime(folder / "sky.md", (1, 1))  # its hash is the same
     again = index("own", **ON)  # type: ignore[arg-type]
     assert (again.added, again.changed, again.embedded, again.planned) == (0, 0, 0, None)
+    for wrong, error in (({"threads": 0}, InputError), ({"backend": "llamacpp"}, InputError),
+                         ({"memory": "10MiB"}, BudgetError)):  # fmt: skip
+        with pytest.raises(error, match=f"--{next(iter(wrong))}"):  # also where nothing is to be embedded
+            index("own", **wrong)
     (folder / "sky.md").write_text("The sky is green. " * 60)
     (folder / "import.txt").unlink()
     (folder / "nul.txt").write_bytes(b"a\0b")
