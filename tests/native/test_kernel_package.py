@@ -270,6 +270,9 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
     for name, value, says in (("models", "x", "is no model of the"), ("targets", "x", "is no instruction set of the")):
         done = edge("compile", "--catalog", "-o", str(tmp_path / "out"), f"--{name}", value)
         assert (done.returncode, says in done.stderr, (tmp_path / "out").exists()) == (2, True, False)
+    (tmp_path / "other.txt").write_text("mine")
+    done = edge("compile", "--catalog", "-o", str(tmp_path), "--models", "smollm2:135m", "--targets", "none")
+    assert (done.returncode, f"{tmp_path} holds other files: --force" in done.stderr) == (2, True)
     for args in ((), ("--models", "smollm2:135m"), (str(tmp_path), "--catalog")):
         done = edge("compile", "-o", str(tmp_path / "out"), *args)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

@@ -46,7 +46,7 @@ def compile(
     if catalog:
         if any((model, device, gpu, weights)):
             raise InputError("--catalog compiles known models for its own list of CPUs: leave out MODEL and the device")
-        _compile_catalog(output, models, targets, json=json, quiet=quiet)
+        _compile_catalog(output, models, targets, force=force, json=json, quiet=quiet)
         return
     if models is not None or targets is not None:
         raise InputError("--models and --targets choose what --catalog compiles")
@@ -90,8 +90,15 @@ def compile(
     _show(about, output, f"{profile.name} ({about['design']['target']['name']})", kv_dtype, json=json, quiet=quiet)
 
 
-def _compile_catalog(folder: Path, models: str | None, targets: str | None, *, json: bool, quiet: bool) -> None:
+def _compile_catalog(
+    folder: Path, models: str | None, targets: str | None, *, force: bool, json: bool, quiet: bool
+) -> None:
     from edge.backends.tvm.compiler.catalog import compile_catalog
+    from edge.backends.tvm.compiler.package import PACKAGE
+    from edge.errors import InputError
+
+    if not force and folder.is_dir() and any(folder.iterdir()) and not (folder / PACKAGE).is_dir():
+        raise InputError(f"{folder} holds other files: --force writes beside them")
 
     def names(text: str | None) -> list[str] | None:
         return None if text is None else [part.strip() for part in text.split(",")]
@@ -113,7 +120,7 @@ def _compile_catalog(folder: Path, models: str | None, targets: str | None, *, j
         about = {"volumes": volumes, "designs": designs, "left_out": made.left_out}
         print_json({"wheel": str(made.wheel), "bytes": size, **about})
         return
-    print(f"{made.wheel}: {designs:,} passes in {volumes:,} files, {format_bytes(size)}")
+    print(f"{made.wheel}: {designs:,} passes in {volumes:,} file{'' if volumes == 1 else 's'}, {format_bytes(size)}")
     for name, why in made.left_out.items():
         note(f"left out: {name}: {why}")
 
