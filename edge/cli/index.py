@@ -58,10 +58,13 @@ def index(
         return
     try:
         with progress(enabled=not quiet) as shown:
-            done = make(
-                name, *(sources or ()), encoder=encoder, options=options,
-                on_progress=lambda step, part, whole: shown.step(step)(part, whole),
-            )  # fmt: skip
+
+            def tell(step: str, part: float, whole: float) -> None:
+                if step.startswith("waiting") and not quiet:
+                    note(f"({step})")
+                shown.step(step)(part, whole)
+
+            done = make(name, *(sources or ()), encoder=encoder, options=options, on_progress=tell)
     except KeyboardInterrupt:
         if not quiet:
             note(f"interrupted: edge index {printable(name)} goes on")
