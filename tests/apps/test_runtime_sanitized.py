@@ -15,7 +15,7 @@ from runtime_library import SANITIZE
 FILES = (
     "test_constrain.py", "test_model_file.py", "test_runtime_ears.py", "test_runtime_governor.py",
     "test_runtime_kv.py",
-    "test_tool_calls.py", "test_runtime_sampler.py", "test_runtime_tokens.py",
+    "test_runtime_sampler.py", "test_runtime_tokens.py", "test_runtime_tools.py",
 )  # fmt: skip
 
 pytestmark = pytest.mark.exhaustive

@@ -13,7 +13,7 @@ import pytest
 from conftest import exhaustive
 from ctypes_bundle import ERRORS, _Error
 from test_constrain import drawn_by_llguidance, harness, judge
-from test_tool_calls import BODIES
+from test_runtime_tools import BODIES
 from test_tool_grammar import MIXED, ROOTS, WORD
 
 from edge.errors import EngineError, UnsupportedError
