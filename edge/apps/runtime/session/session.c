@@ -17,8 +17,8 @@
  *    edge_use and edge_tokenize drops them first.
  *  - Threads of the pass sleep or spin outside of passes. A forked child has none of them, hence `process`.
  *
- * Other files have the rest of a session: turns.c the texts and answers, context.c tokens and rows, state.c saved
- * conversations, begin.c the choice of an engine. */
+ * Other files have the rest of a session: append.c the texts, turns.c the answers, rewind.c their end, context.c tokens and
+ * rows, state.c saved conversations, begin.c the choice of an engine. */
 #include <string.h>
 
 #include "budgets.h"
@@ -155,6 +155,15 @@ static edge_status check_ranges(const edge_options *options, edge_error *error)
 #undef VALUE
 #undef LIMITS
 #undef WORDS
+}
+
+edge_status check_generates(const edge_session *s, edge_error *error)
+{
+    if (s->ears)
+        return edge_fail(error, EDGE_UNSUPPORTED, "the model hears, and answers no prompts: call edge_listen and edge_hear");
+    if (!s->model->config->encoder)
+        return EDGE_OK;
+    return edge_fail(error, EDGE_UNSUPPORTED, "the model is an encoder, which answers no prompts: call edge_embed");
 }
 
 edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error)

@@ -123,8 +123,12 @@ edge_status enter_answer(edge_session *s, edge_error *error); /* as enter, but k
 edge_status leave(edge_session *s, edge_status status);
 edge_status check_threads(const edge_session *s, edge_error *error); /* fails if the system has ended one */
 edge_status check_accelerator(const edge_session *s, edge_error *error); /* fails if the accelerator has failed */
+edge_status check_generates(const edge_session *s, edge_error *error); /* fails for models that answer no prompts */
 edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error);
-void end_answer(edge_session *s); /* for whatever reason: turns.c */
+/* turns.c, append.c, rewind.c */
+void push_opening(edge_session *s); /* the template's text before an answer */
+void end_answer(edge_session *s);   /* for whatever reason */
+void take_back(edge_session *s);    /* a question that was cancelled before its answer began; or what has not run of it */
 void abandon(edge_session *s);    /* ends an answer that the app did not read to its end, or takes its question back */
 bool answers(const edge_session *s); /* an answer or its prompt is under way */
 /* Checks a saved state up to its end, where its SHA-256 stands. */
