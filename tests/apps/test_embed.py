@@ -116,7 +116,7 @@ def test_refused_exports(name: str, options: dict[str, Any], message: str, tmp_p
 
 def test_kotlin_vectors_are_those_of_c(tmp_path: Path) -> None:
     bundle, library = bundle_of(converted("encoders/bert"), **EXACT), tmp_path / "bundle.so"
-    program = compile_kotlin(KOTLIN / "src", KOTLIN / "sample", PROGRAMS)
+    program = compile_kotlin(KOTLIN / "src", PROGRAMS)
     command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", *includes()]
     command += [str(KOTLIN / "jni" / "edge_jni.c"), str(bundle / "libedge.a"), "-lm", "-lpthread", "-o", str(library)]
     subprocess.run(command, check=True)

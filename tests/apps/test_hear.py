@@ -164,7 +164,7 @@ def test_texts_of_a_damaged_file_end_within_their_memory(tmp_path: Path) -> None
 def test_kotlin_segments_are_those_of_c(folder: Path, tmp_path: Path) -> None:
     shorts, library = (tone() * 32767).astype("<i2"), tmp_path / "bundle.so"
     (tmp_path / "sound").write_bytes(shorts.tobytes())
-    program = compile_kotlin(KOTLIN / "src", KOTLIN / "sample", PROGRAMS)
+    program = compile_kotlin(KOTLIN / "src", PROGRAMS)
     command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", *includes(), str(KOTLIN / "jni" / "edge_jni.c")]
     subprocess.run([*command, str(folder / "libedge.a"), "-lm", "-lpthread", "-o", str(library)], check=True)
     paths = [str(each) for each in (folder / "model.edge", folder / "ears.edge", tmp_path / "sound")]

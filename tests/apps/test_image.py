@@ -217,7 +217,7 @@ def test_kotlin_answers_about_bitmaps_are_those_of_transformers(golden: dict[str
     folder, library = bundle_of(str(TEXT), **CHOSEN), tmp_path / "bundle.so"
     picture = golden["first"]
     (tmp_path / "picture").write_bytes(picture.tobytes())
-    program = compile_kotlin(KOTLIN / "src", KOTLIN / "sample", PROGRAMS)
+    program = compile_kotlin(KOTLIN / "src", PROGRAMS)
     command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", *includes(), str(KOTLIN / "jni" / "edge_jni.c")]
     subprocess.run([*command, str(folder / "libedge.a"), "-lm", "-lpthread", "-o", str(library)], check=True)
     paths = [str(each) for each in (folder / "model.edge", folder / "eyes.edge", tmp_path / "picture")]

@@ -131,6 +131,42 @@ def test_calls_of_strict_tools_match(session: BundleSession) -> None:
     session.choose("mix")  # the tools before
 
 
+NOTHING = [each for each in TOOLS if each.get("function", each)["name"] == "nothing"]
+CALL = r'<tool_call>\{"name": "nothing", "arguments": \{\}\}</tool_call>'
+
+
+def say(session: BundleSession, form: str, prompt: str = "Hi", **options: Any) -> tuple[str, Finish]:
+    """An answer of this form, behind which answers are free again."""
+    session.constrain(Form.REGEX, form)
+    session.set(temperature=0, max_tokens=2600, **options)
+    _, text, finish = session.answer(prompt)
+    session.constrain(Form.FREE)
+    return text, finish
+
+
+def test_results_that_are_taken_back(session: BundleSession, model: Model) -> None:
+    """A cancelled prompt leaves the calls before it, which wait for results; a rewound turn leaves none."""
+    session.tools(NOTHING)
+    assert say(session, CALL + CALL) == ("", Finish.TOOL_CALLS)
+    rows = session.use()["rows"]
+    for role in (Role.USER, Role.RESULT):
+        for text in ("one", "two")[: 1 + (role == Role.RESULT)]:
+            session.append(role, text)
+        session.cancel()
+        assert session.next().finish == Finish.INTERRUPTED
+        assert session.use()["rows"] <= rows
+        assert [name for _, name, _ in session.calls()] == ["nothing"] * 2
+    session.append(Role.RESULT, "one")
+    session.rewind()
+    assert session.calls() == []
+    ran = session.use()["tokens"]
+    session.append(Role.USER, "Hi")
+    with pytest.raises(InputError, match="no call waits for a result"):
+        session.append(Role.RESULT, "two")
+    first_token(session)
+    assert session.use()["tokens"] - ran == len(prompt_of(model, [USER], NOTHING))
+
+
 def test_refusals(session: BundleSession) -> None:
     named = {"type": "function", "function": {"name": "f"}}
     for tools, said in (

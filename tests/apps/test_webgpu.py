@@ -241,7 +241,7 @@ def test_declarations_are_those_of_the_header(tmp_path: Path) -> None:
         + "int main(void)\n{\n" + "\n".join(shown) + "\nreturn 0;\n}\n"
     )  # fmt: skip
     own = (f"-I{RUNTIME / 'gpu'}",)
-    real = (*own, "-DEDGE_WEBGPU_HEADER=<webgpu.h>", "-isystem", str(RESOURCES))
+    real = (*own, "-DEDGE_WEBGPU_HEADER=<webgpu.h>", f"-isystem{RESOURCES}")
     for source in ("webgpu.c", "webgpu_kernels.c"):
         build([RUNTIME / "gpu" / source], (*real, "-c"), ".o")
     built = [build([program], own), build([program, LIBRARY], (*real, f"-Wl,-rpath,{RESOURCES}"))]

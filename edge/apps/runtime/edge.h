@@ -372,8 +372,8 @@ EDGE_API edge_status edge_read(edge_session *session, const edge_readings *readi
  * not read to its end. A user's text behind another that has no answer gives that an empty one. count: bytes, or ids. */
 EDGE_API edge_status edge_append(edge_session *session, edge_role role, const void *text, size_t count, edge_error *error);
 /* Blocks until the next piece of the answer, which has at most one token, or until a chunk of a long prompt has run: then the
- * piece has no token and no text. A question that ends as EDGE_INTERRUPTED before its first token is taken back, as if it had
- * not been appended; after evictions, what has run of it stays. After the end of an answer it returns EDGE_BAD_ARGUMENT. */
+ * piece has no token and no text. A question, or the results of calls, whose answer ends as EDGE_INTERRUPTED before its first token
+ * are taken back, as if they had not been appended; after evictions, what has run of it stays. After the end of an answer it returns EDGE_BAD_ARGUMENT. */
 EDGE_API edge_status edge_next(edge_session *session, edge_piece *piece, edge_error *error);
 /* Ends the answer before its next token, or its prompt, from any thread. Between answers it does nothing. */
 EDGE_API void edge_cancel(edge_session *session);

@@ -236,7 +236,10 @@ static edge_status append_result(edge_session *s, const char *text, size_t count
     if (!tool_template_has(&t->template, first ? TOOL_RESULT : TOOL_MORE))
         return edge_fail(error, EDGE_UNSUPPORTED, "the model's chat template takes no results%s", first ? "" : " of further calls");
     tools_name(t, t->given, &texts);
-    s->turn_ran = first ? s->ran : s->turn_ran;
+    if (first) {
+        s->results = context_mark(s);
+        s->turn_ran = s->ran;
+    }
     s->full = false;
     t->given++;
     reserve_opening(s);

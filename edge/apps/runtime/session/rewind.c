@@ -4,6 +4,7 @@
 #include "given.h"
 #include "session.h"
 #include "system.h"
+#include "tools.h"
 #include "vocabulary.h"
 
 /* Ends an answer, for whatever reason. */
@@ -23,11 +24,27 @@ bool answers(const edge_session *s)
 
 static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *error);
 
+/* Results that were cancelled with the answer to them: their calls wait for results again. */
+static bool take_results_back(edge_session *s)
+{
+    if (!context_rewind(s, &s->results))
+        return false;
+    s->turn = TURN_ANSWERED;
+    context_settle(s);
+    return true;
+}
+
 /* Forgets a question that was cancelled before its answer began, or where rows cannot be taken back, what has not run of it. */
 void take_back(edge_session *s)
 {
-    if (rewind_turns(s, 1, NULL))
+    tools *t = s->tools;
+    const bool back = t && t->given ? take_results_back(s) : !rewind_turns(s, 1, NULL);
+    if (!back)
         s->first = s->waiting = 0;
+    if (t) {
+        t->given = 0;
+        t->ran = back ? s->ran : t->ran; /* what ran meanwhile is gone: the last calls are the end of the conversation */
+    }
     __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED); /* an earlier question may wait, and can be answered */
 }
 
@@ -74,5 +91,10 @@ static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *err
 edge_status edge_rewind(edge_session *s, uint32_t turns, edge_error *error)
 {
     edge_status status = enter(s, error);
-    return status ? status : leave(s, rewind_turns(s, turns, error));
+    if (status)
+        return status;
+    status = rewind_turns(s, turns, error);
+    if (turns && !status && s->tools)
+        tools_start(s->tools, false);
+    return leave(s, status);
 }

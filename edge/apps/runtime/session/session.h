@@ -56,6 +56,7 @@ struct edge_session {
     sampler *sampler;
     constraint *constraint; /* NULL: answers are free; memory of its own */
     tools *tools;           /* NULL: none; memory of its own */
+    turn_mark results;      /* the conversation before the first result of its calls */
     stops *stops, *next_stops; /* of this answer; of the next one if new_stops is set */
     bool new_stops;
     utf8_joiner joiner;

@@ -11,6 +11,7 @@
 #include "session.h"
 #include "stream.h"
 #include "system.h"
+#include "tools.h"
 
 enum { STATE_VERSION = 9, MOST_TILES = 64 };
 
@@ -168,6 +169,8 @@ static void forget(edge_session *s)
     context_reset(s);
     s->system_count = 0;
     s->turn = TURN_NEW;
+    if (s->tools)
+        tools_start(s->tools, false);
 }
 
 edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)

@@ -35,8 +35,10 @@ static void start_prompt(edge_session *s)
     s->full = s->stuck = false;
     if (asked)
         push_opening(s);
-    if (s->tools)
-        tools_start(s->tools, asked);
+    if (s->tools) {
+        s->tools->asked = asked;
+        s->tools->reads = false; /* the calls of the last answer stay until this one begins: the prompt may be taken back */
+    }
     if (s->full || !s->waiting) /* rows were returned to the system meanwhile; or the text has no token */
         s->stopped = s->full ? EDGE_MEMORY : EDGE_CAPACITY;
     s->turn = TURN_PROMPT;
@@ -53,6 +55,8 @@ static void run_prompt(edge_session *s)
     if (s->waiting && !s->finish)
         return;
     s->turn = TURN_ANSWERING;
+    if (s->tools && s->finish != EDGE_INTERRUPTED)
+        tools_start(s->tools, s->tools->asked);
     stops_start(s->stops);
     if (constraint_holds(s->constraint))
         constraint_start(s->constraint);

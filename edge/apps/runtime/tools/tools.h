@@ -17,6 +17,7 @@ typedef struct tools {
     uint32_t only;         /* the function that answers must call; 0: any */
     bool allowed, parallel;
     bool strict, holds;    /* whether calls have their form wherever they are allowed; whether the session's form is that of calls */
+    bool asked;            /* whether the prompt that runs is a chat's */
     bool reads, ended;     /* whether this answer may call, and its text has been read to its end */
     uint32_t given;        /* results that were appended */
     uint32_t before;       /* calls of earlier answers, which count in identifiers */
@@ -32,7 +33,7 @@ void tools_free(tools *t); /* t: may be NULL */
 bool tools_write(tools *t, enum tool_part part, const tool_texts *texts, tokenizer *by, ids_out out, void *to);
 /* Name and identifier of a call of the last answer. */
 void tools_name(tools *t, uint32_t index, tool_texts *found);
-void tools_start(tools *t, bool reads); /* begins an answer */
+void tools_start(tools *t, bool reads); /* begins an answer, and forgets the calls of the last one and their results */
 const span *tools_mark(const tools *t, int32_t token); /* the text of a special token that is a mark; NULL: it is none */
 static inline bool tools_one(const tools *t) /* whether answers make one call at most */
 {
