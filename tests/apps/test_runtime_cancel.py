@@ -112,6 +112,28 @@ def test_question_behind_an_unanswered_one() -> None:
             session.append(Role.USER, "y")
 
 
+def test_cancel_between_answers_does_nothing() -> None:
+    """Not to a question that is loaded, or waits again; whose progress is told from its own beginning."""
+    folder = bundle_of(MODEL, kv_policy="streaming", **ROWS)
+    with open_bundle(folder) as bundle, bundle.session(**GREEDY) as session:
+        session.append(Role.USER, "Hi")
+        state = session.save()
+        pieces = list(session.pieces())
+        for cancelled_before_load in (True, False):
+            session.answer("And?")
+            if cancelled_before_load:
+                session.cancel()
+            session.load(state)
+            assert list(session.pieces()) == pieces
+        session.load(state)
+        session.answer("And?")
+        session.cancel()
+        session.rewind(1)
+        again = list(session.pieces())
+        assert [piece.token for piece in again][-6:] == [piece.token for piece in pieces][-6:]
+        assert again[-1].prompt[1] <= pieces[-1].prompt[1]
+
+
 def count_until_refused(session: BundleSession) -> None:
     while True:
         session.thread_ids()

@@ -65,6 +65,8 @@ void context_drop(edge_session *s)
 void context_settle(edge_session *s)
 {
     s->started = false;
+    s->turn_ran = s->ran;
+    __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED); /* a question that waits can be answered */
     s->stopped = s->finish = EDGE_GOING;
     s->text_at = s->text_end = 0;
 }
@@ -468,7 +470,6 @@ edge_finish context_step(edge_session *s)
 void context_begin(edge_session *s)
 {
     context_settle(s);
-    __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED);
     start(s);
 }
 

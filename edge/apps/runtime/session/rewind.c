@@ -45,7 +45,6 @@ void take_back(edge_session *s)
         t->given = 0;
         t->ran = back ? s->ran : t->ran; /* what ran meanwhile is gone: the last calls are the end of the conversation */
     }
-    __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED); /* an earlier question may wait, and can be answered */
 }
 
 void abandon(edge_session *s)

@@ -303,6 +303,7 @@ edge_status edge_load(edge_session *s, const edge_stream *stream, edge_error *er
     forget(s);
     if ((status = load(s, &from, &header, error)))
         forget(s);
+    context_settle(s); /* a cancellation was of this call */
     return leave(s, status);
 }
 
