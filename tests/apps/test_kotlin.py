@@ -108,6 +108,7 @@ def test_answers_are_cancelled_and_sessions_go_on(echo: dict[str, list[str]]) ->
     assert echo["three finish"] == ["INTERRUPTED"]
     assert echo["next"] == ["next"]
     assert echo["busy"] == echo["busy answer"] == [BUSY]
+    assert echo["busy finish"] == ["null"]  # what was refused has not ended it
     assert echo["job"] == ["true INTERRUPTED"]
     assert echo["cancel"] == echo["close"] == ["true INTERRUPTED"]
     assert echo["left"] == ["INTERRUPTED"]

@@ -8,6 +8,7 @@ import kotlinx.coroutines.Deferred
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.async
 import kotlinx.coroutines.cancelAndJoin
+import kotlinx.coroutines.delay
 import kotlinx.coroutines.flow.collect
 import kotlinx.coroutines.flow.onEach
 import kotlinx.coroutines.flow.take
@@ -116,6 +117,8 @@ private fun cancellations(model: EdgeModel) = runBlocking {
     show("busy", failure { session.append(Role.USER, "a") })
     session.trim(Trim.SOFT)
     show("busy answer", failure { text(session, "a") })
+    delay(100)
+    show("busy finish", session.finish)
     job.cancelAndJoin()
     show("job", "${job.isCancelled} ${session.finish}")
     val cancelled = begin(session)

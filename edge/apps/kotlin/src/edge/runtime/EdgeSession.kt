@@ -95,7 +95,8 @@ public class EdgeSession internal constructor(
     }
 
     private fun generated(append: (Long) -> Unit): Flow<Piece> = channelFlow {
-        val watch = cancelsWith(this)
+        val runs = AtomicBoolean(true)
+        val watch = cancelsWith(this, runs)
         var asked = false
         try {
             call(append)
@@ -119,17 +120,18 @@ public class EdgeSession internal constructor(
             finish = Finish.INTERRUPTED
         } finally {
             if (asked && finish == null) drain()
+            runs.set(false)
             watch.cancel()
         }
     }.buffer(Channel.RENDEZVOUS).flowOn(Dispatchers.IO)
 
-    /** Cancels the answer as soon as [scope] is cancelled, on the thread that does it. */
-    private fun cancelsWith(scope: CoroutineScope): Job =
+    /** Cancels what [runs] as soon as [scope] is cancelled, on the thread that does it; never another's answer. */
+    private fun cancelsWith(scope: CoroutineScope, runs: AtomicBoolean): Job =
         scope.launch(Dispatchers.Unconfined, CoroutineStart.UNDISPATCHED) {
             try {
                 awaitCancellation()
             } finally {
-                if (answering.get()) this@EdgeSession.cancel()
+                if (runs.get()) this@EdgeSession.cancel()
             }
         }
 
@@ -276,20 +278,23 @@ public class EdgeSession internal constructor(
     }
 
     /** Calls the library between answers. */
-    private inline fun <T> changeNow(work: (Long) -> T): T {
+    private inline fun <T> changeNow(runs: AtomicBoolean? = null, work: (Long) -> T): T {
         check(answering.compareAndSet(false, true)) { BUSY }
+        runs?.set(true)
         try {
             return call(work)
         } finally {
+            runs?.set(false)
             answering.set(false)
         }
     }
 
     /** As [changeNow], on a thread that may block. Cancelling the coroutine cancels what runs, and waits for it. */
     internal suspend fun <T> change(work: (Long) -> T): T = withContext(Dispatchers.IO) {
-        val watch = cancelsWith(this)
+        val runs = AtomicBoolean()
+        val watch = cancelsWith(this, runs)
         try {
-            changeNow(work)
+            changeNow(runs, work)
         } finally {
             watch.cancel()
         }
