@@ -167,6 +167,20 @@ def test_results_that_are_taken_back(session: BundleSession, model: Model) -> No
     assert session.use()["tokens"] - ran == len(prompt_of(model, [USER], NOTHING))
 
 
+def test_text_behind_a_stop_string_is_not_shown(session: BundleSession) -> None:
+    """It was held as a call until that was none, and as the beginning of another from there on."""
+    session.tools(NOTHING)
+    assert say(session, r'<tool_call>\{"x": "aEND", <', stop=["END"]) == ('<tool_call>{"x": "a', Finish.STOP)
+
+
+def test_results_that_wait_are_not_saved(session: BundleSession) -> None:
+    session.tools(NOTHING)
+    say(session, CALL)
+    session.append(Role.RESULT, "18")
+    with pytest.raises(InputError, match="results wait for their answer: call edge_next"):
+        session.save()
+
+
 def test_refusals(session: BundleSession) -> None:
     named = {"type": "function", "function": {"name": "f"}}
     for tools, said in (

@@ -382,7 +382,7 @@ EDGE_API void edge_cancel(edge_session *session);
  * state, some of the remaining tokens may run again with the next prompt. If all turns are forgotten, the KV rows of the system
  * prompt stay where possible. Pictures that wait for a text are forgotten first; 0: they alone. */
 EDGE_API edge_status edge_rewind(edge_session *session, uint32_t turns, edge_error *error);
-/* The conversation with its KV rows, for edge_load in a session of the same bundle. */
+/* The conversation with its KV rows, for edge_load in a session of the same bundle. Results of calls must have their answer. */
 EDGE_API edge_status edge_save(edge_session *session, edge_stream *stream, edge_error *error);
 /* Replaces the conversation. If the state is refused by its header (no state, another bundle or adapter, more rows than there are),
  * or a buffer is damaged, the conversation stays as it was; if a file is damaged behind its header, it is empty. */

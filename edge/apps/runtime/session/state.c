@@ -180,6 +180,8 @@ edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
         return status;
     if ((status = check_stream(s, stream, error)))
         return leave(s, status);
+    if (s->tools && s->tools->given) /* which their answer is written differently for */
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the results wait for their answer: call edge_next, then save"));
     state_header header = header_of(s);
     stream->length = header.length;
     if (stream->fd < 0 && !stream->buffer) /* the call only asks for the length */

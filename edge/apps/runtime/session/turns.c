@@ -103,7 +103,7 @@ static void end_calls(edge_session *s)
         s->finish = EDGE_TOOL_CALLS;
     t->turns = s->turns;
     t->ran = s->ran;
-    if (!s->text_end) { /* the last token's text is shown first */
+    if (!s->text_end && s->finish != EDGE_STOP) { /* the last token's text is shown first */
         bool met = false;
         show_between(s, &met);
         s->finish = met ? EDGE_STOP : s->finish;
@@ -212,6 +212,8 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
         }
         if (s->finish && reads_calls(s) && !s->tools->ended)
             end_calls(s);
+        if (s->finish == EDGE_STOP && reads_calls(s))
+            calls_drop(s->tools->calls); /* what stands behind the stop string */
         if (s->finish && s->finish != EDGE_STOP && !(reads_calls(s) && calls_waits(s->tools->calls))) /* text that was held back; an incomplete character is lost */
             s->text_end += (uint32_t)stops_rest(s->stops, s->text + s->text_end);
     }

@@ -55,6 +55,11 @@ static void say(calls *c, const uint8_t *text, size_t count)
         }
 }
 
+void calls_drop(calls *c)
+{
+    c->taken = c->said = c->blanks = 0;
+}
+
 bool calls_waits(const calls *c)
 {
     return c->taken < c->said;

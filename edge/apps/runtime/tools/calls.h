@@ -31,6 +31,7 @@ void calls_feed(calls *c, const char *text, size_t length);
 /* Ends the answer. cut: something else ended it than its writer, so that a mark without its call's name is no text. */
 void calls_finish(calls *c, bool cut);
 size_t calls_text(calls *c, char *out, size_t most); /* takes whole characters of the answer's text; returns their bytes */
+void calls_drop(calls *c);                           /* forgets that text */
 bool calls_waits(const calls *c);                    /* whether calls_text has some */
 uint32_t calls_count(const calls *c);                /* complete calls; those that were cut are none */
 const found_call *calls_at(const calls *c, uint32_t index);
