@@ -160,6 +160,27 @@ def test_usage_and_tokens_while_another_thread_computes() -> None:
         assert session.next().finish == Finish.INTERRUPTED
 
 
+def test_tokenizing_keeps_nobody_out() -> None:
+    folder = bundle_of(MODEL, kv_policy="streaming", **ROWS)
+    with open_bundle(folder) as bundle, bundle.session(ignore_eos=1) as session:
+        ended = threading.Event()
+
+        def tokenize() -> None:
+            while not ended.is_set():
+                session.tokenize("word " * 150)
+                session.tokenize("word " * 1500)
+
+        thread = threading.Thread(target=tokenize)
+        thread.start()
+        try:
+            for _ in range(100):
+                session.append(Role.USER, "Hi")
+                session.rewind()
+        finally:
+            ended.set()
+            thread.join()
+
+
 def test_refused_state_leaves_the_conversation() -> None:
     folder = bundle_of(MODEL, kv_policy="streaming", **ROWS | {"max_kv_size": 512})
     other = bundle_of(MODEL, kv_policy="h2o", **ROWS)

@@ -61,6 +61,8 @@ edge_status check_threads(const edge_session *s, edge_error *error)
 /* Values of `busy`. */
 enum { FREE, LOOKED_AT, IN_USE };
 
+enum { SHORT_TEXT = 1024 }; /* bytes that take less than a millisecond to encode */
+
 static edge_status check_session(const edge_session *s, edge_error *error)
 {
     if (!s)
@@ -81,7 +83,7 @@ static bool take_hold(edge_session *s, int32_t as)
          !__atomic_compare_exchange_n(&s->busy, &now, as, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); now = FREE) {
         if (now == IN_USE)
             return false;
-        sleep_seconds(1e-6); /* edge_use and trims are short: wait for them rather than fail */
+        sleep_seconds(1e-6); /* edge_use, trims and texts for edge_tokenize are short: wait for them rather than fail */
     }
     return true;
 }
@@ -420,7 +422,7 @@ static bool list_ids(void *to, const int32_t *ids, size_t count)
     return true;
 }
 
-/* Encodes with a tokenizer of its own, in memory for this call, while another thread uses the session's. */
+/* Encodes with a tokenizer of its own, in memory for this call, so that other threads may use the session's. */
 static edge_status tokenize_aside(const edge_model *model, const char *text, size_t length, bool special, id_list *list,
                                   edge_error *error)
 {
@@ -428,7 +430,7 @@ static edge_status tokenize_aside(const edge_model *model, const char *text, siz
     tokenizer_layout(&count, model);
     arena memory = {map_memory(count.used), 0};
     if (!memory.memory)
-        return edge_fail(error, EDGE_NO_MEMORY, "no memory is left to encode a text while an answer is generated");
+        return edge_fail(error, EDGE_NO_MEMORY, "no memory is left to encode a text aside from the session");
     tokenizer_encode(tokenizer_layout(&memory, model), text, length, special, true, list_ids, list);
     unmap_memory(memory.memory, count.used);
     return EDGE_OK;
@@ -447,8 +449,7 @@ int64_t edge_tokenize(edge_session *s, const char *text, size_t length, uint32_t
     id_list list = {ids, capacity, 0};
     if (!length)
         return 0;
-    if (take_hold(s, IN_USE)) {
-        note_usage(s);
+    if (length <= SHORT_TEXT && take_hold(s, LOOKED_AT)) { /* which others wait for, rather than fail */
         tokenizer_encode(s->tokenizer, text, length, special != 0, true, list_ids, &list);
         leave(s, EDGE_OK);
     } else {
