@@ -103,6 +103,14 @@ def test_more_answers_are_those_of_python(seed: int) -> None:
             check_alike(form, TOOLS, seed + 1, **choice)
 
 
+def test_objects_without_end_are_refused() -> None:
+    form = next(form for form in FORMATS if form.body == "call")
+    endless = {"properties": {"a": {"allOf": [{"$ref": "#/properties/a"}, {"$ref": "#"}]}}}
+    for schema in (endless, {"type": "object", "properties": {"child": {"allOf": [{"$ref": "#"}]}}}):
+        with pytest.raises(UnsupportedError, match="objects in more than 32 others"):
+            set_calls(form, [{"type": "function", "function": {"name": "f", "parameters": schema}}], required=True)
+
+
 @pytest.mark.parametrize(
     ("schema", "said"),
     [({"not": {}}, "cannot be enforced: not"), ({"uniqueItems": True, "type": "array"}, "uniqueItems"),

@@ -233,7 +233,14 @@ static uint32_t objects(call_writer *w, const conjunction *given, const char *be
 
 static uint32_t braces(call_writer *w, const conjunction *of, uint32_t next)
 {
-    return call_word(w, "{", objects(w, of, ",", call_word(w, "}", next)));
+    if (w->depth == MOST_OBJECTS) { /* such as one that allOf leads back to, which has no rule of its own */
+        schema_refuse(w->in, "objects in more than 32 others");
+        return NEVER;
+    }
+    w->depth++;
+    const uint32_t found = call_word(w, "{", objects(w, of, ",", call_word(w, "}", next)));
+    w->depth--;
+    return found;
 }
 
 uint32_t call_fields(call_writer *w, span name, const conjunction *of, uint32_t next)

@@ -60,7 +60,7 @@ uint32_t call_until(call_writer *w, span mark, bool ends, uint32_t next)
     static const point_range beyond[] = {{0x80, 0x10FFFF}};
     rules *r = w->r;
     uint32_t states[64]; /* rules: by the bytes of the mark that the text ends with */
-    if (mark.length > sizeof states / sizeof *states || next == NEVER)
+    if (!mark.length || mark.length > sizeof states / sizeof *states || next == NEVER)
         return NEVER;
     const uint32_t behind = rules_new(r);
     rules_set(r, behind, next);

@@ -7,7 +7,8 @@
 #include "call_rules.h"
 #include "schema_parts.h"
 
-enum { MOST_FIELDS = 96, MOST_REFERENCES = 128, MOST_CALLS_AT_ONCE = 8 }; /* of an object; of all tools; as edge/tools/lark.py */
+enum { MOST_FIELDS = 96, MOST_REFERENCES = 128, MOST_CALLS_AT_ONCE = 8, /* of an object; of all tools; as edge/tools/lark.py */
+       MOST_OBJECTS = 32 }; /* in each other, where their grammar is written in line */
 
 typedef struct {
     const call_choice *choice;
@@ -17,6 +18,7 @@ typedef struct {
     uint32_t any;         /* a character */
     struct { uint32_t target, rule; } known[MOST_REFERENCES]; /* references whose rule is begun */
     uint32_t known_count;
+    uint32_t depth;       /* objects around what is written */
 } call_writer;
 
 uint32_t call_word(call_writer *w, const char *word, uint32_t next); /* which ends with \0 */
