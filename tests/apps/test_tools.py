@@ -167,6 +167,20 @@ def test_results_that_are_taken_back(session: BundleSession, model: Model) -> No
     assert session.use()["tokens"] - ran == len(prompt_of(model, [USER], NOTHING))
 
 
+def test_first_question_that_is_taken_back_leaves_no_conversation(session: BundleSession, model: Model) -> None:
+    for tools in (TOOLS, NOTHING):
+        session.tools(tools)
+        session.append(Role.USER, "Hi")
+        session.cancel()
+        assert session.next().finish == Finish.INTERRUPTED
+    ran = session.use()["tokens"]
+    session.append(Role.USER, "Hi")
+    first_token(session)
+    assert session.use()["tokens"] - ran == len(prompt_of(model, [USER], NOTHING))
+    session.rewind(1)
+    session.append(Role.RAW, "x")
+
+
 def test_text_behind_a_stop_string_is_not_shown(session: BundleSession) -> None:
     """It was held as a call until that was none, and as the beginning of another from there on."""
     session.tools(NOTHING)

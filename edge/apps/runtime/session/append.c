@@ -103,8 +103,18 @@ static edge_status begin_with_tools(edge_session *s, const char *text, size_t co
     s->turn = TURN_NEW;
     if (!tools_write(s->tools, part, &texts, s->tokenizer, push_system, &to))
         return system_full(s, error);
+    s->tools->alone = !count;
     s->turn = TURN_SYSTEM;
     return EDGE_OK;
+}
+
+void drop_tools_text(edge_session *s)
+{
+    if (s->turn != TURN_SYSTEM || !s->tools || !s->tools->alone || pictures_wait(s))
+        return;
+    context_reset(s);
+    s->system_count = 0;
+    s->turn = TURN_NEW;
 }
 
 static edge_status append_system(edge_session *s, const char *text, size_t count, edge_error *error)
@@ -312,6 +322,8 @@ edge_status edge_append(edge_session *s, edge_role role, const void *text, size_
     text = text ? text : "";
     if (role == EDGE_USER && s->tools && s->turn == TURN_NEW && (status = begin_with_tools(s, "", 0, error)))
         return leave(s, status);
+    if (role == EDGE_RAW || role == EDGE_IDS)
+        drop_tools_text(s);
     status = role == EDGE_SYSTEM ? append_system(s, text, count, error)
            : role == EDGE_RESULT ? append_result(s, text, count, error) : append(s, role, text, count, error);
     return leave(s, status);

@@ -50,6 +50,7 @@ static edge_status hold_form(edge_session *s, tools *t, bool required, edge_erro
 static edge_status set_tools(edge_session *s, const char *text, size_t length, edge_error *error)
 {
     tools *made = NULL;
+    drop_tools_text(s);
     if (s->turn != TURN_NEW)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "tools are stated before the conversation begins: rewind all turns first");
     if (text && !length)

@@ -169,8 +169,10 @@ static void forget(edge_session *s)
     context_reset(s);
     s->system_count = 0;
     s->turn = TURN_NEW;
-    if (s->tools)
+    if (s->tools) {
         tools_start(s->tools, false);
+        s->tools->alone = false;
+    }
 }
 
 edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)

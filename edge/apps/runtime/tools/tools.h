@@ -17,6 +17,7 @@ typedef struct tools {
     uint32_t only;         /* the function that answers must call; 0: any */
     bool allowed, parallel;
     bool strict, holds;    /* whether calls have their form wherever they are allowed; whether the session's form is that of calls */
+    bool alone;            /* the system's part of the prompt has the tools, and no text of the app */
     bool asked;            /* whether the prompt that runs is a chat's */
     bool reads, ended;     /* whether this answer may call, and its text has been read to its end */
     uint32_t given;        /* results that were appended */
