@@ -98,7 +98,8 @@ public final class EdgeSession: @unchecked Sendable {
     /// Forgets the last turns, each a question with its answer; nil: all. Throws `.unsupported` where they cannot
     /// be taken back: after evictions. Then forget all, and append the conversation again.
     public func rewind(_ turns: Int? = nil) async throws {
-        try await change { handle in
+        try await onQueue { handle in
+            self.interrupt()  // its question is the last turn
             try EdgeError.check { edge_rewind(handle, turns.map { UInt32(clamping: $0) } ?? UInt32.max, &$0) }
         }
     }
@@ -187,25 +188,27 @@ public final class EdgeSession: @unchecked Sendable {
             }
         } onCancel: {
             cancelled.with { $0 = true }
-            if self.running.with({ $0 === cancelled }) { self.cancel() }
+            self.running.with { if $0 === cancelled { self.cancel() } }  // within the lock: it is still this work
         }
     }
 
     /// As `onQueue`, and ends an answer that is still being read.
     func change<Value: Sendable>(_ work: @escaping @Sendable (OpaquePointer) throws -> Value) async throws -> Value {
         try await onQueue { handle in
-            self.interrupt()
+            if self.interrupt() { _ = edge_rewind(handle, 0, nil) }  // no turns, but the answer ends
             return try work(handle)
         }
     }
 
-    /// Notes that the answer of a stream, or of any, ends before its end.
-    private func interrupt(_ number: Int? = nil) {
+    /// Notes that an answer ends before its end. Returns whether there was one.
+    @discardableResult
+    private func interrupt() -> Bool {
         state.with {
-            guard number == nil || number == $0.answers else { return }
-            if $0.responding { $0.finish = .interrupted }
+            let responding = $0.responding
+            if responding { $0.finish = .interrupted }
             $0.responding = false
             $0.answers += 1
+            return responding
         }
     }
 
@@ -235,10 +238,19 @@ public final class EdgeSession: @unchecked Sendable {
 
     /// Ends an answer whose stream is read no more.
     func abandon(_ number: Int) {
-        guard state.with({ $0.responding && $0.answers == number }) else { return }
-        interrupt(number)
-        cancel()
-        queue.async { _ = edge_rewind(self.handle, 0, nil) }  // no turns, but an answer ends
+        let abandoned: Bool = state.with {
+            guard $0.responding && $0.answers == number else { return false }
+            $0.finish = .interrupted
+            $0.responding = false
+            $0.answers += 1
+            cancel()  // within the lock: no other question has been asked
+            return true
+        }
+        guard abandoned else { return }
+        queue.async {
+            let last = self.state.with { $0.answers == number + 1 }
+            if last { _ = edge_rewind(self.handle, 0, nil) }  // no turns, but the answer ends
+        }
     }
 
     private func nextPiece() throws -> Piece {

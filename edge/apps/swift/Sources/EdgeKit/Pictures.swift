@@ -52,7 +52,7 @@ extension EdgeSession {
         guard let most = UInt32(exactly: tokens) else {
             throw EdgeError(code: .badArgument, message: "tokens is \(tokens), but must not be negative")
         }
-        try await onQueue { handle in
+        try await change { handle in
             try path.withCString { path in
                 try pixels.rgba.withUnsafeBufferPointer { bytes in
                     var source = edge_source()
