@@ -151,6 +151,13 @@ def test_damaged_calls_are_read_alike(seed: int) -> None:
         )
 
 
+def test_calls_that_were_none_leave_room_for_others() -> None:
+    none = '<tool_call>{"arguments": {"a": "' + 50_000 * "b" + '"}, "name": "fat"}'
+    text = 3 * none + '<tool_call>{"name": "time", "arguments": {"zone": 1}}</tool_call>'
+    _, calls, _ = found_in_c(FORMS["hermes"], [text[at : at + 999] for at in range(0, len(text), 999)])
+    assert calls == [("time", {"zone": 1})]
+
+
 def test_a_call_without_end_is_cut() -> None:
     """However long it is: the text of one call, its arguments and its blanks are bounded."""
     for text in (

@@ -182,7 +182,8 @@ static edge_status show_image(edge_session *s, const edge_source *source, const 
     status = encoder_open(EDGE_SEES, source, NULL, threads, mask, &e, error);
     if (!status) {
         const edge_config *of_encoder = encoder_model(e)->config;
-        const uint32_t passes = (count * c->join * c->join + of_encoder->capacity - 1) / of_encoder->capacity;
+        const uint64_t patches = (uint64_t)count * c->join * c->join;
+        const uint64_t passes = (patches + of_encoder->capacity - 1) / of_encoder->capacity;
         watch_bytes(&own, (double)passes * (double)of_encoder->weight_bytes);
         s->encoder = e;
         note_usage(s);

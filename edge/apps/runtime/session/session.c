@@ -296,6 +296,7 @@ edge_status begin_on(edge_model *model, const edge_options *options, const accel
         unmap_memory(s->memory, s->size);
         return status;
     }
+    note_usage(s); /* for edge_use while the first call computes */
     __atomic_fetch_add(&model->sessions, 1, __ATOMIC_RELAXED);
     *session = s;
     return EDGE_OK;
