@@ -88,9 +88,9 @@ export class Session {
     const answer = this.#remote
       .call("answer", { text, role, options: this.#named(options) }, ({ piece, report, prompt }) => {
         this.report = report;
-        if (prompt && prompt.done < prompt.asked) onPrompt?.(prompt.done, prompt.asked);
         if (piece) pieces.push(piece);
         wake();
+        if (prompt && prompt.done < prompt.asked) onPrompt?.(prompt.done, prompt.asked); // last: it may throw
       })
       .catch((error) => (failure = error))
       .finally(() => ((ended = true), wake()));
