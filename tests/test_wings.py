@@ -61,7 +61,7 @@ def test_what_did_not_run_is_named(
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:xdist"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == status, done.stdout
-    section = done.stdout.partition(" wings ")[2].partition("\n")[2].split("\n")
+    section = [line for line in done.stdout.partition(" wings ")[2].split("\n")[1:] if line]
     assert [line[: len(each)] for line, each in zip(section, said, strict=False)] == said
     assert not section[len(said)].startswith(("did not", "skipped,"))
 

@@ -335,7 +335,7 @@ def test_module_scripts_and_programs_are_small() -> None:
     """With gzip, as a visitor loads them."""
     folder = site_of(NAME, "simd", gpu=True) / "edge"
     sizes = {path.name: len(gzip.compress(path.read_bytes(), 9)) for path in folder.iterdir() if path.suffix != ".ts"}
-    assert sum(sizes.values()) < 156_000, sizes
+    assert sum(sizes.values()) < 180_000, sizes
 
 
 MODELS = {
