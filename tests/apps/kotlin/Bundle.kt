@@ -5,11 +5,9 @@ import java.io.File
 import java.io.RandomAccessFile
 import java.util.concurrent.atomic.AtomicInteger
 import kotlin.concurrent.thread
-import kotlinx.coroutines.CoroutineStart
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.async
 import kotlinx.coroutines.cancel
-import kotlinx.coroutines.cancelAndJoin
 import kotlinx.coroutines.flow.collect
 import kotlinx.coroutines.flow.take
 import kotlinx.coroutines.flow.toList
@@ -90,8 +88,10 @@ private fun prompts(model: EdgeModel) = runBlocking {
     }
     job.join()
     println("prompt=$told ${job.isCancelled} ${session.finish} ${session.usage().rows == rows}")
-    val begun = launch(start = CoroutineStart.UNDISPATCHED) { session.answer("never asked").collect() }
-    begun.cancelAndJoin()
+    launch {
+        this@launch.cancel() // before the answer has a thread that asks
+        session.answer("never asked").collect()
+    }.join()
     println("never=${session.finish} ${session.usage().rows == rows}")
     session.append(Role.USER, "unanswered")
     show("again", session, "And?")
