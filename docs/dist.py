@@ -19,7 +19,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +41,7 @@ def build_all(
     if kernels is not None:
         made.append(kernels_wheel(out, kernels, models, targets))
     made.append(npm_tarball(out, version))
-    made.append(formula(out, version, made))
+    made.append(formula(out, made[0]))
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(made)]
     (out / "SHA256SUMS").write_text("".join(lines))
     return [*made, out / "SHA256SUMS"]
@@ -102,17 +102,15 @@ def npm_tarball(out: Path, version: str) -> Path:
     return path
 
 
-def formula(out: Path, version: str, made: Sequence[Path]) -> Path:
-    """A formula for Homebrew, as text: it names the files as PyPI will have them."""
-    by_name = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in made}
-    source = f"edge_runtime-{version}.tar.gz"
+def formula(out: Path, source: Path) -> Path:
+    """A formula for Homebrew, as text, of the source distribution as PyPI will have it."""
     path = out / "edge-runtime.rb"
     path.write_text(f"""\
 class EdgeRuntime < Formula
   desc "Run language models on small devices inside a stated memory budget"
   homepage "https://pypi.org/project/edge-runtime/"
-  url "https://files.pythonhosted.org/packages/source/e/edge-runtime/{source}"
-  sha256 "{by_name[source]}"
+  url "https://files.pythonhosted.org/packages/source/e/edge-runtime/{source.name}"
+  sha256 "{hashlib.sha256(source.read_bytes()).hexdigest()}"
   license "Apache-2.0"
 
   depends_on "python@3.13"

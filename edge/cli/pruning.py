@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edge.documents.pruning import AUTO, LEAST, parse_prune, prune_texts
+from edge.documents.pruning import AUTO, parse_prune, part_that_fits, prune_texts
 from edge.errors import InputError
 from edge.model.model import Model
 from edge.options import Options
@@ -53,4 +53,4 @@ def _fitting(text: int, question: int, model: Model, options: Options, answer: i
     rows = min(options.max_kv_size or model.spec.context, model.spec.context)
     rooms = [rows - min(answer or rows // 4, rows // 2), affordable(model, options)]
     room = min(each for each in rooms if each is not None) - question - model.system_rows()
-    return min(1.0, max(LEAST, room / max(1, text)))
+    return part_that_fits(text, room)

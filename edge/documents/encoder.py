@@ -83,7 +83,7 @@ def check_encoder(store: Store, model: Model) -> None:
 def embed_passages(session: Session, passages: Sequence[Stored]) -> FloatArray:
     """The vectors of passages, behind their titles, float32 [passages, size]."""
     prompt = "document" if "document" in session.model.prompts else None
-    return session.embed([f"{each.label}\n{each.text}" for each in passages], truncate=True, prompt_name=prompt)
+    return session.embed([each.titled for each in passages], truncate=True, prompt_name=prompt)
 
 
 def embed_question(session: Session, question: str) -> FloatArray:

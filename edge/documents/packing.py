@@ -6,19 +6,17 @@ what differs between two questions last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from edge.documents.pruning import LEAST
+from edge.documents.pruning import part_that_fits
 from edge.documents.searching import Found
-from edge.documents.sentences import sentences
+from edge.documents.sentences import Count, sentences
 from edge.run.grounding import Grounded
 from edge.run.report import Cited
 
 _BEGIN = "Answer the question by the passages below, and name the number of the passage that says so, such as [1].\n\n"
 _END = "Question: {}"
 _LEAST = 24  # tokens of a passage that is worth its place
-
-Count = Callable[[str], int]
 
 
 def pack(question: str, found: Sequence[Found], count: Count, room: int) -> Grounded:
@@ -50,7 +48,7 @@ def fitting(question: str, found: Sequence[Found], count: Count, room: int) -> f
         count(_BEGIN) + count(_END.format(question)) + sum(count(f"[1] {each.passage.label}\n\n\n") for each in found)
     )
     whole = sum(count(each.passage.text) for each in found)
-    return min(1.0, max(LEAST, (room - around) / max(1, whole)))
+    return part_that_fits(whole, room - around)
 
 
 def source_of(number: int, found: Found, text: str) -> Cited:

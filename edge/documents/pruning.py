@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from edge.documents.sentences import sentences
+from edge.documents.sentences import Count, sentences
 from edge.errors import InputError
 from edge.records import dataclass
 from edge.run.report import Pruned
@@ -27,7 +27,6 @@ _SIGNS = 0.08  # of the characters of code, at least
 _FENCE = re.compile(r"(^ {0,3}```.*?^ {0,3}```[^\n]*$)", re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"[A-Z]\w*|\w*[/._-]\w[\w/._-]*|\w*\d\w*")
 
-Count = Callable[[str], int]
 Score = Callable[[Sequence[str]], Sequence[float]]  # of sentences
 
 
@@ -49,6 +48,11 @@ def parse_prune(value: object) -> float | str | None:
     if not LEAST <= part <= 1:
         raise InputError(f"--prune must be auto or a part from {LEAST} to 1, such as 0.4, not {value!r:.40}")
     return part
+
+
+def part_that_fits(tokens: int, room: int) -> float:
+    """The part of a text of so many tokens, from LEAST to 1, for which there is room."""
+    return min(1.0, max(LEAST, room / max(1, tokens)))
 
 
 def prune_texts(

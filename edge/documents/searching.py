@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -29,11 +30,12 @@ _DAMPING = 60  # of reciprocal ranks
 _BLOCK = 4096  # vectors that are compared at once
 _MOST_WORDS = 64
 # Words of questions that say nothing of their subject: in a small index even these are rare.
-_UNSAYING = """
+_COMMON = """
 a about an and are as at be been by can could did do does for from had has have how i if in into is it its me my of on
 one or our shall should so some such than that the their them then there these they this those to us was we were what
 when where which who whom whose why will with would you your
 """
+_UNSAYING = frozenset(_COMMON.split())
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def join(lists: Sequence[Sequence[int]]) -> dict[int, float]:
 def by_words(store: Store, question: str, most: int = CANDIDATES) -> list[int]:
     """Ids of the passages that have words of the question, the best first."""
     said = dict.fromkeys(re.findall(r"\w+", question.lower()))
-    words = ([each for each in said if each not in _UNSAYING.split()] or list(said))[:_MOST_WORDS]
+    words = ([each for each in said if each not in _UNSAYING] or list(said))[:_MOST_WORDS]
     return store.find_words(" OR ".join(f'"{word}"' for word in words), most) if words else []
 
 
@@ -97,9 +99,5 @@ def by_vectors(store: Store, vector: FloatArray, most: int = CANDIDATES) -> list
 
 def rerank(session: Session, question: str, found: Sequence[Found]) -> list[Found]:
     """The passages in the order of a reranker, which reads each together with the question."""
-    scores = session.rank(question, [f"{each.passage.label}\n{each.passage.text}" for each in found])
-    return [
-        Found(one.passage, one.score, one.words, one.vectors, round(score, 6))
-        for number, score in ranked(scores)
-        for one in [found[number]]
-    ]
+    scores = session.rank(question, [each.passage.titled for each in found])
+    return [replace(found[number], relevance=round(score, 6)) for number, score in ranked(scores)]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+
+Count = Callable[[str], int]  # the tokens of a text
 
 # An end, closing quotes and brackets, blanks, and what may begin a sentence; or an end of Chinese and Japanese.
 _END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*\s+(?=[\"'“‘«¿¡(\[]*[^\Wa-z_])|(?<=[。！？])[”’」』）]*\s*(?=\S)")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from edge.documents.reading import Block, Document
-from edge.documents.sentences import sentences
+from edge.documents.sentences import Count, sentences
 from edge.records import dataclass
 
 MOST = 400  # tokens of a passage
 _LEAST, _GOOD = 1 / 2, 3 / 4  # of that: from there on a passage ends with its section, or with a paragraph
 _DEEPEST = 2  # headings above a passage that are kept
-Count = Callable[[str], int]
 
 
 @dataclass(frozen=True)

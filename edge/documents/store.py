@@ -28,6 +28,7 @@ from edge.documents.reading import Document
 from edge.documents.splitting import Passage
 from edge.errors import InputError, UnsupportedError
 from edge.records import dataclass
+from edge.run.report import label_of, place_of
 from edge.storage.lock import file_lock
 from edge.types import AnyArray, FloatArray
 
@@ -75,13 +76,16 @@ class Stored:
 
     @property
     def label(self) -> str:
-        """Title and headings, as they stand before the text."""
-        return " › ".join(dict.fromkeys(each for each in (self.title, self.heading) if each))
+        return label_of(self.title, self.heading)
 
     @property
     def where(self) -> str:
-        """The file and the line or page."""
-        return f"{self.file}:{self.place}" if self.unit == "line" else f"{self.file}, page {self.place}"
+        return place_of(self.file, self.place, self.unit)
+
+    @property
+    def titled(self) -> str:
+        """The text behind its title and headings, as encoders and rerankers read it."""
+        return f"{self.label}\n{self.text}"
 
 
 def indexes_folder() -> Path:

@@ -269,6 +269,16 @@ class Beam:
     tokens: tuple[int, ...]
 
 
+def label_of(title: str, heading: str) -> str:
+    """Title and headings of a passage, as they stand before its text."""
+    return " › ".join(dict.fromkeys(each for each in (title, heading) if each))
+
+
+def place_of(file: str, place: int, unit: str) -> str:
+    """The file of a passage, and the line or page (`unit`)."""
+    return f"{file}:{place}" if unit == "line" else f"{file}, page {place}"
+
+
 @dataclass(frozen=True)
 class Cited:
     """A passage of the user's own documents in the prompt, by the number that it has there. place: a line or a page
@@ -289,13 +299,11 @@ class Cited:
 
     @property
     def label(self) -> str:
-        """Title and headings."""
-        return " › ".join(dict.fromkeys(each for each in (self.title, self.heading) if each))
+        return label_of(self.title, self.heading)
 
     @property
     def where(self) -> str:
-        """The file and the line or page."""
-        return f"{self.file}:{self.place}" if self.unit == "line" else f"{self.file}, page {self.place}"
+        return place_of(self.file, self.place, self.unit)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -14,8 +13,7 @@ import pytest
 from bundles import bundle_of, model_of
 from conftest import GOLDEN, exhaustive
 from ctypes_bundle import open_bundle
-from kotlin_programs import KOTLIN, PROGRAMS, compile_kotlin, run_kotlin
-from runtime_library import WARNINGS, includes
+from kotlin_programs import KOTLIN, PROGRAMS, build_jni, compile_kotlin, run_kotlin
 
 import edge
 from edge.apps.enums import Pooling, Role
@@ -115,11 +113,9 @@ def test_refused_exports(name: str, options: dict[str, Any], message: str, tmp_p
 
 
 def test_kotlin_vectors_are_those_of_c(tmp_path: Path) -> None:
-    bundle, library = bundle_of(converted("encoders/bert"), **EXACT), tmp_path / "bundle.so"
+    bundle = bundle_of(converted("encoders/bert"), **EXACT)
     program = compile_kotlin(KOTLIN / "src", PROGRAMS)
-    command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", *includes()]
-    command += [str(KOTLIN / "jni" / "edge_jni.c"), str(bundle / "libedge.a"), "-lm", "-lpthread", "-o", str(library)]
-    subprocess.run(command, check=True)
+    library = build_jni(bundle / "libedge.a")
     said = run_kotlin(program, "edge.runtime.VectorsKt", library, str(bundle / "model.edge"), SKY)
     with open_bundle(bundle) as opened, opened.session() as session:
         expected = session.embed([SKY])[0]

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from bundles import bundle_of
 from conftest import GOLDEN
-from ctypes_bundle import BundleSession, open_bundle
+from ctypes_bundle import open_bundle
 from runtime_library import build, load_runtime
+from test_image import COUNT, session_of
 from test_runtime_pass import SOURCES, host_isa
 from test_sight import NAMES, open_golden_tower
 
@@ -44,7 +45,6 @@ TEXTS = {
     "smolvlm": "eyes/smolvlm.gguf", "gemma3": "gemma3.gguf", "qwen3vl": "pictures/qwen3vl", "gemma4": "gemma4.gguf",
     "lfm2": "lfm2.gguf", "qwen25vl": "pictures/qwen2vl",
 }  # fmt: skip
-COUNT = 12
 
 
 @pytest.fixture(scope="module")
@@ -208,11 +208,6 @@ def test_answers_are_those_of_python(name: str, folder: Path) -> None:
             session.image(shown[turn % 2])
             assert len(session.answer("What is it, and what is beside it? " * (1 + turn % 3))[0]) == COUNT
         assert session.use()["evicted"] > 0
-
-
-def session_of(bundle: Any) -> BundleSession:
-    session: BundleSession = bundle.session(temperature=0, max_tokens=COUNT, ignore_eos=1, speculate=1)
-    return session
 
 
 def _pair(name: str, folder: Path) -> tuple[Path, Path]:

@@ -14,8 +14,8 @@ import pytest
 from bundles import bundle_of, bundle_sources
 from conftest import GOLDEN
 from ctypes_bundle import BundleSession, _Error, _Hearing, _Source, open_bundle
-from kotlin_programs import KOTLIN, PROGRAMS, compile_kotlin, run_kotlin
-from runtime_library import C_FILES, WARNINGS, build, includes
+from kotlin_programs import KOTLIN, PROGRAMS, build_jni, compile_kotlin, run_kotlin
+from runtime_library import C_FILES, build
 from speech_models import tone, wav, write_model
 from test_model_file import set_field
 
@@ -162,11 +162,10 @@ def test_texts_of_a_damaged_file_end_within_their_memory(tmp_path: Path) -> None
 
 
 def test_kotlin_segments_are_those_of_c(folder: Path, tmp_path: Path) -> None:
-    shorts, library = (tone() * 32767).astype("<i2"), tmp_path / "bundle.so"
+    shorts = (tone() * 32767).astype("<i2")
     (tmp_path / "sound").write_bytes(shorts.tobytes())
     program = compile_kotlin(KOTLIN / "src", PROGRAMS)
-    command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", *includes(), str(KOTLIN / "jni" / "edge_jni.c")]
-    subprocess.run([*command, str(folder / "libedge.a"), "-lm", "-lpthread", "-o", str(library)], check=True)
+    library = build_jni(folder / "libedge.a")
     paths = [str(each) for each in (folder / "model.edge", folder / "ears.edge", tmp_path / "sound")]
     said = run_kotlin(program, "edge.runtime.HearKt", library, *paths, "7001")
     asked: dict[str, Any] = {"language": "de", "prompt": "a b", "temperature": 0.0, "everything": 1}

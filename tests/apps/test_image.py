@@ -13,8 +13,8 @@ import pytest
 from bundles import bundle_of, bundle_sources
 from conftest import GOLDEN
 from ctypes_bundle import BundleSession, open_bundle
-from kotlin_programs import KOTLIN, PROGRAMS, compile_kotlin, run_kotlin
-from runtime_library import C_FILES, PLATFORM, WARNINGS, build, includes, load_runtime
+from kotlin_programs import KOTLIN, PROGRAMS, build_jni, compile_kotlin, run_kotlin
+from runtime_library import C_FILES, PLATFORM, build, load_runtime
 from test_model_file import set_field
 
 import edge
@@ -214,12 +214,11 @@ def test_pictures_stay_whole_when_rows_are_evicted(golden: dict[str, Any]) -> No
 
 def test_kotlin_answers_about_bitmaps_are_those_of_transformers(golden: dict[str, Any], tmp_path: Path) -> None:
     """Also of a bitmap in the GPU's memory, and with eyes.edge as an open file."""
-    folder, library = bundle_of(str(TEXT), **CHOSEN), tmp_path / "bundle.so"
+    folder = bundle_of(str(TEXT), **CHOSEN)
     picture = golden["first"]
     (tmp_path / "picture").write_bytes(picture.tobytes())
     program = compile_kotlin(KOTLIN / "src", PROGRAMS)
-    command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", *includes(), str(KOTLIN / "jni" / "edge_jni.c")]
-    subprocess.run([*command, str(folder / "libedge.a"), "-lm", "-lpthread", "-o", str(library)], check=True)
+    library = build_jni(folder / "libedge.a")
     paths = [str(each) for each in (folder / "model.edge", folder / "eyes.edge", tmp_path / "picture")]
     said = run_kotlin(program, "edge.runtime.SeeKt", library, *paths, str(picture.shape[1]))
     assert said["tokens"] == [str(int((golden["one.ids"] == 290).sum()))]

@@ -169,10 +169,7 @@ def test_kotlin_answers_are_those_of_python(tmp_path: Path) -> None:
     """Token by token: greedy and drawn, follow-ups, saved states, rewound and cancelled answers."""
     pytest.importorskip("tvm_ffi")
     program, bundle = programs(), bundle_of(MODEL, **ROWS)
-    library = tmp_path / "bundle.so"
-    command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", *includes()]
-    command += [str(KOTLIN / "jni" / "edge_jni.c"), str(bundle / "libedge.a"), "-lm", "-lpthread", "-o", str(library)]
-    subprocess.run(command, check=True)
+    library = build_jni(bundle / "libedge.a")
     said = run_kotlin(program, "edge.runtime.BundleKt", library, str(bundle / "model.edge"), str(tmp_path))
     warm = {"temperature": 3.0, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "repeat_penalty": 1.3}
     greedy = {"temperature": 0, "max_tokens": 6, "ignore_eos": 1}

@@ -12,6 +12,7 @@ import pytest
 from bundles import bundle_of, pair_of
 from conftest import exhaustive
 from ctypes_bundle import BundleSession, open_bundle
+from test_runtime_session import count_until_refused
 
 from edge.apps.enums import Finish, Role, Trim
 from edge.errors import BusyError, InputError, ModelFormatError
@@ -132,11 +133,6 @@ def test_cancel_between_answers_does_nothing() -> None:
         again = list(session.pieces())
         assert [piece.token for piece in again][-6:] == [piece.token for piece in pieces][-6:]
         assert again[-1].prompt[1] <= pieces[-1].prompt[1]
-
-
-def count_until_refused(session: BundleSession) -> None:
-    while True:
-        session.thread_ids()
 
 
 def test_usage_and_tokens_while_another_thread_computes() -> None:

@@ -45,6 +45,7 @@ class Job:
     isas: tuple[str, ...]
     shapes: list[dict[str, object]]  # see `Volume`
     designs: dict[str, Design]  # by key
+    complete: bool  # the volume is there, with all of them
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def compile_catalog(
                 jobs += _jobs(model, work, package, wanted if name in chosen else ())
             except UnsupportedError as error:
                 left_out[name] = str(error)
-    missing = [job for job in jobs if job.model in chosen and not job.designs.keys() <= _keys(package / job.name)]
+    missing = [job for job in jobs if not job.complete]
     for number, job in enumerate(missing):
 
         def tell(part: float, name: str = job.name, number: int = number) -> None:
@@ -128,7 +129,7 @@ def _jobs(model: KnownModel, work: Path, package: Path, wanted: Sequence[str]) -
                 designs |= of_isa
                 had.append(isa)
         if designs:
-            yield Job(name, model.name, tuple(had), shapes, designs)
+            yield Job(name, model.name, tuple(had), shapes, designs, complete=designs.keys() <= there)
 
 
 def _compile(job: Job, path: Path, progress: Callable[[float], None]) -> None:
@@ -141,13 +142,12 @@ def _compile(job: Job, path: Path, progress: Callable[[float], None]) -> None:
 
 
 def _write_index(package: Path, jobs: Sequence[Job]) -> Index:
-    """Describe the volumes that are complete, and remove others, such as those of an older version."""
+    """Describe the jobs' volumes, which are complete now, and remove others, such as those of an older version."""
     volumes = dict[str, Volume]()
     for job in sorted(jobs, key=lambda each: each.name):
-        if job.designs.keys() <= _keys(package / job.name):
-            data = (package / job.name).read_bytes()
-            digest, keys = hashlib.sha256(data).hexdigest(), sorted(job.designs)
-            volumes[job.name] = Volume(len(data), digest, job.model, list(job.isas), job.shapes, keys)
+        data = (package / job.name).read_bytes()
+        digest, keys = hashlib.sha256(data).hexdigest(), sorted(job.designs)
+        volumes[job.name] = Volume(len(data), digest, job.model, list(job.isas), job.shapes, keys)
     for path in package.glob(f"*{_SUFFIX}"):
         if path.name not in volumes:
             path.unlink()

@@ -126,7 +126,7 @@ def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
         found["layer_inputs"] = (per_layer_input.make_inputs, None)
     if design.taps:
         found["tap"] = keep_input, None
-    if _adds_given(design):
+    if design.shape.deepstack:
         found["deepstack"] = (add_given, None)
     for number, block in enumerate(design.shape.blocks):
         units = CORES[type(block.core)]
@@ -321,7 +321,7 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
                         continue
                     with when(table[slots.place(layer, "form")] == index):
                         _layer(shape, form, kind, layer, emit, waves)
-                if _adds_given(design) and _OF_SOME["deepstack"](kind):
+                if shape.deepstack and _OF_SOME["deepstack"](kind):
                     with when(layer < shape.deepstack):
                         emit(kind, "deepstack", layer, i64(0))
             if shape.encoder or not design.head:
@@ -380,10 +380,6 @@ def _layer(
 
 def _is_across(core: Core) -> bool:
     return isinstance(core, Attention) and core.across
-
-
-def _adds_given(design: Design) -> bool:
-    return design.shape.deepstack > 0
 
 
 def _layers(design: Design, job: Any) -> tuple[Value, Value]:

@@ -95,7 +95,7 @@ def expanded_offsets(core: Attention, target: Target) -> dict[str, int]:
     """As `pair_offsets`, for the expanded form of latent attention: a block's scores, rows, and a head's keys and
     values. `expanded_values` counts what follows, of each query row."""
     assert core.latent
-    block, own = EXPANDED_BLOCK * 16, core.latent.plain + core.row.key - core.row.value
+    block, own = EXPANDED_BLOCK * 16, core.query
     return _offsets({
         "scores": target.score_rows * block, "rows": block * core.row.key // 2, "keys": block * own // 2,
         "values": block * core.latent.value // 2,
@@ -105,7 +105,7 @@ def expanded_offsets(core: Attention, target: Target) -> dict[str, int]:
 def expanded_values(core: Attention) -> int:
     """A query row's maximum, sum, output and, two values in a float, query."""
     assert core.latent
-    return 2 + core.latent.value + (core.latent.plain + core.row.key - core.row.value) // 2
+    return 2 + core.latent.value + core.query // 2
 
 
 def _work(core: Attention, lines: int) -> dict[str, int]:

@@ -267,8 +267,7 @@ def scratch_sizes(
         ),
         "latents": chunk * max((each.rank + core.row.key for each, core in latent), default=0),
         "ranked": chunk * max((each.rank for each, _ in latent), default=0),
-        "queries": chunk
-        * max((core.heads * (each.plain + core.row.key - core.row.value) for each, core in latent), default=0),
+        "queries": chunk * max((core.heads * core.query for _, core in latent), default=0),
         "expanded": chunk * max((core.width for _, core in latent), default=0),
         "softmax": 2 * chunk * shape.heads,
         "layer_inputs": chunk * shape.layers * input_stride(shape.layer_inputs),

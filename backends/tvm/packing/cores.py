@@ -132,7 +132,7 @@ def _attention_lacks(core: Attention) -> str | None:
     if core.shared_values and not core.latent:
         return "attention whose values are a part of the keys"
     if latent := core.latent:
-        rotated, row = core.row.key - core.row.value, core.row.value
+        rotated, row = core.rotated, core.row.value
         odd = any(size % 32 for size in (latent.rank, latent.plain, row, core.width))
         if odd or rotated % LANES or latent.value % LANES:
             return f"latent attention with heads of {latent.plain}, {rotated} and {latent.value} values"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from edge.cli import options as o
-from edge.cli.terminal.show import ProgressLine, ThoughtView, note, print_json, printable, progress, width
+from edge.cli.terminal.show import ProgressLine, ThoughtView, note, print_json, progress, width
 from edge.options import Options
 
 if TYPE_CHECKING:
@@ -211,8 +211,10 @@ def _answer(
     if unanswered is not None:
         raise unanswered
     if not quiet and not json:
-        for source in report.sources:
-            note(f"[{source.number}] {printable(source.label)}  {printable(source.where)}")
+        if report.sources:
+            from edge.cli.ask import lines
+
+            note("\n".join(lines(report.sources)))
         for notice in _notices(talk):
             note(f"({notice})")
 

@@ -107,6 +107,17 @@ class Attention:
         value, rotated = self.value_dim or self.head_dim, (self.rope.first, self.rope.dim)
         return RowShape(self.kv_heads, self.head_dim, value, rotated, self.shared_values)
 
+    @property
+    def rotated(self) -> int:
+        """Latent: values of a row behind the latent vector, which are rotated."""
+        return self.row.key - self.row.value
+
+    @property
+    def query(self) -> int:
+        """Latent: values of a head's query before `attn_k_b`."""
+        assert self.latent
+        return self.latent.plain + self.rotated
+
     def tensors(self, hidden: int) -> Iterator[Tensor]:
         if self.latent:
             yield from self._latent_tensors(self.latent, hidden)
@@ -131,7 +142,7 @@ class Attention:
 
     def _latent_tensors(self, latent: Latent, hidden: int) -> Iterator[Tensor]:
         row, heads = self.row, self.heads
-        queries = heads * (latent.plain + row.key - row.value)
+        queries = heads * self.query
         if latent.rank:
             yield Tensor("attn_q_a", latent.rank, hidden)
             yield Tensor("attn_q_a_norm", latent.rank)

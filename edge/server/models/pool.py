@@ -280,14 +280,14 @@ class Pool:
 
     def add_encoder(self, name: str, path: str) -> str:
         """Add the encoder of an index. Returns the name of its entry; a model that is there already serves."""
-        identity = _entry(path, Options()).identity
+        made = _entry(path, Options())
         for entry in self.entries.values():
-            if entry.identity == identity:
+            if entry.identity == made.identity:
                 return entry.name
         short = Path(name).stem if Path(name).exists() else name
         if short in self.entries:
             raise InputError(f"a model and the encoder of an index are both named {short}: rename the file")
-        self.entries[short] = replace(_entry(path, Options()), name=short, aliases=(), encodes=True)
+        self.entries[short] = replace(made, name=short, aliases=(), encodes=True)
         self.shares[short] = self.energy.share(anew=True)
         return short
 

@@ -20,7 +20,9 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     let,
     load,
     loop,
+    magnitude,
     pure,
+    rounded,
     spread,
     store,
 )
@@ -64,10 +66,10 @@ def quantize(
     with loop(i64(0), i64(columns // BLOCK)) as block:
         low = let(load(source, start + block * BLOCK))
         high = let(load(source, start + block * BLOCK + 16))
-        size = let(largest(T.max(_abs(low), _abs(high))))
+        size = let(largest(T.max(magnitude(low), magnitude(high))))
         inverse = let(T.if_then_else(size > T.float32(0), T.float32(127) / size, T.float32(0)))
         scale = let(size * T.float32(1 / 127))
-        first, second = (let(_round(half, inverse)) for half in (low, high))
+        first, second = (let(rounded(half * spread(inverse))) for half in (low, high))
         store(out.integers, words + block * 8, _bytes(first), 4)
         store(out.integers, words + block * 8 + 4, _bytes(second), 4)
         T.buffer_store(out.numbers, scale, [out.scales + blocks + block])
@@ -77,14 +79,6 @@ def quantize(
                 count, at = let(pure("int32", "llvm.vector.reduce.add", part)), (blocks + block) * len(parts) + index
                 T.buffer_store(out.numbers, scale * T.cast(count, "float32"), [sums.sums + at])
                 T.buffer_store(out.integers, count * T.int32(-CENTER[group_size]), [sums.corrections + at])
-
-
-def _abs(x: Value) -> Value:
-    return pure("float32x16", "llvm.fabs", x)
-
-
-def _round(x: Value, factor: Value) -> Value:
-    return T.cast(pure("float32x16", "llvm.rint", x * spread(factor)), "int32x16")
 
 
 def _bytes(integers: Value) -> Value:

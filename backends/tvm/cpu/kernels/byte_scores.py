@@ -38,8 +38,10 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     let,
     load,
     loop,
+    magnitude,
     pure,
     quotient,
+    rounded,
     spread,
     store,
 )
@@ -95,7 +97,7 @@ def _quantize_query(cache: Cache, queries: Buffer, query: Query, memory: Buffer,
         parts = [let(load(queries, query.at + (first + part) * 16)) for part in range(count)]
         size = let(largest(_most(parts)))
         inverse = spread(let(T.if_then_else(size > T.float32(0), T.float32(127) / size, T.float32(0))))
-        codes = [let(_round(part, inverse)) for part in parts]
+        codes = [let(rounded(part * inverse)) for part in parts]
         for part, each in enumerate(codes):
             words = T.reinterpret("float32x4", T.cast(each, "int8x16"))
             store(memory, held.queries + row * (cache.key // 4) + (first + part) * 4, words, 4)
@@ -116,7 +118,7 @@ def _quantize_keys(cache: Cache, first_row: Value, start: Value, count: Value, m
             inverse = let(T.Select(size > floats(0), floats(127) / size, floats(0)))
             store(memory, held.key_scales + (index * len(groups) + number) * 16, size * floats(1 / 127))
             for word in range(0, len(keys), 4):
-                codes = [_round(key, inverse) for key in keys[word : word + 4]]
+                codes = [rounded(key * inverse) for key in keys[word : word + 4]]
                 low = [T.shift_left(code & ints(255), ints(8 * place)) for place, code in enumerate(codes[:3])]
                 packed = T.shift_left(codes[3], ints(24)) | low[2] | low[1] | low[0]
                 at = held.keys + (index * (cache.key // 4) + first * 4 + word // 4) * 16
@@ -172,7 +174,7 @@ def _mix(target: Target, cache: Cache, rows: int, most: Value, work: Work, value
 
 def _most(vectors: Sequence[Value]) -> Value:
     """The greatest absolute values, lane by lane."""
-    sizes = [pure("float32x16", "llvm.fabs", each) for each in vectors]
+    sizes = [magnitude(each) for each in vectors]
     found = sizes[0]
     for each in sizes[1:]:
         found = let(T.max(found, each))
@@ -181,7 +183,3 @@ def _most(vectors: Sequence[Value]) -> Value:
 
 def _sum(vectors: Sequence[Value]) -> Value:
     return vectors[0] if len(vectors) == 1 else vectors[0] + vectors[1]
-
-
-def _round(x: Value, factor: Value) -> Value:
-    return T.cast(pure("float32x16", "llvm.rint", x * factor), "int32x16")

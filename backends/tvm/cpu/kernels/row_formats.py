@@ -21,7 +21,8 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     lanes_of,
     largest,
     let,
-    pure,
+    magnitude,
+    rounded,
     smallest,
     spread,
     total,
@@ -58,10 +59,10 @@ def _encode_int8(vectors: Sequence[Value]) -> tuple[list[Value], list[Value]]:
     """round(x · 127 / max|x|) over the whole head."""
     size: Value = floats(0)
     for vector in vectors:
-        size = let(T.max(size, pure("float32x16", "llvm.fabs", vector)))
+        size = let(T.max(size, magnitude(vector)))
     most = let(largest(size))
     inverse = let(T.if_then_else(most > T.float32(0), T.float32(127) / most, T.float32(0)))
-    return [T.cast(_rounded(vector * spread(inverse)), "int8x16") for vector in vectors], [most * T.float32(1 / 127)]
+    return [T.cast(rounded(vector * spread(inverse)), "int8x16") for vector in vectors], [most * T.float32(1 / 127)]
 
 
 def _encode_int4(isa: Isa, vectors: Sequence[Value]) -> tuple[list[Value], list[Value]]:
@@ -71,17 +72,17 @@ def _encode_int4(isa: Isa, vectors: Sequence[Value]) -> tuple[list[Value], list[
         low, high = let(T.min(low, vector)), let(T.max(high, vector))
     least = let(smallest(low))
     scale = let((largest(high) - least) * T.float32(1 / STEPS))
-    stored, rounded = Register("uint16"), Register()
+    stored, read = Register("uint16"), Register()
     first = T.ramp(T.int32(0), T.int32(1), 16) < ints(1)
     pair = T.Select(first, spread(scale), spread(least))
     stored.value = isa.to_f16(let(T.max(T.min(pair, floats(LARGEST)), floats(-LARGEST))))
-    rounded.value = isa.from_f16(stored.value)
-    scale, least = (let(rounded.lane(i64(lane))) for lane in (0, 1))
+    read.value = isa.from_f16(stored.value)
+    scale, least = (let(read.lane(i64(lane))) for lane in (0, 1))
     inverse = let(T.if_then_else(scale > T.float32(0), T.float32(1) / scale, T.float32(0)))
     codes = []
     for vector in vectors:
         steps = let((vector - spread(least)) * spread(inverse))
-        codes.append(T.cast(_rounded(T.max(T.min(steps, floats(STEPS)), floats(0))), "uint8x16"))
+        codes.append(T.cast(rounded(T.max(T.min(steps, floats(STEPS)), floats(0))), "uint8x16"))
     return [let(each) for each in codes], [stored.lane(i64(lane)) for lane in (0, 1)]
 
 
@@ -124,10 +125,6 @@ def neighbours(codes: Value) -> Value:
 def halves(codes: Value) -> Value:
     """16 codes in 8 bytes, two that are 8 apart in each byte."""
     return packed(half(codes, 0, "uint8x8"), half(codes, 1, "uint8x8"), 8)
-
-
-def _rounded(x: Value) -> Value:
-    return T.cast(pure("float32x16", "llvm.rint", x), "int32x16")
 
 
 def _float(elements: Value) -> Value:

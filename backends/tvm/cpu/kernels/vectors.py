@@ -76,6 +76,16 @@ def pure(dtype: str, intrinsic: str, *arguments: Value) -> Value:
     return T.call_llvm_pure_intrin(dtype, intrinsic, *arguments)
 
 
+def magnitude(x: Value) -> Value:
+    """Of 16 float32 lanes."""
+    return pure("float32x16", "llvm.fabs", x)
+
+
+def rounded(x: Value) -> Value:
+    """16 float32 lanes as the nearest integers, halves to even."""
+    return T.cast(pure("float32x16", "llvm.rint", x), "int32x16")
+
+
 # LLVM orders instructions so that engines of WebAssembly, and CPUs with 16 vector registers, run out of registers. An
 # empty piece of assembly keeps its place, and the value that it returns is not fused with what follows.
 _PIN = """

@@ -78,7 +78,7 @@ def attend_heads(b: PassBuilder, layer: Value) -> None:
     """Each thread attends for all queries of a head at a time; outputs go to `expanded`."""
     core, source, height = b.attention, b.rows_of(layer), b.target.score_rows
     assert core.latent
-    latent, size, rotated = core.latent, b.cache.key, core.row.key - core.row.value
+    latent, size, rotated = core.latent, b.cache.key, core.rotated
     groups, first_row = let(quotient(b.count + (height - 1), height)), b.first_row(source, i64(0), i64(0))
     fixed = expanded_offsets(core, b.target)
     start = let(b.at("pairs") + b.thread * b.at("pair_stride"))

@@ -128,7 +128,7 @@ def _rank(b: PassBuilder, layer: Value) -> None:
 def _make_queries(b: PassBuilder, layer: Value, name: str, inputs: Inputs) -> None:
     """The parts of queries without a position to `plain`; the others, rotated, to the ends of queries."""
     core, latent = b.attention, _latent(b)
-    plain, parts = latent.plain // 16, (latent.plain + core.row.key - core.row.value) // 16
+    plain, parts = latent.plain // 16, core.query // 16
     with b.tiles(core.heads * parts) as tile:
         head, part = let(quotient(tile, parts)), let(remainder(tile, parts))
         behind = let(part - plain + core.row.value // 16)

@@ -62,16 +62,6 @@ class LatentRows:
         """Values of the queries' latent vector; 0: there is none."""
         return self.core.latent.rank if self.core.latent else 0
 
-    @property
-    def rotated(self) -> int:
-        """Values of a key that are rotated."""
-        return self.core.row.key - self.core.row.value
-
-    @property
-    def query(self) -> int:
-        """Values of a head's query before `attn_k_b`."""
-        return self.rotated + (self.core.latent.plain if self.core.latent else 0)
-
 
 def store_latent(name: str, rows: LatentRows, *, tokens: int, observes: bool) -> Built:
     """Store each token's row, the normalised latent vector and the rotated key, of `latents` float32 [tokens, rank +
@@ -98,7 +88,7 @@ def store_latent(name: str, rows: LatentRows, *, tokens: int, observes: bool) ->
             weight = as_float(scope.w1[T.min(at, i32(row.value - 1)) + rows.norm.at])
             with when(T.Or(at < row.value, at >= row.key)):  # padding is zero
                 store(ready, at, select(at < row.value, value * scale * weight, f32(0.0)))
-        with strided(scope, rows.rotated) as at:
+        with strided(scope, rows.core.rotated) as at:
             store(ready, at + row.value, _rotated(scope, rows, scope.latents, let(own + row.value), at, token))
         barrier()
         head = let(scope.layer * rows.tables.kv_heads)
@@ -129,8 +119,8 @@ def rotate_queries(name: str, rows: LatentRows, *, tokens: int) -> Built:
     def body(scope: Scope) -> None:
         token = let(T.min(scope.row, to_int(scope.tables[State.COUNT]) - 1))
         line = let(token * core.heads + scope.group)
-        source = let(line * rows.query + (rows.query - rows.rotated))
-        with strided(scope, rows.rotated) as at:
+        source = let(line * rows.core.query + (rows.core.query - rows.core.rotated))
+        with strided(scope, rows.core.rotated) as at:
             value = _rotated(scope, rows, scope.queries, source, at, token)
             store(scope.qkv, line * core.row.key + core.row.value + at, value * f32(core.scale))
 
@@ -149,7 +139,7 @@ def _squares(scope: Scope, memory: Buffer, start: Value, size: int) -> Value:
 
 def _rotated(scope: Scope, rows: LatentRows, values: Buffer, start: Value, at: Value, token: Value) -> Value:
     """Value `at` of those that are rotated, which begin at `start`."""
-    pairs, tables = rows.rotated // 2, rows.tables
+    pairs, tables = rows.core.rotated // 2, rows.tables
     if rows.halves:
         second, pair, before = at >= pairs, remainder(at, pairs), 0
         other = select(second, at - pairs, at + pairs)

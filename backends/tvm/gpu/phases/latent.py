@@ -14,7 +14,7 @@ from edge.model.layers import Block
 def make_latent_rows(made: PassBuilder, core: Attention, latent: Latent, block: Block, layer: int) -> None:
     """Queries to `qkv`, rows to the cache."""
     rows, row = LatentRows.of(made.design, core, layer), core.row
-    stride = core.heads * rows.query
+    stride = core.heads * core.query
     names = ("attn_q_a", "attn_kv_a_mqa") if latent.rank else ("attn_kv_a_mqa",)
     if not latent.rank:
         factors = made.factors(("attn_q",), layer)
@@ -35,7 +35,7 @@ def make_latent_rows(made: PassBuilder, core: Attention, latent: Latent, block: 
         "qkv", layer, ("edge_rotate_queries", rows),
         lambda name: rotate_queries(name, rows, tokens=design.chunk), {}, scalars,
     )  # fmt: skip
-    absorbed = PerHead(row.value, rows.query, row.key)
+    absorbed = PerHead(row.value, core.query, row.key)
     epilogue = Epilogue("store", core.heads * row.key, core.scale)
     product = Product("edge_absorb", made.factors(("attn_k_b",), layer), epilogue, per_head=absorbed)
     made.multiply("qkv", layer, product, {"x": "queries", "out": "qkv"})

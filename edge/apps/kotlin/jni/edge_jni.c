@@ -3,7 +3,6 @@
  * Texts are passed as arrays of UTF-8 bytes, since JNI strings use modified UTF-8, which encodes emoji differently.
  * Structs are passed as arrays of bytes in C's layout (EdgeOptions.kt). Handles are pointers in a long; Native.kt's callers
  * use them only while they are open. A failed call throws EdgeException. */
-#include <string.h>
 
 #include "constants.h"
 #include "edge.h"
@@ -536,11 +535,7 @@ static jbyteArray read_call(JNIEnv *env, jclass class, jlong session, jint index
         return NULL;
     }
     const char *text = field == 0 ? call.id : field == 1 ? call.name : call.arguments;
-    const jsize length = (jsize)strlen(text);
-    jbyteArray made = (*env)->NewByteArray(env, length);
-    if (made)
-        (*env)->SetByteArrayRegion(env, made, 0, length, (const jbyte *)text);
-    return made;
+    return bytes_of(env, text, length_of(text));
 }
 
 /* ---- registration ----------------------------------------------------------------------------------------------- */

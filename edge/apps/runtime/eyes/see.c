@@ -37,18 +37,6 @@ static int64_t count_image(const edge_model *model, uint32_t width, uint32_t hei
 
 /* ---- tokens ------------------------------------------------------------------------------------------------------------- */
 
-typedef struct { edge_session *session; int32_t bos; } saying;
-
-static bool push(void *to, const int32_t *ids, size_t count)
-{
-    saying *own = to;
-    int32_t bos = own->bos;
-    own->bos = -1;
-    if (bos >= 0 && (!count || ids[0] != bos) && !context_push(own->session, &bos, 1))
-        return false;
-    return context_push(own->session, ids, count);
-}
-
 /* The texts before a first picture, by the part of the chat template that they replace; EYES_TEXTS: none. */
 static enum eyes_text text_before(uint32_t form)
 {
@@ -64,7 +52,7 @@ static bool takes_image(const edge_session *s, uint32_t form)
 }
 
 /* Text of the template and of layouts, which is encoded together up to the next rows. */
-typedef struct { saying to; bool starts; uint32_t length; char text[2 * LONGEST_MARK]; } spoken;
+typedef struct { appending to; bool starts; uint32_t length; char text[2 * LONGEST_MARK]; } spoken;
 
 static void add_text(spoken *p, const char *text, size_t length)
 {
@@ -75,7 +63,7 @@ static void add_text(spoken *p, const char *text, size_t length)
 static void encode_text(spoken *p)
 {
     if (p->length)
-        tokenizer_encode(p->to.session->tokenizer, p->text, p->length, true, p->starts, push, &p->to);
+        tokenizer_encode(p->to.session->tokenizer, p->text, p->length, true, p->starts, push_ids, &p->to);
     p->starts = false;
     p->length = 0;
 }
@@ -92,7 +80,7 @@ static void say_picture(spoken *p, const eyes_config *c, const picture_rows *pic
         add_text(p, mark, eyes_mark(c, &layout, tile, mark));
         encode_text(p);
         for (; id < stop; id++)
-            push(&p->to, &id, 1);
+            push_ids(&p->to, &id, 1);
     }
     add_text(p, mark, eyes_mark(c, &layout, layout.tiles, mark));
 }

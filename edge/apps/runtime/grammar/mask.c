@@ -129,7 +129,7 @@ void mask_open(mask *m, const vocabulary *in, const int32_t *marks, uint32_t cou
 {
     m->in = in;
     m->mark_count = smaller(count, MOST_MARK_TOKENS);
-    m->first_mark = count ? INT32_MAX : 0;
+    m->first_mark = INT32_MAX;
     m->last_mark = -1;
     for (uint32_t i = 0; i < m->mark_count; i++) {
         m->marks[i] = mark_of(marks[i]);

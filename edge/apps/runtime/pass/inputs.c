@@ -98,7 +98,7 @@ void place_texts(pass *p, uint32_t count, const text_places *texts)
     }
 }
 
-void place_tokens(pass *p, const int32_t *tokens, uint32_t count, uint32_t rows)
+void place_tokens(pass *p, const int32_t *tokens, uint32_t count, uint32_t rows, const text_places *texts)
 {
     int64_t position = kv_next_position(p->rows);
     p->places.sees = p->tokens + count;
@@ -111,7 +111,8 @@ void place_tokens(pass *p, const int32_t *tokens, uint32_t count, uint32_t rows)
     fill_temperatures(p, position, count);
     p->job->count = count;
     p->job->position = position;
-    p->job->angle = p->placed ? place_angles(p, count) : angle_row(p, rows);
+    const bool others = texts && texts->cells && !p->learned; /* place_texts has angles for every token */
+    p->job->angle = p->placed ? place_angles(p, count) : others ? 0 : angle_row(p, rows);
 }
 
 float *pass_inputs(pass *p, uint32_t *stride)

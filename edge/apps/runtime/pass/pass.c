@@ -146,9 +146,9 @@ uint32_t pass_picks(const pass *p)
     return EDGE_TABLE || c->tempered ? 1 : c->chunk < MOST_PICKS ? c->chunk : MOST_PICKS;
 }
 
-/* Prepares a pass that appends `rows` rows; a job's kind and what it wants are left to set. Returns false if the file was
- * cut short. */
-static bool prepare(pass *p, const int32_t *tokens, uint32_t count, uint32_t rows)
+/* Prepares a pass that appends `rows` rows; a job's kind and what it wants are left to set. texts: of an
+ * encoder. Returns false if the file was cut short. */
+static bool prepare(pass *p, const int32_t *tokens, uint32_t count, uint32_t rows, const text_places *texts)
 {
     if (p->design)
         write_tokens(p, tokens, count);
@@ -158,7 +158,7 @@ static bool prepare(pass *p, const int32_t *tokens, uint32_t count, uint32_t row
     kv_prepare(p->rows, rows);
     if (!p->design)
         return true;
-    place_tokens(p, tokens, count, rows);
+    place_tokens(p, tokens, count, rows, texts);
     p->job->observed = p->job->drafts = p->job->before = p->job->behind = 0;
     return true;
 }
@@ -170,7 +170,7 @@ uint32_t pass_drafts(const pass *p)
 
 float *pass_verify(pass *p, const int32_t *tokens, uint32_t count)
 {
-    if (count > 1 + pass_drafts(p) || !can_run(p, tokens, count) || !prepare(p, tokens, count, count))
+    if (count > 1 + pass_drafts(p) || !can_run(p, tokens, count) || !prepare(p, tokens, count, count, NULL))
         return NULL;
     pass_job *job = p->job;
     job->kind = JOB_VERIFY;
@@ -262,7 +262,7 @@ const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const t
 {
     if (p->model->config->encoder)
         kv_clear(p->rows);
-    if (!p->design || !can_run(p, tokens, count) || !prepare(p, tokens, count, count))
+    if (!p->design || !can_run(p, tokens, count) || !prepare(p, tokens, count, count, texts))
         return NULL;
     if (p->model->config->encoder) {
         place_texts(p, count, texts);
@@ -280,13 +280,15 @@ const float *pass_states(pass *p, const int32_t *tokens, uint32_t count, const t
 
 bool pass_cross(pass *p, const float *states, uint32_t count, uint32_t stride)
 {
-    const uint32_t hidden = p->model->config->hidden, padded = (hidden + 31) / 32 * 32, most = p->model->config->chunk;
+    const uint32_t hidden = p->model->config->hidden, most = p->model->config->chunk;
     if (!p->threads || pass_lost_thread(p) || !p->model->config->crossings || count > p->model->config->cross_stride)
         return false;
+    uint32_t padded;
+    float *inputs = pass_inputs(p, &padded);
     for (uint32_t at = 0; at < count; at += most) {
         const uint32_t some = smaller(most, count - at);
         for (uint32_t row = 0; row < some; row++) {
-            float *to = p->floats + p->design->x + (size_t)row * padded;
+            float *to = inputs + (size_t)row * padded;
             memcpy(to, states + (size_t)(at + row) * stride, hidden * sizeof *to);
             memset(to + hidden, 0, (padded - hidden) * sizeof *to);
         }
@@ -306,7 +308,7 @@ bool pass_cross(pass *p, const float *states, uint32_t count, uint32_t stride)
 
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed, picking *pick)
 {
-    if (!can_run(p, tokens, count) || !prepare(p, tokens, count, most_rows(count, pick)))
+    if (!can_run(p, tokens, count) || !prepare(p, tokens, count, most_rows(count, pick), NULL))
         return NULL;
     if (!p->accelerator || accelerate(p, tokens, count, pick) != COMPLETED) {
         if (!p->design)

@@ -51,7 +51,8 @@ void run_job(pass *p);   /* the prepared job, on all threads */
 /* inputs.c */
 bool has_learned_positions(const edge_model *model); /* no kind of layers rotates keys */
 void write_tokens(pass *p, const int32_t *tokens, uint32_t count); /* NULL: all are given, and there */
-void place_tokens(pass *p, const int32_t *tokens, uint32_t count, uint32_t rows); /* positions, what each sees, angles */
+/* Positions, what each sees, and angles, but for those that place_texts writes. texts: NULL if no encoder runs. */
+void place_tokens(pass *p, const int32_t *tokens, uint32_t count, uint32_t rows, const text_places *texts);
 void place_texts(pass *p, uint32_t count, const text_places *texts); /* the same of an encoder's */
 
 /* stages.c */

@@ -13,18 +13,6 @@
 #include "tool_prompt.h"
 #include "tools.h"
 
-typedef struct { edge_session *session; int32_t bos; } appending; /* bos: token that must begin the prompt; -1: none */
-
-static bool push_ids(void *to, const int32_t *ids, size_t count)
-{
-    appending *own = to;
-    int32_t bos = own->bos;
-    own->bos = -1;
-    if (bos >= 0 && (!count || ids[0] != bos) && !context_push(own->session, &bos, 1))
-        return false;
-    return context_push(own->session, ids, count);
-}
-
 static bool push_system(void *to, const int32_t *ids, size_t count)
 {
     edge_session *s = ((appending *)to)->session;
@@ -90,6 +78,13 @@ static edge_status system_full(edge_session *s, edge_error *error)
                      (int64_t)s->model->config->capacity);
 }
 
+void begin_anew(edge_session *s)
+{
+    context_reset(s);
+    s->system_count = 0;
+    s->turn = TURN_NEW;
+}
+
 /* Begins a conversation with tools, as the template writes them before the first text of the user. */
 static edge_status begin_with_tools(edge_session *s, const char *text, size_t count, edge_error *error)
 {
@@ -98,9 +93,7 @@ static edge_status begin_with_tools(edge_session *s, const char *text, size_t co
     if (!tool_template_has(&s->tools->template, part))
         return edge_fail(error, EDGE_UNSUPPORTED, "the model's chat template takes no system prompt beside tools");
     appending to = {s, s->vocabulary->config->bos};
-    context_reset(s);
-    s->system_count = 0;
-    s->turn = TURN_NEW;
+    begin_anew(s);
     if (!tools_write(s->tools, part, &texts, s->tokenizer, push_system, &to))
         return system_full(s, error);
     s->tools->alone = !count;
@@ -112,9 +105,7 @@ void drop_tools_text(edge_session *s)
 {
     if (s->turn != TURN_SYSTEM || !s->tools || !s->tools->alone || pictures_wait(s))
         return;
-    context_reset(s);
-    s->system_count = 0;
-    s->turn = TURN_NEW;
+    begin_anew(s);
 }
 
 static edge_status append_system(edge_session *s, const char *text, size_t count, edge_error *error)
@@ -126,9 +117,7 @@ static edge_status append_system(edge_session *s, const char *text, size_t count
     if (s->tools)
         return begin_with_tools(s, text, count, error);
     appending to = {s, -1};
-    context_reset(s);
-    s->system_count = 0;
-    s->turn = TURN_NEW;
+    begin_anew(s);
     bool fits = push_part(s, CHAT_SYSTEM, push_system) &&
                 tokenizer_encode(s->tokenizer, text, count, false, chat_starts(s->model, CHAT_SYSTEM), push_system, &to) &&
                 push_part(s, CHAT_AFTER_SYSTEM, push_system);

@@ -537,6 +537,16 @@ bool context_push(edge_session *s, const int32_t *ids, size_t count)
     return true;
 }
 
+bool push_ids(void *to, const int32_t *ids, size_t count)
+{
+    appending *own = to;
+    int32_t bos = own->bos;
+    own->bos = -1;
+    if (bos >= 0 && (!count || ids[0] != bos) && !context_push(own->session, &bos, 1))
+        return false;
+    return context_push(own->session, ids, count);
+}
+
 /* ---- taking turns back ------------------------------------------------------------------------------------------- */
 
 turn_mark context_mark(const edge_session *s)

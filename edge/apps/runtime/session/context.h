@@ -10,6 +10,8 @@ void context_settle(edge_session *s);        /* ends an answer */
 void context_drop(edge_session *s);          /* drops the rows of drafts that the answer has not reached */
 /* Appends tokens to those that wait. Returns false if they do not fit, or the prompt was stopped. */
 bool context_push(edge_session *s, const int32_t *ids, size_t count);
+typedef struct { edge_session *session; int32_t bos; } appending; /* bos: token that must begin the prompt; -1: none */
+bool push_ids(void *to, const int32_t *ids, size_t count); /* context_push as an ids_out; to: an appending */
 edge_finish context_prompt(edge_session *s); /* runs a chunk of the waiting tokens; sets `logits` */
 edge_finish context_step(edge_session *s);   /* runs the generated token; sets `logits` */
 /* For transcripts: begin one; look at budgets before `tokens` run, or run tokens and set `logits`; end it. */

@@ -128,6 +128,7 @@ edge_status check_generates(const edge_session *s, edge_error *error); /* fails 
 edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error);
 /* turns.c, append.c, rewind.c */
 void push_opening(edge_session *s); /* the template's text before an answer */
+void begin_anew(edge_session *s); /* forgets the conversation with its system prompt */
 void drop_tools_text(edge_session *s); /* makes a conversation new of which only the tools' text is left */
 void end_answer(edge_session *s);   /* for whatever reason */
 void take_back(edge_session *s);    /* a question that was cancelled before its answer began; or what has not run of it */

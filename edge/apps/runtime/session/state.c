@@ -166,9 +166,7 @@ static edge_status check_source(const edge_session *s, const edge_stream *stream
 /* Forgets the whole conversation with the system prompt. */
 static void forget(edge_session *s)
 {
-    context_reset(s);
-    s->system_count = 0;
-    s->turn = TURN_NEW;
+    begin_anew(s);
     if (s->tools) {
         tools_start(s->tools, false);
         s->tools->alone = false;

@@ -68,6 +68,12 @@ static bool reads_calls(const edge_session *s)
     return s->tools && s->tools->reads;
 }
 
+/* Whether text between calls is still to be shown. */
+static bool text_waits(const edge_session *s)
+{
+    return reads_calls(s) && calls_waits(s->tools->calls);
+}
+
 /* Appends text between calls, as much as there is room for. */
 static void show_between(edge_session *s, bool *met)
 {
@@ -97,7 +103,6 @@ static void end_calls(edge_session *s)
 {
     tools *t = s->tools;
     const bool natural = s->finish == EDGE_EOS;
-    t->ended = true;
     calls_finish(t->calls, !natural);
     if (natural && calls_count(t->calls))
         s->finish = EDGE_TOOL_CALLS;
@@ -171,7 +176,7 @@ static void fill(edge_session *s, edge_piece *piece)
     memcpy(piece->text, s->text + s->text_at, length);
     piece->length = length;
     piece->token = s->token;
-    piece->finish = length == left && !(reads_calls(s) && calls_waits(s->tools->calls)) ? s->finish : EDGE_GOING;
+    piece->finish = length == left && !text_waits(s) ? s->finish : EDGE_GOING;
     piece->done = s->done;
     piece->asked = s->done + (s->turn == TURN_PROMPT ? s->waiting : 0);
     s->token = -1;
@@ -188,7 +193,7 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
         return edge_fail(error, EDGE_BAD_ARGUMENT, "%d of %d calls have their result: append the others'", (int64_t)s->tools->given,
                          (int64_t)calls_count(s->tools->calls));
     if (!going || s->text_at == s->text_end) {
-        const bool more = going && reads_calls(s) && calls_waits(s->tools->calls);
+        const bool more = going && text_waits(s);
         bool met = false;
         s->text_at = s->text_end = 0;
         s->token = -1;
@@ -210,11 +215,11 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
                 return edge_fail(error, EDGE_UNSUPPORTED, "no token matches the answer's grammar here, or it is too ambiguous");
             return edge_fail(error, EDGE_FAILED, "the model computed no number (NaN): its file may be damaged");
         }
-        if (s->finish && reads_calls(s) && !s->tools->ended)
+        if (s->finish && reads_calls(s) && !calls_ended(s->tools->calls))
             end_calls(s);
         if (s->finish == EDGE_STOP && reads_calls(s))
             calls_drop(s->tools->calls); /* what stands behind the stop string */
-        if (s->finish && s->finish != EDGE_STOP && !(reads_calls(s) && calls_waits(s->tools->calls))) /* text that was held back; an incomplete character is lost */
+        if (s->finish && s->finish != EDGE_STOP && !text_waits(s)) /* text that was held back; incomplete characters are lost */
             s->text_end += (uint32_t)stops_rest(s->stops, s->text + s->text_end);
     }
     fill(s, piece);

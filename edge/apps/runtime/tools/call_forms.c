@@ -25,7 +25,7 @@ static reading_result begin(call_reader *in, const void *name, size_t length)
 static reading_result end(call_reader *in)
 {
     in->arguments[in->used++] = 0; /* `give` leaves room */
-    in->found[in->complete++] = (found_call){in->open, in->start, in->used - in->start - 1};
+    in->found[in->complete++] = (found_call){in->open, in->start};
     in->open = 0;
     in->after = in->at;
     return READ_FINE;
@@ -335,9 +335,7 @@ static reading_result json_calls(call_reader *in)
     in->at++;
     TRY(skip_blanks(in));
     NEXT(in, byte);
-    if ((byte | 32) >= 'a' && (byte | 32) <= 'z' && byte >= 0)
-        return python_calls(in, true);
-    if (byte == '_')
+    if (((byte | 32) >= 'a' && (byte | 32) <= 'z' && byte >= 0) || byte == '_')
         return python_calls(in, true);
     while (byte != ']') {
         TRY(json_call(in));

@@ -12,7 +12,7 @@ uint32_t call_word(call_writer *w, const char *word, uint32_t next)
     return rules_word(w->r, word, next);
 }
 
-static uint32_t put(call_writer *w, span text, uint32_t next)
+uint32_t call_put(call_writer *w, span text, uint32_t next)
 {
     return rules_bytes(w->r, text.bytes, text.length, next);
 }
@@ -41,7 +41,7 @@ uint32_t call_mark_rule(call_writer *w, span mark, uint32_t next)
 {
     const call_mark *found = mark_token_of(w, mark);
     if (!found)
-        return put(w, mark, next);
+        return call_put(w, mark, next);
     const mark_token token = mark_of(found->token);
     return rules_bytes(w->r, (const char *)token.bytes, sizeof token.bytes, next);
 }

@@ -8,11 +8,6 @@
 #include "rules.h"
 #include "schema_parts.h"
 
-static uint32_t put(call_writer *w, span text, uint32_t next)
-{
-    return rules_bytes(w->r, text.bytes, text.length, next);
-}
-
 static uint32_t named_mark(call_writer *w, const char *mark, uint32_t next)
 {
     return call_mark_rule(w, (span){mark, (uint32_t)strlen(mark)}, next);
@@ -54,11 +49,11 @@ static uint32_t one_call(call_writer *w, uint32_t function, uint32_t next)
     conjunction arguments;
     arguments_of(w, function, &arguments);
     if (form->body == CALL_NAMED)
-        return put(w, name, named_mark(w, "[ARGS]", call_json(w, &arguments, next)));
+        return call_put(w, name, named_mark(w, "[ARGS]", call_json(w, &arguments, next)));
     if (form->body != CALL_JSON)
         return call_fields(w, name, &arguments, next);
     const uint32_t behind = call_word(w, "\": ", call_json(w, &arguments, call_word(w, "}", next)));
-    return call_word(w, "{\"name\": \"", put(w, name, call_word(w, "\", \"", put(w, form->arguments, behind))));
+    return call_word(w, "{\"name\": \"", call_put(w, name, call_word(w, "\", \"", call_put(w, form->arguments, behind))));
 }
 
 static uint32_t any_call(call_writer *w, uint32_t (*write)(call_writer *, uint32_t, uint32_t))
@@ -95,7 +90,7 @@ static uint32_t calls_rule(call_writer *w, bool behind_mark)
         one = call_word(w, blank, rules_call(r, call, one));
         if (turn)
             return behind_mark ? one : call_mark_rule(w, form->opening, one);
-        one = put(w, form->between, call_mark_rule(w, form->opening, one));
+        one = call_put(w, form->between, call_mark_rule(w, form->opening, one));
         next = w->choice->parallel && form->opening.length ? rules_repeat(r, one, 0, MOST_CALLS_AT_ONCE - 1, END) : END;
     }
     return NEVER;
@@ -108,8 +103,8 @@ static uint32_t headed_call(call_writer *w, uint32_t function, uint32_t next)
     arguments_of(w, function, &arguments);
     uint32_t behind = call_word(w, "json", named_mark(w, "<|message|>", call_json(w, &arguments, next)));
     behind = call_word(w, " ", rules_either(w->r, behind, named_mark(w, "<|constrain|>", behind)));
-    return rules_either(w->r, put(w, to, put(w, name, named_mark(w, "<|channel|>", call_word(w, "commentary", behind)))),
-                        named_mark(w, "<|channel|>", call_word(w, "commentary", put(w, to, put(w, name, behind)))));
+    return rules_either(w->r, call_put(w, to, call_put(w, name, named_mark(w, "<|channel|>", call_word(w, "commentary", behind)))),
+                        named_mark(w, "<|channel|>", call_word(w, "commentary", call_put(w, to, call_put(w, name, behind)))));
 }
 
 /* An answer whose parts have headers: a thought, then a call or a text. */

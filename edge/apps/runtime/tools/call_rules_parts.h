@@ -22,6 +22,7 @@ typedef struct {
 } call_writer;
 
 uint32_t call_word(call_writer *w, const char *word, uint32_t next); /* which ends with \0 */
+uint32_t call_put(call_writer *w, span text, uint32_t next);         /* this text */
 uint32_t call_text(call_writer *w, uint32_t next);                   /* any text */
 uint32_t call_mark_rule(call_writer *w, span mark, uint32_t next);   /* its token, or its text */
 bool call_has_mark(const call_writer *w, span mark);                 /* whether it is a token */

@@ -234,6 +234,11 @@ void calls_finish(calls *c, bool cut)
         c->said = c->blanks;
 }
 
+bool calls_ended(const calls *c)
+{
+    return c->ended;
+}
+
 uint32_t calls_count(const calls *c)
 {
     return c->complete;

@@ -22,7 +22,7 @@ uint32_t tool_function(const json_tree *tree, uint32_t tool);
 bool tag_has_text(const json_tree *tree, uint32_t shape); /* whether a value in tags is its text as it stands */
 uint32_t tool_named(const tool_list *tools, const char *name, size_t length);
 
-typedef struct { uint32_t function, start, length; } found_call; /* start, length: of its arguments */
+typedef struct { uint32_t function, start; } found_call; /* start: of its arguments, which end with \0 */
 
 typedef struct calls calls;
 calls *calls_layout(arena *from);
@@ -33,6 +33,7 @@ void calls_finish(calls *c, bool cut);
 size_t calls_text(calls *c, char *out, size_t most); /* takes whole characters of the answer's text; returns their bytes */
 void calls_drop(calls *c);                           /* forgets that text */
 bool calls_waits(const calls *c);                    /* whether calls_text has some */
+bool calls_ended(const calls *c);                    /* whether calls_finish has ended the answer */
 uint32_t calls_count(const calls *c);                /* complete calls; those that were cut are none */
 const found_call *calls_at(const calls *c, uint32_t index);
 const char *calls_arguments(const calls *c, const found_call *call); /* a JSON object, which ends with \0 */

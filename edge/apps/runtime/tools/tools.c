@@ -123,7 +123,6 @@ void tools_start(tools *t, bool reads)
     t->before += calls_count(t->calls);
     t->given = 0;
     t->reads = reads && t->allowed;
-    t->ended = false;
     calls_begin(t->calls, &t->template.form, &t->list);
 }
 

@@ -19,7 +19,7 @@ typedef struct tools {
     bool strict, holds;    /* whether calls have their form wherever they are allowed; whether the session's form is that of calls */
     bool alone;            /* the system's part of the prompt has the tools, and no text of the app */
     bool asked;            /* whether the prompt that runs is a chat's */
-    bool reads, ended;     /* whether this answer may call, and its text has been read to its end */
+    bool reads;            /* whether this answer may call */
     uint32_t given;        /* results that were appended */
     uint32_t before;       /* calls of earlier answers, which count in identifiers */
     uint32_t turns;        /* of the conversation when the answer ended, with the tokens that had run: results come then */

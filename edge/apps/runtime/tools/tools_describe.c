@@ -161,12 +161,6 @@ static bool is_key(const json_value *it, const char *name)
     return it->key_length == strlen(name) && !memcmp(it->key, name, it->key_length);
 }
 
-static void no_properties(describer *d, bool first, int depth)
-{
-    named(d, "properties", first, depth);
-    own(d, "{}");
-}
-
 static void parameters(describer *d, uint32_t index, int depth)
 {
     const json_value *values = d->tree->values;
@@ -187,7 +181,8 @@ static void parameters(describer *d, uint32_t index, int depth)
         named(d, "type", first, depth + 1);
         string(d, "object", 6);
     }
-    no_properties(d, false, depth + 1);
+    named(d, "properties", false, depth + 1);
+    own(d, "{}");
     line(d, depth);
     own(d, "}");
 }

@@ -58,10 +58,7 @@ public class EdgeModel private constructor(private var handle: Long) : Closeable
     public companion object {
         /** Throws [EdgeException] with [Status.BAD_FILE] if [path] is not a model.edge of this version. */
         @JvmStatic
-        public fun open(path: String): EdgeModel {
-            require('\u0000' !in path) { "the path contains the character U+0000" }
-            return EdgeModel(Native.open(path.encodeToByteArray() + 0, -1, 0, 0))
-        }
+        public fun open(path: String): EdgeModel = EdgeModel(Native.open(pathBytes(path), -1, 0, 0))
 
         /** From a part of an open file, which may be closed afterwards. It begins at a multiple of 64 bytes. */
         @JvmStatic

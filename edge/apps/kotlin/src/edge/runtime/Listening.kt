@@ -12,8 +12,8 @@ import kotlinx.coroutines.flow.takeWhile
  * the bundle hears nothing.
  */
 public fun EdgeSession.transcribe(samples: Flow<ShortArray>, hearing: Hearing, ears: String): Flow<Segment> {
-    require('\u0000' !in ears) { "the path contains the character U+0000" }
-    return transcribe(samples) { hearing.listen(it, ears.encodeToByteArray() + 0, -1, 0, 0) }
+    val path = pathBytes(ears)
+    return transcribe(samples) { hearing.listen(it, path, -1, 0, 0) }
 }
 
 /**

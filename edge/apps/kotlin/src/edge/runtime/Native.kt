@@ -88,3 +88,9 @@ internal object Native {
     @JvmStatic external fun call(session: Long, index: Int, field: Int): ByteArray
     @JvmStatic external fun imageTokens(model: Long, width: Int, height: Int, tokens: Int): Int
 }
+
+/** A path as C reads it, which ends with a zero byte. */
+internal fun pathBytes(path: String): ByteArray {
+    require('\u0000' !in path) { "the path contains the character U+0000" }
+    return path.encodeToByteArray() + 0
+}

@@ -22,10 +22,8 @@ public suspend fun EdgeSession.image(
 ): Unit = image(colors(bitmap), bitmap.width, bitmap.height, tokens, null, fd, offset, length)
 
 /** Of [colors], row by row, as Android and Java have them: 0xAARRGGBB. */
-public suspend fun EdgeSession.image(colors: IntArray, width: Int, height: Int, eyes: String, tokens: Int = 0) {
-    require('\u0000' !in eyes) { "the path contains the character U+0000" }
-    image(colors, width, height, tokens, eyes.encodeToByteArray() + 0, -1, 0, 0)
-}
+public suspend fun EdgeSession.image(colors: IntArray, width: Int, height: Int, eyes: String, tokens: Int = 0): Unit =
+    image(colors, width, height, tokens, pathBytes(eyes), -1, 0, 0)
 
 /** Tokens of a picture of this size, before it is encoded. Throws EdgeException as [image] does. */
 public fun EdgeModel.imageTokens(width: Int, height: Int, tokens: Int = 0): Int {
