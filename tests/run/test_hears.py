@@ -235,9 +235,9 @@ def test_plan_counts_what_a_sound_costs(sound: str | None, tokens: int, tmp_path
 
 def test_plan_says_what_a_sound_lacks() -> None:
     plan = ("plan", str(TEXT), "--mmproj", str(EARS), "--device", "raspberry-pi-5", "--max-kv-size", "256")
-    told = edge_command(*plan, "--audio", "5m", "--memory", "70MiB").stdout
+    told = edge_command(*plan, "--audio", "5m", "--memory", "90MiB").stdout
     assert "does not fit in 256 KV rows: use --max-kv-size 7501" in told
-    assert "the limit, 70 MiB, is too low for the sound" in told
+    assert "the limit, 90 MiB, is too low for the sound" in told
     assert "KV rows: use" not in edge_command(*plan, "--audio", "2s").stdout
 
 
