@@ -112,7 +112,6 @@ class Capabilities:
     folders: bool = False  # it runs folders in ONNX
     gpu_layers: bool = False  # it takes --gpu-layers
     lora: bool = False  # it runs adapters (`AdaptedEngine`)
-    given: bool = False  # it runs rows in place of tokens (`GivenEngine`)
     any_tokenizer: bool = False  # it runs models whose tokenizer edge does not know
     tops: bool = False  # it can return the largest logits alone (`TopEngine`)
     picks: bool = False  # it chooses tokens itself (`PickingEngine`)
@@ -418,7 +417,7 @@ class Backend(ABC):
     def sees(self, spec: ModelSpec, *, whole: bool) -> str | None:
         """None if the engine runs prompts for this model with rows of pictures or sounds in them; else why not, as the
         rest of a sentence. whole: these rows see all of each other."""
-        return None if self.CAPABILITIES.given else "takes no pictures or sounds"
+        return None
 
     def runs_mtp(self, spec: ModelSpec) -> bool:
         """Whether the model has a layer for multi-token prediction that the engine runs (`StatesEngine`)."""

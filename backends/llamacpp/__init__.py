@@ -46,7 +46,6 @@ class LlamaCpp(Backend):
         attention=True,
         keys=False,
         lora=True,
-        given=True,
         any_tokenizer=True,
         gpu_layers=True,
     )

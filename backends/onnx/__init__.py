@@ -52,6 +52,10 @@ class Onnx(Backend):
 
         return supports(core)
 
+    def sees(self, spec: ModelSpec, *, whole: bool) -> str | None:
+        """ONNX Runtime's attention is causal."""
+        return "runs no pictures that see all of themselves" if whole else None
+
     def fixed_sizes(self, spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
         from edge.backends.onnx.npu.form import find_sizes
 

@@ -14,16 +14,18 @@ from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.graph.attention import observed_width
 from edge.backends.onnx.graph.context import table_names
 from edge.backends.onnx.graph.state import state_shapes
-from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables, Windows
+from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables, Windows, known
 from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.memory import MOST_AT_ONCE, MOST_OBSERVED
 from edge.backends.onnx.providers import explained
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.onnx.session import bind
 from edge.model.architectures.angles import temperatures
+from edge.model.given import GivenRows
 from edge.model.layers import Network
+from edge.model.places import Places
 from edge.model.spec import ModelSpec
-from edge.types import FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray
 
 
 class DynamicPasses:
@@ -53,14 +55,24 @@ class DynamicPasses:
         self._state = np.zeros_like(kv.state.values) if kv.state else None  # after a pass
         self._step_binding: tuple[tuple[int, int, int, int], Any] = ((0, 0, 0, 0), None)
         self._session: Any = None
+        parts = 1 + network.deepstack  # of a row in place of an embedding
+        self._no_rows: tuple[AnyArray, AnyArray] = np.zeros((parts, 0, spec.hidden), np.float32), np.zeros((0, 2), int)
+        self._given = self._no_rows
 
     def open(self, session: Any) -> None:
         self._session = session
 
-    def run(self, tokens: IntArray, wanted: int, shown: int) -> None:
+    def run(
+        self, tokens: IntArray, wanted: int, shown: int, given: GivenRows | None = None, places: Places | None = None
+    ) -> None:
         kv, count = self._kv, tokens.size
-        self._tokens[0, :count] = tokens
-        first = kv.next_position if self._network.learned_positions else self._angles.row(count)
+        beyond = np.flatnonzero(tokens >= self.spec.vocab)
+        self._tokens[0, :count] = known(tokens, self.spec)
+        self._given = self._no_rows
+        if given is not None and beyond.size:
+            self._given = given.parts(tokens), np.stack([np.zeros_like(beyond), beyond], axis=1)
+        learned = self._network.learned_positions
+        first = kv.next_position if learned else self._angles.place(count, places)
         self._positions[0, :count] = first + self._counting[:count]
         if temperature := self._network.temperature:
             self._temperatures[0, :count, 0] = temperatures(temperature, kv.next_position + self._counting[:count])
@@ -92,6 +104,8 @@ class DynamicPasses:
         if self._step_binding[0] != (*shape, self._kv.capacity):
             self._step_binding = ((*shape, self._kv.capacity), self._make_binding(*shape))
         binding = self._step_binding[1]
+        for name, array in zip(("given", "given_at"), self._given, strict=True):
+            bind(binding, name, array)
         for layer, hidden in self._hidden.items():
             bind(binding, f"window.{layer}", hidden)
         return binding

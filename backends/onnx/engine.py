@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from edge.backends.base import EngineConfig
-from edge.backends.checks import check_positions, check_tokens, check_whole
+from edge.backends.checks import check_positions, check_tokens, check_whole, divide
 from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
 from edge.backends.onnx import ENGINE
@@ -31,6 +31,8 @@ from edge.backends.ring import LayerKinds, Ring
 from edge.backends.rope import CacheRope
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.given import GivenRows
+from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import FloatArray, IntArray
@@ -54,7 +56,7 @@ class OnnxEngine:
         self._weights = files.folder / files.data
         with open(self._weights, "rb") as data:
             self._mapped = mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_READ)  # as ONNX Runtime does; tells its size
-        network = find_network(spec)
+        self._network = network = find_network(spec)
         form = find_form(spec, config) if provider.static else None
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         # ONNX Runtime pairs value i of a head with value i + head / 2.
@@ -126,22 +128,29 @@ class OnnxEngine:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
         self._observed = queries
 
-    def forward(self, tokens: IntArray) -> FloatArray:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.announce(tokens.size)
-        for part, shown in self._pieces(tokens, self.config.chunk):
-            self._run(part, wanted=1, shown=shown)
+    def forward(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
+        tokens = self._announced(tokens, given, places)
+        for part, shown in self._pieces(tokens.size, self.config.chunk):
+            self._run(tokens[part], 1, shown, given, places and places.part(part))
         return np.asarray(self._passes.logits[0])
 
-    def forward_all(self, tokens: IntArray) -> FloatArray:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
-        self._kv.announce(tokens.size)
-        logits, done = np.empty((tokens.size, self.spec.vocab), np.float32), 0
-        for part, shown in self._pieces(tokens, min(self._passes.most_logits, self.config.chunk)):
-            self._run(part, wanted=part.size, shown=shown)
-            logits[done : done + part.size] = self._passes.logits[: part.size]
-            done += part.size
+    def forward_all(self, tokens: IntArray, given: GivenRows | None = None, places: Places | None = None) -> FloatArray:
+        tokens = self._announced(tokens, given, places)
+        logits = np.empty((tokens.size, self.spec.vocab), np.float32)
+        for part, shown in self._pieces(tokens.size, min(self._passes.most_logits, self.config.chunk)):
+            count = part.stop - part.start
+            self._run(tokens[part], count, shown, given, places and places.part(part))
+            logits[part] = self._passes.logits[:count]
         return logits
+
+    def _announced(self, tokens: IntArray, given: GivenRows | None, places: Places | None) -> IntArray:
+        """The checked tokens. Raises UnsupportedError for rows and places that graphs do not know."""
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free, given)
+        if places is None:
+            self._kv.announce(tokens.size)
+        else:
+            divide("onnx", self._kv, self._network, tokens.size, tokens.size, places, whole=False)
+        return tokens
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
@@ -155,34 +164,36 @@ class OnnxEngine:
         """Run at most MOST_OBSERVED tokens; return queries, keys and values before RoPE by layer, float32 [n, all
         heads]."""
         assert isinstance(self._passes, DynamicPasses)
-        self._run(tokens, wanted=1, shown=tokens.size)
+        self._run(tokens, 1, tokens.size)
         return self._passes.shown(tokens.size)
 
-    def _pieces(self, tokens: IntArray, step: int) -> Iterator[tuple[IntArray, int]]:
-        """Pieces that run at once, with the bounded number of observed tokens at the end of each."""
+    def _pieces(self, count: int, step: int) -> Iterator[tuple[slice, int]]:
+        """Parts of `count` tokens that run at once, with the bounded number of observed tokens at the end of each."""
         # Once heads keep different rows, each needs a window's mask of its own, which takes memory.
         alike = self._kv.alike or self._kv.ring or not self._windows.layers
         step = min(step, self._passes.most if alike else MOST_OBSERVED)
-        for start in range(0, tokens.size, step):
-            part = tokens[start : start + step]
-            shown = min(self._observed, part.size)
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            shown = min(self._observed, stop - start)
             if shown <= MOST_OBSERVED:
-                yield part, shown
+                yield slice(start, stop), shown
                 continue
-            if before := part.size - shown:
-                yield part[:before], 0
-            for first in range(before, part.size, MOST_OBSERVED):
-                piece = part[first : first + MOST_OBSERVED]
-                yield piece, piece.size
+            if start < stop - shown:
+                yield slice(start, stop - shown), 0
+            for first in range(stop - shown, stop, MOST_OBSERVED):
+                part = slice(first, min(first + MOST_OBSERVED, stop))
+                yield part, part.stop - part.start
 
-    def _run(self, tokens: IntArray, *, wanted: int, shown: int) -> None:
+    def _run(
+        self, tokens: IntArray, wanted: int, shown: int, given: GivenRows | None = None, places: Places | None = None
+    ) -> None:
         kv, count = self._kv, tokens.size
         if kv.closed:
             raise EngineError("the engine is closed")
         check_positions(self.spec, kv.next_position + count)
         check_whole(self._weights, self._mapped.size(), len(self._mapped))
         kv.prepare(count)
-        self._passes.run(tokens, wanted, shown)
-        kv.appended(count)
+        self._passes.run(tokens, wanted, shown, given, places)
+        kv.appended(count, places)
         if shown and self._observer:
             self._observer.add(self._passes.queries(shown), shown)

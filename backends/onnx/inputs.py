@@ -14,7 +14,9 @@ from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.graph.context import heads_of_ropes
 from edge.backends.onnx.kv import OnnxStore
 from edge.model.layers import Network
-from edge.types import AnyArray, FloatArray
+from edge.model.places import Places
+from edge.model.spec import ModelSpec
+from edge.types import AnyArray, FloatArray, IntArray
 
 ANGLES_AHEAD = 64  # decode steps whose angles are computed at once
 _HIDDEN = np.float32(-np.inf)
@@ -69,3 +71,19 @@ class AngleTables:
                 for out, found in zip(table, self._rotation.tables(kind, positions), strict=True):
                     out[: positions.size] = found[:, : out.shape[1]]
         return first - self._from
+
+    def place(self, count: int, places: Places | None) -> int:
+        """As `row`, for tokens at these places."""
+        if places is None or places.consecutive:
+            return self.row(count)
+        self._rotation, self._known = self._kv.rope.rotation, 0
+        positions = places.positions + (self._kv.next_rope_position - self._kv.next_position)
+        for kind, table in enumerate(self.tables):
+            for out, found in zip(table, self._rotation.tables(kind, positions), strict=True):
+                out[:count] = found[:, : out.shape[1]]
+        return 0
+
+
+def known(tokens: IntArray, spec: ModelSpec) -> IntArray:
+    """The tokens, with the first one of the vocabulary in place of those that have rows."""
+    return np.where(tokens < spec.vocab, tokens, 0)

@@ -50,7 +50,6 @@ CAPABILITIES = Capabilities(
     attention=False,
     keys=False,
     lora=True,
-    given=True,
     appends=True,
     hidden=True,
 )

@@ -43,7 +43,6 @@ class CPU(Backend):
         keys=True,
         tunable=True,
         lora=True,
-        given=True,
         appends=True,
         hidden=True,
         rounds=True,

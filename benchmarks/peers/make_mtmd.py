@@ -58,7 +58,7 @@ def fetch(folder: Path, release: str) -> Path:
     if not archive.exists():
         wanted = f"llama-cpp-python=={release}"
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        subprocess.run([*pip, "--no-build-isolation", "--dest", folder, wanted], check=True)
+        subprocess.run([*pip, "--dest", folder, wanted], check=True)
     if not source.exists():
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")

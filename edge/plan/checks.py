@@ -40,10 +40,11 @@ def check_request(run: Resolved, *, elsewhere: bool) -> None:
         others = " or ".join(engines_with("lora"))
         raise UnsupportedError(f"the {backend.NAME} engine runs no LoRA adapters: use --backend={others}")
     if options.prefix_file:
-        needed, what = ("appends", " of keys and values") if options.prefix_file.keys else ("given", "")
-        if not getattr(has, needed):
-            others = " or ".join(engines_with(needed))
-            raise UnsupportedError(f"the {backend.NAME} engine takes no --prefix{what}: use --backend={others}")
+        if options.prefix_file.keys and not has.appends:
+            others = " or ".join(engines_with("appends"))
+            raise UnsupportedError(
+                f"the {backend.NAME} engine takes no --prefix of keys and values: use --backend={others}"
+            )
         options.prefix_file.check_model(spec)
     check_count("--sequences", options.sequences, 1, _MOST_SEQUENCES)
     if options.sequences > 1 and (spec.encoder or not has.sequences):

@@ -13,7 +13,6 @@ import time
 from collections.abc import Generator, Iterator
 from enum import Enum
 
-from edge.errors import UnsupportedError
 from edge.model.prompt import Prompt
 from edge.run.budgets.meters import Watch
 from edge.run.generation import Generation
@@ -34,14 +33,11 @@ _READ_UNASKED = 4096  # prompt tokens read before budgets are checked: a few mil
 
 
 def begin(sequence: TokenSequence, run: Generation, shared: int = 0) -> None:
-    """Make room for a request's prompt. Raises InputError, before anything runs, if it does not fit, UnsupportedError
-    for rows where the engine takes tokens only.
+    """Make room for a request's prompt. Raises InputError, before anything runs, if it does not fit.
 
     shared: rows of the sequence's last prompt that this prompt shares (`TokenSequence.shared`).
     """
     request, kv = run.request, sequence.engine.kv
-    if run.prompt.given and not sequence.engine.capabilities.given:
-        raise UnsupportedError(f"the {sequence.plan.backend} engine takes token ids, no rows: use --backend=cpu")
     if run.prompt.whole and not request.follow_up and not shared:
         read_ahead(sequence, run.prompt, run.watch)
         shared = sequence.keep_beginning(run.prompt)

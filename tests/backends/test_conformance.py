@@ -296,8 +296,6 @@ def test_logits_depend_on_neither_chunk_nor_logits_rows(
 @parametrized([each for row in ENGINES for each in settings_of(row, device=True)])
 def test_given_rows_equal_tokens_with_these_embeddings(open_engine: OpenEngine, golden: Golden) -> None:
     engine = open_engine(chunk=7)
-    if not engine.capabilities.given:
-        pytest.skip("it takes tokens only")
     running, network = cast(GivenEngine, engine), find_network(engine.spec)
     info = golden.model.file.tensors["token_embd.weight"]
     table = dequantize(golden.model.file.tensor_bytes(info).reshape(info.shape[1], -1), info.type)

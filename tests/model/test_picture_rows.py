@@ -12,14 +12,13 @@ from conftest import GOLDEN, SOME_GPU, load_engine
 from hf_folders import edit_json
 from test_architectures import require_native
 
+from edge.backends.onnx import ENGINE as ONNX
 from edge.converters.huggingface.reader import convert_folder
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.model.given import GivenRows
 from edge.model.model import Model, open_model
 from edge.model.places import Places
-from edge.model.prompt import Prompt
 from edge.model.tensors import find_network
-from edge.run.starting.loading import load
 from edge.types import AnyArray, IntArray
 
 PICTURES = GOLDEN / "pictures"
@@ -54,14 +53,17 @@ def prompt_of(name: str, model: Model) -> tuple[GivenRows, IntArray, dict[str, A
     ("name", "backend"),
     [
         pytest.param(name, backend, marks=[pytest.mark.exhaustive] * (backend != "reference" and name not in OFTEN))
-        for name in ARCHITECTURES for backend in ("reference", "cpu", "llamacpp")
-    ],
+        for name in ARCHITECTURES for backend in ("reference", "cpu", "llamacpp", "onnx")
+        if (name, backend) != ("gemma3", "onnx")
+    ] + [("qwen2vl", "onnx@cpu-static")],
 )  # fmt: skip
 def test_pictures_equal_transformers(models: dict[str, Model], name: str, backend: str) -> None:
     if backend == "cpu":
         require_native()
     if backend == "llamacpp":
         pytest.importorskip("llama_cpp")
+    if backend.startswith("onnx"):
+        pytest.importorskip("onnxruntime")
     model = models[name]
     assert model.spec.architecture == ARCHITECTURES[name]
     given, tokens, golden = prompt_of(name, model)
@@ -80,16 +82,16 @@ def test_pictures_equal_transformers(models: dict[str, Model], name: str, backen
     engine.close()
 
 
-@pytest.mark.parametrize("name", ["qwen2vl", "qwen3vl"])
-def test_text_alone_on_engines_without_pictures(models: dict[str, Model], name: str) -> None:
+def test_onnx_refuses_pictures_that_see_all_of_themselves(models: dict[str, Model]) -> None:
     pytest.importorskip("onnxruntime")
-    model = models[name]
-    given, tokens, golden = prompt_of(name, model)
-    with load(model, backend="onnx", kv_dtype="f32", max_kv_size=64, threads=1) as session:
-        with pytest.raises(UnsupportedError, match="the onnx engine takes token ids, no rows"):
-            session.generate(Prompt([tokens], given=given))
-        text = tokens[tokens < model.spec.vocab]
-        np.testing.assert_allclose(session.engine.forward(text), golden["plain"][-1], atol=2e-3)
+    assert ONNX.sees(models["gemma3"].spec, whole=True)
+    given, tokens, golden = prompt_of("gemma3", models["gemma3"])
+    engine: Any = load_engine(models["gemma3"], "onnx", "f32", capacity=64, chunk=12, logits_rows=12)
+    with pytest.raises(UnsupportedError, match="the onnx engine runs no pictures that see all of themselves"):
+        engine.forward(tokens, given, given.places(tokens, 0))
+    text = tokens[tokens < models["gemma3"].spec.vocab]
+    np.testing.assert_allclose(engine.forward(text), golden["plain"][-1], atol=1e-3)
+    engine.close()
 
 
 def test_pictures_on_a_gpu(models: dict[str, Model]) -> None:

@@ -54,6 +54,7 @@ def test_folder_passes_the_checker_and_runs_in_onnx_runtime(tmp_path: Path) -> N
     feeds = {
         "tokens": golden.tokens[None].astype(np.int64), "positions": np.arange(count)[None], "wanted": np.arange(count),
         "last": np.array([count - 1], np.int32), "rows": np.array(count, np.int32), "cos": cos, "sin": sin,
+        "given": np.zeros((1, 0, spec.hidden), np.float32), "given_at": np.zeros((0, 2), np.int64),
     }  # fmt: skip
     for layer in range(spec.layers):
         for name in ("past_key", "past_value"):

@@ -23,7 +23,7 @@ from edge.converters.convert import Conversion, convert
 from edge.media.recording import wav_of
 from edge.options import Options
 from edge.prompt_cache.cache import PromptCache
-from edge.run.starting.senses import open_ears_of, with_senses
+from edge.run.starting.senses import open_ears_of
 from edge.types import FloatArray, IntArray
 
 TEXT, EARS = GOLDEN / "heard" / "qwen2.gguf", GOLDEN / "heard" / "qwen2audio.gguf"
@@ -190,12 +190,10 @@ def test_user_text_with_the_special_token_stays_text(session: edge.Session) -> N
     assert PLACEHOLDER not in tokens
 
 
-def test_models_without_ears_and_engines_of_tokens_refuse_sounds(tmp_path: Path) -> None:
+def test_models_without_ears_refuse_sounds(tmp_path: Path) -> None:
     said = messages("one")
     with edge.load(TEXT, backend="reference", mmproj="off") as deaf, pytest.raises(edge.InputError, match="ears"):
         deaf.model.chat_prompt(said)
-    with pytest.raises(edge.UnsupportedError, match="takes no pictures or sounds"):
-        with_senses(edge.open_model(TEXT), Options(mmproj=EARS, backend="onnx"))
     with pytest.raises(edge.InputError, match="choose its own"):
         edge.load(GOLDEN / "llama-one-layer.gguf", backend="reference", mmproj=EARS)
     shutil.copy(EARS, tmp_path / "mmproj.gguf")

@@ -183,7 +183,7 @@ KEYS = {"kind": "PREFIX_TUNING", "tensors": {"prompt_embeddings": ("F32", values
         ({"kind": "LN_TUNING"}, {}, "peft_type is 'LN_TUNING': edge runs PROMPT_TUNING, P_TUNING, PREFIX_TUNING"),
         ({}, {"max_kv_size": 16}, "--prefix of 7 rows needs at least 30 KV rows: raise --max-kv-size 16"),
         (KEYS, {"backend": "llamacpp"}, "the llamacpp engine takes no --prefix of keys and values: use"),
-        ({}, {"backend": "onnx"}, "the onnx engine takes no --prefix: use --backend cpu or llamacpp or gpu"),
+        (KEYS, {"backend": "onnx"}, "the onnx engine takes no --prefix of keys and values: use"),
     ],
 )  # fmt: skip
 def test_wrong_prefixes_are_refused_in_a_line(

@@ -23,7 +23,7 @@ from edge.model.towers import read_tower
 from edge.prompt_cache.cache import PromptCache
 from edge.run.seeing import Room, TowerEyes
 from edge.run.sight import Encoder
-from edge.run.starting.senses import find_mmproj, open_eyes, with_senses
+from edge.run.starting.senses import find_mmproj, open_eyes
 from edge.types import FloatArray, IntArray
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -291,10 +291,6 @@ def test_encoder_beside_the_model_is_found(tmp_path: Path) -> None:
     assert find_mmproj(edge.open_model(other), edge.Options()) is None  # another model's
     with edge.load(other, backend="reference") as session:
         assert not session.model.senses
-    options = edge.Options(backend="onnx")  # takes no rows
-    assert not with_senses(edge.open_model(model), options).senses
-    with pytest.raises(edge.UnsupportedError, match="the onnx engine takes no pictures"):
-        with_senses(edge.open_model(model), options.updated(mmproj=EYES))
 
 
 def test_encoder_that_does_not_fit_is_left_out(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ Inputs, besides `tokens` int64 [1, n]:
               positions these are rows of the model's table; layers without RoPE use none.
   temperatures float32 [1, n, 1]: factors of the tokens' queries, for models that have `Network.temperature`
   wanted      int64 [m]: tokens whose logits are wanted
+  given, given_at  float32 [1 + deepstack, g, hidden], int64 [g, 2]: rows in place of embeddings, and what is added to
+              them behind the first layers; 0 and the tokens that they stand for. Not in static graphs
   past_K.N, past_V.N  [1, KV heads, capacity, head]: layer N's rows, in any order; bind the outputs key.N, value.N to
               the same memory: new rows are written after the first `rows` − n
   last, rows  int32: rows in use with the new ones, minus one ([1]); and these ([])
@@ -64,6 +66,7 @@ class Builder(Context):
     """Builds a graph by a loop over layers and blocks; methods return names of values. `static.py` overrides parts."""
 
     cores = CORES
+    takes_rows = True  # in place of embeddings
     normed = ""  # the rows that the last block's core saw
 
     def build(self) -> bytes:
@@ -83,6 +86,8 @@ class Builder(Context):
             self.input("temperatures", Type.FLOAT, 1, "n", 1)
         if self.observed:
             self.input("observed", Type.INT64, "k")
+        self.input("given", Type.FLOAT, 1 + self.network.deepstack, "g", spec.hidden)
+        self.input("given_at", Type.INT64, "g", 2)
         self.output("logits", Type.FLOAT, 1, "m", spec.vocab)
         residual, added = self.run(range(spec.layers), self.embed())
         self.begin("norm")
@@ -96,7 +101,14 @@ class Builder(Context):
         for layer in layers:
             for block in self.network.layers[layer]:
                 residual, added = self.block(layer, block, residual, added)
+            if layer < self.network.deepstack and self.takes_rows:
+                part, whole = self.given_part(1 + layer), added or residual
+                whole = self.node("ScatterND", whole, "given_at", part, reduction="add")
+                residual, added = (residual, whole) if added else (whole, "")
         return residual, added
+
+    def given_part(self, number: int) -> str:
+        return self.node("Gather", "given", self.constant(f"part {number}", number), axis=0)
 
     def block(self, layer: int, block: Block, residual: str, added: str) -> tuple[str, str]:
         at, last = f"blk.{layer}.", self.network.last_mixing == (layer, block)
@@ -140,6 +152,8 @@ class Builder(Context):
     def embed(self) -> str:
         self.begin("embed")
         x = self.scaled(self.look_up("token_embd", "tokens"), self.network.embedding_scale)
+        if self.takes_rows:
+            x = self.node("ScatterND", x, "given_at", self.given_part(0))
         if self.network.learned_positions:
             x = self.node("Add", x, self.node("Gather", self.weight("position_embd"), "positions"))
         if self.network.layer_inputs:

@@ -157,8 +157,10 @@ class Nodes:
     def output(self, name: str, kind: Type, *shape: int | str) -> None:
         self.outputs[name] = proto.value(name, kind, shape)
 
-    def constant(self, name: str, values: list[int]) -> str:
-        self.initializers[name] = proto.tensor(name, Type.INT64, [len(values)], values)
+    def constant(self, name: str, values: int | list[int]) -> str:
+        """A vector, or a single number."""
+        shape, values = ([len(values)], values) if isinstance(values, list) else ([], [values])
+        self.initializers[name] = proto.tensor(name, Type.INT64, shape, values)
         return name
 
     def number(self, number: float) -> str:

@@ -107,6 +107,7 @@ def make_embedding_graph(layout: Layout, spec: ModelSpec, network: Network, data
     """Serialize a graph from `tokens` int64 [1, n], with learned positions also `positions` int64 [1, n], to the input
     `x` of the first shard. Any number of tokens; for a host that does not read the matrix itself."""
     graph = Builder(layout, spec, network, "f32", False, data)
+    graph.takes_rows = False
     graph.input("tokens", Type.INT64, 1, "n")
     if network.learned_positions:
         graph.input("positions", Type.INT64, 1, "n")
@@ -116,7 +117,7 @@ def make_embedding_graph(layout: Layout, spec: ModelSpec, network: Network, data
 
 
 class _Static(Builder):
-    cores = CORES | {Attention: static_attention}
+    cores, takes_rows = CORES | {Attention: static_attention}, False  # the host puts them into x
 
     def __init__(
         self, layout: Layout, spec: ModelSpec, network: Network, form: StaticForm, part: Part, data: str

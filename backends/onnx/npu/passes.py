@@ -15,16 +15,19 @@ import numpy as np
 from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.graph.context import heads_of_ropes, mask_name, table_names
 from edge.backends.onnx.graph.static import HIDDEN, Part, parts_of, residual_factor
-from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables
+from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables, known
 from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.model_files import ModelFiles
 from edge.backends.onnx.providers import explained
 from edge.backends.onnx.rows import NUMPY_TYPE
 from edge.backends.onnx.session import bind
+from edge.errors import UnsupportedError
 from edge.formats.compiled import StaticForm
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
+from edge.model.given import GivenRows
 from edge.model.layers import Network
+from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -59,17 +62,25 @@ class StaticPasses:
             parts = parts_of(self._spec, self._form, tokens)
             self._bindings[tokens] = [(sessions[part], self._binding(part, arrays)) for part in parts]
 
-    def run(self, tokens: IntArray, wanted: int, shown: int) -> None:
-        """See Passes. wanted is at most 1; shown is any number."""
+    def run(
+        self, tokens: IntArray, wanted: int, shown: int, given: GivenRows | None = None, places: Places | None = None
+    ) -> None:
+        """See Passes. wanted is at most 1; shown is any number. Raises UnsupportedError for rows with more parts."""
         kv, count = self._kv, tokens.size
         arrays = self._last = self._sizes[1 if count == 1 else self._form.chunk]
         new = slice(arrays.tokens - count, None)
+        rows, beyond = given.parts(tokens) if given else None, tokens >= self._spec.vocab
+        tokens = known(tokens, self._spec)
         arrays.x[0, new] = self._embedding.look_up(tokens, kv.next_position)
+        if rows is not None:
+            if rows[1:].any():
+                raise UnsupportedError("static graphs add no parts of pictures behind layers: use --backend=cpu")
+            arrays.x[0, new][beyond] = rows[0] * np.float32(residual_factor(self._network))
         if self._table:
             arrays.embedded[:] = arrays.x
             arrays.table_rows[0, new] = self._table.look_up(tokens)
         if not self._network.learned_positions:
-            first = self._angles.row(count)
+            first = self._angles.place(count, places)
             for inputs, tables in zip(arrays.angles, self._angles.tables, strict=True):
                 inputs[:, 0, new] = tables[:, first : first + count]
         if temperature := self._network.temperature:

@@ -51,7 +51,6 @@ class GPU(Backend):
         picks=True,
         gpu=True,
         lora=True,
-        given=True,
         appends=True,
     )
     EFFICIENCY = Efficiency(

@@ -163,11 +163,6 @@ def engine_of(options: Options) -> Backend:
     return engine_named(options.backend if options.backend in _ENGINES else _ENGINES[0])
 
 
-def takes_rows(options: Options) -> bool:
-    """Whether the text model's engine, if one is named, takes rows in place of tokens."""
-    return engine_named(options_that_see(options).backend).CAPABILITIES.given
-
-
 def _check_engine(model: Model, options: Options, *, whole: bool = False) -> None:
     """Raise UnsupportedError for an engine that runs no such rows. whole: they see all of each other."""
     engine = engine_named(options_that_see(options).backend)

@@ -25,7 +25,7 @@ from edge.run.session import Session
 from edge.run.speech.plan import own_options
 from edge.run.starting.loading import open_session
 from edge.run.starting.opening import open_model
-from edge.run.starting.senses import senses_found, takes_rows
+from edge.run.starting.senses import senses_found
 from edge.server.deadline import Deadline
 from edge.server.ledger import Ledger
 from edge.server.models.worker import Job, Turns, Worker
@@ -312,8 +312,7 @@ def _entry(model: str, options: Options) -> Entry:
     name = path.stem if path.exists() and str(path) == str(Path(model)) else str(model)
     aliases = tuple(dict.fromkeys(each for each in (opened.name, path.name, str(model)) if each != name))
     template = opened.file.metadata.get("tokenizer.chat_template")
-    perceives = opened.template is not None and takes_rows(options)
-    senses = senses_found(opened, options) if perceives else []
+    senses = senses_found(opened, options) if opened.template is not None else []
     return Entry(
         name, model, opened.spec, aliases, template if isinstance(template, str) else None,
         opened.spec.weight_bytes, int(status.st_mtime), f"{path.resolve()} {status.st_size} {status.st_mtime_ns}", {},
