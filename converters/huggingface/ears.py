@@ -24,7 +24,8 @@ from edge.formats.blocks import FILE_TYPES, block_size
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.model.towers import read_ears
-from edge.model.towers.qwen3a import CHUNKS, FRAMES, ROWS, sinusoids
+from edge.model.towers.qwen3a import CHUNKS, FRAMES, ROWS
+from edge.model.towers.spectrogram import sinusoids
 from edge.records import dataclass
 from edge.types import AnyArray, FloatArray, Progress
 

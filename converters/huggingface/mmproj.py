@@ -16,6 +16,7 @@ import numpy as np
 
 from edge.converters.huggingface.checkpoint import CheckpointTensor, read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
+from edge.converters.huggingface.conformer import conformer_data, conformer_fields, has_conformer, plan_conformer
 from edge.converters.huggingface.ears import hears, plan_ears, read_back, type_of_ears, write_ears
 from edge.converters.huggingface.layout import to_float32
 from edge.converters.plain import fields_as, rounded
@@ -200,10 +201,11 @@ def plan_mmproj(folder: Path, kind: str = _ODD) -> list[Planned]:
         return plan_ears(folder, kind)
     family, deep = _family(config), _deep(config)
     _check(folder, config, family)
-    return [
+    seen = [
         Planned(name, shape, _type(name, shape, kind))
         for tensor in read_checkpoint(folder).values() for name, shape in _named(family, deep, tensor)
     ]  # fmt: skip
+    return seen + (plan_conformer(folder, config, kind) if has_conformer(config) else [])
 
 
 def write_mmproj(folder: Path, target: Path, kind: str = _ODD, progress: Progress | None = None) -> list[Planned]:
@@ -212,7 +214,7 @@ def write_mmproj(folder: Path, target: Path, kind: str = _ODD, progress: Progres
     if hears(config):
         return write_ears(folder, target, kind, progress)
     family, deep, planned = _family(config), _deep(config), plan_mmproj(folder, kind)
-    types = {each.name: each.type for each in planned}
+    types, hearing = {each.name: each.type for each in planned}, has_conformer(config)
 
     def data() -> Iterator[AnyArray]:
         for tensor in read_checkpoint(folder).values():
@@ -221,9 +223,16 @@ def write_mmproj(folder: Path, target: Path, kind: str = _ODD, progress: Progres
                     raise ModelFormatError(f"{tensor.path}: {tensor.name} has values that are no numbers, or infinite")
                 rows = values.reshape(-1, values.shape[-1]).astype(np.float32)
                 yield quantize(rows, types[name]) if types[name] != "F32" else rows
+        for name, rows in conformer_data(folder) if hearing else ():
+            yield quantize(rows, types[name]) if types[name] != "F32" else rows
 
-    write_gguf(target, _fields(folder, config, family, kind), planned, data(), progress)
+    fields = _fields(folder, config, family, kind)
+    if hearing:
+        fields |= {"clip.vision.projector_type": fields.pop("clip.projector_type")} | conformer_fields(config)
+    write_gguf(target, fields, planned, data(), progress)
     read_back(target, read_tower, config)
+    if hearing:
+        read_back(target, read_ears, config)
     return planned
 
 

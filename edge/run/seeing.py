@@ -106,7 +106,7 @@ class TowerSense(ABC):
         counted = self._counted(layout.tokens, time.perf_counter() - started)
         self.looks += counted
         if self._meter is not None:
-            self._meter.add_bytes(self._tower.spec.weight_bytes)
+            self._meter.add_bytes(self._tower.weight_bytes)
         self._keep(name, found)
         release_free_memory()
         return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -49,20 +48,14 @@ class Encoder:
         config = self._config(most_together(layout))
         stages = [self._backend.footprint(spec, config) for spec in self._specs.values()]
         states = 4 * self.tower.network.hidden * layout.patches
-        largest = max(each.weights + each.kv + each.scratch + each.runtime for each in stages)
-        return largest + 3 * states + self._own + _MARGIN
+        largest = max((each.weights + each.kv + each.scratch + each.runtime for each in stages), default=0)
+        return largest + 3 * states + self.tower.ends + _MARGIN
 
     def first_run(self, layout: Layout) -> int:
         """Bytes that a first picture takes to compile, mostly in a child; 0 if nothing is left to compile."""
         config = self._config(most_together(layout))
-        return max(self._backend.first_run(each.file, self._specs[id(each)], config) for each in self.tower.stages)
-
-    @cached_property
-    def _own(self) -> int:
-        """Bytes of stem and projector: mapped, and in float32 while they multiply."""
-        layers = {info.offset for stage in self.tower.stages for info in stage.file.tensors.values()}
-        others = (info for info in self.tower.mmproj.file.tensors.values() if info.offset not in layers)
-        return sum(info.nbytes + 4 * info.elements for info in others)
+        stages = ((each.file, self._specs[id(each)]) for each in self.tower.stages)
+        return max((self._backend.first_run(*each, config) for each in stages), default=0)
 
     def encode(self, medium: Any, layout: Layout) -> list[FloatArray]:
         """The rows of a picture, uint8 [height, width, 3], or of a Sound, for each part of its layout that has some,
@@ -75,7 +68,7 @@ class Encoder:
                 states = [np.concatenate([next(rows) for _ in group])]
                 for stage in tower.stages:
                     states.append(run(stage, states[-1], group))
-                kept = [each for each, stage in zip(states[1:], tower.stages, strict=True) if stage.kept]
+                kept = [each for each, stage in zip(states[1:], tower.stages, strict=True) if stage.kept] or states
                 at = 0
                 for tile in group:
                     part = slice(at, at + tile[0] * tile[1])

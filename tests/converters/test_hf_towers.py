@@ -135,10 +135,11 @@ def test_written_ears_are_those_of_gguf(name: str, tmp_path: Path) -> None:
     for each, info in wanted.file.tensors.items():
         assert (found.file.tensors[each].shape, found.file.tensors[each].type) == (info.shape, info.type)
         np.testing.assert_allclose(found.weights(each), wanted.weights(each), rtol=1e-3, atol=1e-6)
-    assert found.file.tensors.keys() == wanted.file.tensors.keys()
+    heard = {each for each in found.file.tensors if each.startswith(("a.", "mm.a."))}  # Gemma's file also sees
+    assert heard == wanted.file.tensors.keys()
     assert fields(wanted.file).items() <= fields(found.file).items()
     rounded = Conversion("gguf", settings=Settings("Q8_0", method="rtn"))
-    if name in ("qwen2audio", "qwen3asr"):  # whose rows are narrower than blocks
+    if name in ("qwen2audio", "qwen3asr", "gemma4"):  # whose rows are narrower than blocks
         with pytest.raises(UnsupportedError, match="no matrix has rows of whole blocks of Q8_0"):
             convert(target, tmp_path / "q.gguf", rounded)
         return

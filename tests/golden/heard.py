@@ -3,7 +3,8 @@
 Run it as `make golden` does; it needs torch, transformers and gguf. It writes, into the folder it is given or beside
 itself, in `heard/`:
 
-    NAME/       the encoder in float16, with the folder's JSON files; of qwen2audio, the text model, too
+    NAME/       the encoder in float16, with the folder's JSON files; of qwen2audio, qwen3asr and gemma4 the text model,
+                too
     NAME.gguf   an encoder in float16, as llama.cpp's converter writes its mmproj
     NAME.npz    of each sound (short, long): SOUND.mel, float32, each seventh value of the spectrogram that
                 transformers' extractor makes; SOUND.rows [tokens, hidden], what the text model gets in place of tokens
@@ -27,6 +28,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from fallback import configurations, settle
 from gguf import TokenType
 from gguf.constants import MODEL_ARCH
 from numpy.typing import NDArray
@@ -34,8 +36,11 @@ from safetensors.torch import save_file
 from sounds import LONG, LONGER, SHORT, chirp
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from torch import nn
-from towers import STRIDE, TEXT, fill
+from towers import BOUNDS, STRIDE, TEXT, VISION, fill
 from transformers import (
+    Gemma4AudioFeatureExtractor,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
     Qwen3ASRConfig,
@@ -63,6 +68,7 @@ ADDED = ["<|audio_bos|>", "<|audio_eos|>"]
 ADDED += [f"<unused_{number}>" for number in range(PLACEHOLDER - len(bytes_vocabulary()) - len(ADDED))] + ["<|AUDIO|>"]
 TOKENS = bytes_vocabulary() + ADDED + [f"<rest_{number}>" for number in range(291, TEXT["vocab_size"])]
 ASR = {"<|audio_bos|>": "<|audio_start|>", "<|audio_eos|>": "<|audio_end|>", "<|AUDIO|>": "<|audio_pad|>"}
+GEMMA = {"<|audio_bos|>": "<|audio>", "<|audio_eos|>": "<audio|>", "<|AUDIO|>": "<|audio|>"}
 TEMPLATE = (
     "{% set sounds = namespace(n=0) %}{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
@@ -104,16 +110,18 @@ def main(out: Path, *names: str) -> None:
         for sound, samples in SOUNDS.items():
             if name == "qwen2audio" and sound == "long":
                 continue  # transformers cuts it
-            if name != "qwen3asr" and sound == "longer":
+            if name not in ("qwen3asr", "gemma4") and sound == "longer":
                 continue
             mel, rows = golden.encode(samples)
-            found |= {f"{sound}.mel": mel.reshape(-1)[::STRIDE].astype(np.float32), f"{sound}.rows": rows}
+            found[f"{sound}.rows"] = rows
+            if name != "gemma4" or sound == "short":
+                found[f"{sound}.mel"] = mel.reshape(-1)[::STRIDE].astype(np.float32)
             print(name, sound, mel.shape, rows.shape)
         np.savez_compressed(out / f"{name}.npz", **found)
         write_folder(out / name, golden)
-        if name == "qwen3asr":
-            np.savez_compressed(out / f"{name}.npz", **found, **answers_of_asr(golden))
-            write_whole(out / name, golden, ASR)
+        if renamed := {"qwen3asr": ASR, "gemma4": GEMMA}.get(name):
+            np.savez_compressed(out / f"{name}.npz", **found, **answer_to_one(golden, renamed))
+            write_whole(out / name, golden, renamed)
         if name == "qwen2audio":
             write_gguf(out / "qwen2.gguf", text_of(golden.model), vocabulary)
             np.savez_compressed(out / "qwen2.npz", **answers(golden))
@@ -126,14 +134,17 @@ def write_mmproj(path: Path, golden: Golden) -> None:
     writer.add_name(path.stem)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_clip_has_audio_encoder(True)
-    writer.add_clip_projector_type(golden.kind)
+    if golden.kind == "gemma4a":  # whose file may also have an encoder of pictures
+        writer.add_clip_audio_projector_type(golden.kind)
+    else:
+        writer.add_clip_projector_type(golden.kind)
     writer.add_audio_projection_dim(TEXT["hidden_size"])
     writer.add_audio_embedding_length(AUDIO["d_model"])
     writer.add_audio_feed_forward_length(golden.fields.get("feed_forward_length", AUDIO["encoder_ffn_dim"]))
-    writer.add_audio_block_count(AUDIO["encoder_layers"])
+    writer.add_audio_block_count(golden.fields.get("block_count", AUDIO["encoder_layers"]))
     writer.add_audio_head_count(AUDIO["encoder_attention_heads"])
     writer.add_audio_attention_layernorm_eps(1e-5)
-    writer.add_audio_num_mel_bins(MELS)
+    writer.add_audio_num_mel_bins(golden.fields.get("num_mel_bins", MELS))
     if golden.stack:
         writer.add_audio_stack_factor(golden.stack)
     for name, values in tensors_of(golden):
@@ -148,6 +159,10 @@ def write_mmproj(path: Path, golden: Golden) -> None:
 
 def tensors_of(golden: Golden) -> Iterator[tuple[str, Array]]:
     for name, tensor in state_of(golden.model).items():
+        if golden.kind == "gemma4a":
+            if "audio" in name:
+                yield of_conformer(name, tensor.numpy())
+            continue
         name = f"audio.{name}" if name.startswith("multi_modal_projector") else name
         values = tensor.numpy()
         written = NAMES.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -158,6 +173,18 @@ def tensors_of(golden: Golden) -> Iterator[tuple[str, Array]]:
             values = values[:, None, None]
         matrix = values.ndim > 1 and "position" not in written and not written.endswith("bias")
         yield written, np.ascontiguousarray(values, np.float16 if matrix else np.float32)
+
+
+def of_conformer(name: str, values: Array) -> tuple[str, Array]:
+    """As llama.cpp's converter writes them."""
+    name = name.replace("audio_tower.", "conformer.").replace("embed_", "model.embed_").replace(".linear.", ".")
+    if name.endswith("per_dim_scale"):
+        name, values = f"{name}.weight", np.log1p(np.exp(values))
+    stem, _, kind = name.rpartition(".")
+    written = NAMES.get_name(stem)
+    assert written, name
+    values = values.squeeze(1) if "conv_dw" in written else values.reshape(values.shape or 1)
+    return f"{written}.{kind}", np.ascontiguousarray(values, np.float16 if values.ndim > 1 else np.float32)
 
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -310,14 +337,54 @@ def qwen3asr(seed: int) -> Golden:
     return Golden(model, "qwen3a", config.to_dict(), encode, 0, extract)
 
 
-def answers_of_asr(golden: Golden) -> dict[str, Array]:
+def gemma4(seed: int) -> Golden:
+    """Two layers, so that a row depends on more than twelve; bounds of all matrices; text layers with inputs of their
+    own."""
+    audio = {
+        "hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2, "output_proj_dims": 20,
+        "subsampling_conv_channels": [128, 2], "use_clipped_linears": True,
+    }  # fmt: skip
+    text = configurations()["gemma4"].to_dict() | {
+        "vocab_size": TEXT["vocab_size"], "vocab_size_per_layer_input": TEXT["vocab_size"], "pad_token_id": 0,
+        "hidden_size": TEXT["hidden_size"],
+    }  # fmt: skip
+    config = Gemma4Config(
+        text_config=text, audio_config=audio, audio_token_id=PLACEHOLDER, image_token_id=291, video_token_id=292,
+        boa_token_id=263, eoa_token_index=264, tie_word_embeddings=True,
+        vision_config=VISION | {
+            "num_key_value_heads": 2, "head_dim": 12, "patch_size": 2, "position_embedding_size": 210,
+            "pooling_kernel_size": 3,
+        },
+    )  # fmt: skip
+    model = settle(fill(Gemma4ForConditionalGeneration(config), seed), seed).half().float()
+    for name, values in model.named_buffers():
+        if name.endswith(("_min", "_max")):
+            values.fill_(BOUNDS[name.rpartition(".")[2]])
+    extract = Gemma4AudioFeatureExtractor()
+
+    def encode(samples: Array) -> tuple[Array, Array]:
+        found = extract([samples], sampling_rate=16000, return_tensors="pt")
+        valid = int(found["input_features_mask"].sum())
+        heard = model.model.get_audio_features(**found, return_dict=True)
+        rows = heard.pooler_output[heard.attention_mask]
+        return found["input_features"][0, :valid].numpy().T, rows.numpy()
+
+    fields = {"feed_forward_length": 96, "num_mel_bins": 128, "block_count": 2}
+    return Golden(model, "gemma4a", config.to_dict(), encode, 0, extract, fields)
+
+
+def answer_to_one(golden: Golden, renamed: Mapping[str, str]) -> dict[str, Array]:
     """Of a turn with a sound, as `answers` has it."""
-    found = golden.extractor(SOUNDS["short"], sampling_rate=16000, padding=True, return_attention_mask=True)
-    sound = {"input_features": found["input_features"], "input_features_mask": found["attention_mask"]}
+    found = golden.extractor(
+        [SOUNDS["short"]], sampling_rate=16000, padding=True, return_attention_mask=True, return_tensors="pt"
+    )
+    mask = found["attention_mask"] if "attention_mask" in found else found["input_features_mask"]
+    sound = {"input_features": found["input_features"], "input_features_mask": mask}
     count = len(golden.encode(SOUNDS["short"])[1])
-    text = "<|im_start|>user\nAudio 1: <|audio_start|>" + "<|audio_pad|>" * count + "<|audio_end|>\nWhat is heard?"
+    before, behind, each = renamed.values()
+    text = f"<|im_start|>user\nAudio 1: {before}{each * count}{behind}\nWhat is heard?"
     text += "<|im_end|>\n<|im_start|>assistant\n"
-    ids = torch.tensor([make_tokenizer(ASR).encode(text, add_special_tokens=False).ids])
+    ids = torch.tensor([make_tokenizer(renamed).encode(text, add_special_tokens=False).ids])
     answer = golden.model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), **sound, max_new_tokens=STEPS, do_sample=False,
         eos_token_id=None, pad_token_id=0,
@@ -394,6 +461,7 @@ def write_whole(folder: Path, golden: Golden, renamed: Mapping[str, str] = {}) -
     template = TEMPLATE
     for old, new in renamed.items():
         template = template.replace(old, new)
+    template = template.replace("<|audio><|audio|><audio|>", "<|audio|>")  # Gemma's, whose processor adds the others
     settings = {"chat_template": template, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"add_bos_token": False}))
 
@@ -414,7 +482,7 @@ def vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_chat_template(TEMPLATE)
 
 
-FAMILIES = {"qwen2audio": qwen2audio, "ultravox": ultravox, "voxtral": voxtral, "qwen3asr": qwen3asr}
+FAMILIES = {"qwen2audio": qwen2audio, "ultravox": ultravox, "voxtral": voxtral, "qwen3asr": qwen3asr, "gemma4": gemma4}
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent, *sys.argv[2:])

@@ -14,13 +14,14 @@ from edge.backends import engine_named
 from edge.formats.gguf import read_gguf
 from edge.media.recording import Sound
 from edge.model.towers import SoundTower, read_ears
+from edge.model.towers.gemma4a import Gemma4Ears
 from edge.model.towers.qwen3a import Qwen3Asr
 from edge.model.towers.whisper import Ears
 from edge.run.sight import Encoder
 from edge.types import AnyArray
 
 HEARD = GOLDEN / "heard"
-NAMES = ("qwen2audio", "ultravox", "voxtral", "qwen3asr")
+NAMES = ("qwen2audio", "ultravox", "voxtral", "qwen3asr", "gemma4")
 SOUNDS = {"short": chirp(SHORT), "long": chirp(LONG), "longer": chirp(LONGER)}
 
 
@@ -54,7 +55,7 @@ def test_rows_are_those_of_transformers(backend: str, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_spectrograms_are_those_of_transformers(name: str) -> None:
     tower, golden = open_golden_tower(name)
-    assert isinstance(tower, Ears | Qwen3Asr)
+    assert isinstance(tower, Ears | Qwen3Asr | Gemma4Ears)
     for each, samples in SOUNDS.items():
         if f"{each}.mel" in golden:
             mel = tower.spectrogram(Sound(samples))[:, : tower.heard(samples.size)]

@@ -100,11 +100,12 @@ def test_converted_folder_hears_as_transformers(golden: dict[str, Any], tmp_path
         np.testing.assert_allclose(first, golden["one.logits"], atol=5e-3 * np.abs(golden["one.logits"]).max())
 
 
-def test_qwen3_asr_hears_as_transformers(tmp_path: Path) -> None:
-    """A whole folder: its text model, which is Qwen3, its encoder, and its template."""
-    with np.load(GOLDEN / "heard" / "qwen3asr.npz") as arrays:
-        golden = {name: each for name, each in arrays.items() if name.startswith("one.")}
-    convert(GOLDEN / "heard" / "qwen3asr", tmp_path / "m.gguf", Conversion("gguf"))
+@pytest.mark.parametrize("name", ["qwen3asr", "gemma4"])
+def test_folders_hear_as_transformers(name: str, tmp_path: Path) -> None:
+    """Whole folders: the text model, the encoder, and the template."""
+    with np.load(GOLDEN / "heard" / f"{name}.npz") as arrays:
+        golden = {each: values for each, values in arrays.items() if each.startswith("one.")}
+    convert(GOLDEN / "heard" / name, tmp_path / "m.gguf", Conversion("gguf"))
     with edge.load(tmp_path / "m.gguf", backend="reference", kv_dtype="f32", threads=1) as session:
         said = messages("one")
         tokens = session.model.chat_prompt(said).first(None)

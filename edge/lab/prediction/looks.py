@@ -176,10 +176,8 @@ def work_of_tower(tower: Tower, layout: Layout) -> tuple[float, float, float]:
     """Operations of a picture or a sound: of the layers' matrices, of their attention, of stem and projector."""
     layers = {info.offset: info for stage in tower.stages for info in stage.file.tensors.values()}
     parameters = sum(info.elements for info in layers.values() if len(info.shape) > 1)
-    others = tower.mmproj.file.tensors.items()
-    patches = layout.patches
-    times = {"v.patch_embd": patches, "a.conv1d.1": 2 * patches, "a.conv1d.2": patches}  # of each matrix of the stem
-    stem = sum(
+    others, patches, times = tower.mmproj.file.tensors.items(), layout.patches, tower.times
+    stem = patches * sum(
         info.elements * count
         for name, info in others if len(info.shape) > 1 for begin, count in times.items() if name.startswith(begin)
     )  # fmt: skip
@@ -196,11 +194,13 @@ def pace_of(tower: Tower, found: Forecast, options: Options, device: DeviceProfi
     prefill = found.prediction.prefill_tok_s
     if flops is not None:
         reach, dtype = efficiency_of(engine.NAME, device.isa), engine.CAPABILITIES.kv_dtypes[0]
+        off = None if device.name == HOST else correction(engine.NAME, device.arch, "prompt", npu=False)
+        factor = off.factor if off else 1.0
+        if not tower.stages:
+            return lambda layout: sum(work_of_tower(tower, layout)) / flops / factor, f"{device.name}'s arithmetic"
         first = tower.stages[0]  # whose matrices have the types of all
         spec = in_q8_0(first.file, first.spec) if engine.CAPABILITIES.rounds and dtype != "f32" else tower.spec
         shares = weight_shares(spec, engine.NAME, EngineConfig(1, 1, dtype, threads))
-        off = None if device.name == HOST else correction(engine.NAME, device.arch, "prompt", npu=False)
-        factor = off.factor if off else 1.0
 
         def by_ceilings(layout: Layout) -> float:
             layers, attention, ends = work_of_tower(tower, layout)

@@ -75,7 +75,7 @@ def predict_sound(found: Forecast, options: Options, device: str, sound: str) ->
         first = seconds + (layout.tokens + prediction.prompt) / prediction.prefill_tok_s.value
     return SoundCost(
         samples / RATE, layout.tokens, len(layout.tiles),
-        sum(info.nbytes for info in tower.mmproj.file.tensors.values()), need,
+        sum(info.nbytes for info in tower.mmproj.file.tensors.values()) if tower.stages else tower.ends, need,
         max(plan.bytes.interpreter + need, plan.predicted_peak) + rows, sum(work_of_tower(tower, layout)), seconds,
         first, None if first is None or prediction.watts is None else prediction.watts.value * first, by,
     )  # fmt: skip

@@ -30,6 +30,7 @@ _FAMILIES = {  # by sense and the kind of the projector
         "qwen2a": "whisper:Qwen2Audio",
         "voxtral": "whisper:Voxtral",
         "qwen3a": "qwen3a:Qwen3Asr",
+        "gemma4a": "gemma4a:Gemma4Ears",
     },
 }
 

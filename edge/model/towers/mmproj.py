@@ -162,6 +162,13 @@ def view(mmproj: Mmproj, network: Network, own: Mapping[str, tuple[int, ...]]) -
     return found, spec
 
 
+def check_own(mmproj: Mmproj, own: Mapping[str, tuple[int, ...]]) -> None:
+    """Check the tensors of an encoder whose layers no engine runs: as `view`."""
+    tensors = {name: each for name, each in mmproj.file.tensors.items() if name.startswith(_HEARS)}
+    check_types(replace(mmproj.file, tensors=tensors), 4)
+    _check(mmproj.file, tensors, own)
+
+
 def _ours(stem: list[str]) -> list[str]:
     return [_NAMES.get(stem[0], stem[0]), *stem[1:]] if stem else stem
 

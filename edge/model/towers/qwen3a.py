@@ -16,7 +16,7 @@ from edge.media.recording import Sound
 from edge.model.cores import Dense
 from edge.model.layers import Network
 from edge.model.towers.pixels import gelu_erf
-from edge.model.towers.spectrogram import spectrogram
+from edge.model.towers.spectrogram import sinusoids, spectrogram
 from edge.model.towers.tower import BIASED, Layout, SoundTower, Tile, layer
 from edge.model.whisper.stem import gelu
 from edge.records import dataclass
@@ -35,13 +35,6 @@ def halved(count: int) -> int:
 
 
 ROWS = halved(FRAMES)
-
-
-def sinusoids(count: int, width: int) -> FloatArray:
-    """Positions as Whisper's, float32 [count, width]: sines, then cosines."""
-    pace = np.exp(-np.log(10000) / (width // 2 - 1) * np.arange(width // 2))
-    angles = np.arange(count)[:, None] * pace
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -74,6 +67,14 @@ class Qwen3Asr(SoundTower):
             "mm.a.mlp.1.weight": (clip.hidden, clip.hidden), "mm.a.mlp.1.bias": (clip.hidden,),
             "mm.a.mlp.2.weight": (clip.projected, clip.hidden), "mm.a.mlp.2.bias": (clip.projected,),
         }  # fmt: skip
+
+    @property
+    def times(self) -> Mapping[str, float]:
+        found, height, width = {"a.conv_out": 1.0}, self._mels, FRAMES
+        for name in _CONVOLUTIONS:
+            height, width = -(-height // 2), -(-width // 2)
+            found[name] = height * width / ROWS
+        return found
 
     @property
     def _mels(self) -> int:

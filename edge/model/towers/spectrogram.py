@@ -18,3 +18,10 @@ def spectrogram(sound: Sound, mels: int, samples: int) -> FloatArray:
     padded[:_AROUND] = padded[2 * _AROUND : _AROUND : -1]
     padded[_AROUND + samples :] = padded[samples + _AROUND - 2 : samples - 2 : -1]
     return log_mel(mel_power(padded[: WINDOW - HOP + samples // HOP * HOP], mels))
+
+
+def sinusoids(count: int, width: int) -> FloatArray:
+    """Positions as Whisper's, float32 [count, width]: sines, then cosines."""
+    pace = np.exp(-np.log(10000) / (width // 2 - 1) * np.arange(width // 2))
+    angles = np.arange(count)[:, None] * pace
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)

@@ -136,6 +136,23 @@ class Tower(ABC):
     def _whole(self) -> tuple[GGUFFile, ModelSpec]:
         return view(self.mmproj, self.network, self.tensors)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of the layers."""
+        return self.spec.weight_bytes
+
+    @property
+    def ends(self) -> int:
+        """Bytes of stem and projector: as the file has them, and in float32 while they multiply."""
+        layers = {info.offset for stage in self.stages for info in stage.file.tensors.values()}
+        others = (info for info in self.mmproj.file.tensors.values() if info.offset not in layers)
+        return sum(info.nbytes + 4 * info.elements for info in others)
+
+    @property
+    @abstractmethod
+    def times(self) -> Mapping[str, float]:
+        """How often the matrices of the stem, by the beginnings of their names, are multiplied for each patch."""
+
     def stage(self, first: int, stop: int, *, windowed: bool = False, kept: bool = False) -> Stage:
         """The layers from `first` to before `stop`; the last norm belongs to the last layer."""
         file, spec = self._whole
@@ -157,6 +174,10 @@ class Tower(ABC):
 @dataclass(frozen=True)
 class PictureTower(Tower):
     """An encoder of pictures."""
+
+    @property
+    def times(self) -> Mapping[str, float]:
+        return {"v.patch_embd": 1}
 
     @property
     @abstractmethod

@@ -72,6 +72,10 @@ class Ears(SoundTower):
         } | dict(self.projector)  # fmt: skip
 
     @property
+    def times(self) -> Mapping[str, float]:
+        return {"a.conv1d.1": 2, "a.conv1d.2": 1}
+
+    @property
     def _mels(self) -> int:
         return self.mmproj.header.count("audio.num_mel_bins", "heads")
 
