@@ -50,7 +50,7 @@ class Gemma4Ears(SoundTower):
         return Network(self.mmproj.hidden, 0, (), norm_eps=self.mmproj.eps)
 
     @property
-    def stages(self) -> tuple[Stage, ...]:  # type: ignore[override]
+    def stages(self) -> tuple[Stage, ...]:
         """None: no engine runs these layers."""
         return ()
 
@@ -122,7 +122,7 @@ class Gemma4Ears(SoundTower):
         """Of a sound of one window, float32 [mels, frames]."""
         samples = np.empty(sound.samples, np.float32)
         sound.read(samples)
-        return spectrogram(samples).T
+        return np.asarray(spectrogram(samples).T)
 
     def heard(self, samples: int) -> int:
         """Frames of a sound."""
@@ -183,11 +183,13 @@ class Gemma4Ears(SoundTower):
         clip, hidden, linear = self.mmproj, rows.shape[1], partial(self._bounded, name)
 
         def normed(of: str, rows: FloatArray) -> FloatArray:
-            return _rms(rows) * clip.weights(f"{name}{of}.weight")
+            return np.asarray(_rms(rows) * clip.weights(f"{name}{of}.weight"))
 
         def half(rows: FloatArray, number: str) -> FloatArray:
             inner = _silu(linear(f"ffn_up{number}", normed(f"ffn_norm{number}", rows)))
-            return rows + np.float32(0.5) * normed(f"ffn_post_norm{number}", linear(f"ffn_down{number}", inner))
+            return np.asarray(
+                rows + np.float32(0.5) * normed(f"ffn_post_norm{number}", linear(f"ffn_down{number}", inner))
+            )
 
         rows = half(rows, "")
         rows = rows + normed("attn_post_norm", linear("attn_out", self._attended(name, normed("attn_pre_norm", rows))))
@@ -200,24 +202,22 @@ class Gemma4Ears(SoundTower):
 
     def _attended(self, name: str, rows: FloatArray) -> FloatArray:
         """Attention to the last rows, whose distances add to the scores."""
-        clip, shape = self.mmproj, (len(rows), self.mmproj.heads, -1)
+        clip, shape = self.mmproj, (len(rows), self.mmproj.heads, rows.shape[1] // self.mmproj.heads)
         query, key, value = (self._bounded(name, f"attn_{each}", rows).reshape(shape) for each in "qkv")
-        query *= np.float32(query.shape[2] ** -0.5 / np.log(2)) * clip.weights(f"{name}per_dim_scale.weight").reshape(
-            -1
-        )
+        query *= np.float32(shape[2] ** -0.5 / np.log(2)) * clip.weights(f"{name}per_dim_scale.weight").reshape(-1)
         distances = sinusoids(CONTEXT, rows.shape[1])[::-1] @ clip.weights(f"{name}attn_k_rel.weight").T
-        silence = np.zeros((CONTEXT - 1, *key.shape[1:]), np.float32)
+        silence = np.zeros((CONTEXT - 1, *shape[1:]), np.float32)
         keys, values = (  # [n, heads, size, context], the row itself last
             np.lib.stride_tricks.sliding_window_view(np.concatenate([silence, each]), CONTEXT, axis=0)
             for each in (key * np.float32(_SCALE), value)
         )
         scores = np.einsum("nhd,nhdw->nhw", query, keys)
-        scores += np.einsum("nhd,whd->nhw", query, distances.reshape(CONTEXT, *query.shape[1:]))
+        scores += np.einsum("nhd,whd->nhw", query, distances.reshape(CONTEXT, *shape[1:]))
         scores = np.float32(CAP) * np.tanh(scores / np.float32(CAP))
         missing = np.arange(len(rows))[:, None] + np.arange(CONTEXT) < CONTEXT - 1
         scores = np.exp(np.where(missing[:, None], -np.inf, scores - scores.max(axis=2, keepdims=True)))
         shares = np.asarray(scores / scores.sum(axis=2, keepdims=True), np.float32)
-        return np.einsum("nhw,nhdw->nhd", shares, values).reshape(rows.shape)
+        return np.asarray(np.einsum("nhw,nhdw->nhd", shares, values).reshape(rows.shape), np.float32)
 
     def _bounded(self, name: str, matrix: str, rows: FloatArray) -> FloatArray:
         """The product with a matrix, whose inputs and results keep within its bounds."""
@@ -280,7 +280,7 @@ def _convolution(x: FloatArray, taps: FloatArray, norm: FloatArray) -> FloatArra
     found = windows.reshape(-1, taps[0].size) @ taps.reshape(len(taps), -1).T
     found -= found.mean(axis=1, keepdims=True)
     found /= np.sqrt(np.mean(np.square(found), axis=1, keepdims=True) + np.float32(_EPS))
-    return np.maximum(found * norm, 0).reshape(*windows.shape[:2], len(taps))
+    return np.asarray(np.maximum(found * norm, 0).reshape(*windows.shape[:2], len(taps)))
 
 
 def _rms(rows: FloatArray) -> FloatArray:
