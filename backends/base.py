@@ -380,6 +380,11 @@ class Backend(ABC):
     PACKAGES: tuple[str, ...]  # the distributions that it runs on, for reports
     DRIVER_BYTES = 0  # memory of GPU drivers, which `check_supported` and `gpu_memory` load to list GPUs
     MOST_SNAPSHOTS = 4  # saved ends of a conversation, for caches with tails: two for each turn
+    DRAFTS_ELSEWHERE = False  # whether plans for other devices may have a drafter
+
+    def around_bytes(self, spec: ModelSpec) -> int | None:
+        """Bytes of an assistant without its layers; None: NumPy computes there."""
+        return None
 
     def check_installed(self) -> None:  # noqa: B027 - nothing to do where the base install is enough
         """Raise MissingExtraError if the engine's package is not there."""

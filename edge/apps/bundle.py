@@ -29,7 +29,7 @@ from edge.apps.sections import hearing, model_file
 from edge.apps.sections.adapter_file import adapters_section, check_rank
 from edge.apps.sections.chat import chat_section
 from edge.apps.sections.embedding import embed_section
-from edge.apps.sections.encoder_file import EncoderFile, make_encoder
+from edge.apps.sections.encoder_file import EncoderFile, make_encoder, nest
 from edge.apps.sections.model_file import MODEL, Section, trusted_source, write_model
 from edge.apps.sections.vocabulary import composing_bytes, tokenizer_sections
 from edge.apps.site import describe_ears, describe_gpu_files, describe_site, write_gpu
@@ -87,12 +87,23 @@ class Bundle:
     gpu: GPUPrograms | None = None
     npu: NpuGraphs | None = None
     encoders: tuple[EncoderFile, ...] = ()  # beside the model
+    draft: EncoderFile | None = None  # an assistant, inside model.edge
     others: tuple[Design, ...] = ()  # of another machine that model.edge also fits: an emulator's
 
     @property
     def all_designs(self) -> list[Design]:
-        """The model's, then those of encoders."""
-        return [*self.designs, *(design for each in self.encoders for design in each.designs)]
+        """The model's, then those of encoders and of an assistant."""
+        return [*self.designs, *(design for each in self.beside for design in each.designs)]
+
+    @property
+    def beside(self) -> list[EncoderFile]:
+        """Other passes of the library."""
+        return [*self.encoders, *([self.draft] if self.draft else [])]
+
+    def trusted_source(self, sections: dict[Section, bytes]) -> str:
+        """The text of trusted.c."""
+        encoders = "".join(each.trusted_source() for each in self.beside)
+        return trusted_source(sections, gpu_of_page=self.gpu_of_page, encoders=encoders, drafts=self.draft is not None)
 
     @property
     def gpu_of_page(self) -> bool:
@@ -150,13 +161,11 @@ def export(
     if abi is not None:
         bundle = with_abi(bundle)
     found, sections = fingerprint(file.path), make_sections(bundle)
-    encoders = "".join(each.trusted_source() for each in bundle.encoders)
     with new_folder(target) as made:
         place = write_platform(
-            bundle.all_designs, profile.system,
-            trusted_source(sections, gpu_of_page=bundle.gpu_of_page, encoders=encoders), made,
-            partial(tell, "compiling"), package=package, others=bundle.others, gpu=bundle.gpu is not None,
-            npu=bundle.npu is not None, ears=Section.HEARING in sections, eyes=Section.EYES in sections,
+            bundle.all_designs, profile.system, bundle.trusted_source(sections), made, partial(tell, "compiling"),
+            package=package, others=bundle.others, gpu=bundle.gpu is not None, npu=bundle.npu is not None,
+            ears=Section.HEARING in sections, eyes=Section.EYES in sections,
         )  # fmt: skip
         if bundle.gpu and bundle.gpu_of_page:
             write_gpu(bundle.gpu, made)
@@ -165,6 +174,7 @@ def export(
         write_model(
             place / MODEL, sections, bytes.fromhex(found.sha256), file, bundle.layout,
             partial(tell, "packing weights"), None if bundle.gpu_of_page else bundle.gpu,
+            nest(bundle.draft, made) if bundle.draft else b"",
         )  # fmt: skip
         for each in bundle.encoders:
             each.write(place, fingerprint(each.source.file.path).sha256, partial(tell, "packing weights"))
@@ -224,10 +234,17 @@ def prepare(
         layout, plan.config.kv_dtype, profile.arch, profile.system, _tuning(plan, model, profile), isas,
         lora=lora_rank > 0,
     )  # fmt: skip
+    draft = None
+    if options.draft_file:
+        from edge.apps.sections.assistant_file import plan_assistant  # here: few bundles have one
+
+        if gpu or npu:
+            raise UnsupportedError("a bundle with --draft runs on the CPU: leave --gpu and --npu out")
+        draft = plan_assistant(model, layout, options.draft_file, profile, plan.config.kv_dtype, isas)
     pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
     graphs = plan_graphs(model, profile, plan.config) if npu else None
     encoders = () if eyes is None else (eyes.with_threads(plan.config.threads),)
-    return Bundle(model, profile, layout, plan, pinned, designs, tables, npu=graphs, encoders=encoders)
+    return Bundle(model, profile, layout, plan, pinned, designs, tables, npu=graphs, encoders=encoders, draft=draft)
 
 
 def _eyes(
@@ -282,8 +299,8 @@ def with_gpu(bundle: Bundle, progress: Callable[[float], None] | None = None) ->
 
 def with_abi(bundle: Bundle) -> Bundle:
     """Add code for an emulator on a computer with x86-64."""
-    if bundle.encoders:
-        raise UnsupportedError("bundles that see or hear have code for phones alone: leave --abi out")
+    if bundle.beside:
+        raise UnsupportedError("bundles that see, hear or have --draft have code for phones alone: leave --abi out")
     config = bundle.plan.config
     others = exported_designs(
         bundle.layout, config.kv_dtype, "x86_64", bundle.profile.system, None, ["avx2"], lora=config.lora_rank > 0
@@ -364,6 +381,7 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
             "bytes": {
                 "runtime": plan.bytes.interpreter, "weights": plan.bytes.weights, "kv": plan.bytes.kv,
                 "scratch": plan.bytes.scratch, "lora": plan.bytes.lora,
+                **({"draft": plan.bytes.draft} if bundle.draft else {}),
             },
             "lora_rank": plan.config.lora_rank, "peak": plan.predicted_peak,
         },

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 
-def c_struct(**fields: str | tuple[str | np.dtype[np.void], tuple[int]]) -> np.dtype[np.void]:
+def c_struct(**fields: str | np.dtype[np.void] | tuple[str | np.dtype[np.void], tuple[int]]) -> np.dtype[np.void]:
     """A struct with these fields, in NumPy's type codes; (code or struct, (count,)) declares an array."""
     return np.dtype(list(fields.items()), align=True)
 

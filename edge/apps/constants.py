@@ -13,7 +13,18 @@ import numpy as np
 
 from edge.apps import gpu_programs, npu_graphs, tools_file
 from edge.apps.planning import SNAPSHOTS
-from edge.apps.sections import adapter_file, chat, embedding, eyes_file, hearing, letters, model_file, vocabulary, words
+from edge.apps.sections import (
+    adapter_file,
+    assistant_file,
+    chat,
+    embedding,
+    eyes_file,
+    hearing,
+    letters,
+    model_file,
+    vocabulary,
+    words,
+)
 from edge.apps.sections.model_file import Section
 from edge.apps.structs import LONGEST_STOP, MOST_STOPS, range_tables
 from edge.backends import ring, row_lists
@@ -111,6 +122,7 @@ _INTEGERS = {
     "DRAFTS_VERIFIED": Job.VERIFIED,
     "JOB_RESCORE": Job.RESCORE,
     "JOB_CROSS": Job.CROSS,
+    "JOB_EMBED": Job.EMBED,
     "WANTED_BOUNDS": Job.ESTIMATED,
     "HEAD_TILE": blocks.TILE,
     "TILES_EACH": two_stages.TILES_EACH,
@@ -181,6 +193,7 @@ _DOUBLES = {
     "BURST_S": ahead.BURST_S,
     "LEAST_GAIN": ahead.LEAST_GAIN,
     "CAUTION": ahead.CAUTION,
+    "FIRST_OF_MODEL": ahead.FIRST_OF_MODEL,
     "FIRST_COST": ahead.FIRST_COST[0],
     "FIRST_COST_EACH": ahead.FIRST_COST[1],
     "TRUSTED_DRAFTS": ahead.TRUSTED,
@@ -201,7 +214,7 @@ _DOUBLES = {
 _STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | gpu_programs.STRUCTS
 _STRUCTS |= npu_graphs.STRUCTS
 _STRUCTS |= letters.STRUCTS | embedding.STRUCTS | hearing.STRUCTS | eyes_file.STRUCTS
-_STRUCTS |= tools_file.STRUCTS
+_STRUCTS |= tools_file.STRUCTS | assistant_file.STRUCTS
 _STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
 _TYPES = {"i4": "int32_t", "u2": "uint16_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
 

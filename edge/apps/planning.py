@@ -131,6 +131,11 @@ def check_options(options: Options) -> None:
             raise InputError(f"a bundle has no {flag}: an app states it for each answer, in edge_options")
     if options.lora is not None:
         raise UnsupportedError("a bundle has no --lora: make room with --lora-rank, and files of edge export-adapter")
+    if (draft := options.draft_file) and not draft.assists:
+        raise UnsupportedError(
+            f"--draft {draft.file.path}: exported models draft by copied text and by assistants of Gemma 4 alone: "
+            "leave --draft out"
+        )
     for flag, value in (
         ("--prefix", options.prefix), ("--provider", options.provider), ("--gpu-layers", options.gpu_layers),
         ("--gpu-memory", options.gpu_memory), ("--prompt-cache", options.prompt_cache),
@@ -155,6 +160,7 @@ class _Bundled(CPU):
     recurrent state. Weights are mapped and never streamed: on other devices, the system pages them as it likes."""
 
     MOST_SNAPSHOTS = 0  # counted in `_on_cpu`: they hold the recurrent state alone
+    DRAFTS_ELSEWHERE = True
 
     def __init__(self, options: Options, lora_rank: int, drafts: int, gpu: str | None) -> None:
         """gpu: the system whose GPU the bundle has programs for."""
@@ -162,6 +168,11 @@ class _Bundled(CPU):
 
     def most_drafts(self, spec: ModelSpec, tuning: Mapping[str, int]) -> int:
         return 0 if spec.encoder else self._drafts
+
+    def around_bytes(self, spec: ModelSpec) -> int:
+        from edge.apps.sections.assistant_file import around_bytes  # here: few bundles have one
+
+        return around_bytes(spec)
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         need = self._on_cpu(spec, config)

@@ -98,7 +98,9 @@ class Resolved:
             from edge.backends.reference.assistant import around_bytes  # here: few models have one
 
             assert self.options.draft_file is not None
-            around, (_, spec) = around_bytes(spec), self.options.draft_file.layers_for(self.spec)
+            own_bytes = self.backend.around_bytes(spec)
+            around = around_bytes(spec) if own_bytes is None else own_bytes
+            _, spec = self.options.draft_file.layers_for(self.spec)
         need = self.backend.footprint(spec, own)
         state = spec.features.size if spec.features else spec.hidden if config.mtp else 0
         waiting = 4 * MTP_STATES * _STATE_COPIES * state

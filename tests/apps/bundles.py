@@ -19,7 +19,6 @@ import edge
 from edge.apps.bundle import export, make_sections, prepare, with_gpu
 from edge.apps.enums import Finish, Role
 from edge.apps.sections.chat import exported_think
-from edge.apps.sections.model_file import trusted_source
 from edge.backends.tvm.compiler.exported import exported_objects, passes_source
 from edge.backends.tvm.targets import choose_target
 from edge.devices.profiles import HOST, find_profile
@@ -63,8 +62,7 @@ def bundle_sources(
     more: dict[str, Any] = ({"lora_rank": lora_rank} if lora_rank else {}) | ({"gpu": True} if gpu else {})
     more |= {"npu": True} if npu else {}
     folder = bundle_of(name, **options, **more)
-    encoders = "".join(each.trusted_source() for each in bundle.encoders)
-    trusted = trusted_source(make_sections(bundle), encoders=encoders)
+    trusted = bundle.trusted_source(make_sections(bundle))
     tables = {"trusted.c": trusted, "passes.c": passes_source(bundle.all_designs)}
     for title, text in tables.items():
         (folder / title).write_text(text)

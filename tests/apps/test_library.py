@@ -39,6 +39,7 @@ TABLES = {
     "embedder *const EDGE_EMBED = NULL;\n"
     "const ears_kind *const EDGE_EARS = NULL;\n"
     "const eyes_kind *const EDGE_EYES = NULL;\nconst encoder_kind *const EDGE_SEES = NULL;\n"
+    "const drafter_kind *const EDGE_DRAFTER = NULL;\nconst encoder_kind *const EDGE_DRAFTS = NULL;\n"
     "const accelerator_kind *const EDGE_GPU = NULL, *const EDGE_NPU = NULL, *const EDGE_PAGE = NULL;\n"
     "session_racer *const EDGE_RACE = NULL;\n"
 }

@@ -6,7 +6,7 @@ import ctypes
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import byref, c_double, c_int32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_double, c_int32, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from edge.apps.enums import Finish, Role, Speculate
 from edge.errors import InputError
 from edge.plan.plan import DRAFT_TEXT_BYTES
 from edge.run.drafting.ahead import Ahead
+from edge.run.drafting.drafter import Drafter
 
 pytest.importorskip("tvm_ffi")
 if shutil.which("cc") is None:
@@ -162,10 +163,18 @@ class _Arena(ctypes.Structure):
     _fields_ = [("memory", c_void_p), ("used", c_uint64)]
 
 
+_ASK = ctypes.CFUNCTYPE(c_uint32, c_void_p, c_uint32, POINTER(c_int32), POINTER(c_double))
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [("share", c_double), ("of", c_void_p), ("ask", _ASK)]
+
+
 class _Both:
     """The C library's drafts and Python's, which are told the same."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, model: Drafter | None = None, seconds: float = 0.0) -> None:
+        """model: drafts, in `seconds`."""
         self._library = load_runtime("drafts.c")
         self._library.drafts_layout.restype = c_void_p
         self._library.drafts_gain.restype = c_double
@@ -174,7 +183,17 @@ class _Both:
         arena = _Arena(start, 0)
         self._c, self._most = c_void_p(self._library.drafts_layout(byref(arena))), most
         assert arena.used <= DRAFT_TEXT_BYTES + 1024
-        self.python = Ahead(most)
+        self.python = Ahead(most, model)
+
+        def ask(_of: Any, count: int, draft: Any, taken: Any) -> int:
+            assert model is not None
+            for number, token in enumerate(model.draft(np.zeros(0, np.int32), count)):
+                draft[number] = int(token)
+            taken[0] = seconds
+            return count
+
+        self._ask = _ASK(ask)
+        self._by = byref(_Model(model.share, None, self._ask)) if model else None
 
     def note(self, tokens: list[int]) -> None:
         self.python.note(np.array(tokens, np.int32))
@@ -182,7 +201,7 @@ class _Both:
 
     def propose(self, room: int, behind: int = 0) -> list[int]:
         draft, expected = (c_int32 * self._most)(), self.python.propose(room, 1, behind).tolist()
-        assert draft[: self._library.drafts_propose(self._c, room, behind, draft)] == expected
+        assert draft[: self._library.drafts_propose(self._c, room, behind, self._by, draft)] == expected
         return list(expected)
 
     def time(self, drafted: int, seconds: float, behind: int = 0) -> None:

@@ -92,6 +92,8 @@ def exported_object(design: Design, progress: Progress | None = None, *, frugal:
 def _shared(design: Design, plainer: Design | None) -> dict[str, str]:
     """Units that reuse code of a simpler target's pass in the same library: those without int8 dot products, and the
     steps of i8mm, whose instruction needs two tokens."""
+    if not design.head and not design.shape.encoder:  # steps alone
+        return {}
     shared = {"step_embed": design.symbol("chunk_embed")}
     if plainer is None or not _alike(design.target, plainer.target):
         return shared

@@ -61,6 +61,7 @@ class Job:
     before, behind: layers at the first and the last end that a job leaves out, of exported encoders.
     A CROSS job makes the rows of cross attention, in all layers from row `position` on, of `count` states of an
     encoder, which stand in the place of embeddings.
+    An EMBED job of an exported decoder looks up the embeddings of `count` tokens, and runs no layer.
     wanted: ESTIMATED if a step or a batch bounds the logits of all tokens instead. A RESCORE job then computes those of
     `count` tiles, for `wanted` rows (phases/estimate.py).
     """
@@ -75,6 +76,7 @@ class Job:
     APPLIED, VERIFIED = 1, 2  # values of `drafts`
     RESCORE = -1
     CROSS = -2
+    EMBED = -3
     ESTIMATED = -1  # a value of `wanted`
 
     @classmethod

@@ -348,6 +348,9 @@ def _job(design: Design, pointers: dict[str, Any], number: Value, emit: Emit) ->
                 with when(table[slots.place(layer, "form")] == index):
                     for block in across:
                         emit(chunk, shape.code(block, "crossing"), layer, i64(0))
+    if design.exported and design.head:
+        with when(number == Job.EMBED):
+            emit(next(kind for kind in pass_kinds(design) if kind.job == Job.CHUNK), "embed", i64(0), i64(0))
     of_drafts = [kind for kind in pass_kinds(design) if kind.drafts]
     if shape.states and of_drafts:
         with when(number == Job.APPLY), loop(i64(0), i64(shape.layers)) as layer:

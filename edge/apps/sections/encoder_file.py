@@ -24,6 +24,7 @@ from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.devices.profiles.profile import DeviceProfile, Power
 from edge.kv import make_policy
 from edge.sampling import SamplingParams
+from edge.storage.fingerprint import fingerprint
 from edge.types import Progress
 
 
@@ -64,7 +65,7 @@ class EncoderFile:
             Section.DESIGNS: model_file.designs_section(model, layout, config, [each.target for each in self.designs]),
             Section.ANGLES: model_file.angles_section(model, layout, config),
             Section.STRINGS: model_file.strings_section(model.spec.name, "", "full", config.kv_dtype),
-            Section.EMBED: _norm_section(layout),
+            Section.EMBED: norm_section(layout),
             **self.own,
         }  # fmt: skip
 
@@ -95,7 +96,16 @@ def make_encoder(
     return EncoderFile(part, source, layout, config, designs, own)
 
 
-def _norm_section(layout: PackedLayout) -> bytes:
+def nest(part: EncoderFile, folder: Path) -> bytes:
+    """The content of a section that is such a file. folder: for a file that is made and deleted."""
+    part.write(folder, fingerprint(part.source.file.path).sha256)
+    path = folder / part.name
+    data = path.read_bytes()
+    path.unlink()
+    return data
+
+
+def norm_section(layout: PackedLayout) -> bytes:
     """Section EMBED of an encoder whose states are normalised and nothing else."""
     network = layout.network
     values = {"dimensions": network.hidden, "widest": network.hidden, "end": -1, "prompt": -1}

@@ -54,6 +54,7 @@ class Section(IntEnum):
     CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS, TABLE, ADAPTERS = range(1, 13)
     GPU, GPU_WEIGHTS, NPU, EMBED, NORMALIZER, EYES = range(13, 19)
     HEARING, STEM, TOOLS = range(20, 23)  # STEM: matrices around an encoder's layers
+    DRAFT, ASSISTANT = range(24, 26)  # DRAFT: a file like this one
 
 
 TRUSTED = (
@@ -69,7 +70,7 @@ TABLE_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4
 
 # resident: bytes before section TABLE. hash: SHA-256 of the model's file.
 HEADER = c_struct(magic="S8", version="<u4", sections="<u4", size="<u8", resident="<u8", hash="V32")
-# crc: CRC-32; 0 for WEIGHTS, GPU_WEIGHTS, TABLE, TOKENIZER and STEM.
+# crc: CRC-32; 0 for WEIGHTS, GPU_WEIGHTS, TABLE, TOKENIZER, STEM, DRAFT and ASSISTANT.
 ENTRY = c_struct(kind="<u4", crc="<u4", offset="<u8", size="<u8")
 # A `RowShape`, padded to whole vectors. value: values of a value with memory of their own; 0: it begins its key.
 ROW_SHAPE = c_struct(heads="<u4", key="<u4", value="<u4")
@@ -247,10 +248,13 @@ def find_table(file: GGUFFile, layout: PackedLayout) -> TensorInfo | None:
     return found
 
 
-def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = False, encoders: str = "") -> str:
+def trusted_source(
+    sections: Mapping[Section, bytes], *, gpu_of_page: bool = False, encoders: str = "", drafts: bool = False
+) -> str:
     """The text of trusted.c: the SHA-256 of the sections that compiled code uses unchecked, so that the library accepts
     no others; and the functions that read the model's table and adapters, split the words of encoders, embed texts,
-    see, hear, and run passes on a GPU or NPU. encoders: declarations of encoders beside the model."""
+    draft, see, hear, and run passes on a GPU or NPU. drafts: an assistant does. encoders: declarations of passes beside
+    the model's."""
     (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
     adapters = "read_adapter" if Section.ADAPTERS in sections else "NULL"
@@ -260,6 +264,7 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
     embeds = "embed_texts" if Section.EMBED in sections else "NULL"
     ears, hears = ("&edge_ears", "&ears") if Section.HEARING in sections else ("NULL", "NULL")
     eyes, sees = ("&edge_eyes", "&eyes") if Section.EYES in sections else ("NULL", "NULL")
+    drafter, own = ("&edge_assistant", "&draft") if drafts else ("NULL", "NULL")
     gpu = "&edge_gpu" if Section.GPU in sections else "NULL"
     page = "&edge_page" if gpu_of_page else "NULL"
     npu = "&edge_onnxruntime" if Section.NPU in sections else "NULL"
@@ -273,6 +278,7 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
         f"embedder *const EDGE_EMBED = {embeds};\n{encoders}"
         f"const ears_kind *const EDGE_EARS = {ears};\nconst encoder_kind *const EDGE_HEARS = {hears};\n"
         f"const eyes_kind *const EDGE_EYES = {eyes};\nconst encoder_kind *const EDGE_SEES = {sees};\n"
+        f"const drafter_kind *const EDGE_DRAFTER = {drafter};\nconst encoder_kind *const EDGE_DRAFTS = {own};\n"
         f"const accelerator_kind *const EDGE_GPU = {gpu}, *const EDGE_NPU = {npu}, *const EDGE_PAGE = {page};\n"
         f"session_racer *const EDGE_RACE = {'begin_faster' if Section.GPU in sections else 'NULL'};\n"
     )
@@ -280,19 +286,19 @@ def trusted_source(sections: Mapping[Section, bytes], *, gpu_of_page: bool = Fal
 
 def write_model(
     path: Path, sections: Mapping[Section, bytes], model_hash: bytes, file: GGUFFile, layout: PackedLayout,
-    progress: Progress | None = None, gpu: GPUPrograms | None = None,
+    progress: Progress | None = None, gpu: GPUPrograms | None = None, draft: bytes = b"",
 ) -> None:  # fmt: skip
-    """Write the file: these sections in the order of their numbers, then the packed weights, those of a GPU, and the
-    model's table.
+    """Write the file: these sections in the order of their numbers, then the packed weights, those of a GPU, what
+    drafts, and the model's table.
 
-    model_hash: SHA-256 of the model's file.
+    model_hash: SHA-256 of the model's file. draft: the content of section DRAFT.
     """
     kinds = sorted(each for each in sections if sections[each])
-    at = round_up(HEADER.itemsize + (len(kinds) + 3) * ENTRY.itemsize, ALIGNMENT)
+    at = round_up(HEADER.itemsize + (len(kinds) + 4) * ENTRY.itemsize, ALIGNMENT)
     entries, places = [], {}
     for kind in kinds:
         places[kind], size = at, len(sections[kind])
-        crc = 0 if kind in (Section.TOKENIZER, Section.STEM) else zlib.crc32(sections[kind])
+        crc = 0 if kind in (Section.TOKENIZER, Section.STEM, Section.ASSISTANT) else zlib.crc32(sections[kind])
         entries.append(filled(ENTRY, {"kind": kind, "crc": crc, "offset": at, "size": size}))
         at = round_up(at + size, ALIGNMENT)
     weights = round_up(at, WEIGHT_ALIGNMENT)
@@ -302,6 +308,10 @@ def write_model(
         of_gpu = round_up(resident, WEIGHT_ALIGNMENT)
         entries.append(filled(ENTRY, {"kind": Section.GPU_WEIGHTS, "offset": of_gpu, "size": gpu.weight_bytes}))
         resident = of_gpu + gpu.weight_bytes
+    if draft:
+        of_draft = round_up(resident, WEIGHT_ALIGNMENT)
+        entries.append(filled(ENTRY, {"kind": Section.DRAFT, "offset": of_draft, "size": len(draft)}))
+        resident = of_draft + len(draft)
     size = resident
     if table:
         resident = round_up(resident, ALIGNMENT)
@@ -318,6 +328,8 @@ def write_model(
         write_weights(file, layout, out, weights, progress)
         if gpu:
             gpu.write_weights(out, of_gpu)
+        if draft:
+            _write_at(out, of_draft, draft)
         if table:
             _copy(file.path, table.offset, out, resident, table.nbytes)
 

@@ -23,7 +23,7 @@ def export(
         Options,
         o.without(
             "time", "energy", "power", "max_temp", "gpu_memory", "prompt_cache", "prompt_cache_size", "backend",
-            "provider", "gpu_layers", "lora", "sequences", "draft", "chat_template", "prefix",
+            "provider", "gpu_layers", "lora", "sequences", "chat_template", "prefix",
             "image_tokens",
         ),
     ],

@@ -42,7 +42,7 @@ LEAST_GAIN = 1.05  # the least expected speedup of a draft
 CAUTION = 0.25  # standard errors subtracted from a counted chance
 FIRST_COST = (1.4, 0.05)  # of a pass over n > 1 tokens, until it is measured: 1.4 + 0.05 n passes over one
 FIRST_CHANCES = (0.12, 0.25, 0.48, 0.65, 0.8, 0.9, 0.95)  # by ⌊log₂ match⌋, until they are counted
-_MODEL, _FIRST_OF_MODEL = len(FIRST_CHANCES), 0.7  # the index of a model that drafts, after those of matches
+_MODEL, FIRST_OF_MODEL = len(FIRST_CHANCES), 0.7  # the index of a model that drafts, after those of matches
 TRUSTED = 4.0  # weight of a first chance, in tokens
 MEMORY = 64.0  # most tokens that count: older ones lose their weight
 _CAUGHT_UP = 2  # tokens of the text that a model has to run for its next draft, if the last one was right
@@ -79,7 +79,7 @@ class Ahead:
     _times: list[dict[int, tuple[float, int]]] = field(default_factory=lambda: [{} for _ in range(len(CONTEXTS) + 1)])
     _context: int = 0  # of the newest pass
     _model_s: float | None = None  # per token that the model drafts
-    _right: list[float] = field(default_factory=lambda: [a * TRUSTED for a in (*FIRST_CHANCES, _FIRST_OF_MODEL)])
+    _right: list[float] = field(default_factory=lambda: [a * TRUSTED for a in (*FIRST_CHANCES, FIRST_OF_MODEL)])
     _tried: list[float] = field(default_factory=lambda: [TRUSTED] * (len(FIRST_CHANCES) + 1))
     _match: int = 0  # the index in `_right` of the draft that is verified
     _untried: tuple[int, int] | None = None  # the index of a draft that is not verified, and its first token
@@ -92,8 +92,8 @@ class Ahead:
     def begin(self) -> None:
         """Begin another generation: reset the counts, and a low chance of the model, since its text may be easier."""
         self._pace = BURST_S
-        if self._right[_MODEL] < _FIRST_OF_MODEL * self._tried[_MODEL]:
-            self._right[_MODEL], self._tried[_MODEL] = _FIRST_OF_MODEL * TRUSTED, TRUSTED
+        if self._right[_MODEL] < FIRST_OF_MODEL * self._tried[_MODEL]:
+            self._right[_MODEL], self._tried[_MODEL] = FIRST_OF_MODEL * TRUSTED, TRUSTED
         self.drafted = self.accepted = 0
         self._spent, self._tokens, self._untried = 0.0, [0] * (len(CONTEXTS) + 1), None
 

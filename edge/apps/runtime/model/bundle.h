@@ -4,6 +4,7 @@
 #define EDGE_BUNDLE_H
 
 #include "accelerator.h"
+#include "assistant.h"
 #include "base.h"
 #include "compose.h"
 #include "ears.h"
@@ -60,6 +61,9 @@ typedef struct {
 } eyes_kind;
 extern const eyes_kind *const EDGE_EYES, edge_eyes;
 extern const encoder_kind *const EDGE_SEES; /* eyes.edge */
+
+extern const drafter_kind *const EDGE_DRAFTER; /* assistant.c */
+extern const encoder_kind *const EDGE_DRAFTS;  /* of section DRAFT */
 
 /* Accelerators of a session, and of a page. */
 extern const accelerator_kind *const EDGE_GPU, *const EDGE_NPU, *const EDGE_PAGE;

@@ -45,7 +45,7 @@ static bool number_within(double value, double low, double high) /* false for Na
 
 static bool is_weights(uint32_t kind)
 {
-    return kind == SECTION_WEIGHTS || kind == SECTION_GPU_WEIGHTS;
+    return kind == SECTION_WEIGHTS || kind == SECTION_GPU_WEIGHTS || kind == SECTION_DRAFT;
 }
 
 static edge_status find_sections(edge_model *model, edge_error *error)
@@ -79,12 +79,18 @@ static edge_status find_sections(edge_model *model, edge_error *error)
             model->table = at;
             continue;
         }
-        bool large = is_weights(kind) || kind == SECTION_TOKENIZER || kind == SECTION_STEM;
+        bool large = is_weights(kind) || kind == SECTION_TOKENIZER || kind == SECTION_STEM || kind == SECTION_ASSISTANT;
         if (!large && checksum(data + at, length) != found[i].crc)
             return damaged(error, "a checksum");
         model->sections[kind] = data + at;
     }
     return EDGE_OK;
+}
+
+/* Of layers that read another model's rows: those of an assistant. */
+static bool is_beside(const edge_config *c)
+{
+    return !c->vocab && !c->encoder;
 }
 
 static bool rows_are_possible(const edge_config *c, const row_shape *shape)
@@ -97,7 +103,7 @@ static bool config_is_possible(const edge_config *c)
 {
     bool shape = within(c->layers, 1, MOST_LAYERS) && within(c->kv_heads, 1, MOST_HEADS)
         && within(c->heads, c->kv_heads, MOST_HEADS) && within(c->hidden, 1, MOST_WIDTH)
-        && within(c->head, 16, MOST_HEAD) && c->head % 16 == 0 && within(c->vocab, !c->encoder, MOST_VOCAB)
+        && within(c->head, 16, MOST_HEAD) && c->head % 16 == 0 && c->vocab <= MOST_VOCAB
         && rows_are_possible(c, c->shapes) && rows_are_possible(c, c->shapes + 1)
         && c->layer_inputs <= MOST_INPUTS && c->encoder <= 1 && (!c->encoder || (c->chunk == c->capacity && !c->drafts)) && !c->table_type == !c->layer_inputs
         && c->padded_vocab == whole_tiles(c->vocab) && within(c->context, 1, 1 << 30);
@@ -105,7 +111,7 @@ static bool config_is_possible(const edge_config *c)
         && within(c->threads, 1, MOST_THREADS) && within(c->evict_step, 1, c->capacity) && c->pinned < c->capacity
         && c->sinks <= c->pinned && c->drafts <= MOST_DRAFTS && (!c->drafts || c->policy != POLICY_H2O)
         && c->policy <= POLICY_H2O && c->kv_dtype <= KV_INT4;
-    bool rings = within(c->whole, 1, c->layers) && c->ringed <= c->layers - c->whole && c->windowed <= 1
+    bool rings = is_beside(c) ? !c->whole && !c->ringed && c->windowed <= 1 : within(c->whole, 1, c->layers) && c->ringed <= c->layers - c->whole && c->windowed <= 1
         && (c->ringed ? c->windowed && within(c->ring_rows, 1, c->capacity) && within(c->ring_window, 1, 1 << 30)
                             && (c->ring_rows == c->capacity || c->ring_rows >= c->ring_window + c->chunk)
                       : !c->ring_rows && !c->ring_window && !memcmp(c->shapes, c->shapes + 1, sizeof *c->shapes))
@@ -173,7 +179,7 @@ static bool design_is_possible(const edge_config *c, const design_config *d, uin
         && d->observed == (c->policy == POLICY_H2O ? whole_tiles(c->capacity) : 0)
         && d->floats <= MOST_SCRATCH && d->integers <= MOST_SCRATCH && d->integers
         && d->x <= d->floats && (uint64_t)d->tokens * ((c->hidden + 31) / 32 * 32) <= d->floats - d->x
-        && d->normals % 16 == 0 && d->normals <= d->floats && heads * c->head <= d->floats - d->normals
+        && d->normals % 16 == 0 && d->normals <= d->floats && (is_beside(c) || heads * c->head <= d->floats - d->normals)
         && d->temperatures % 16 == 0 && d->temperatures <= d->floats
         && (!c->tempered || d->tokens <= d->floats - d->temperatures)
         && d->layer_inputs % 16 == 0 && d->layer_inputs <= d->floats
@@ -257,7 +263,7 @@ static edge_status check_sections(edge_model *model, edge_error *error)
         return damaged(error, "its room for adapters");
     if (!model->sizes[SECTION_GPU] != !model->sizes[SECTION_GPU_WEIGHTS])
         return damaged(error, "its programs of a GPU");
-    if (model->sizes[SECTION_NORMALS] != (c->kv_dtype == KV_INT4 ? 4ull * c->layers * c->kv_heads * c->head : 0))
+    if (model->sizes[SECTION_NORMALS] != (c->kv_dtype == KV_INT4 && !is_beside(c) ? 4ull * c->layers * c->kv_heads * c->head : 0))
         return damaged(error, "its normals");
     if (!model->sizes[SECTION_TABLE] != !c->layer_inputs || (c->layer_inputs && model->sizes[SECTION_TABLE] % (c->vocab ? c->vocab : UINT64_MAX)))
         return damaged(error, "its table of embeddings");
@@ -275,9 +281,23 @@ edge_status model_map(const edge_source *source, edge_model *model, edge_error *
     status = find_sections(model, error);
     if (!status)
         status = check_sections(model, error);
+    if (!status && is_beside(model->config))
+        status = damaged(error, "its settings");
     if (status)
         unmap_file(&model->file);
     return status;
+}
+
+edge_status model_inside(const edge_model *outer, enum section_kind kind, edge_model *model, edge_error *error)
+{
+    memset(model, 0, sizeof *model);
+    model->file = outer->file;
+    model->file.data = outer->sections[kind];
+    model->file.size = outer->sizes[kind];
+    edge_status status = find_sections(model, error);
+    if (!status)
+        status = check_sections(model, error);
+    return status || is_beside(model->config) ? status : damaged(error, "its settings");
 }
 
 edge_status model_is_whole(const edge_model *model, edge_error *error)

@@ -22,6 +22,8 @@
  *     EYES         see eyes.h
  *     HEARING      see ears/hearing.h
  *     STEM         matrices around an encoder's layers, of files such as eyes.edge and ears.edge
+ *     DRAFT        a file like this one, of layers that draft; see assistant.c
+ *     ASSISTANT    what is around these layers
  *     TABLE        the last, and not mapped: a row of layers * layer_inputs values for each token; see table.c
  */
 #ifndef EDGE_MODEL_H
@@ -39,13 +41,16 @@ struct edge_model {
     uint64_t sizes[SECTIONS]; /* bytes; 0: the section is absent */
     uint64_t table;           /* offset of section TABLE in the file */
     const char *name, *license, *policy, *kv_dtype;
+    edge_model *draft;        /* of section DRAFT; NULL: there is none, or the library has no code for it */
     const struct compiled_pass *passes; /* NULL: those of the library's own model */
     volatile int32_t sessions; /* open */
 };
 
-/* Maps the file and checks all sections but TOKENIZER, WORDS, CHAT, EMBED, NORMALIZER, EYES, HEARING and STEM, which their owners
+/* Maps the file and checks all sections but TOKENIZER, WORDS, CHAT, EMBED, NORMALIZER, EYES, HEARING, STEM and ASSISTANT, which their owners
  * check. */
 edge_status model_map(const edge_source *source, edge_model *model, edge_error *error);
+/* As model_map, of the file in a section; it lasts as long as the outer one. */
+edge_status model_inside(const edge_model *outer, enum section_kind kind, edge_model *model, edge_error *error);
 /* Fails if the file was cut short after it was mapped. */
 edge_status model_is_whole(const edge_model *model, edge_error *error);
 const adapters_config *model_adapters(const edge_model *model); /* NULL: the bundle has no room for adapters */

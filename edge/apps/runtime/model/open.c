@@ -8,6 +8,27 @@
 #include "tokenizer.h"
 #include "trust.h"
 
+static void close(edge_model *model)
+{
+    if (model->draft)
+        unmap_memory(model->draft, sizeof *model->draft);
+    unmap_file(&model->file);
+}
+
+static edge_status open_draft(edge_model *model, edge_error *error)
+{
+    if (!EDGE_DRAFTER || !model->sizes[SECTION_DRAFT])
+        return EDGE_OK;
+    edge_model *draft = model->draft = map_memory(sizeof *draft);
+    if (!draft)
+        return edge_fail(error, EDGE_NO_MEMORY, "no memory is left to open what drafts");
+    edge_status status = model_inside(model, SECTION_DRAFT, draft, error);
+    draft->passes = EDGE_DRAFTS->passes;
+    if (!status)
+        status = check_trusted(draft, EDGE_DRAFTS->trusted, error);
+    return status ? status : EDGE_DRAFTER->check(draft, model, error);
+}
+
 edge_status edge_open(const edge_source *source, edge_model **model, edge_error *error)
 {
     if (!source || !model || source->size < sizeof *source)
@@ -26,8 +47,10 @@ edge_status edge_open(const edge_source *source, edge_model **model, edge_error 
             status = tokenizer_check(made, error);
         if (!status)
             status = chat_check(made, error);
+        if (!status)
+            status = open_draft(made, error);
         if (status)
-            unmap_file(&made->file);
+            close(made);
     }
     if (status) {
         unmap_memory(made, sizeof *made);
@@ -44,7 +67,7 @@ edge_status edge_close(edge_model *model, edge_error *error)
     int32_t open = __atomic_load_n(&model->sessions, __ATOMIC_ACQUIRE);
     if (open)
         return edge_fail(error, EDGE_BUSY, "the model has open sessions (%d): end them first", (int64_t)open);
-    unmap_file(&model->file);
+    close(model);
     unmap_memory(model, sizeof *model);
     return EDGE_OK;
 }

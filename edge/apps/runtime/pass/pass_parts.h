@@ -40,6 +40,7 @@ struct pass {
     bool lengthened;                               /* the angles have LongRoPE's long factors */
     bool placed, added;                            /* of this pass: `places` holds; given rows have parts for first layers */
     bool learned;                                  /* positions are rows of a learned table, `context` of them */
+    uint32_t lists;                                /* of rows that layers beside a model read */
     uint32_t drafts;                               /* most drafts behind a token */
     uint32_t unsettled;                            /* tokens of the last pass that are not yet in the fixed state */
 };

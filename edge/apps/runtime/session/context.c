@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "budgets.h"
+#include "bundle.h"
 #include "constraint.h"
 #include "context.h"
 #include "drafts.h"
@@ -224,6 +225,7 @@ static bool run(edge_session *s, uint32_t count, picking *pick)
                    (length < s->turn_rows && length % SNAPSHOT_STEP == 0)))
         kv_remember(s->rows, s->system_rows);
     double began = now_seconds(), cpu = cpu_seconds();
+    s->state_row = count - 1;
     s->logits = pass_run(s->pass, s->ids + s->first, count, policy_observes(s->policy) ? count : 0, pick);
     if (s->accelerator && s->accelerator->kind->engine == EDGE_ENGINE_GPU)
         watch_gpu(&s->watch, (now_seconds() - began) * s->model->config->threads, cpu_seconds() - cpu);
@@ -350,13 +352,23 @@ static uint32_t room_ahead(const edge_session *s, uint32_t most)
     return count > 1 ? (uint32_t)count : 1;
 }
 
+static uint32_t ask_assistant(void *of, uint32_t most, int32_t *draft, double *seconds)
+{
+    edge_session *s = of;
+    const double began = now_seconds();
+    const uint32_t count = EDGE_DRAFTER->draft(s->assistant, s->ids[s->first], s->state_row, most, draft);
+    *seconds = now_seconds() - began;
+    return count;
+}
+
 /* Writes drafts behind the token of the next pass; returns their number. */
 static uint32_t propose(edge_session *s)
 {
     if (!s->drafts || s->options.speculate == EDGE_SPECULATE_OFF)
         return 0;
     uint32_t most = room_ahead(s, 1 + pass_drafts(s->pass));
-    uint32_t count = most > 1 ? drafts_propose(s->drafts, most - 1, kv_length(s->rows), s->draft + 1) : 0;
+    const drafter by = {s->assistant ? EDGE_DRAFTER->share(s->assistant) : 0, s, ask_assistant};
+    uint32_t count = most > 1 ? drafts_propose(s->drafts, most - 1, kv_length(s->rows), s->assistant ? &by : NULL, s->draft + 1) : 0;
     for (uint32_t i = 0; i < count; i++)
         if ((uint32_t)s->draft[1 + i] >= s->model->config->vocab) /* of a picture */
             count = i;
@@ -413,6 +425,7 @@ static bool run_ahead(edge_session *s)
     if (count > 1) {
         s->picked = false;
         s->draft[0] = s->ids[s->first];
+        s->state_row = 0;
         s->logits = pass_verify(s->pass, s->draft, count);
         ran = s->logits != NULL;
     }
@@ -439,6 +452,7 @@ static void take_ahead(edge_session *s)
     if (s->picked)
         return;
     s->logits += s->model->config->padded_vocab;
+    s->state_row++;
     s->accepted++;
 }
 

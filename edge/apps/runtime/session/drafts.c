@@ -1,5 +1,5 @@
 /* Drafts of the next tokens, copied from where the text was the same before, and how many of them to verify: a port of
- * edge/run/drafting/drafts.py and edge/run/drafting/ahead.py, without a model that drafts. */
+ * edge/run/drafting/drafts.py and edge/run/drafting/ahead.py. */
 #include <math.h>
 #include <string.h>
 
@@ -9,19 +9,22 @@
 #pragma GCC optimize("O3") /* vectorizes, as clang does at -Os: each token scans the whole text */
 #endif
 
+enum { OF_MODEL = DRAFT_KINDS, KINDS }; /* drafts by matches of some lengths, and by a model */
+
 struct drafts {
     uint32_t count, behind;     /* tokens; those not yet in `runs`. DRAFT_DEPTH: `runs` is rebuilt */
-    uint32_t kind;              /* of the last draft, by the length of its match */
-    int64_t untried;            /* first token of a draft that was not verified; -1: none */
+    uint32_t kind, untried_kind; /* of the last draft, by the length of its match; of one that was not verified */
+    int64_t untried;            /* first token of that one; -1: none */
     struct {
         double times[MOST_DRAFTS + 2];    /* seconds of a pass, by its number of tokens */
         uint32_t passes[MOST_DRAFTS + 2]; /* timed passes, at most FEW_TIMES */
         uint32_t answered;                /* tokens of the answer, drawn or accepted */
     } contexts[DRAFT_CONTEXTS + 1];       /* by the number of rows that a pass reads */
     uint32_t context;                     /* of the last pass */
-    double spent;                         /* seconds of the answer's passes */
+    double spent;                         /* seconds of the answer's passes, and of the model's drafts */
+    double model_seconds;                 /* per token that the model drafts; 0: not known */
     uint32_t drafted;                     /* verified tokens of the answer */
-    double right[DRAFT_KINDS], tried[DRAFT_KINDS];
+    double right[KINDS], tried[KINDS];
     int32_t tokens[DRAFT_TEXT];
     uint8_t runs[DRAFT_TEXT];   /* lengths of runs of equal tokens by their distance; the nearest is last */
 };
@@ -29,8 +32,8 @@ struct drafts {
 drafts *drafts_layout(arena *from)
 {
     drafts *d = take(from, sizeof *d);
-    for (uint32_t kind = 0; d && kind < DRAFT_KINDS; kind++) {
-        d->right[kind] = FIRST_CHANCES[kind] * TRUSTED_DRAFTS;
+    for (uint32_t kind = 0; d && kind < KINDS; kind++) {
+        d->right[kind] = (kind == OF_MODEL ? FIRST_OF_MODEL : FIRST_CHANCES[kind]) * TRUSTED_DRAFTS;
         d->tried[kind] = TRUSTED_DRAFTS;
     }
     if (d)
@@ -51,11 +54,13 @@ void drafts_begin(drafts *d)
     d->spent = d->drafted = 0;
     for (uint32_t context = 0; context <= DRAFT_CONTEXTS; context++)
         d->contexts[context].answered = 0;
+    if (d->right[OF_MODEL] < FIRST_OF_MODEL * d->tried[OF_MODEL]) /* the next text may be easier */
+        d->right[OF_MODEL] = FIRST_OF_MODEL * TRUSTED_DRAFTS, d->tried[OF_MODEL] = TRUSTED_DRAFTS;
 }
 
-static void learn(drafts *d, uint32_t tried, uint32_t accepted)
+static void learn(drafts *d, uint32_t kind, uint32_t tried, uint32_t accepted)
 {
-    double *right = d->right + d->kind, *all = d->tried + d->kind, kept = DRAFTS_REMEMBERED / (*all + tried);
+    double *right = d->right + kind, *all = d->tried + kind, kept = DRAFTS_REMEMBERED / (*all + tried);
     kept = kept < 1 ? kept : 1;
     *right = kept * (*right + accepted);
     *all = kept * (*all + tried);
@@ -65,7 +70,7 @@ void drafts_add(drafts *d, const int32_t *tokens, uint32_t count)
 {
     const uint32_t half = DRAFT_TEXT / 2;
     if (d->untried >= 0 && count == 1) /* tokens of an answer come one by one */
-        learn(d, 1, *tokens == d->untried);
+        learn(d, d->untried_kind, 1, *tokens == d->untried);
     d->untried = -1;
     if (count > half) {
         tokens += count - half;
@@ -146,27 +151,70 @@ static uint32_t kind_of(uint32_t match)
     return kind;
 }
 
-uint32_t drafts_propose(drafts *d, uint32_t most, uint32_t behind, int32_t *draft)
+/* Seconds of a pass over one token, in a shorter context if none ran in this one; 0: not known. */
+static double alone_in(const drafts *d, uint32_t context)
 {
-    uint32_t context = context_of(behind);
-    uint32_t match, first = most ? find_place(d, &match) + 1 : 0;
-    if (!most || !match)
-        return 0;
-    d->kind = kind_of(match);
-    double tried = d->tried[d->kind], mean = d->right[d->kind] / tried;
-    double chance = mean - CAUTION * sqrt(mean * (1 - mean) / tried), power = 1, expected = 1, best = LEAST_GAIN;
+    double found = 0;
+    for (uint32_t at = 0; at <= context; at++)
+        found = d->contexts[at].passes[1] ? d->contexts[at].times[1] : found;
+    return found;
+}
+
+/* The best length of a draft. *best: its expected tokens per time of a pass over one token. each: the cost of drafting a token, in
+ * such times. */
+static uint32_t best_length(const drafts *d, uint32_t kind, uint32_t context, uint32_t most, double each, double *best)
+{
+    double tried = d->tried[kind], mean = d->right[kind] / tried, power = 1, expected = 1;
+    double chance = mean - CAUTION * sqrt(mean * (1 - mean) / tried);
     chance = chance > 0 ? chance : 0;
     uint32_t length = 0;
+    *best = LEAST_GAIN;
     for (uint32_t count = 1; count <= most; count++) {
         power *= chance;
         expected += power;
-        double gain = expected / cost_of(d, context, 1 + count);
-        if (gain > best) {
-            best = gain;
+        double gain = expected / (cost_of(d, context, 1 + count) + count * each);
+        if (gain > *best) {
+            *best = gain;
             length = count;
         }
     }
-    d->untried = length ? -1 : d->tokens[first];
+    return length;
+}
+
+static uint32_t ask(drafts *d, const drafter *by, uint32_t count, int32_t *draft)
+{
+    double seconds = 0;
+    count = by->ask(by->of, count, draft, &seconds);
+    d->spent += seconds;
+    double each = seconds / (count ? count : 1), before = d->model_seconds > 0 ? d->model_seconds : each;
+    each = each < OUTLIER_TIME * before ? each : OUTLIER_TIME * before;
+    d->model_seconds = before + NEWEST_TIME * (each - before);
+    return count;
+}
+
+uint32_t drafts_propose(drafts *d, uint32_t most, uint32_t behind, const drafter *by, int32_t *draft)
+{
+    uint32_t context = context_of(behind), match = 0, length = 0;
+    if (!most)
+        return 0;
+    const uint32_t first = find_place(d, &match) + 1, kind = kind_of(match);
+    double gain = LEAST_GAIN, better;
+    if (match) {
+        length = best_length(d, kind, context, most, 0, &gain);
+        d->untried = d->tokens[first];
+        d->untried_kind = kind;
+    }
+    if (by) {
+        const double alone = alone_in(d, context), share = d->model_seconds > 0 && alone > 0 ? d->model_seconds / alone : by->share;
+        const uint32_t count = best_length(d, OF_MODEL, context, most, share, &better);
+        if (count && better > gain) {
+            d->kind = OF_MODEL;
+            return ask(d, by, count, draft);
+        }
+    }
+    d->kind = kind;
+    if (length)
+        d->untried = -1;
     for (uint32_t i = 0; i < length; i++) /* beyond the end, repeat the draft */
         draft[i] = d->tokens[first + i % (d->count - first)];
     return length;
@@ -192,7 +240,7 @@ void drafts_judge(drafts *d, uint32_t drafted, uint32_t accepted)
 {
     d->drafted += drafted;
     d->contexts[d->context].answered += accepted;
-    learn(d, accepted + (accepted < drafted), accepted); /* tokens behind the first wrong one say nothing */
+    learn(d, d->kind, accepted + (accepted < drafted), accepted); /* tokens behind the first wrong one say nothing */
 }
 
 double drafts_gain(const drafts *d)

@@ -257,6 +257,7 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
     s->policy = policy_layout(from, model);
     s->drafts = design && config->drafts ? drafts_layout(from) : NULL;
     s->pass = pass_layout(from, model, design, s->rows, s->accelerator);
+    s->assistant = design && config->drafts && model->draft ? EDGE_DRAFTER->layout(from, model->draft, model, s->pass, s->rows, design->isa) : NULL;
     if (s->given)
         pass_see(s->pass, s->given);
 }

@@ -3,6 +3,7 @@
 #define EDGE_SESSION_H
 
 #include "accelerator.h"
+#include "assistant.h"
 #include "base.h"
 #include "budgets.h"
 #include "constraint.h"
@@ -71,6 +72,8 @@ struct edge_session {
     double picture_joules, picture_seconds;
     uint32_t shown;           /* pictures whose tokens wait or have run; later ones wait for a text */
     drafts *drafts;           /* NULL: the bundle verifies none */
+    assistant *assistant;     /* NULL: drafts are copied text only */
+    uint32_t state_row;       /* of the last pass, of the token that the logits follow */
     /* Tokens of the last pass: the generated one and `drafted` more. picked: an accelerator has chosen them, and one more,
      * which has not run. */
     int32_t draft[(MOST_DRAFTS > MOST_PICKS ? MOST_DRAFTS : MOST_PICKS) + 1];
