@@ -12,7 +12,17 @@ from edge.backends.base import EngineConfig
 from edge.backends.kv_cache import CapacityError, KVCache, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.model.adapters.lora import Lora
-from edge.model.cores import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.cores import (
+    Attention,
+    Core,
+    DeltaNet,
+    Dense,
+    Experts,
+    Mamba,
+    PerLayerInput,
+    SelectiveScan,
+    ShortConvolution,
+)
 from edge.model.given import GivenRows
 from edge.model.layers import Network
 from edge.model.places import Places
@@ -55,7 +65,7 @@ def usual_cores(core: Core) -> str | None:
 
 def hybrid_cores(core: Core) -> str | None:
     """As `usual_cores`, for engines that also run output gates and the recurrent cores of hybrid models."""
-    if isinstance(core, DeltaNet | Mamba | ShortConvolution):
+    if isinstance(core, DeltaNet | Mamba | SelectiveScan | ShortConvolution):
         return None
     return usual_cores(replace(core, gated=False) if isinstance(core, Attention) else core)
 

@@ -367,6 +367,8 @@ class HeadKV(Generic[Store]):
 
     def _move_keys(self, rows: AnyArray, before: AnyArray, after: AnyArray) -> None:
         """Rotate the keys of logical rows from RoPE positions to others."""
+        if not self.store.row.key:  # of a model without attention
+            return
         for part in rotated_at_once(rows.size):
             physical = self._lists.physical[0, rows[part]]
             keys, by = self._pinned.exact(rows[part], self.store.keys(physical), before[part], after[part])

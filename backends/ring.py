@@ -37,8 +37,9 @@ class LayerKinds:
 
     @classmethod
     def of(cls, windows: Sequence[int], rowless: Collection[int] = ()) -> LayerKinds:
-        """Classify layers. windows: [layers], 0 for none. rowless: layers without rows, which are neither."""
-        layers = [layer for layer in range(len(windows)) if layer not in rowless]
+        """Classify layers. windows: [layers], 0 for none. rowless: layers without rows, which are neither; where all
+        are, the first one counts the rows, which have no values."""
+        layers = [layer for layer in range(len(windows)) if layer not in rowless] or [0]
         whole = tuple(layer for layer in layers if not windows[layer])
         if not whole:
             return cls(tuple(layers), (), 0)

@@ -22,6 +22,7 @@ from edge.model.cores import (
     Mamba,
     PerLayerInput,
     Rope,
+    SelectiveScan,
     ShortConvolution,
 )
 from edge.model.known import known_models, outline_model
@@ -61,6 +62,7 @@ _CORES: dict[str, Core] = {
     Experts.kind: Experts(number=4, used=2, ffn=8),
     DeltaNet.kind: DeltaNet(heads=16, key_heads=16, size=128, value_size=128, kernel=4),
     Mamba.kind: Mamba(heads=16, groups=1, size=128, head_dim=64, kernel=4),
+    SelectiveScan.kind: SelectiveScan(width=1536, size=16, rank=48, kernel=4),
     ShortConvolution.kind: ShortConvolution(hidden=1024, kernel=3),
     PerLayerInput.kind: PerLayerInput(8),
 }

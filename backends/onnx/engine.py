@@ -60,7 +60,7 @@ class OnnxEngine:
         form = find_form(spec, config) if provider.static else None
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         # ONNX Runtime pairs value i of a head with value i + head / 2.
-        head = max(row.key for row in network.rows if row)
+        head = max((row.key for row in network.rows if row), default=0)
         rope = CacheRope(file, network, positions, halves=True, head=head)
         kinds = LayerKinds.of(network.windows, network.rowless)
         dtype, rows, ring = config.kv_dtype, form.rows if form else None, None

@@ -21,7 +21,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 def row_of(network: Network, layers: Sequence[int]) -> RowShape:
     """The rows of these layers, which have the same shape (`layout.check_network`); of none, rows without values."""
     found = network.rows[layers[0]] if layers else None
-    return found or RowShape(0, 0, 0)
+    return found or RowShape(int(bool(layers)), 0, 0)
 
 
 def row_bytes(row: RowShape, dtype: str) -> int:

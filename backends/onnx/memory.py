@@ -14,6 +14,7 @@ from edge.backends.row_lists import pinned_bytes
 from edge.formats.blocks import BLOCK, BLOCK_TYPES
 from edge.formats.compiled import StaticForm
 from edge.formats.onnx_folder import FORM_TYPES
+from edge.model.cores import SelectiveScan
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 
@@ -44,11 +45,15 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     row, ringed = row_of(network, kinds.whole), row_of(network, kinds.ringed)
     heads, fixed = len(kinds.whole) * row.heads, row_bytes(ringed, config.kv_dtype) * len(kinds.ringed) * ring_rows
     fixed += state
-    queries = max(core.queries for core in network.attention if core)
+    queries = max((core.queries for core in network.attention if core), default=0)
     qkv = queries + max(row.values, ringed.values)
     at_once = min(config.chunk, MOST_AT_ONCE)
     widest = max(getattr(core, "channels", core.width) for core in network.cores)
     per_token = 3 * max(spec.ffn, widest) + 2 * qkv + 4 * spec.hidden + _SCORES[config.kv_dtype] * spec.heads * rows
+    # Decays, B and C of each channel, the last two also before they are reshaped
+    per_token += 3 * max(
+        (core.width * core.size for core in network.cores if isinstance(core, SelectiveScan)), default=0
+    )
     shows = config.observes or config.kv_dtype in LARGEST
     per_token += 4 * spec.layers * network.layer_inputs
     tables = max(rows, config.chunk) * max(row.key, ringed.key)

@@ -19,6 +19,7 @@ from edge.backends.reference.kv import ReferenceKV, SharedRows
 from edge.backends.reference.mamba import mamba
 from edge.backends.reference.next_token import next_token
 from edge.backends.reference.per_layer_input import make_inputs, per_layer_input
+from edge.backends.reference.selective_scan import selective_scan
 from edge.backends.reference.short_convolution import short_convolution
 from edge.backends.reference.weights import UNWARNED
 from edge.errors import EngineError
@@ -33,6 +34,7 @@ from edge.model.cores import (
     Mamba,
     NextToken,
     PerLayerInput,
+    SelectiveScan,
     ShortConvolution,
 )
 from edge.model.given import GivenRows
@@ -55,8 +57,8 @@ CAPABILITIES = Capabilities(
 )
 CORES: dict[type, Callable[..., FloatArray]] = {
     Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net, Mamba: mamba,
-    ShortConvolution: short_convolution, PerLayerInput: per_layer_input, NextToken: next_token,
-    Features: features,
+    SelectiveScan: selective_scan, ShortConvolution: short_convolution, PerLayerInput: per_layer_input,
+    NextToken: next_token, Features: features,
 }  # fmt: skip
 
 

@@ -61,6 +61,8 @@ def read_fallback(header: Header) -> ModelSpec:
     experts = figure(header, "expert_count", "ffn", 0)
     used = min(experts, max(per_layer(header, "expert_used_count", "ffn", layers, 0)))
     of_experts = [tensor for name, tensor in file.tensors.items() if _EXPERTS in name]
+    if experts == 1 and not of_experts:  # Jamba's dense models say so
+        experts = used = 0
     if bool(of_experts) != bool(experts) or bool(experts) != bool(used):
         raise ModelFormatError(f"{file.path}: its experts are {experts}, used {used}, tensors {len(of_experts)}")
     return make_spec(

@@ -191,7 +191,8 @@ def test_turns_can_be_taken_back() -> None:
             exhaustive(*each)
             for each in (
                 ("gemma4", "streaming"),
-                ("nemotron_h", "streaming"), ("gpt-oss", "h2o"), ("deepseek2", "streaming"),
+                ("nemotron_h", "streaming"), ("jamba", "h2o"), ("falcon-mamba", "streaming"),
+                ("gpt-oss", "h2o"), ("deepseek2", "streaming"),
                 *product(HYBRIDS[1:], ("streaming", "h2o")), (HYBRIDS[0], "streaming"), ("lfm2moe", "streaming"),
                 ("gpt-oss", "streaming"), ("gemma4", "h2o"), ("granitehybrid", "h2o"), ("gemma3", "h2o"),
                 ("phi3-longrope", "streaming"), ("llama-window", "window"), ("spm", "streaming"), ("deepseek2", "h2o"),

@@ -22,7 +22,8 @@ NAMES = (
 )  # fmt: skip
 PACKED = ("awq", "gptq")
 ONE_WAY = (  # these are not written
-    "deepseek_v3", "gemma4_moe", "gemma4_text", "gpt_oss", "granite_experts", "granite_mamba", "lfm2", "lfm2_moe",
+    "deepseek_v3", "falcon_mamba", "gemma4_moe", "gemma4_text", "gpt_oss", "granite_experts", "granite_mamba", "jamba",
+    "lfm2", "lfm2_moe",
     "minicpm3", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe",
 )  # fmt: skip
 DTYPES = {

@@ -486,7 +486,7 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("llama", lambda folder: (folder / "config.json").write_text("[" * 99999), ModelFormatError, "brackets|no JSON"),
     ("llama", lambda folder: (folder / "config.json").write_bytes(b'{"a": "\xff"}'), ModelFormatError, "UTF-8"),
     ("llama", lambda folder: (folder / "config.json").write_text('{"a": 1, "a": 2}'), ModelFormatError, "twice"),
-    ("llama", settings_of(model_type="mamba"), UnsupportedError, "model_type 'mamba' is not supported"),
+    ("llama", settings_of(model_type="rwkv"), UnsupportedError, "model_type 'rwkv' is not supported"),
     ("llama", settings_of(model_type=["llama"]), UnsupportedError, "is not supported"),
     ("llama", settings_of(num_hidden_layers=3), ModelFormatError, r"layers\.2\..* is missing"),
     ("llama", settings_of(num_hidden_layers=1), ModelFormatError, r"layers\.1\..* is no tensor of a llama model"),

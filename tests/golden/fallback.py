@@ -24,11 +24,14 @@ from make import GAIN, LOGIT_STEP, NORM_SPREAD, fill, forward, random_tokens
 from transformers import (
     AutoModelForCausalLM,
     FalconH1Config,
+    FalconMambaConfig,
     Gemma4TextConfig,
     GptOssConfig,
     GraniteMoeHybridConfig,
+    JambaConfig,
     Lfm2Config,
     Lfm2MoeConfig,
+    MambaConfig,
     NemotronHConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -110,6 +113,14 @@ def configurations() -> dict[str, PreTrainedConfig]:
             top_k_experts=2, moe_intermediate_size=16, attention_k_eq_v=True, rope_parameters=rope,
             per_layer_config={"1": {"head_dim": 32, "num_key_value_heads": 1}},
         ),
+        "mamba": tiny(MambaConfig, layers=1, time_step_rank=16, use_mambapy=False),
+        "falcon-mamba": tiny(
+            FalconMambaConfig, layers=1, time_step_rank=16, mixer_rms_eps=1e-5, tie_word_embeddings=False,
+        ),
+        "jamba": tiny(
+            JambaConfig, layers=3, attn_layer_period=3, attn_layer_offset=1, expert_layer_period=3,
+            expert_layer_offset=2, num_experts=4, num_experts_per_tok=2, mamba_dt_rank=16, ffn=16,
+        ),
     }  # fmt: skip
 
 
@@ -142,6 +153,8 @@ def settle(model: PreTrainedModel, seed: int) -> PreTrainedModel:
             weight.copy_(torch.from_numpy(drawn))
         elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
             weight.copy_(torch.from_numpy(1 + NORM_SPREAD * drawn))
+        elif name.endswith("dt_proj.weight"):
+            weight.copy_(torch.from_numpy(drawn / np.sqrt(weight.shape[1])))
         elif name.endswith("conv1d.weight"):
             weight.copy_(torch.from_numpy(0.5 * drawn))
         elif "norm" in name and model.config.model_type.startswith("gemma4"):  # these count from 0

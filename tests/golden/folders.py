@@ -159,6 +159,7 @@ def of_2026() -> dict[str, Any]:
         "qwen3moe": "qwen3_moe", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text", "lfm2": "lfm2",
         "lfm2moe": "lfm2_moe", "gpt-oss": "gpt_oss", "gemma4": "gemma4_text",
         "granitehybrid": "granite_mamba", "granite_experts": "granite_experts", "nemotron_h": "nemotron_h",
+        "falcon-mamba": "falcon_mamba", "jamba": "jamba",
     }  # fmt: skip
     return {theirs: found[ours] for ours, theirs in names.items()}
 

@@ -15,7 +15,8 @@ from edge.types import FloatArray, IntArray
 
 STRING = 8
 FALLBACKS = (
-    "deepseek2", "falcon-h1", "gemma4", "gemma4moe", "gpt-oss", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h",
+    "deepseek2", "falcon-h1", "falcon-mamba", "gemma4", "gemma4moe", "gpt-oss", "granitehybrid", "jamba",
+    "lfm2", "lfm2moe", "mamba", "nemotron_h",
     "qwen35", "qwen35moe", "qwen3moe",
 )  # fmt: skip
 

@@ -16,7 +16,17 @@ from edge.backends import backend_names, engine_named
 from edge.backends.base import Engine
 from edge.converters.coreml.writer import planned_files
 from edge.errors import UnsupportedError
-from edge.model.cores import Attention, Core, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.cores import (
+    Attention,
+    Core,
+    DeltaNet,
+    Dense,
+    Experts,
+    Mamba,
+    PerLayerInput,
+    SelectiveScan,
+    ShortConvolution,
+)
 
 MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is first of its kind in each
     "qwen3": (Attention, Dense),
@@ -31,6 +41,9 @@ MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is firs
     "granitehybrid": (Mamba,),
     "nemotron_h": (Mamba,),
     "falcon-h1": (Mamba,),
+    "jamba": (SelectiveScan,),
+    "falcon-mamba": (SelectiveScan,),  # without attention
+    "mamba": (SelectiveScan,),  # without norms
     "deepseek2": (Attention,),  # latent
     "deepseek2-lite": (Attention,),  # in one matrix, and experts whose shares are not normalised
     "minicpm3": (Attention,),
@@ -39,8 +52,8 @@ MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is firs
 EXACT = 2e-4  # transformers' logits are rounded to 1.2e-4
 GPU = f"gpu@{SOME_GPU}"
 # In make test, those that have the cores of the others.
-ON_GPU = ("qwen35moe", "lfm2", "gemma4", "falcon-h1", "deepseek2-lite")
-RARELY = ("granitehybrid", "plm", "nemotron_h", "minicpm3")  # by the native engine
+ON_GPU = ("qwen35moe", "lfm2", "gemma4", "falcon-h1", "deepseek2-lite", "falcon-mamba")
+RARELY = ("granitehybrid", "plm", "nemotron_h", "minicpm3", "mamba")  # by the native engine
 CASES = [
     pytest.param(GPU if engine == "gpu" else engine, name, marks=[pytest.mark.exhaustive] * rarely)
     for engine in backend_names() for name in MODELS

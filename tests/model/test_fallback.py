@@ -30,8 +30,11 @@ from edge.plan.plan import make_plan
 from edge.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")
-RECURRENT = ("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe")
-STATES = ("falcon-h1", "lfm2", "qwen35")  # one of each kind
+RECURRENT = (
+    "falcon-h1", "falcon-mamba", "granitehybrid", "jamba", "lfm2", "lfm2moe", "mamba", "nemotron_h", "qwen35",
+    "qwen35moe",
+)  # fmt: skip
+STATES = ("falcon-h1", "falcon-mamba", "lfm2", "qwen35")  # one of each kind
 SHIFTED = ("gemma4", "qwen3moe")
 
 each_model = pytest.mark.parametrize("name", FALLBACKS)

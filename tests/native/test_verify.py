@@ -105,7 +105,9 @@ def test_drafts_have_the_logits_of_steps_in_every_dtype(kv_dtype: str) -> None:
     check(open_model(GOLDEN / "gemma3.gguf"), kv_dtype)
 
 
-@pytest.mark.parametrize("name", ["qwen35", *(exhaustive(each) for each in ("lfm2", "nemotron_h"))])
+@pytest.mark.parametrize(
+    "name", ["qwen35", *(exhaustive(each) for each in ("lfm2", "nemotron_h", "jamba", "falcon-mamba"))]
+)
 def test_recurrent_states_forget_wrong_drafts(name: str) -> None:
     """A snapshot between has the tokens that stayed."""
     model = open_model(GOLDEN / f"{name}.gguf")

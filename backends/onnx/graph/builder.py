@@ -38,8 +38,9 @@ from edge.backends.onnx.graph.mamba import mamba
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.per_layer_input import make_inputs, per_layer_input
 from edge.backends.onnx.graph.proto import Type
+from edge.backends.onnx.graph.selective_scan import selective_scan
 from edge.backends.onnx.graph.short_convolution import short_convolution
-from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, SelectiveScan, ShortConvolution
 from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
 
@@ -50,6 +51,7 @@ CORES: dict[type, Callable[..., str]] = {
     Experts: experts,
     Mamba: mamba,
     PerLayerInput: per_layer_input,
+    SelectiveScan: selective_scan,
     ShortConvolution: short_convolution,
 }
 

@@ -16,7 +16,7 @@ from edge.errors import UnsupportedError
 from edge.formats import nf4
 from edge.formats.blocks import BLOCK, FLOATS
 from edge.formats.gguf import GGUFFile, TensorInfo
-from edge.model.cores import Attention, Core, Experts, PerLayerInput
+from edge.model.cores import Attention, Core, Experts, PerLayerInput, SelectiveScan
 from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
@@ -210,7 +210,8 @@ def products_of(core: Core) -> dict[str, tuple[str, ...]]:
     if isinstance(core, Experts):
         shared = (*core.inputs[2:], *core.outputs[1:])
         return {name: (name,) for name in (*core.routers, *shared)}
-    return {name: (name,) for name in (*core.inputs, core.output)}
+    selects = ("ssm_x", "ssm_dt") if isinstance(core, SelectiveScan) else ()
+    return {name: (name,) for name in (*core.inputs, *selects, core.output)}
 
 
 def form_for(kinds: Sequence[str], columns: int, *, looked_up: bool = False) -> Form:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from edge.backends.onnx.graph.context import Context
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.proto import Type
-from edge.model.cores import DeltaNet, Mamba, ShortConvolution
+from edge.model.cores import DeltaNet, Mamba, SelectiveScan, ShortConvolution
 from edge.model.layers import Network
 
 
@@ -28,6 +28,9 @@ def state_shapes(network: Network) -> Iterator[tuple[str, tuple[int, ...]]]:
             elif isinstance(core, Mamba):
                 yield f"inputs.{layer}", (1, core.kernel - 1, core.mixed)
                 yield f"memory.{layer}", (1, core.heads, core.size, core.head_dim)
+            elif isinstance(core, SelectiveScan):
+                yield f"inputs.{layer}", (1, core.kernel - 1, core.width)
+                yield f"memory.{layer}", (1, core.width, core.size, 1)
 
 
 def convolve(graph: Context, layer: int, x: str, name: str, channels: int, kernel: int, activation: str) -> str:
@@ -51,7 +54,7 @@ def remember(
 ) -> str:  # fmt: skip
     """S ← e^decay · S + k ⊗ v, or with a beta the delta rule; returns scale · Sᵀ q, [1, n, heads · size of a value].
 
-    rows: q, k, v, each [1, n, heads · size]; decay, beta: [1, n, heads].
+    rows: q, k, v, each [1, n, heads · size]; decay, beta: [1, n, heads], or decay of each value of a key.
     """
     graph.input(f"past_memory.{layer}", Type.FLOAT, 1, heads, *sizes)
     graph.output(f"memory.{layer}", Type.FLOAT, 1, heads, *sizes)

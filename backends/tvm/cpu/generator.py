@@ -44,6 +44,7 @@ from edge.backends.tvm.cpu.phases import (
     mamba,
     next_token,
     per_layer_input,
+    selective_scan,
     short_convolution,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, PassKind, Unit, pass_kinds
@@ -64,6 +65,7 @@ from edge.model.cores import (
     Mamba,
     NextToken,
     PerLayerInput,
+    SelectiveScan,
     ShortConvolution,
 )
 
@@ -401,8 +403,8 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
 
 CORES: dict[type, dict[str, Unit]] = {
     Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
-    Mamba: mamba.UNITS, ShortConvolution: short_convolution.UNITS, PerLayerInput: per_layer_input.UNITS,
-    NextToken: next_token.UNITS, Features: features.UNITS,
+    Mamba: mamba.UNITS, SelectiveScan: selective_scan.UNITS, ShortConvolution: short_convolution.UNITS,
+    PerLayerInput: per_layer_input.UNITS, NextToken: next_token.UNITS, Features: features.UNITS,
 }  # fmt: skip
 # Units that some passes lack: heads in two stages (a step rescores by the code of its whole head), parts of given rows,
 # rows of an encoder's states.
@@ -411,6 +413,14 @@ _OF_SOME: dict[str, Callable[[PassKind], bool]] = {
     "deepstack": lambda kind: kind.job == Job.CHUNK, "crossing": lambda kind: kind.job == Job.CHUNK,
 }  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
-_RECURRENT: dict[type, str] = {DeltaNet: "delta_net", Mamba: "mamba_scan", ShortConvolution: "convolve"}
-_ALIKE = ("embed", "tap", "attend", *_RECURRENT.values())  # units without products
-_OF_ROWS = ("qkv", "output", "delta_out", "mamba_out")  # units whose tokens have rows or states of their own in a batch
+_RECURRENT: dict[type, str] = {
+    DeltaNet: "delta_net", Mamba: "mamba_scan", SelectiveScan: "selective_scan", ShortConvolution: "convolve",
+}  # fmt: skip
+_ALIKE = ("embed", "tap", "attend", "scan_convolve", *_RECURRENT.values())  # units without products
+_OF_ROWS = (
+    "qkv",
+    "output",
+    "delta_out",
+    "mamba_out",
+    "scan_out",
+)  # units whose tokens have rows or states of their own in a batch

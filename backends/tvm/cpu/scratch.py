@@ -138,7 +138,7 @@ def make_scratch(
             found[name] = max(count, found.get(name, 0))
     query_rows = round_up(tokens * shape.group, target.score_rows) + target.score_rows
     attention = [core for core in cores if isinstance(core, Attention)]
-    part = max(found.pop("work", 0), *(work_offsets(core, target)["size"] for core in attention))
+    part = max([found.pop("work", 0), *(work_offsets(core, target)["size"] for core in attention)])
     shared = [pair_offsets] * (target.pair_rows > 0) + [byte_offsets] * (target.byte_rows > 0 and shape.encoder)
     pairs = max((offsets(core, target)["size"] for core in attention for offsets in shared), default=0)
     for core in (each for each in attention if each.latent and target.pair_rows):

@@ -27,9 +27,10 @@ from edge.backends.tvm.gpu.phases.dense import dense
 from edge.backends.tvm.gpu.phases.experts import experts
 from edge.backends.tvm.gpu.phases.mamba import mamba
 from edge.backends.tvm.gpu.phases.per_layer_input import make_inputs, per_layer_input
+from edge.backends.tvm.gpu.phases.selective_scan import selective_scan
 from edge.backends.tvm.gpu.phases.short_convolution import short_convolution
 from edge.backends.tvm.gpu.program import Program, Slice
-from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, ShortConvolution
+from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, SelectiveScan, ShortConvolution
 
 CORES: dict[type, Callable[..., None]] = {
     Attention: attention,
@@ -38,6 +39,7 @@ CORES: dict[type, Callable[..., None]] = {
     Experts: experts,
     Mamba: mamba,
     PerLayerInput: per_layer_input,
+    SelectiveScan: selective_scan,
     ShortConvolution: short_convolution,
 }
 

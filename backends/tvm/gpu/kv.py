@@ -184,12 +184,12 @@ class DeviceRows:
         at, size = 4 * form.words * self.count, 4 * form.words * -(-count // TILE) * TILE
         codes = self._device.read(self.buffers["keys" if which == KEYS else "values"], at, size)
         if which == KEYS:
-            codes = np.ascontiguousarray(codes.reshape(-1, form.units, TILE, 16).swapaxes(1, 2))
+            codes = np.ascontiguousarray(codes.reshape(-(-count // TILE), form.units, TILE, 16).swapaxes(1, 2))
         scales = np.zeros(0, np.uint32)
         if form.scaled:
             pairs = self._device.read(self.buffers["row_scales"], 8 * self.count, 8 * count).view(np.uint32)
             scales = np.ascontiguousarray(pairs.reshape(-1, 2)[:, which - 1])
-        return codes.reshape(-1, 4 * form.words)[:count], scales
+        return codes.reshape(-(-count // TILE) * TILE, 4 * form.words)[:count], scales
 
     def _write(self, rows: AnyArray, which: int, codes: AnyArray, scales: AnyArray) -> None:
         """The inverse of `_read`."""

@@ -89,7 +89,7 @@ def hadamard(x: FloatArray) -> FloatArray:
     """Multiply x by H over the last axis; H = Hᵀ = H⁻¹, in blocks of the largest power of two that divides its
     length."""
     head = x.shape[-1]
-    block = head & -head
+    block = max(1, head & -head)
     parts, distance = x.reshape(*x.shape[:-1], head // block, block), 1
     while distance < block:
         pairs = parts.reshape(*parts.shape[:-1], block // (2 * distance), 2, distance)

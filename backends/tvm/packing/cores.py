@@ -15,6 +15,7 @@ from edge.model.cores import (
     Mamba,
     NextToken,
     PerLayerInput,
+    SelectiveScan,
     ShortConvolution,
 )
 from edge.records import dataclass
@@ -92,7 +93,10 @@ def groups_of(core: Core) -> Groups:
 
 
 def state_values(core: Core) -> int:
-    """Values of one head's matrix in a recurrent core's fixed state; 0 for cores whose state is only earlier inputs."""
+    """Values of one head's matrix, or of a tile of channels, in a recurrent core's fixed state; 0 for cores whose state
+    is only earlier inputs."""
+    if isinstance(core, SelectiveScan):
+        return core.size * LANES
     if not isinstance(core, DeltaNet | Mamba):
         return 0
     return (core.fixed_values - (core.kernel - 1) * core.mixed) // core.heads
@@ -174,6 +178,30 @@ def _mamba_lacks(core: Mamba) -> str | None:
     return None if whole else f"Mamba-2 with heads of {core.size} and {core.head_dim} values"
 
 
+def scan_row(core: SelectiveScan) -> int:
+    """Values of a token's row of `steps`: Δ, B and C."""
+    return core.width + 2 * core.size
+
+
+def _scan_floats(core: SelectiveScan, sizes: Sizes) -> Counts:
+    return {
+        "mixed": sizes.rows * _width(core),
+        "channels": sizes.tokens * core.channels,
+        "convolved": sizes.tokens * core.width,
+        "selected": sizes.tokens * core.selected,
+        "ranked_normed": sizes.rows * core.rank,
+        "steps": max(sizes.tokens, sizes.threads) * scan_row(core),
+        "work": LANES,
+    }
+
+
+def _scan_lacks(core: SelectiveScan) -> str | None:
+    whole = core.width % 32 == core.size % LANES == core.rank % LANES == 0
+    return (
+        None if whole else f"Mamba-1 of {core.width} channels, {core.size} values in a state and a rank of {core.rank}"
+    )
+
+
 def _convolution_floats(core: ShortConvolution, sizes: Sizes) -> Counts:
     return {"mixed": sizes.rows * _width(core), "channels": sizes.tokens * 3 * _width(core)}
 
@@ -246,6 +274,15 @@ KINDS: dict[type, Kind] = {
          "mamba_out": "output"},
         _mamba_floats,
         lacks=_mamba_lacks,
+    ),
+    SelectiveScan: Kind(
+        lambda core: {"scan_in": core.inputs, "scan_select": ("ssm_x",), "scan_steps": ("ssm_dt",),
+                      "scan_out": (core.output,)},
+        {"scan_in": "qkv", "scan_convolve": "attend", "quantize_convolved": "attend", "scan_select": "attend",
+         "scan_norms": "attend", "scan_steps": "attend", "selective_scan": "attend", "quantize_mixed": "output",
+         "scan_out": "output"},
+        _scan_floats,
+        lacks=_scan_lacks,
     ),
     ShortConvolution: Kind(
         lambda core: {"conv_in": core.inputs, "conv_out": (core.output,)},

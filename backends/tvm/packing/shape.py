@@ -24,6 +24,7 @@ from edge.model.cores import (
     Mamba,
     OneCore,
     PerLayerInput,
+    SelectiveScan,
     ShortConvolution,
     Temperature,
 )
@@ -37,9 +38,10 @@ ROPE_AHEAD = 64  # decode steps for which angles are computed at once
 
 
 def padded_head(head: int) -> int:
-    return round_up(head, LANES)
+    return max(LANES, round_up(head, LANES))
 
 
+_NO_ATTENTION = Attention(1, 1, 0, 1.0)  # of models without, whose rows have no values
 LAYER_INPUTS = {"layer_inputs": ("per_layer_model_proj",)}  # the group outside of layers
 
 
@@ -71,9 +73,10 @@ class Shape:
         layers = _layers_of(network)
         blocks = tuple(dict.fromkeys(block for layer in layers for block in layer))
         attention = list(filter(None, network.attention))
-        if len(blocks) > _MOST_BLOCKS or not attention or not _fit_arenas(network, attention):
-            what = "layers of so many forms" if attention else "models without attention"
-            raise UnsupportedError(f"the {engine} engine does not run {what} yet: use --backend=llamacpp")
+        if len(blocks) > _MOST_BLOCKS or not _fit_arenas(network, attention):
+            raise UnsupportedError(
+                f"the {engine} engine does not run layers of so many forms yet: use --backend=llamacpp"
+            )
         forms = tuple(dict.fromkeys(tuple(map(blocks.index, layer)) for layer in layers))
         return cls(
             len(layers), spec.hidden, spec.vocab, network.norm, network.norm_eps, network.embedding_scale,
@@ -131,7 +134,7 @@ class Shape:
 
     @cached_property
     def _attention(self) -> list[Attention]:
-        return self.cores(Attention)
+        return self.cores(Attention) or [_NO_ATTENTION]
 
     def cores(self, kind: type[OneCore]) -> list[OneCore]:
         """The different cores of a kind."""
@@ -217,7 +220,7 @@ class Shape:
     @property
     def channels(self) -> int:
         """The most values that a token's input products have in a core with a fixed state; 0 without such cores."""
-        kinds, cores = DeltaNet | Mamba | ShortConvolution, (block.core for block in self.blocks)
+        kinds, cores = DeltaNet | Mamba | SelectiveScan | ShortConvolution, (block.core for block in self.blocks)
         return max((core.channels for core in cores if isinstance(core, kinds)), default=0)
 
     def widths(self, kind: type[Core]) -> int:
@@ -255,4 +258,4 @@ def _fit_arenas(network: Network, attention: list[Attention]) -> bool:
     if any(not of or bool(core.window) != bool(of.window) or core.row.sizes != of.row.sizes for core, of in read):
         return False
     kinds = [{core.row.sizes for core in attention if bool(core.window) == windowed} for windowed in (False, True)]
-    return len(kinds[0] | kinds[1]) == 1 or len(kinds[0]) == len(kinds[1]) == 1
+    return len(kinds[0] | kinds[1]) <= 1 or len(kinds[0]) == len(kinds[1]) == 1

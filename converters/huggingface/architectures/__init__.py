@@ -49,6 +49,9 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "phi3": phi3.PHI3,
     "gpt2": gpt2.GPT2,
     "granitemoehybrid": granite.GRANITE_HYBRID,
+    "falcon_mamba": mamba.MAMBA,
+    "jamba": mamba.JAMBA,
+    "mamba": mamba.MAMBA,
     "nemotron_h": mamba.NEMOTRON_H,
     "granite": granite.GRANITE,  # the type under which GGUF's models are written
     "minicpm3": minicpm3.MINICPM3,

@@ -1,8 +1,8 @@
-"""Hybrids with Mamba-2: Granite 4 and Nemotron-H. Weights of the decay are stored as log −a."""
+"""Models with Mamba: Mamba-1 alone or in Jamba, Mamba-2 in Granite 4 and Nemotron-H. Checkpoints have log −a."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from edge.converters.huggingface.architectures.granite import FACTORS, GRANITE
 from edge.converters.huggingface.architectures.rope import read_rope
 from edge.converters.huggingface.architectures.settings import Count, Fixed, Number, Setting, changed
 from edge.converters.huggingface.config import Config
-from edge.converters.huggingface.views import Tensors, floats, split, without_middle
+from edge.converters.huggingface.views import Tensors, floats, split, stack_experts, without_middle
 from edge.errors import ModelFormatError
 from edge.formats.gguf_writer import Field
 
@@ -176,4 +176,92 @@ NEMOTRON_H = Architecture(
     prepare=_prepare,
     biases=frozenset(("ssm_conv1d",)),
     rope=partial(read_rope, scalings=("default",)),
+)  # fmt: skip
+
+
+def _selects(mixer: str) -> dict[str, str]:
+    """Names of what Mamba-1 has beside Mamba-2's."""
+    names = {ours: theirs for ours, theirs in _names(mixer).items() if not ours.endswith("ssm_norm")}
+    return names | in_layers({"ssm_x": f"{mixer}.x_proj", "ssm_dt": f"{mixer}.dt_proj"})
+
+
+def _scans(size: str, kernel: str, rank: str, width: Callable[[Config], int]) -> tuple[Setting, ...]:
+    """Settings of Mamba-1, by their keys in config.json. width: of a config without it."""
+    return (
+        Count(kernel, ("ssm.conv_kernel",), "head_dim", 4),
+        Count(size, ("ssm.state_size",), "head_dim", 16),
+        Count(rank, ("ssm.time_step_rank",), "hidden", lambda config: -(-config.count("hidden_size", "hidden") // 16)),
+        Count("intermediate_size" if kernel == "conv_kernel" else "", ("ssm.inner_size",), "ffn", width),
+        Fixed("hidden_act", "silu"),
+    )
+
+
+def _expanded(key: str, config: Config) -> int:
+    return config.count(key, "heads", 2) * config.count("hidden_size", "hidden")
+
+
+def _without_heads(config: Config, _sizes: Sizes) -> dict[str, Field]:
+    """llama.cpp wants fields of attention and feed-forward networks in all files."""
+    none = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+    fields: dict[str, Field] = {key: np.uint32(0) for key in none}
+    if config.get("model_type") == "falcon_mamba":
+        epsilon = np.float32(config.positive("mixer_rms_eps", 1e-6))
+        fields |= {"ssm.dt_b_c_rms": True, "ssm.dt_b_c_rms_epsilon": epsilon}
+    return fields
+
+
+MAMBA = Architecture(
+    name="mamba",
+    settings=(
+        *(each for each in USUAL if each.theirs in ("hidden_size", "num_hidden_layers", "vocab_size")),
+        Count("", ("attention.head_count", "attention.head_count_kv"), "heads", 1),
+        Count("", ("attention.key_length",), "head_dim", 2),
+        Count("", ("context_length",), "context", 1 << 20),
+        Number("layer_norm_epsilon", ("attention.layer_norm_rms_epsilon",), 1e-5),
+        *_scans("state_size", "conv_kernel", "time_step_rank", partial(_expanded, "expand")),
+        Fixed("use_bias", False), Fixed("use_conv_bias", True),
+    ),
+    others=_without_heads,
+    names={
+        "token_embd": "embeddings", **in_layers({"attn_norm": "norm"}), **_selects("mixer"), "output_norm": "norm_f",
+        "output": "lm_head",
+    },
+    parameters=in_layers({"ssm_a": "mixer.A_log", "ssm_d": "mixer.D"}),
+    root="backbone.",
+    prepare=_prepare,
+    biases=frozenset(("ssm_conv1d", "ssm_dt")),
+    tied=True,
+)  # fmt: skip
+
+
+def _jamba(config: Config, sizes: Sizes) -> dict[str, Field]:
+    period, experts = config.count("attn_layer_period", "layers", 8), config.count("num_experts", "ffn", 16)
+    first = config.get("attn_layer_offset", 4)
+    kv_heads = [sizes.kv_heads * (layer % period == first) for layer in range(sizes.layers)]
+    fields: dict[str, Field] = {"attention.head_count_kv": np.array(kv_heads, np.int32)}
+    if experts > 1:
+        used = config.count("num_experts_per_tok", "ffn", 2)
+        fields |= {"expert_count": np.uint32(experts), "expert_used_count": np.uint32(used)}
+    return fields
+
+
+JAMBA = Architecture(
+    name="jamba",
+    settings=(
+        *USUAL,
+        *_scans("mamba_d_state", "mamba_d_conv", "mamba_dt_rank", partial(_expanded, "mamba_expand")),
+        Fixed("mamba_proj_bias", False), Fixed("mamba_conv_bias", True), Fixed("sliding_window", None),
+    ),
+    others=_jamba,
+    names=LLAMA_NAMES | {"output_norm": "final_layernorm"} | _selects("mamba") | in_layers(
+        {
+            "ssm_dt_norm": "mamba.dt_layernorm", "ssm_b_norm": "mamba.b_layernorm", "ssm_c_norm": "mamba.c_layernorm",
+            "ffn_norm": "pre_ff_layernorm", "ffn_gate_inp": "feed_forward.router",
+            **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+            **{f"ffn_{part}_exps": f"feed_forward.experts.*.{part}_proj" for part in ("gate", "up", "down")},
+        }
+    ),
+    parameters=in_layers({"ssm_a": "mamba.A_log", "ssm_d": "mamba.D"}),
+    prepare=lambda tensors, config: _prepare(stack_experts(tensors), config),
+    biases=frozenset(("ssm_conv1d", "ssm_dt")),
 )  # fmt: skip

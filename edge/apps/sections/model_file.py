@@ -184,11 +184,11 @@ def config_section(
 def layers_section(layout: PackedLayout) -> bytes:
     """Section LAYERS: a LAYER for each layer."""
     network = layout.network
-    ringed = set(LayerKinds.of(network.windows, network.rowless).ringed)
+    kinds = LayerKinds.of(network.windows, network.rowless)
     rows = [
         {
-            "window": window, "rope": network.rope_of(layer), "ringed": layer in ringed,
-            "rowless": layer in network.rowless,
+            "window": window, "rope": network.rope_of(layer), "ringed": layer in kinds.ringed,
+            "rowless": layer not in (*kinds.whole, *kinds.ringed),
         }
         for layer, window in enumerate(network.windows)
     ]  # fmt: skip

@@ -34,8 +34,10 @@ _NETWORKS = {
     "granite": "granite:network",
     "granitehybrid": "granitehybrid:network",
     "falcon-h1": "falcon_h1:network",
+    "jamba": "mamba:jamba",
     "lfm2": "lfm2:network",
     "lfm2moe": "lfm2moe:network",
+    "mamba": "mamba:network",
     "mistral3": "mistral3:network",
     "nemotron_h": "nemotron_h:network",
     "minicpm": "minicpm:network",
@@ -60,18 +62,15 @@ _NETWORKS = {
     "gemma-embedding": "gemma_embedding:network",
 }
 
-_ALIBI, _SCAN = "ALiBi's positions", "Mamba-1's scan"
+_ALIBI = "ALiBi's positions"
 LACKING = {
     "apertus": "the activation xIELU",
     "baichuan": _ALIBI,
     "bitnet": "norms within attention and feed-forward network",
     "bloom": _ALIBI,
-    "falcon-mamba": _SCAN,
     "gemma3n": "AltUp's parallel hidden states",
     "hunyuan-dense": "norms of heads behind RoPE",
-    "jamba": _SCAN,
     "kimi-linear": "Kimi Delta Attention",
-    "mamba": _SCAN,
     "mpt": _ALIBI,
     "olmo2": "norms of whole rows of queries and keys",
     "olmoe": "norms of whole rows of queries and keys",

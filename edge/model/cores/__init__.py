@@ -23,11 +23,12 @@ from edge.model.cores.parts import (
     Temperature,
     Tensor,
 )
-from edge.model.cores.recurrent import DeltaNet, Mamba, ShortConvolution
+from edge.model.cores.recurrent import LANES, DeltaNet, Mamba, SelectiveScan, ShortConvolution
 
 __all__ = [
     "BOUNDS",
     "EXACT",
+    "LANES",
     "SLOPE",
     "UNROTATED",
     "Activation",
@@ -46,13 +47,35 @@ __all__ = [
     "Rope",
     "Router",
     "RowShape",
+    "SelectiveScan",
     "ShortConvolution",
     "Temperature",
     "Tensor",
 ]  # fmt: skip
 
 # In JSON, experts have the fields of Dense, too, and features those of the last two.
-Core = Attention | Experts | Dense | DeltaNet | Mamba | ShortConvolution | Features | PerLayerInput | NextToken
+Core = (
+    Attention
+    | Experts
+    | Dense
+    | DeltaNet
+    | Mamba
+    | SelectiveScan
+    | ShortConvolution
+    | Features
+    | PerLayerInput
+    | NextToken
+)
 OneCore = TypeVar(
-    "OneCore", Attention, Dense, Experts, DeltaNet, Mamba, ShortConvolution, PerLayerInput, NextToken, Features
+    "OneCore",
+    Attention,
+    Dense,
+    Experts,
+    DeltaNet,
+    Mamba,
+    SelectiveScan,
+    ShortConvolution,
+    PerLayerInput,
+    NextToken,
+    Features,
 )

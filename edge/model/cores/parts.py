@@ -11,7 +11,7 @@ from edge.records import dataclass
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2"]
 Router = Literal["softmax", "sigmoid"]
 Bits = Literal["usual", "more", "all"]
-EXACT = ("ssm_conv1d", "shortconv.conv")  # matrices that stay in float32, even in models without a `Network`
+EXACT = ("ssm_conv1d", "ssm_a", "shortconv.conv")  # matrices that stay in float32, even in models without a `Network`
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from edge.model.cores.parts import Tensor
 from edge.records import dataclass
 
+LANES = 16  # channels of a selective scan whose states lie side by side
+
 
 @dataclass(frozen=True)
 class DeltaNet:
@@ -123,6 +125,74 @@ class Mamba:
         yield Tensor("ssm_d", self.heads, stored=(1, self.heads))
         if self.normed:
             yield Tensor("ssm_norm", self.width, stored=(self.width // self.groups, self.groups))
+        yield Tensor(self.output, hidden, self.width, bits="more")
+
+
+@dataclass(frozen=True)
+class SelectiveScan:
+    """Mamba-1 (arXiv:2312.00752). State: the last inputs of its convolution, and `size` values of each channel.
+
+    `ssm_in` · x gives u and z. A causal convolution over u with a bias gives c = SiLU(b + Σ_j w_j · u_{t−j}), and
+    `ssm_x` · c gives dt, B and C, each of which RMSNorm normalises if `norms`, with weights if `weighted`. For each
+    token and channel, with Δ = softplus(`ssm_dt` · dt + `ssm_dt.bias`), and a row a of `ssm_a`, which is negative:
+
+        S ← e^(a·Δ) ⊙ S + Δc · B;  y = S · C + `ssm_d` · c
+
+    The output is y · SiLU(z). The state is [width / LANES, size, LANES]: `LANES` channels lie side by side.
+    """
+
+    width: int  # channels
+    size: int  # of B and C
+    rank: int  # of dt
+    kernel: int  # tokens that the convolution sees
+    norms: bool = False
+    weighted: bool = True
+    epsilon: float = 1e-6  # of the norms
+
+    inputs = ("ssm_in",)
+    output, kind = "ssm_out", "Mamba-1"
+
+    @property
+    def convolved(self) -> int:
+        """Values of a token after the convolution."""
+        return self.width
+
+    @property
+    def tiles(self) -> int:
+        """Groups of `LANES` channels."""
+        return self.width // LANES
+
+    @property
+    def selected(self) -> int:
+        """Values of a token's dt, B and C."""
+        return self.rank + 2 * self.size
+
+    @property
+    def parts(self) -> tuple[tuple[str, int, int], ...]:
+        """dt, B and C: the tensor of their norm, their first value, their number."""
+        ends = self.rank, self.rank + self.size
+        return ("ssm_dt_norm", 0, self.rank), ("ssm_b_norm", ends[0], self.size), ("ssm_c_norm", ends[1], self.size)
+
+    @property
+    def channels(self) -> int:
+        """Values of a token between the product and the convolution."""
+        return 2 * self.width
+
+    @property
+    def fixed_values(self) -> int:
+        return (self.kernel - 1 + self.size) * self.width
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("ssm_in", 2 * self.width, hidden)
+        yield Tensor("ssm_conv1d", self.width, self.kernel)
+        yield Tensor("ssm_conv1d.bias", self.width)
+        yield Tensor("ssm_x", self.selected, self.width, bits="more")
+        for name, _, count in self.parts if self.norms and self.weighted else ():
+            yield Tensor(name, count)
+        yield Tensor("ssm_dt", self.width, self.rank, bits="more")
+        yield Tensor("ssm_dt.bias", self.width)
+        yield Tensor("ssm_a", self.width, self.size)
+        yield Tensor("ssm_d", self.width)
         yield Tensor(self.output, hidden, self.width, bits="more")
 
 

@@ -95,7 +95,7 @@ static bool is_beside(const edge_config *c)
 
 static bool rows_are_possible(const edge_config *c, const row_shape *shape)
 {
-    return within(shape->heads, 1, c->kv_heads) && within(shape->key, 16, c->head) && shape->key % 16 == 0
+    return within(shape->heads, 1, c->kv_heads) && shape->key <= c->head && shape->key % 16 == 0
         && shape->value <= c->head && shape->value % 16 == 0;
 }
 
