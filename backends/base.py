@@ -117,6 +117,7 @@ class Capabilities:
     picks: bool = False  # it chooses tokens itself (`PickingEngine`)
     appends: bool = False  # it takes given keys and values (`GivenEngine.append_rows`)
     rounds: bool = False  # it multiplies matrices of floats as Q8_0 if the model says so (`ModelSpec.rounded`)
+    encodes: bool = False  # it runs encoders of pictures and sounds (`HiddenEngine.hidden`)
     hidden: bool = False  # it hands out hidden states (`HiddenEngine`)
     gpu: bool = False  # it runs on a GPU (`CardEngine`)
     sequences: bool = False  # it runs several sequences at once (`BatchedEngine`)

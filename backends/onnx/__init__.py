@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import cast
 
-from edge.backends.base import Backend, Capabilities, EngineConfig
+from edge.backends.base import Backend, Capabilities, Engine, EngineConfig
 from edge.backends.counts import FixedSizes, Footprint
 from edge.backends.efficiency import Efficiency, RowEfficiency, WeightEfficiency
 from edge.formats.gguf import GGUFFile
 from edge.model.cores import Core
 from edge.model.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from edge.backends.onnx.engine import OnnxEngine
 
 KV_DTYPES = ("f32", "f16", "int8", "int4")
 
@@ -23,7 +20,14 @@ class Onnx(Backend):
 
     NAME = "onnx"
     CAPABILITIES = Capabilities(
-        "head", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=True, providers=True, folders=True
+        "head",
+        uneven="token",
+        kv_dtypes=KV_DTYPES,
+        attention=True,
+        keys=True,
+        providers=True,
+        folders=True,
+        encodes=True,
     )
     EFFICIENCY = Efficiency(
         {"integers": WeightEfficiency(0.30, 1.5, 0.2), "floats": WeightEfficiency(0.30, 1.0)},
@@ -62,18 +66,26 @@ class Onnx(Backend):
         return find_sizes(spec, provider, elsewhere=elsewhere)
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
+        if spec.encoder:
+            from edge.backends.onnx.encoder import count_encoder
+
+            return count_encoder(spec, config)
         from edge.backends.onnx.memory import count_footprint
 
         return count_footprint(spec, config)
 
     def load(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
-    ) -> OnnxEngine:
+    ) -> Engine:
         """Convert a GGUF file unless the cache folder has it, open the session, allocate the KV cache.
 
         Raises CacheError if the cache folder cannot be written, InputError for an unknown `config.provider`,
         EngineError if ONNX Runtime cannot load the model.
         """
+        if spec.encoder:
+            from edge.backends.onnx.encoder import OnnxEncoder
+
+            return cast(Engine, OnnxEncoder(file, spec, config, progress))  # of `HiddenEngine.hidden` alone
         from edge.backends.onnx.engine import OnnxEngine
 
         return OnnxEngine(file, spec, config, progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import mmap
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,7 @@ from edge.backends.onnx.npu.contexts import open_parts
 from edge.backends.onnx.npu.form import chip_of, find_form
 from edge.backends.onnx.npu.passes import StaticPasses
 from edge.backends.onnx.observer import Observer
-from edge.backends.onnx.providers import find_provider
+from edge.backends.onnx.providers import find_provider, warn_emulated
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.onnx.session import open_session
 from edge.backends.ring import LayerKinds, Ring
@@ -36,9 +35,6 @@ from edge.model.places import Places
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
 from edge.types import FloatArray, IntArray
-
-_log = logging.getLogger("edge")
-_EMULATED_PARAMETERS = 7e6  # per second: a token of SmolLM2-135M takes QNN's emulator some 20 s on two cores
 
 
 class OnnxEngine:
@@ -80,10 +76,7 @@ class OnnxEngine:
             self._kv.settle = self._observer.settle
         self._passes: DynamicPasses | StaticPasses
         if provider.emulated:
-            seconds = spec.parameters / _EMULATED_PARAMETERS
-            _log.warning(
-                "no NPU here: --provider %s emulates one, where a token takes about %.2g s", provider.name, seconds
-            )
+            warn_emulated(spec, provider, "a token")
         if form:
             if self._windows.layers and config.per_head and not ring:
                 raise UnsupportedError(

@@ -22,8 +22,8 @@ MOST_OBSERVED = 32  # queries whose attention is computed at once
 MOST_AT_ONCE = 256  # tokens: longer runs take memory and are not faster
 
 # Measured with ONNX Runtime 1.31: its library's pages and heap, and what a session keeps of every layer's nodes.
-_LIBRARY_BYTES = 48 << 20
-_LAYER_BYTES = 640 << 10
+LIBRARY_BYTES = 48 << 20
+LAYER_BYTES = 640 << 10
 # Copies of a chunk's scores, all heads of a layer at once: integer rows are converted to floats.
 _SCORES = {"f32": 1, "f16": 1, "int8": 4, "int4": 4}
 # Bytes for each row of a head: its physical row and position, and a policy's scratch while it chooses.
@@ -69,10 +69,10 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     kv = row_bytes(row, config.kv_dtype) * len(kinds.whole) * rows + attention + fixed
     scratch = float_bytes * numbers + by_head + state + pinned_bytes(heads, row.key, config.pinned)
     return Footprint(
-        weights=_weights(spec),
+        weights=weights_of(spec),
         kv=kv,
         scratch=max(scratch, _packed_head(spec) - kv),  # before there are rows
-        runtime=_LIBRARY_BYTES + _LAYER_BYTES * spec.layers,
+        runtime=LIBRARY_BYTES + LAYER_BYTES * spec.layers,
         fixed_kv=fixed,
     )
 
@@ -94,17 +94,17 @@ def _count_static(spec: ModelSpec, config: EngineConfig, form: StaticForm) -> Fo
     numbers += spec.layers * MOST_OBSERVED * queries if config.observes else 0
     per_row = heads * _BOOKKEEPING + row.heads * row.key * _KEY_BYTES
     scratch = float_bytes * numbers + (form.rows * per_row if config.per_head else 0)
-    weights = _weights(spec) - (spec.largest_tensor if spec.tied_head else 0)
+    weights = weights_of(spec) - (spec.largest_tensor if spec.tied_head else 0)
     return Footprint(
         weights=weights * (_EMULATED_COPIES if config.emulated else 1),
         kv=kv + attention,
         scratch=scratch + pinned_bytes(heads, row.key, config.pinned),
-        runtime=_EMULATOR_BYTES if config.emulated else _LIBRARY_BYTES + graph_bytes(spec),
+        runtime=_EMULATOR_BYTES if config.emulated else LIBRARY_BYTES + graph_bytes(spec),
         fixed_kv=fixed,
     )
 
 
-def _weights(spec: ModelSpec) -> int:
+def weights_of(spec: ModelSpec) -> int:
     """Bytes of the weights in their new layout; an embedding that is also the head exists in both layouts. Float16
     matrices become float32 one after the other. A table of per-layer embeddings stays in its mapped file, of which a
     pass reads its tokens' rows."""
@@ -123,7 +123,7 @@ def _weights(spec: ModelSpec) -> int:
             total += 4 * core.heads * core.row.value * (core.latent.plain + core.latent.value)
     largest = spec.embedding_bytes if spec.table_bytes else spec.largest_tensor
     on_the_way = 2 * largest if {"F16", "BF16"} & {kind for kind, _ in spec.type_bytes} else 0
-    return int(total) + (largest if spec.tied_head else 0) + on_the_way
+    return int(total) + (largest if spec.tied_head and spec.vocab else 0) + on_the_way
 
 
 def _packed_head(spec: ModelSpec) -> int:

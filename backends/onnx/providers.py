@@ -8,6 +8,7 @@ NPUs are static: a vendor's compiler makes a context of a graph, and needs every
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, replace
@@ -19,12 +20,15 @@ from typing import Any
 
 from edge.devices.profiles.profile import Npu
 from edge.errors import EngineError, InputError, MissingExtraError
+from edge.model.spec import ModelSpec
 from edge.records import dataclass
 
+_log = logging.getLogger("edge")
 _SUFFIX = "ExecutionProvider"
 _PLUGINS = {"qnn": "onnxruntime_qnn"}  # packages that `--provider` may name before they are installed; extras likewise
 _STATIC = {"qnn", "cpu-static"}  # also where there is no NPU: QNN's compiler then emulates one
 _NAMES = "get_ep_names"  # a function that every plugin's package has
+_EMULATED_PARAMETERS = 7e6  # per second: a token of SmolLM2-135M takes QNN's emulator some 20 s on two cores
 _EMULATED = (57, "75")  # soc_model and htp_arch of the Snapdragon 8 Gen 3, unless another is asked for
 
 
@@ -142,3 +146,9 @@ def explained(what: str) -> Iterator[None]:
         if not (type(error) is RuntimeError or type(error).__module__.startswith("onnxruntime")):
             raise
         raise EngineError(f"{what} ({' '.join(str(error).split())[:300]})") from None
+
+
+def warn_emulated(spec: ModelSpec, provider: Provider, what: str) -> None:
+    """Log what an emulated NPU takes. what: such as "a token"."""
+    seconds = spec.parameters / _EMULATED_PARAMETERS
+    _log.warning("no NPU here: --provider %s emulates one, where %s takes about %.2g s", provider.name, what, seconds)

@@ -54,6 +54,7 @@ CAPABILITIES = Capabilities(
     lora=True,
     appends=True,
     hidden=True,
+    encodes=True,
 )
 CORES: dict[type, Callable[..., FloatArray]] = {
     Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net, Mamba: mamba,

@@ -45,6 +45,7 @@ class CPU(Backend):
         lora=True,
         appends=True,
         hidden=True,
+        encodes=True,
         rounds=True,
         sequences=True,
         verifies=True,

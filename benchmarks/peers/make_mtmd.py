@@ -69,7 +69,8 @@ def compile_unit(source: Path, unit: Path, folder: Path) -> Path:
     target = folder / f"{unit.parent.name}-{unit.stem}.o"
     if target.exists():
         return target
-    language = ["-x", "c"] if unit.suffix == ".c" else ["-std=c++17"]
+    as_c = unit.suffix == ".c" and "hash" not in unit.parts  # whose files are C++ all the same
+    language = ["-x", "c"] if as_c else ["-x", "c++", "-std=c++17"]
     flags = ["-O2", "-fPIC", "-w", "-DLLAMA_SHARED", "-DGGML_SHARED", *(f"-I{source / each}" for each in INCLUDES)]
     part = target.with_suffix(".part")
     run(*language, *flags, "-c", str(unit), "-o", str(part))

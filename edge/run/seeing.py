@@ -15,7 +15,6 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from edge.backends.base import Backend
 from edge.budget import format_bytes
 from edge.devices.memory import memory_use, release_free_memory
 from edge.errors import BudgetError, InputError
@@ -56,11 +55,11 @@ class TowerSense(ABC):
     _advice: str  # where the budget is too small
 
     def __init__(
-        self, tower: Tower, backend: Backend, threads: int, room: Room, *, eager: bool = False, frugal: bool = False,
-        meter: EnergyMeter | None = None, tell: Callable[[str], None] = lambda _: None,
+        self, tower: Tower, encoder: Encoder, room: Room, *, eager: bool = False, meter: EnergyMeter | None = None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """frugal: compile in less memory. tell: told what is looked at."""
-        self._encoder = Encoder(tower, backend, threads, frugal=frugal)
+        """tell: told what is looked at."""
+        self._encoder = encoder
         self.eager, self._room, self._meter, self._tell = eager, room, meter, tell
         self._tower, self._kept = tower, OrderedDict[bytes, list[FloatArray]]()
         self.looks = Looks()

@@ -27,14 +27,22 @@ class Encoder:
     """Encodes pictures by a tower on an engine."""
 
     def __init__(
-        self, tower: Tower, backend: Backend, threads: int, kv_dtype: str | None = None, *, frugal: bool = False
+        self,
+        tower: Tower,
+        backend: Backend,
+        threads: int,
+        kv_dtype: str | None = None,
+        *,
+        frugal: bool = False,
+        provider: str = "cpu",
     ) -> None:
         """kv_dtype: of the keys and values of patches; None: the engine's default; f32: all products in float32, while
         others round matrices of floats to Q8_0 where the engine can. frugal: compile in less memory.
-        Raises UnsupportedError for an engine that cannot run the tower."""
-        self.tower, self._backend, self._threads, self._frugal = tower, backend, threads, frugal
+        provider: of ONNX Runtime. Raises UnsupportedError for an engine that cannot run the tower."""
+        self.tower, self._backend, self._threads, self.frugal = tower, backend, threads, frugal
+        self._provider = provider
         self._kv_dtype = kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
-        if not backend.CAPABILITIES.hidden:
+        if not backend.CAPABILITIES.encodes:
             raise UnsupportedError(f"the {backend.NAME} engine encodes no pictures: use --backend=cpu")
         rounds = backend.CAPABILITIES.rounds and self._kv_dtype != "f32"
         self._specs = {
@@ -107,7 +115,9 @@ class Encoder:
             close()
 
     def _config(self, patches: int) -> EngineConfig:
-        return EngineConfig(patches, patches, self._kv_dtype, self._threads, frugal=self._frugal)
+        return EngineConfig(
+            patches, patches, self._kv_dtype, self._threads, provider=self._provider, frugal=self.frugal
+        )
 
 
 def most_together(layout: Layout) -> int:

@@ -89,10 +89,12 @@ def eyes_of(session: edge.Session) -> TowerEyes:
     return session.model.senses["picture"]
 
 
-@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=pytest.mark.slow), "onnx"])
 def test_tokens_logits_and_answers_are_those_of_transformers(backend: str, golden: dict[str, Any]) -> None:
     if backend == "cpu":
         require_native()
+    if backend == "onnx":
+        pytest.importorskip("onnxruntime")
     with loaded(backend, sinks=4) as session:
         for name in SAID:
             said = messages(name, golden)
@@ -149,7 +151,8 @@ def test_same_text_with_another_picture_reuses_no_rows_of_it(golden: dict[str, A
 def test_rows_of_the_last_pictures_are_kept_within_their_room(session: edge.Session, golden: dict[str, Any]) -> None:
     pictures = [edge.Image(np.roll(golden["first"], step, axis=1)) for step in range(3)]
     room = Room(pixels=1 << 20, kept=2 * 20 * 32 * 4, limit=1 << 40)  # for two pictures of 20 rows
-    eyes = TowerEyes(eyes_of(session).tower, engine_named("reference"), 1, room)
+    encoder = Encoder(eyes_of(session).tower, engine_named("reference"), 1)
+    eyes = TowerEyes(eyes_of(session).tower, encoder, room)
 
     def look(*numbers: int) -> int:
         for number in numbers:
@@ -184,7 +187,7 @@ def test_session_holds_no_pictures_that_are_no_longer_in_its_cache(golden: dict[
 def test_plan_has_room_for_the_costliest_picture(name: str) -> None:
     tower = read_tower(read_gguf(GOLDEN / "towers" / f"{name}.gguf"))
     backend, room = engine_named("reference"), Room(pixels=0, kept=0, limit=0)
-    reserved = TowerEyes(tower, backend, 1, room).wants
+    reserved = TowerEyes(tower, Encoder(tower, backend, 1), room).wants
     rng = np.random.default_rng(0)
     for ratio, area in zip(np.exp(rng.uniform(-4, 4, 12)), rng.uniform(1e4, 64e6, 12), strict=True):
         layout = tower.layout(int(1 + (area * ratio) ** 0.5), int(1 + (area / ratio) ** 0.5))
@@ -193,7 +196,8 @@ def test_plan_has_room_for_the_costliest_picture(name: str) -> None:
 
 def test_picture_beyond_what_the_plan_reserved_is_refused(session: edge.Session, golden: dict[str, Any]) -> None:
     picture = edge.Image(golden["first"])
-    tight = TowerEyes(eyes_of(session).tower, engine_named("reference"), 1, Room(pixels=0, kept=0, limit=1 << 20))
+    encoder = Encoder(eyes_of(session).tower, engine_named("reference"), 1)
+    tight = TowerEyes(eyes_of(session).tower, encoder, Room(pixels=0, kept=0, limit=1 << 20))
     with pytest.raises(edge.BudgetError, match="looking at the picture needs"):
         tight.look(picture, tight.layout(picture))
 

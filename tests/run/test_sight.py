@@ -42,15 +42,21 @@ def test_pixels_and_prompt_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "name"), [
-    *(("reference", name) for name in NAMES), pytest.param("cpu", OFTEN, marks=pytest.mark.slow),
+    *((backend, name) for backend in ("reference", "onnx@cpu", "onnx@cpu-static") for name in NAMES),
+    pytest.param("cpu", OFTEN, marks=pytest.mark.slow),
     *(pytest.param("cpu", name, marks=pytest.mark.exhaustive) for name in NAMES if name != OFTEN),
+    pytest.param("onnx@qnn", OFTEN, marks=pytest.mark.wing("QNN's emulator")),
 ])  # fmt: skip
 def test_rows_are_those_of_transformers(backend: str, name: str) -> None:
     if backend == "cpu":
         require_native()
     tower, golden = open_golden_tower(name)
     height, width, _ = golden["picture"].shape
-    encoder, layout = Encoder(tower, engine_named(backend), 1, "f32"), tower.layout(width, height)
+    engine, _, provider = backend.partition("@")
+    if provider:
+        pytest.importorskip("onnxruntime_qnn" if provider == "qnn" else "onnxruntime")
+    encoder = Encoder(tower, engine_named(engine), 1, "f32", provider=provider or "cpu")
+    layout = tower.layout(width, height)
     rows = np.concatenate(encoder.encode(golden["picture"], layout))
-    near = 1e-3 if name == "lfm2" else 2e-4
+    near = 5e-3 if provider == "qnn" else 1e-3 if name == "lfm2" else 2e-4  # QNN computes in float16
     np.testing.assert_allclose(rows, golden["rows"], atol=near * np.abs(golden["rows"]).max())

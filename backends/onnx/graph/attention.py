@@ -18,7 +18,7 @@ def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
     """Map normalized rows, [1, n, hidden], to the concatenated heads' outputs, [1, n, width]."""
     if core.latent:
         return latent_attention(graph, core, layer, x)
-    qkv, gate = _project(graph, core, layer, x)
+    qkv, gate = start_attention(graph, core, layer, x)
     source = layer if core.rows_of is None else core.rows_of
     show(graph, layer, qkv, observed_width(core))
     if source != layer:
@@ -36,8 +36,8 @@ def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
 
 def static_attention(graph: Context, core: Attention, layer: int, x: str) -> str:
     """Like `attention`, for a fixed number of tokens. Queries before RoPE are appended to `graph.queries`."""
-    qkv, _ = _project(graph, core, layer, x)
-    queries, *new = _split_heads(graph, core, qkv)
+    qkv, _ = start_attention(graph, core, layer, x)
+    queries, *new = split_heads(graph, core, qkv)
     apart = reshape(graph, queries, 1, 1, graph.tokens, core.width)
     widest = max(each.width for each in graph.network.attention if each)
     if widest > core.width:
@@ -65,7 +65,7 @@ def observed_width(core: Attention) -> int:
     return core.queries + (core.row.values if core.rows_of is None else 0)
 
 
-def _project(graph: Context, core: Attention, layer: int, x: str) -> tuple[str, str]:
+def start_attention(graph: Context, core: Attention, layer: int, x: str) -> tuple[str, str]:
     """Concatenated queries, keys and values before RoPE, and the gate of the output, if it has one."""
     at = f"blk.{layer}."
     graph.begin("qkv", layer)
@@ -75,12 +75,12 @@ def _project(graph: Context, core: Attention, layer: int, x: str) -> tuple[str, 
     if core.head_norms or core.unit_values:
         qkv = _norm_heads(graph, core, at, qkv)
     if core.temperature:
-        queries, *others = _split_heads(graph, core, qkv)
+        queries, *others = split_heads(graph, core, qkv)
         qkv = graph.node("Concat", graph.node("Mul", queries, "temperatures"), *others, axis=-1)
     return qkv, gate
 
 
-def _split_heads(graph: Context, core: Attention, qkv: str) -> list[str]:
+def split_heads(graph: Context, core: Attention, qkv: str) -> list[str]:
     """Split into queries, keys and values; a layer that reads other rows has queries only."""
     if core.rows_of is not None:
         return [qkv]
@@ -90,7 +90,7 @@ def _split_heads(graph: Context, core: Attention, qkv: str) -> list[str]:
 
 def _norm_heads(graph: Context, core: Attention, at: str, qkv: str) -> str:
     """Normalize queries and keys per head, or values."""
-    parts = _split_heads(graph, core, qkv)
+    parts = split_heads(graph, core, qkv)
     names = ["attn_q_norm", "attn_k_norm"] if core.head_norms else ["", ""]
     for index, name in enumerate([*names, ""][: len(parts)]):
         if name or (index == 2 and core.unit_values):
@@ -102,7 +102,7 @@ def _norm_heads(graph: Context, core: Attention, at: str, qkv: str) -> str:
 
 def _rotate_heads(graph: Context, core: Attention, qkv: str, cos: str, sin: str) -> str:
     """Rotate queries and keys before the attention operator, for head sizes that it cannot rotate."""
-    parts = _split_heads(graph, replace(core, rows_of=None), qkv)
+    parts = split_heads(graph, replace(core, rows_of=None), qkv)
     for index, heads in enumerate((core.heads, core.kv_heads)):
         parts[index] = graph.node("RotaryEmbedding", parts[index], cos, sin, "positions", num_heads=heads)
     return graph.node("Concat", *parts, axis=-1)

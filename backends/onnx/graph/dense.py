@@ -17,8 +17,8 @@ def dense(graph: Context, core: Dense, layer: int, x: str) -> str:
 
 
 def _activate(graph: Context, core: Dense, x: str) -> str:
-    if core.activation == "gelu":
-        return graph.node("Gelu", x, approximate="tanh")
+    if core.activation in ("gelu", "gelu_erf"):
+        return graph.node("Gelu", x, approximate="tanh" if core.activation == "gelu" else "none")
     if core.activation == "relu2":
         positive = graph.node("Relu", x)
         return graph.node("Mul", positive, positive)

@@ -124,6 +124,15 @@ class Layout:
         return sorted(found)
 
 
+def encoder_cores(core: Core) -> str | None:
+    """Why graphs of encoders cannot express a core."""
+    if isinstance(core, Attention):
+        if core.window or core.across:
+            return f"encoders with {'windows' if core.window else 'cross attention'}"
+        core = replace(core, causal=True, unit_values=False)
+    return usual_cores(core)
+
+
 def supports(core: Core) -> str | None:
     """Why dynamic graphs cannot express a core."""
     if isinstance(core, Experts):
@@ -152,6 +161,11 @@ def _static_cores(core: Core) -> str | None:
 
 def check_network(spec: ModelSpec) -> Network:
     """The model's layers. Raises UnsupportedError for models that the graph cannot express."""
+    if spec.encoder and not spec.vocab:  # of pictures or sounds
+        network = check_cores("onnx engine", spec, encoder_cores)
+        if any(block.sum_norm or block.joint_norm or block.replaces for each in network.layers for block in each):
+            raise UnsupportedError("the onnx engine does not run such an encoder yet: use --backend=cpu")
+        return network
     network = check_cores("onnx engine", spec, supports)
     attention = [core for core in network.attention if core]
     kinds = LayerKinds.of(network.windows, network.rowless)
@@ -187,6 +201,9 @@ def orders(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         firsts = dict.fromkeys(("attn_q", "attn_q_b"), core.latent.plain) | {"attn_kv_a_mqa": core.row.value}
         found = {name: [*range(first), *(rotated.reshape(-1) + first).tolist()] for name, first in firsts.items()}
     else:
+        if core.rope.apart:
+            quarters = np.arange(2 * pairs).reshape(2, 2, -1)
+            rotated = quarters.swapaxes(0, 1).reshape(2, pairs)
         others = np.arange(2 * pairs, spec.head_dim).reshape(2, -1)
         order = np.concatenate([rotated, others], axis=1).reshape(-1).tolist()
         found = dict.fromkeys(("attn_q", "attn_k", "attn_q_norm", "attn_k_norm"), order)
@@ -231,7 +248,8 @@ def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> L
     """Lay out a model's weights. Raises UnsupportedError, and the errors of `find_tensors`."""
     network, found = check_network(spec), find_tensors(file, spec)
     maker = _Maker(file, found, orders(spec), method)
-    maker.table("token_embd")
+    if spec.vocab:
+        maker.table("token_embd")
     if network.layer_inputs:
         maker.table("per_layer_token_embd")
         maker.matrix("per_layer_model_proj", "per_layer_model_proj")
@@ -252,7 +270,7 @@ def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> L
                 if at + tensor.name not in maker.used:  # factors of recurrent cores
                     maker.vector(at + tensor.name, at + tensor.name)
     maker.norm("output_norm")
-    if not spec.tied_head:
+    if not spec.tied_head and spec.vocab:
         maker.matrix("output", "output")
     if unused := sorted(name for name in set(found) - maker.used if not name.startswith("rope_")):
         raise UnsupportedError(f"the ONNX writer does not know the tensor {unused[0]}: use --backend=cpu")

@@ -80,7 +80,7 @@ def make_static_graph(
 
     Raises UnsupportedError for weights in a form that NPUs do not multiply.
     """
-    return _Static(layout, spec, network, form, part, data).build()
+    return Static(layout, spec, network, form, part, data).build()
 
 
 def make_context_graph(
@@ -91,7 +91,7 @@ def make_context_graph(
 
     Format: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
     """
-    graph = _Static(layout, spec, network, form, part, "")
+    graph = Static(layout, spec, network, form, part, "")
     graph.compose()
     graph.nodes.clear()
     graph.initializers.clear()
@@ -116,7 +116,7 @@ def make_embedding_graph(layout: Layout, spec: ModelSpec, network: Network, data
     return graph.serialized()
 
 
-class _Static(Builder):
+class Static(Builder):
     cores, takes_rows = CORES | {Attention: static_attention}, False  # the host puts them into x
 
     def __init__(

@@ -32,7 +32,7 @@ from edge.model.rounding import in_q8_0
 from edge.model.towers import Layout, PictureTower, Tower
 from edge.options import Options
 from edge.run.sight import Encoder
-from edge.run.starting.senses import engine_of, find_tower
+from edge.run.starting.senses import encoder_of, engine_of, find_tower
 
 _ROW = 4  # bytes of a value of a projected row
 _SHARE = 2  # budgets of seconds and joules: a half for pictures and the prompt
@@ -88,7 +88,7 @@ def predict_looks(found: Forecast, options: Options, device: str, picture: str) 
     errors of `find_tower`."""
     width, height = size_of(picture)
     tower, profile = find_tower(found.model, options), find_profile(device)
-    eyes = Encoder(tower, engine_of(options), found.plan.config.threads)
+    eyes = encoder_of(tower, options, found.plan.config.threads)
     pace, by = pace_of(tower, found, options, profile)
     wanted = options.image_tokens
     layouts = {layout.tokens: layout for most in ([wanted] if wanted else tower.sizes)
@@ -106,7 +106,7 @@ def auto_tokens(model: Model, options: Options, pictures: Sequence[Image], promp
         return None
     found = forecast(model, options, prompt=max(1, prompt))
     tower = find_tower(model, options)
-    eyes = Encoder(tower, engine_of(options), found.plan.config.threads)
+    eyes = encoder_of(tower, options, found.plan.config.threads)
     pace, _ = pace_of(tower, found, options, find_profile(HOST))
     most, why = _auto(tower, found, options, [(each.width, each.height) for each in pictures], pace, eyes)
     return most if why.startswith("--") else None
@@ -189,7 +189,7 @@ def work_of_tower(tower: Tower, layout: Layout) -> tuple[float, float, float]:
 
 def pace_of(tower: Tower, found: Forecast, options: Options, device: DeviceProfile) -> tuple[_Pace | None, str]:
     """The pace of a tower, and what it is estimated by."""
-    engine, threads, plan = engine_of(options), found.plan.config.threads, found.plan
+    engine, threads, plan = engine_of(options, tower), found.plan.config.threads, found.plan
     flops, int8 = device.flops(threads), device.int8_ops(threads)
     prefill = found.prediction.prefill_tok_s
     if flops is not None:

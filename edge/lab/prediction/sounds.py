@@ -17,8 +17,7 @@ from edge.media.mel import RATE
 from edge.media.recording import MOST_S, Sound
 from edge.options import Options
 from edge.plan.plan import Plan
-from edge.run.sight import Encoder
-from edge.run.starting.senses import engine_of, find_ears
+from edge.run.starting.senses import encoder_of, find_ears
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def predict_sound(found: Forecast, options: Options, device: str, sound: str) ->
     `find_ears`."""
     samples, tower = samples_of(sound), find_ears(found.model, options)
     layout, plan, prediction = tower.layout(samples), found.plan, found.prediction
-    encoder = Encoder(tower, engine_of(options), plan.config.threads)
+    encoder = encoder_of(tower, options, plan.config.threads)
     pace, by = pace_of(tower, found, options, find_profile(device))
     need = encoder.need(layout) + tower.hearing(samples)
     rows = 4 * layout.tokens * found.model.spec.hidden

@@ -24,11 +24,12 @@ from edge.model.spec import ModelSpec
 from edge.model.towers import AUDIO, VISION, PictureTower, SoundTower, Tower, open_ears, open_tower, senses_of
 from edge.options import AUTO, NO_EYES, Options
 from edge.run.seeing import Room, TowerEars, TowerEyes
+from edge.run.sight import Encoder
 
 if TYPE_CHECKING:
     from edge.run.budgets.meters import EnergyMeter
 
-_ENGINES = ("cpu", "reference")  # that encode
+_ENGINES = ("cpu", "reference", "onnx")  # that encode
 _SHARE = 8  # of the memory limit: for a picture's pixels, and of what is left beside the weights, for its encoding
 _LEAST_PIXELS, _MOST_PIXELS = 16 << 20, 8 * MOST_DECODED  # bytes
 _KEPT, _MOST_KEPT = 64, 64 << 20  # the share of the memory limit that rows of the last pictures take; bytes
@@ -104,9 +105,7 @@ def open_ears_of(
     UnsupportedError."""
     tower, (room, _) = find_ears(model, options), _room(model, options, eager=eager)
     _check_engine(model, options)
-    return TowerEars(
-        tower, *_engine(options), room, eager=eager, frugal=options.memory is not None, meter=meter, tell=tell
-    )
+    return TowerEars(tower, _encoder(tower, options), room, eager=eager, meter=meter, tell=tell)
 
 
 _KINDS = {VISION: "picture", AUDIO: "sound"}
@@ -119,8 +118,10 @@ def open_senses(model: Model, options: Options, kinds: Collection[str], **more: 
     return {kind: opened[kind](model, options, **more) for kind in sorted(kinds)}
 
 
-def _engine(options: Options) -> tuple[Backend, int]:
-    return engine_of(options), options.threads or usable_cores()
+def _encoder(tower: Tower, options: Options) -> Encoder:
+    found = encoder_of(tower, options, options.threads or usable_cores())
+    found.frugal = options.memory is not None
+    return found
 
 
 def _room(model: Model, options: Options, *, eager: bool) -> tuple[Room, int]:
@@ -141,8 +142,7 @@ def open_eyes(
     tower, (room, left) = find_tower(model, options), _room(model, options, eager=eager)
     _check_engine(model, options, whole=tower.layout(1, 1).whole)
     make = partial(
-        TowerEyes, tower, *_engine(options), room, eager=eager, frugal=options.memory is not None, meter=meter,
-        tell=tell,
+        TowerEyes, tower, _encoder(tower, options), room, eager=eager, meter=meter, tell=tell
     )  # fmt: skip
 
     def eyes(tokens: int | None) -> TowerEyes:
@@ -158,9 +158,20 @@ def open_eyes(
     return next(fitting, None) or eyes(sizes[0])
 
 
-def engine_of(options: Options) -> Backend:
-    """The engine that encodes."""
-    return engine_named(options.backend if options.backend in _ENGINES else _ENGINES[0])
+def engine_of(options: Options, tower: Tower) -> Backend:
+    """The engine that encodes: the text model's, if it runs this encoder."""
+    engine = engine_named(options.backend if options.backend in _ENGINES else _ENGINES[0])
+    try:
+        for stage in tower.stages:
+            engine.check_supported(stage.file, stage.spec)
+    except UnsupportedError:
+        return engine_named(_ENGINES[0])
+    return engine
+
+
+def encoder_of(tower: Tower, options: Options, threads: int) -> Encoder:
+    """The tower on that engine. Raises UnsupportedError."""
+    return Encoder(tower, engine_of(options, tower), threads, provider=options.provider or "cpu")
 
 
 def _check_engine(model: Model, options: Options, *, whole: bool = False) -> None:
