@@ -24,9 +24,11 @@ KEYWORDS.update({
     "--audio": "sounds", "--force": "force=True", "--host": "host", "--image": "images", "--include": "include",
     "--instruction": "instruction", "--language": "language", "--length-penalty": "length_penalty",
     "--limit": "limit", "--max-tokens": "max_tokens",
-    "--num-fewshot": "num_fewshot", "--pooling": "pooling", "--port": "port", "--prompt-name": "prompt_name",
+    "--num-fewshot": "num_fewshot", "--outline": "outline",
+    "--pooling": "pooling", "--port": "port", "--prompt-name": "prompt_name",
     "--quant": "quant", "--rate": "rate", "--raw": "raw=True", "--stop": "stop", "--system": "system",
     "--think": "think", "--timestamps": "timestamps", "--tokens": "max_tokens", "--truncate": "truncate=True",
+    "--vote": "vote",
 })  # fmt: skip
 """Flags whose Python twins are no options, but keywords of single functions."""
 

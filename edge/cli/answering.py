@@ -65,6 +65,10 @@ def answer_prompt(
         # A search draws nothing, so what the model's file recommends for drawing does not concern it.
         stated = {name: value for name, value in sampling.items() if value is not None}
         sampled = opened.sampling(**sampling) if question.beams is None else SamplingParams(**stated)
+        if question.outline:
+            if media:
+                raise InputError("--outline takes a question of text: leave --image and --audio out")
+            said = said if isinstance(said, str) else "".join(said)
         pruned = None
         if question.prune is not None:
             from edge.cli.pruning import pruned_line, pruned_prompt
@@ -104,6 +108,12 @@ def answer_prompt(
         while asked.waiting <= opened.spec.context and asked.read():
             check_time("before the model was loaded")
         expected = None if limit is None else asked.waiting + limit
+        if question.vote or question.outline:
+            from edge.run.branching.several import ROOM, side_by_side
+
+            expected = expected and expected + ROOM * question.outline
+            known = replace(options, expected_tokens=expected)
+            options = replace(options, sequences=side_by_side(opened, known, question.vote))
 
         def on_load(part: float, doing: str = "") -> None:
             if doing:  # by a first run
@@ -111,15 +121,19 @@ def answer_prompt(
             shown.step(doing or f"loading {opened.name}")(part, 1.0)
 
         request = Request(
-            asked,
+            said if question.outline else asked,
             limit,
-            sampled,
+            stated if question.vote else sampled,
             answer.stop or (),
             ignore_eos=answer.ignore_eos,
             think=think,
             grammar=form,
             beams=question.beams,
             length_penalty=question.length_penalty,
+            vote=question.vote,
+            skeleton=question.outline,
+            system=answer.system if question.outline else None,
+            raw=answer.raw,
             keep_text=output.json,
             pruned=pruned,
         )

@@ -50,6 +50,14 @@ class PromptOptions:
         None, "--beams", group=SAMPLING, twin=False,
         help="Search the likeliest answer with this many beams; it comes at once.",
     )  # fmt: skip
+    vote: int | None = option(
+        None, "--vote", group=SAMPLING, twin=False, metavar="N",
+        help="Draw N short answers side by side, and give the one that most agree on.",
+    )  # fmt: skip
+    outline: bool = option(
+        False, "--outline", group=PROMPT, twin=False,
+        help="Where a question has independent points, write an outline, and then the points side by side.",
+    )  # fmt: skip
     length_penalty: float = option(
         1.0, "--length-penalty", group=SAMPLING, twin=False,
         help="Of --beams: scores are divided by length to this power.",

@@ -45,6 +45,8 @@ class AnswerKeywords(TypedDict, total=False):
     on_logprob: OnLogprob | None
     beams: int | None
     length_penalty: float
+    vote: int | None
+    outline: bool | str
     on_prefill: OnPrefill | None
     on_thought: OnThought | None
     on_call: OnCall | None

@@ -46,7 +46,7 @@ def begin(sequence: TokenSequence, run: Generation, shared: int = 0) -> None:
     if not read_ahead(sequence, run.prompt, run.watch):
         sequence.check_fits(run.prompt, shared)
     cached = sequence.rows.prompt_cache is not None
-    outline = request.outline(run.model, run.prompt.thinks, shared=cached) if kv.has_tail else Outline()
+    outline = request.places(run.model, run.prompt.thinks, shared=cached) if kv.has_tail else Outline()
     run.prompt = sequence.begin(run.prompt, outline, follow_up=request.follow_up)
 
 

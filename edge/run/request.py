@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from edge.model.chat.media_parts import Medium
 
 DEFAULT_MAX_TOKENS = 512
-MOST_BEAMS, MOST_PENALTY = 64, 100
+MOST_BEAMS, MOST_PENALTY, MOST_VOTES = 64, 100, 64
 INTERACTIVE, TOOLS, TITLES = range(3)
 """Classes of requests: for a person who waits, for programs, for background work."""
 
@@ -89,6 +89,8 @@ class Request:
     logits_processor: Processor | None = None
     beams: int | None = None
     length_penalty: float = 1.0
+    vote: int | None = None
+    skeleton: bool | str = False  # `outline` of Session.stream
     priority: int = INTERACTIVE  # in a queue: a class; the lowest goes first
     tenant: Hashable = None  # only requests of the same tenant share rows of earlier prompts
     sources: tuple[Cited, ...] = ()  # passages of documents in the prompt, for the report
@@ -104,6 +106,7 @@ class Request:
         check_texts("stop", self.stop)
         check_text("system", self.system)
         self._check_beams()
+        self._check_branches()
         numbers = {"time_limit": self.time, "energy_limit": self.energy}
         for name, value in {**numbers, "time_spent": self.time_spent, "energy_spent": self.energy_spent}.items():
             check_number(name, value)
@@ -134,6 +137,26 @@ class Request:
             raise InputError("--beams goes without a temperature, penalties, biases and --min-tokens: it draws nothing")
         if self.max_tokens is None:
             raise InputError("--beams needs a --max-tokens")
+
+    def _check_branches(self) -> None:
+        """Raise InputError for a vote or an outline that is no number or choice, or goes with what it cannot."""
+        if self.vote is None and self.skeleton is False:
+            return
+        if self.vote is not None and (type(self.vote) is not int or not 2 <= self.vote <= MOST_VOTES):
+            raise InputError(f"--vote must be a whole number from 2 to {MOST_VOTES}, not {self.vote!r:.40}")
+        if self.skeleton not in (False, True, "always"):
+            raise InputError(f"outline must be True, False or 'always', not {self.skeleton!r:.40}")
+        flag, outlines = ("--outline", True) if self.skeleton else ("--vote", False)
+        given = {
+            "--vote": outlines and self.vote is not None, "--beams": self.beams is not None,
+            "logprobs": self.logprobs is not None, "a logits_processor": self.logits_processor, "tools":
+            (isinstance(self.prompt, Chat) and self.prompt.may_call) or (isinstance(self.prompt, Prompt) and
+            self.prompt.tools), "a grammar": outlines and self.grammar, "--stop": outlines and self.stop,
+            "--raw": outlines and self.raw, "--think": outlines and self.think.enabled, "--ignore-eos":
+            self.ignore_eos, "token ids": outlines and isinstance(self.prompt, np.ndarray),
+        }  # fmt: skip
+        if others := [name for name, value in given.items() if value]:
+            raise InputError(f"{flag} goes without {others[0]}")
 
     def within(self, options: Options) -> Request:
         """The request with the session's budgets, where it states none of its own."""
@@ -168,7 +191,7 @@ class Request:
             return model.follow_up(self.prompt, self.think, raw=self.raw)
         return model.prompt(self.prompt, system=self.system, raw=self.raw, think=self.think)
 
-    def outline(self, model: Model, thinks: bool | None, *, shared: bool) -> Outline:
+    def places(self, model: Model, thinks: bool | None, *, shared: bool) -> Outline:
         """The prompt's outline, by its `thinks`. shared: whether other conversations may share its system prompt."""
         if thinks is None:
             return Outline()

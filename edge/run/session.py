@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # modules that few runs need are imported where they are used
 
     from edge.media.sound import Source
     from edge.run.batching.batch import Batch
+    from edge.run.branching.branches import Fork
     from edge.run.grounding import Grounded, Grounds, Reader
     from edge.run.keywords import AnswerKeywords
     from edge.run.speech.asked import HearKeywords
@@ -146,8 +147,7 @@ class Session:
         UnsupportedError, BudgetError if memory does not suffice: then the previous adapter stays.
         """
         self.steps.check_idle()
-        if self._closed:
-            raise InputError("this session is closed: load the model again")
+        self._check_open()
         if not isinstance(scale, int | float):
             raise InputError(f"the scale of an adapter must be a number, not {scale!r:.60}")
         files = () if lora is None else tuple(replace(each, scale=each.scale * scale) for each in parse_lora(lora))
@@ -206,6 +206,8 @@ class Session:
         on_logprob: OnLogprob | None = None,
         beams: int | None = None,
         length_penalty: float = 1.0,
+        vote: int | None = None,
+        outline: bool | str = False,
         on_prefill: OnPrefill | None = None,
         on_thought: OnThought | None = None,
         on_call: OnCall | None = None,
@@ -237,6 +239,9 @@ class Session:
             changes the logits in place or returns others.
         beams, length_penalty: beam search with this many beams, whose answer comes in one piece; scores are divided by
             length to the power of length_penalty. `report.beams` has all beams.
+        vote: draw as many short answers side by side, and give the one that most agree on, in one piece.
+        outline: write an outline, and then its points side by side, where the model says that the question has
+            independent points, or "always". `report.branched` has the branches of both (docs/branches.md).
         on_prefill, on_thought, on_logprob, on_call: functions called with the progress of the prompt, each piece of
             thoughts, each TokenLogprob before its text, and events of `edge.tools.parser`. They must return quickly.
         documents: an `edge.Documents`, whose passages stand before the question; `report.sources` has them.
@@ -262,13 +267,22 @@ class Session:
         request = Request(
             asked, max_tokens, sampling, stop, ignore_eos, system, raw, follow_up, Think.parse(think), time_limit,
             energy_limit, time_spent, energy_spent, keep_text, grammar, logprobs, logits_processor, beams,
-            length_penalty, sources=found.sources if found else (), pruned=found.pruned if found else None,
+            length_penalty, vote, outline,
+            sources=found.sources if found else (), pruned=found.pruned if found else None,
         )  # fmt: skip
         return self.start(request, Hooks(on_prefill, on_thought, on_logprob, on_call))
 
-    @stepwise
     def start(self, request: Request, hooks: Hooks = NO_HOOKS) -> Generator[str, None, None]:
         """Yield the answer to a request in pieces; `stream` makes one of its arguments, and describes errors."""
+        if request.vote is None and not request.skeleton:
+            return self._start(request, hooks)
+        from edge.run.branching.answering import answer  # here: few answers have branches
+
+        self.steps.check_idle()
+        return answer(self, request, hooks)
+
+    @stepwise
+    def _start(self, request: Request, hooks: Hooks) -> Generator[str, None, None]:
         started, options, sequence = time.perf_counter(), self.options, self._sequence
         request = request.within(options)
         watch = Watch(
@@ -276,8 +290,7 @@ class Session:
             whole=whole_of(self._meter), spender=self._loaded.reclaimer, root=memory_root(), ended=self._ended_by,
             obey=self.steps.obey,
         )  # fmt: skip
-        if self._closed:
-            raise InputError("this session is closed: load the model again")
+        self._check_open()
         if request.follow_up and sequence.lost:
             raise InputError("the adapter was changed, and the conversation forgotten: begin a new one")
         self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
@@ -295,8 +308,7 @@ class Session:
                 sequence.end()
             self._loaded.reclaimer.run = None
             self.report = report_of(run, self._loaded, sequence, options, self._zone, watch)
-            for observer in self.observers:
-                observer(run, self.plan, self.report)
+            self._told(run, self.report)
             run.free()
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, options))
@@ -323,22 +335,30 @@ class Session:
     def batch(self) -> Batch:
         """Run several generations at once, as many as the `sequences` that the session was loaded with; more wait.
 
-        The conversation is forgotten. Until the batch is closed, the session generates nothing of its own: `stream`
-        raises BusyError.
+        The conversation is forgotten. Until the batch is closed, `stream` raises BusyError.
         """
+        return self._batch()
+
+    def fork(self, n: int) -> Fork:
+        """Continue the conversation in `n` branches (docs/branches.md), as many side by side as there are `sequences`.
+        Raises InputError once rows were evicted; until it is closed, `stream` raises BusyError."""
+        from edge.run.branching.branches import Fork
+
+        self.steps.check_idle()
+        return Fork(self._sequence, self.model, self._batch, n)
+
+    def _batch(self, restore: Callable[[], None] | None = None) -> Batch:
         from edge.run.batching.batch import Batch
 
-        if self._closed:
-            raise InputError("this session is closed: load the model again")
+        self._check_open()
 
-        def ended_by() -> StopReason | None:
-            return "terminated" if self.terminated else None
+        self._interrupted = False
+        ended_by = self._ended_by if restore else lambda: "terminated" if self.terminated else None
+        return Batch(self._loaded, self.options, self._meter, self._zone, self.steps, ended_by, self._told, restore)
 
-        def observe(run: Generation, report: RunReport) -> None:
-            for observer in self.observers:
-                observer(run, self.plan, report)
-
-        return Batch(self._loaded, self.options, self._meter, self._zone, self.steps, ended_by, observe)
+    def _told(self, run: Generation, report: RunReport) -> None:
+        for observer in self.observers:
+            observer(run, self.plan, report)
 
     def score(self, tokens: IntArray, *, top: int = 0, first: int = 1, keep_rows: bool = False) -> list[TokenLogprob]:
         """The log-probability of each token from number `first` on, given the tokens before it that the KV policy kept,
@@ -353,8 +373,7 @@ class Session:
         from edge.run.logprobs import score
 
         self.steps.check_idle()
-        if self._closed:
-            raise InputError("this session is closed: load the model again")
+        self._check_open()
         check_top("top", top)
         found = check_prompt(tokens)
         if not isinstance(found, np.ndarray):
@@ -378,7 +397,7 @@ class Session:
         """
         from edge.run.sequences.embedding import check_pooling, embed
 
-        self._check_open()
+        self._check_embeds()
         several = isinstance(text, Sequence) and not isinstance(text, str)
         texts = [
             each if isinstance(each, np.ndarray)
@@ -407,15 +426,18 @@ class Session:
         """As `rank`, with the number of tokens that ran."""
         from edge.run.sequences.ranking import rank
 
-        self._check_open()
+        self._check_embeds()
         check_text("the query", query)
         check_list("texts", texts)
         return rank(self._sequence, self.model, query, texts, instruction)
 
     def _check_open(self) -> None:
-        self.steps.check_idle()
         if self._closed:
             raise InputError("this session is closed: load the model again")
+
+    def _check_embeds(self) -> None:
+        self.steps.check_idle()
+        self._check_open()
         if self.model.prefix:
             raise InputError("embeddings are made without a prefix: leave --prefix out")
 

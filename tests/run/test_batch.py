@@ -264,8 +264,9 @@ def test_common_beginning_runs_once(model: Model) -> None:
         assert [each.report.tokens.ran for each in choices] == [50, 1, 1, 1]
 
 
-def test_hybrid_beginning_runs_once_up_to_state() -> None:
-    """A state cannot be copied in the middle of a prompt: it comes from the prompt cache, with the rows before it."""
+@pytest.mark.parametrize("cached", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_hybrid_beginning_runs_once_up_to_state(cached: bool) -> None:
+    """A state cannot be copied from the middle of a prompt: the one that runs it stops there until others have it."""
     model = open_model(GOLDEN / "falcon-h1.gguf")
     prompts = [np.concatenate([tokens(150, 1), tokens(5, 2 + each)]) for each in range(4)]
     options: dict[str, Any] = {"max_kv_size": 200, "threads": 2}
@@ -274,14 +275,15 @@ def test_hybrid_beginning_runs_once_up_to_state() -> None:
         for prompt in prompts:
             alone.reset()
             expected.append(alone.generate(prompt, max_tokens=5, ignore_eos=True))
+    options["prompt_cache"] = PromptCache(memory="64MiB") if cached else None
     with (
-        load(model, sequences=SEQUENCES, prompt_cache=PromptCache(memory="64MiB"), **options) as session,
+        load(model, sequences=SEQUENCES, **options) as session,
         session.batch() as batch,
     ):
         answers = [Answer(batch).start(each, 5) for each in prompts]
         run(batch)
         assert [each.report.text for each in answers] == expected
-        assert sorted(each.report.tokens.reused for each in answers) == [0, 128, 128, 128]
+        assert sorted(each.report.tokens.reused for each in answers) == [0, 150, 150, 150]
 
 
 def test_prompt_cache_serves_all_sequences(model: Model, tmp_path: Path) -> None:

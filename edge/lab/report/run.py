@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from edge.budget import format_bytes, format_joules
-from edge.run.report import Action, AdapterUse, Drafted, Energy, Heat, Memory, RunReport, Thoughts, Timings
+from edge.run.report import Action, AdapterUse, Branched, Drafted, Energy, Heat, Memory, RunReport, Thoughts, Timings
 
 _TOLD_S = 0.1  # of preparing a model, to be reported: shorter times are no first run, but a list of its tokens
 
@@ -19,6 +19,7 @@ def report_line(report: RunReport) -> list[str]:
         "" if thoughts is None else f"{thoughts.tokens} of them thoughts" + (", then cut" if thoughts.cut else ""),
         f"first after {_seconds(timings.ttft_s)}" if timings.ttft_s is not None else "",
         _media(report),
+        _branched(report.branched),
         f"peak {format_bytes(memory.peak_rss)}" + (f" of {format_bytes(memory.budget)}" if memory.budget else ""),
         format_joules(energy.joules) + _of_budget(energy) + f" ({energy.certainty})",
         _prepared(report),
@@ -29,6 +30,19 @@ def report_line(report: RunReport) -> list[str]:
         "-v: more",
     ]
     return [" · ".join(filter(None, said))]
+
+
+def _branched(branched: Branched | None) -> str:
+    """The branches of a vote or an outline, in a few words."""
+    if branched is None:
+        return ""
+    parts = [each.part for each in branched.branches]
+    if branched.by == "vote":
+        most = max(each.votes for each in branched.branches)
+        return f"{most} of {len(parts)} answers agree" if most > 1 else f"no two of {len(parts)} answers agree"
+    if "point" in parts:
+        return f"{parts.count('point')} points, {branched.side_by_side} side by side"
+    return "in one piece: " + ("the outline has no two points" if "outline" in parts else f"it needs {branched.route}")
 
 
 def _media(report: RunReport) -> str:

@@ -27,7 +27,7 @@ from edge.model.chat.thinking import Think
 from edge.options import Options
 from edge.run.batching.order import Order
 from edge.run.batching.scheduler import Scheduler
-from edge.run.batching.slots import Prepare, Slots, Ticket, Work, key_of
+from edge.run.batching.slots import Prepare, Slot, Slots, Ticket, Work, key_of
 from edge.run.batching.stream import Driver, Stream
 from edge.run.budgets.governor import RunLimits
 from edge.run.budgets.meters import EnergyMeter, Watch
@@ -55,16 +55,17 @@ class Batch:
 
     def __init__(
         self, loaded: Loaded, options: Options, meter: EnergyMeter, zone: Zone | None, steps: Scheduler,
-        ended_by: Callable[[], StopReason | None], observe: Observe,
+        ended_by: Callable[[], StopReason | None], observe: Observe, restore: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         """ended_by: returns a stop reason to end all generations, or None. observe: told of each generation that had
-        the engine to itself. Raises BusyError during a generation."""
+        the engine to itself. restore: keep the session's conversation in the first sequence, and call this at the end,
+        while the sequences have their rows. Raises BusyError during a generation."""
         self._loaded, self._options, self._zone, self._steps, self._ended_by = loaded, options, zone, steps, ended_by
-        self._observe = observe
+        self._observe, self._restore = observe, restore
         self._ledger, self._order = EnergyLedger(meter), Order()
         self._opened = dict[Loras, Lora | None]()
         steps.begin(self)
-        self._slots = Slots(loaded, options, self._ledger)
+        self._slots = Slots(loaded, options, self._ledger, restore is not None)
         self._queue: deque[Ticket] = deque()
         limits = RunLimits(memory=options.memory, power=options.power, max_temp=options.max_temp)
         self._watch = Watch(  # over all; each generation's own watch limits its time and energy
@@ -93,8 +94,14 @@ class Batch:
         self.closed = True
         for ticket in [*self._slots.running, *self._queue]:
             self._end(ticket)
+        if self._restore:
+            self._restore()
         self._slots.leave()
         self._steps.leave()
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        return self._slots.all
 
     @property
     def free(self) -> int:
@@ -399,6 +406,8 @@ class Batch:
         if slot is not None:
             with suppress(EngineError):
                 ticket.begun.end()
+            if self._restore:
+                ticket.tokens = ticket.begun.tokens
         self._ledger.read(anew=True)
         ticket.report = report_of(run, self._loaded, ticket.begun, self._options, self._zone, self._watch)
         if error is None and ticket.report.unanswered:

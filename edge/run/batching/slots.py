@@ -48,6 +48,7 @@ class Ticket:
         self.pause: Pause | None = Pause.PROMPT  # where it waits; None: it has ended
         self.loop: Loop | None = None  # its loop; None: it has not begun
         self.sequence: TokenSequence | None = None  # its tokens; None: it has not begun
+        self.tokens: IntArray | None = None  # at the end, all that its sequence had, int32 [n]; None after evictions
         self.again = False  # whether dropped rows have to run again first
         self.preempted = 0  # number of preemptions
         self.cancelled = False
@@ -80,24 +81,28 @@ class Slots:
     """The engine's sequences, taken from a session, and their assignment to generations. all: by number. running: the
     generations that have one. lora: the adapters of generations that name no others."""
 
-    def __init__(self, loaded: Loaded, options: Options, meter: EnergyMeter) -> None:
-        self._loaded, self._options, self._meter = loaded, options, meter
+    def __init__(self, loaded: Loaded, options: Options, meter: EnergyMeter, forked: bool) -> None:
+        """forked: keep the session's conversation, in the first sequence."""
+        self._loaded, self._options, self._meter, self._forked = loaded, options, meter, forked
         self.enter()
 
     def enter(self) -> None:
         """Take the session's engine, without its conversation."""
         loaded = self._loaded
-        loaded.sequence.reset()
+        if not self._forked:
+            loaded.sequence.reset()
         count = loaded.plan.config.sequences
         engines = [loaded.engine] if count == 1 else map(cast(BatchedEngine, loaded.engine).sequence, range(count))
         self.lora = loaded.sequence.lora
         self.all = [Slot(number, each, self._new_sequence(each, self.lora)) for number, each in enumerate(engines)]
+        if self._forked:
+            self.all[0].tokens = loaded.sequence
         self.running: list[Ticket] = []
         self._reclaim()
 
     def leave(self) -> None:
         """Give the session's engine back."""
-        for slot in self.all:
+        for slot in self.all[self._forked :]:
             with suppress(EngineError):
                 _adapt(slot, self.lora)
                 slot.engine.kv.truncate(0)
@@ -165,7 +170,7 @@ class Slots:
         Shared rows thus run once."""
         tokens = _whole(ticket.run.prompt) if ticket.loop is None else None
         if tokens is None:
-            return ticket
+            return self._waiting_for(ticket) or ticket
         for slot in self.all:
             other = slot.ticket
             if other is None or other.loop is None or other.pause is not Pause.PROMPT or other.again:
@@ -174,10 +179,24 @@ class Slots:
                 return other
         return ticket
 
+    def _waiting_for(self, ticket: Ticket) -> Ticket | None:
+        """A generation that has not begun, and can take the rows and the tail that a running prompt has just now."""
+        slot = self.of(ticket)
+        if slot is None or ticket.loop is None or not slot.tokens.rows.waits:
+            return None
+        length = slot.engine.kv.length
+        return next((each for each, tokens in self._like(slot) if slot.tokens.rows.shared(tokens) == length), None)
+
+    def _like(self, slot: Slot) -> list[tuple[Ticket, IntArray]]:
+        """The generations with sequences that have not begun and may share a slot's rows, and their tokens."""
+        new = [each for each in self.running if each.loop is None and each is not slot.ticket and slot.may_share(each)]
+        return [(each, tokens) for each in new if (tokens := _whole(each.run.prompt)) is not None]
+
     def begin(self, slot: Slot, ticket: Ticket) -> None:
         """Begin with the rows that the prompt shares with this sequence, another sequence, or the prompt cache."""
         run, sequence, shared = ticket.run, slot.tokens, self._shared_rows(ticket)
-        donors = [slot] if slot.engine.kv.has_tail else self.all
+        tail = slot.engine.kv.has_tail
+        donors = [each for each in self.all if each is slot or not tail or shared[each] == each.engine.kv.length]
         donor = max(donors, key=lambda each: (shared[each], each is slot))
         most = shared[donor]
         cache, tokens = sequence.rows.prompt_cache, _whole(run.prompt)
@@ -189,6 +208,8 @@ class Slots:
         ticket.sequence = sequence
         begin(sequence, run, most)
         ticket.loop = loop_of(sequence, run)
+        for _, other in self._like(slot) if tail and tokens is not None else ():
+            sequence.rows.wait_for(other, sequence.prompt)
 
     def _shared_rows(self, ticket: Ticket) -> dict[Slot, int]:
         """The number of first rows that each sequence shares with the ticket's prompt; 0 once it has begun."""

@@ -57,7 +57,7 @@ class Stream:
         self._batch = batch
         self._pieces, self._result = pieces, result = deque[str](), list[RunReport | Exception]()
         hooks = replace(hooks, piece=pieces.append, end=result.append)
-        self._ticket = batch.start(request, hooks, lora=lora)
+        self.ticket = batch.start(request, hooks, lora=lora)
 
     def __iter__(self) -> Stream:
         return self
@@ -72,12 +72,12 @@ class Stream:
     @property
     def report(self) -> RunReport | None:
         """The report; None until the end, and for a generation that never began."""
-        return self._ticket.report
+        return self.ticket.report
 
     def close(self) -> None:
         """End the generation."""
-        self._batch.cancel(self._ticket)
+        self._batch.cancel(self.ticket)
 
     def __del__(self) -> None:
-        if hasattr(self, "_ticket") and not self._batch.closed:
+        if hasattr(self, "ticket") and not self._batch.closed:
             self.close()

@@ -52,6 +52,7 @@ class SequenceRows:
         self.pictures: RowPictures | None = None  # of rows, once there may be some
         self._outline = Outline()  # of the last prompt
         self._ends = list[int]()  # row counts at which to store the prompt in the prompt cache
+        self._stops = list[int]()  # row counts at which others take the rows and the tail of the running prompt
         self.prompts_end: int | None = None  # tokens of `fed` up to the end of the last prompt; None while one runs
 
     def reset(self, shared: int) -> None:
@@ -63,7 +64,7 @@ class SequenceRows:
 
     def begin(self, outline: Outline) -> None:
         """Begin to run a prompt."""
-        self.prompts_end, self._outline = None, outline
+        self.prompts_end, self._outline, self._stops = None, outline, []
 
     def see(self, given: GivenRows | None) -> None:
         """Keep pictures among these rows undivided."""
@@ -137,14 +138,34 @@ class SequenceRows:
         count = self._common(np.frombuffer(self.fed, np.int32)[: kv.length], tokens)
         return count if count >= kv.earliest else 0
 
+    def shared_out(self, tokens: IntArray) -> int:
+        """As `shared`, for another sequence to take: with a tail, all rows or none."""
+        kv = self.engine.kv
+        count = self.shared(tokens)
+        return count if count == kv.length or not kv.has_tail else 0
+
     def is_ahead_of(self, tokens: IntArray, running: Prompt) -> bool:
         """Whether the rest of the running prompt will make rows that a prompt of these tokens shares."""
-        kv = self.engine.kv
-        text = np.concatenate([np.array(self.fed, np.int32), running.peek(max(0, tokens.size - len(self.fed)))])
-        common = self._common(text, tokens)
-        if kv.has_tail:  # by the prompt cache
-            return any(kv.length < end <= common for end in self._ends)
+        kv, common = self.engine.kv, self._coming(tokens, running)
+        if kv.has_tail:  # by the prompt cache, or where the running prompt waits for that
+            return any(kv.length < end <= common for end in [*self._ends, *self._stops])
         return common > kv.length
+
+    def wait_for(self, tokens: IntArray, running: Prompt) -> None:
+        """Where a cache has a tail, stop the running prompt behind the beginning that a prompt of these tokens shares,
+        so that another sequence can take both there."""
+        if self.engine.kv.has_tail and running.waiting <= self.engine.kv.free:  # evictions come where they would
+            self._stops.append(self._coming(tokens, running))
+
+    @property
+    def waits(self) -> bool:
+        """Whether the running prompt is at a place of `wait_for`."""
+        return self.engine.kv.length in self._stops
+
+    def _coming(self, tokens: IntArray, running: Prompt) -> int:
+        """The number of first rows that a prompt of these tokens shares with the running prompt, once that was run."""
+        text = np.concatenate([np.array(self.fed, np.int32), running.peek(max(0, tokens.size - len(self.fed)))])
+        return self._common(text, tokens)
 
     def _common(self, text: IntArray, tokens: IntArray) -> int:
         """The number of a prompt's first tokens whose rows are those of `text`. Never all: the last token is run."""
@@ -248,7 +269,7 @@ class SequenceRows:
     def until_place(self, prompt: Prompt) -> int:
         """Tokens of a prompt up to the next place at which `keep_place` stores rows or takes a snapshot."""
         kv = self.engine.kv
-        places = [end - kv.length for end in self._ends[:1]]
+        places = [end - kv.length for end in [*self._ends[:1], *self._stops]]
         if self.snapshots.most and prompt.waiting <= kv.free:  # evictions come where they would
             places += [SNAPSHOT_STEP - kv.length % SNAPSHOT_STEP, prompt.waiting - (self._outline.opening or 0)]
         return min((each for each in places if each > 0), default=prompt.waiting)

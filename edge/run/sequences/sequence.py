@@ -419,9 +419,30 @@ class TokenSequence:
 
     def mark(self, *, hold: bool) -> Mark:
         """As `Session.mark`."""
+        return self.rows.mark(self._gather(), hold=hold)
+
+    def _gather(self) -> IntArray:
+        """The tokens that have not been run, int32 [n]; they run with the next prompt."""
         left = joined([*self._left()])
         self.prompt, self.pending = Prompt([left]), []
-        return self.rows.mark(left, hold=hold)
+        return left
+
+    @property
+    def tokens(self) -> IntArray | None:
+        """All tokens of the conversation, int32 [n], between two generations; None once rows were evicted."""
+        left = self._gather()
+        return None if self.rows.evicted else np.concatenate([np.array(self.rows.fed, np.int32), left])
+
+    def become(self, tokens: IntArray, other: TokenSequence) -> None:
+        """Make `tokens` the conversation, with the rows that this or another sequence has of them. The others run with
+        the next prompt."""
+        given, longer = self.given, np.append(tokens, np.int32(0))  # a last token that must run
+        own, found = self.rows.shared(longer), other.rows.shared_out(longer)
+        self.reset(own)
+        if found > own:
+            self.rows.take(other.rows, found)
+        self.given = given
+        self.prompt = Prompt([tokens[self.engine.kv.length :]])
 
     def rewind(self, mark: Mark) -> bool:
         """As `Session.rewind`."""

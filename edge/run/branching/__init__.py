@@ -1,0 +1,1 @@
+"""Several continuations of one conversation: forks, votes and outlines."""

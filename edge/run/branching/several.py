@@ -1,0 +1,121 @@
+"""Answers that several generations make: votes and outlines. Their report counts all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from edge.errors import BudgetError, UnsupportedError
+from edge.model.model import Model
+from edge.model.prompt import Prompt
+from edge.options import Options
+from edge.plan.engines import plan_here
+from edge.plan.plan import Plan
+from edge.run.hooks import Hooks
+from edge.run.report import Branched, BranchUse, RunReport
+from edge.run.request import Request
+from edge.run.sequences.snapshots import Mark
+from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from edge.run.branching.branches import Fork
+
+
+ROOM = 300  # rows of an outline and of a point, beside the answer
+MOST_AT_ONCE = 8  # sequences; a pass of more costs nearly as many passes
+
+
+def side_by_side(model: Model, options: Options, count: int | None) -> int:
+    """The number of sequences to load a model with for so many branches (None: unknown), as many as fit."""
+    for sequences in (MOST_AT_ONCE, 6, 4, 3, 2):
+        if sequences <= max(2, count or MOST_AT_ONCE):
+            with suppress(BudgetError, UnsupportedError):
+                plan_here(model.file, model.spec, replace(options, sequences=sequences))
+                return sequences
+    return 1
+
+
+class Answering(Protocol):
+    """The part of a `Session` that answers in branches need."""
+
+    model: Model
+    options: Options
+    report: RunReport | None
+
+    @property
+    def plan(self) -> Plan: ...
+    def start(self, request: Request, hooks: Hooks = ...) -> Generator[str, None, None]: ...
+    def fork(self, n: int) -> Fork: ...
+    def reset(self) -> None: ...
+    def mark(self, *, hold: bool = False) -> Mark: ...
+    def rewind(self, mark: Mark) -> bool: ...
+
+
+class Spent:
+    """The generations of one answer so far, and what they cost."""
+
+    def __init__(self, session: Answering, request: Request) -> None:
+        """Takes the session's budgets where the request states none."""
+        self.session, self.request = session, request.within(session.options)
+        self.sequences = session.plan.config.sequences
+        self._started = time.perf_counter()
+        self.reports, self.uses = list[RunReport](), list[BranchUse]()
+
+    @property
+    def ended(self) -> bool:
+        """Whether a budget or the caller has ended the last generation, and with it the answer."""
+        return bool(self.reports) and self.reports[-1].stop_reason not in ("eos", "stop", "length")
+
+    def part(self, of: int = 1) -> Request:
+        """The request of a generation that may use an `of`-th of what is left of the budgets."""
+        seconds = self.request.time_spent + time.perf_counter() - self._started
+        spent, energy = (
+            self.request.energy_spent + sum(each.energy.joules for each in self.reports),
+            self.request.energy,
+        )
+        left = None if energy is None else max(0.0, energy - spent) / of
+        return replace(
+            self.request, vote=None, skeleton=False, time_spent=seconds, energy=left, energy_spent=0.0, keep_text=False
+        )  # fmt: skip
+
+    def add(self, part: str, report: RunReport | None, text: str, votes: int = 0) -> None:
+        """Count a generation that has ended; None: it never began."""
+        if report is not None:
+            self.reports.append(report)
+            tokens, energy = report.tokens, report.energy
+            self.uses.append(
+                BranchUse(part, text, tokens.generated, tokens.ran, energy.joules, report.stop_reason, votes)
+            )
+
+    def report(self, by: str, text: str, like: RunReport, route: str | None = None) -> RunReport:
+        """The report of the whole answer, whose other fields are those of the generation `like`."""
+        reports, asked = self.reports, self.request
+        generated, seconds = sum(each.tokens.generated for each in reports), time.perf_counter() - self._started
+        joules = sum(each.energy.joules for each in reports)
+        prefill = [each.energy.prefill for each in reports if each.energy.prefill is not None]
+        decode = joules - sum(prefill)
+        energy = replace(
+            like.energy, joules=joules, budget=asked.energy, before=asked.energy_spent, prefill=sum(prefill),
+            decode=decode, per_token=decode / generated if generated else None, watts=joules / seconds,
+        )  # fmt: skip
+        first = reports[0].timings.ttft_s
+        pace = generated / (seconds - first) if generated and first is not None and seconds > first else None
+        timings = replace(like.timings, ttft_s=first, decode_tok_s=pace, total_s=seconds, before_s=asked.time_spent)
+        tokens = replace(like.tokens, generated=generated, ran=sum(each.tokens.ran for each in reports))
+        side = min(self.sequences, sum(each.part in ("answer", "point") for each in self.uses))
+        branched = Branched("vote" if by == "vote" else "outline", tuple(self.uses), max(1, side), route)
+        return replace(
+            like, text=text if asked.keep_text else None, tokens=tokens, timings=timings, energy=energy,
+            memory=reports[-1].memory, branched=branched,
+        )  # fmt: skip
+
+
+def anew(prompt: Prompt, more: IntArray | None = None) -> Prompt:
+    """The same prompt, none of which has been run, perhaps with tokens behind it."""
+    tokens = prompt.first(None)
+    return Prompt([tokens if more is None else np.concatenate([tokens, more])], prompt.thinks, given=prompt.given)

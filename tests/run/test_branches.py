@@ -1,0 +1,158 @@
+"""Branches of a conversation: each answers as though it were the only one, and its beginning runs once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from conftest import GOLDEN
+
+from edge.errors import BusyError, InputError, UnsupportedError
+from edge.grammar.grammar import Grammar
+from edge.model.model import Model, open_model
+from edge.run.branching.outlining import points_of
+from edge.run.branching.voting import words_of
+from edge.run.starting.loading import load
+from edge.sampling import SamplingParams
+
+SEQUENCES = 5  # as in test_batch.py, which compiles the same code
+QUESTIONS = ("one", "two of them", "three", "four")
+OPTIONS: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "raw": True}
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "falcon-h1"])
+def test_branches_answer_as_a_session_that_rewinds(name: str) -> None:
+    """Attention alone, and a state that cannot be copied from the middle of a text."""
+    model = open_model(GOLDEN / f"{name}.gguf")
+    expected, after = [], []
+    with load(model, max_kv_size=200, threads=2) as alone:
+        alone.generate("some text to begin with", **OPTIONS)
+        before = alone.mark(hold=True)
+        for question in QUESTIONS:
+            expected.append(alone.generate(question, follow_up=True, **OPTIONS))
+            after.append(alone.generate("and", follow_up=True, **OPTIONS))
+            alone.rewind(before)
+        plain = alone.generate("and", follow_up=True, **OPTIONS)
+    with load(model, sequences=SEQUENCES, max_kv_size=200, threads=2) as session:
+        session.generate("some text to begin with", **OPTIONS)
+        rows = session.engine.kv.length
+        mark = session.mark(hold=True)
+        for joined in (2, 0, None):
+            with session.fork(4) as fork:
+                streams = [branch.stream(question, **OPTIONS) for branch, question in zip(fork, QUESTIONS, strict=True)]
+                with pytest.raises(BusyError):
+                    session.stream("other")
+                with pytest.raises(BusyError):
+                    fork[0].stream("other")
+                assert ["".join(each) for each in streams] == expected
+                assert all(each.report and each.report.tokens.reused >= rows for each in streams)
+                if joined is not None:
+                    fork.join(fork[joined])
+            found = session.generate("and", follow_up=True, **OPTIONS)
+            assert session.report is not None
+            assert session.report.tokens.ran < rows
+            assert found == (plain if joined is None else after[joined])
+            session.rewind(mark)
+
+
+def test_branch_goes_on_and_ends_with_its_fork() -> None:
+    model = open_model(GOLDEN / "llama-gqa-tied.gguf")
+    with load(model, sequences=SEQUENCES, max_kv_size=200, threads=2) as session:
+        one = session.generate("some text", **OPTIONS)
+        two = session.generate("more", follow_up=True, **OPTIONS)
+        session.reset()
+        with session.fork(7) as fork:  # more than there are sequences, of an empty conversation
+            assert [branch.generate("some text", **OPTIONS) for branch in fork] == 7 * [one]
+            assert fork[6].generate("more", **OPTIONS) == two
+            open_one = fork[1].stream("more", **{**OPTIONS, "max_tokens": None})
+            next(open_one)
+        assert open_one.report is not None
+        assert open_one.report.stop_reason == "interrupted"
+        with pytest.raises(InputError, match="no branch of an open fork"):
+            fork.join(fork[0])
+        for n in (0, 65, True, "3"):
+            with pytest.raises(InputError, match="from 1 to 64"):
+                session.fork(n)
+    with load(model, max_kv_size=24, threads=2) as session:
+        session.generate("some text", **{**OPTIONS, "max_tokens": 40})
+        with pytest.raises(InputError, match="evicted"):
+            session.fork(2)
+
+
+def test_vote_gives_what_most_of_its_answers_say() -> None:
+    """Of the answers that single runs draw with the seeds that follow each other; a conversation goes on with it."""
+    model, form = open_model(GOLDEN / "llama-gqa-tied.gguf"), Grammar(regex="(yes|no|maybe)\\.?")
+    with load(model, sequences=SEQUENCES, max_kv_size=200, threads=2) as session:
+        for seed in range(3):
+            single = []
+            for number in range(7):
+                sampling = SamplingParams(temperature=0.9, seed=seed + number)
+                single.append(session.generate("Is it?", raw=True, grammar=form, sampling=sampling))
+            votes = Counter(map(words_of, single))
+            chosen = session.generate(
+                "Is it?", raw=True, grammar=form, sampling=SamplingParams(temperature=0.9, seed=seed), vote=7
+            )
+            assert votes[words_of(chosen)] == max(votes.values())
+            report = session.report
+            assert report is not None
+            assert report.branched is not None
+            assert report.seed == seed
+            uses = report.branched.branches
+            assert 1 < report.branched.side_by_side <= SEQUENCES
+            assert report.tokens.generated == sum(each.generated for each in uses)
+            assert report.energy.joules == pytest.approx(sum(each.joules for each in uses))
+            ended = [each.votes for each in uses if each.stop_reason != "interrupted"]
+            assert len(ended) == 7 or 2 * max(ended) > 7 - len(ended)  # the others cannot change the vote
+            after = session.generate("and", follow_up=True, **OPTIONS)
+            session.generate("Is it?" + chosen, raw=True, max_tokens=1)
+            assert session.generate("Is it?" + chosen + "and", **OPTIONS) == after
+
+
+def test_outline_writes_points_as_single_answers_do(smollm2: Model) -> None:
+    question, limit = "What are the benefits of regular exercise?", 48
+    with load(smollm2, max_kv_size=1024, threads=1) as session:
+        pieces = list(session.stream(question, outline="always", max_tokens=limit))
+        report = session.report
+        assert report is not None
+        assert report.branched is not None
+        outline, *points = report.branched.branches
+        heads = points_of(outline.text)
+        assert (outline.part, len(points)) == ("outline", len(heads)) >= ("outline", 2)
+        lines = "".join(pieces).splitlines()
+        assert lines == report.text.splitlines() if report.text else False
+        for number, (line, head, point) in enumerate(zip(lines, heads, points, strict=True), 1):
+            assert line.startswith(f"{number}. {head}:")
+            assert point.text in line
+            assert number == 1 or point.ran < outline.ran  # the conversation's rows are shared
+        session.generate("Why?", follow_up=True, max_tokens=4)
+        assert session.report is not None
+        assert session.report.tokens.prompt > report.tokens.generated / 2  # the answer is in the conversation
+        plain = session.generate("Say hi.", max_tokens=8)
+        session.reset()
+        assert session.generate("Say hi.", outline="always", max_tokens=8) == plain  # an outline without points
+        assert session.report.branched is not None
+        assert [each.part for each in session.report.branched.branches] == ["outline", "answer"]
+
+
+def test_points_are_lines_of_numbered_lists() -> None:
+    text = "1. **Better sleep**: it is good\n2) Less stress - as said\n3. better sleep.\nand more\n4. " + "x" * 90
+    assert points_of(text) == ["Better sleep", "Less stress"]
+    assert words_of(" **Paris**.\n") == words_of("paris") == "paris"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"vote": 1}, "from 2 to 64"), ({"vote": True}, "from 2 to 64"), ({"vote": 3, "beams": 2}, "without --beams"),
+        ({"vote": 3, "logprobs": 1}, "without logprobs"), ({"outline": True, "vote": 3}, "without --vote"),
+        ({"outline": "never"}, "always"), ({"outline": True, "stop": "x"}, "without --stop"),
+        ({"vote": 3, "sampling": SamplingParams(temperature=0)}, "temp"),
+    ],
+)  # fmt: skip
+def test_branches_refuse_by_name(options: dict[str, Any], named: str) -> None:
+    with load(open_model(GOLDEN / "llama-gqa-tied.gguf"), max_kv_size=64, backend="reference") as session:
+        with pytest.raises(InputError, match=named):
+            session.generate("some text", max_tokens=2, **options)
+        with pytest.raises(UnsupportedError, match="question of text"):
+            session.generate(messages=[{"role": "user", "content": "a"}], outline=True)
