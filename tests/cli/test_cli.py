@@ -57,6 +57,7 @@ REPORT_KEYS = {
     "beams": None,
     "sources": None,
     "pruned": None,
+    "branched": None,
     "schema": None,
 }  # fmt: skip
 OF_LABORATORY = (
