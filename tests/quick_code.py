@@ -1,4 +1,5 @@
-"""Machine code of small models without LLVM's optimizations, which are two thirds of what compiling them costs.
+"""Machine code of small models without LLVM's optimizations, which are two thirds of what compiling them costs, and
+without TVM's simplifier, which is half of the rest.
 
 Processes that compile for tests call `shorten`. Code of real models, and all of `make test-all`, is what users have.
 """
@@ -22,10 +23,13 @@ _VARIABLES = (8, 14)  # ELF's types of sections: variables that begin as zeros, 
 def shorten() -> None:
     if os.environ.get(QUICK) != "1":
         return
+    from tvm.ir.transform import Sequential
+    from tvm.tirx import transform
+
     from edge.backends.tvm.cpu import lowering
     from edge.backends.tvm.design import Design
 
-    read, compile_object = Design.from_json, lowering.compile_object
+    read, compile_object, simplify = Design.from_json, lowering.compile_object, transform.StmtSimplify
 
     def read_small(text: str) -> Design:
         design = read(text)
@@ -35,6 +39,7 @@ def shorten() -> None:
         return replace(design, target=replace(design.target, llvm={**design.target.llvm, "opt-level": level}))
 
     def compile_code(entries: Mapping[str, Any], functions: Mapping[str, Any], target: Target) -> bytes:
+        transform.StmtSimplify = (lambda: Sequential([])) if target.llvm.get("opt-level", 2) < 2 else simplify
         made = compile_object(entries, functions, target)
         return _without_variables(made) if made.startswith(b"\x7fELF") else made
 
