@@ -30,9 +30,12 @@ NATIVE = ("platform.c", "posix.c", "cpu.c")  # files of the runtime for native s
 _FEATURES = "-mcpu=generic+simd128+atomics+bulk_memory+nontrapping_fptoint+sign_ext"
 # WASI only for its headers. No contraction to fused multiply-add, as in NumPy.
 _COMPILE = (
-    "-target", "wasm32-wasi", _FEATURES, "-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno",
+    "-target", "wasm32-wasi", _FEATURES, "-std=c11", "-Os", "-ffp-contract=off", "-fno-math-errno",
     "-fno-builtin-bcmp", "-fno-sanitize=all", "-w",
 )  # fmt: skip
+_SMALLEST = ("-Xclang", "-Oz")  # zig's own -Oz is -Os
+# Files with loops over a vocabulary, rows, pixels or samples.
+_LOOPS = ("sampler", "mask", "rows", "kv_keys", "embed", "pixels", "patches", "project", "mel", "stem", "resample")
 _LINK = (
     "-target", "wasm32-freestanding", _FEATURES, "-O2", "-fno-sanitize=all", "-Wl,--no-entry", "-Wl,--import-memory",
     "-Wl,--shared-memory", f"-Wl,--max-memory={MOST_PAGES * PAGE}", "-Wl,--export=__stack_pointer", "-Wl,-s",
@@ -63,7 +66,7 @@ def make_modules(
     passes = exported_objects(designs, progress)
     made = list[Path]()
     with work_folder() as work:
-        runtime = _runtime_objects(zig)
+        runtime = _runtime_archive(zig)
         for isa in dict.fromkeys(each.target.name for each in designs):
             own = [each for each in zip(designs, passes, strict=True) if each[0].target.name == isa]
             sources = []
@@ -71,8 +74,9 @@ def make_modules(
                 sources.append(work / name)
                 sources[-1].write_text(text, encoding="utf-8")
             out = folder / f"edge-{isa}.wasm"
-            compiled = compile_sources(zig, _COMPILE, sources, work)
-            run_compiler(zig, *_LINK, *runtime, *compiled, *(path for _, path in own), "-o", out)
+            compiled = compile_sources(zig, (*_COMPILE, *_SMALLEST), sources, work)
+            whole = ("-Wl,--whole-archive", runtime, "-Wl,--no-whole-archive")
+            run_compiler(zig, *_LINK, *whole, *compiled, *(path for _, path in own), "-o", out)
             out.chmod(0o644)  # the linker makes it executable
             made.append(out)
     return made
@@ -83,7 +87,7 @@ def make_own_module(source: Path, out: Path) -> None:
     shared = ("--import-memory", "--shared-memory", "--max-memory", "--export=__stack_pointer")
     zig, link = find_zig(), [each for each in _LINK if not each.removeprefix("-Wl,").startswith(shared)]
     with work_folder() as work:
-        run_compiler(zig, *link, *compile_sources(zig, _COMPILE, [source], work), "-o", out)
+        run_compiler(zig, *link, *compile_sources(zig, (*_COMPILE, "-O2"), [source], work), "-o", out)
     out.chmod(0o644)
 
 
@@ -125,18 +129,22 @@ def _number(module: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _runtime_objects(zig: Toolchain) -> list[Path]:
-    """The runtime without the bundle's tables as object files, from the cache."""
+def _runtime_archive(zig: Toolchain) -> Path:
+    """The runtime without the bundle's tables as an archive of object files, from the cache."""
     sources = [each for each in runtime_files("*.c") if each.name not in NATIVE]
     sources += sorted(_SOURCES.glob("*.c")) + sorted(EARS.glob("*.c"))  # the linker leaves out what a site cannot use
-    digest = hashlib.sha256(repr((zig.version, _COMPILE, constants_header())).encode())
+    digest = hashlib.sha256(repr((zig.version, _COMPILE, _SMALLEST, _LOOPS, constants_header())).encode())
     headers = [*runtime_files("*.h"), *sorted(_SOURCES.glob("*.h")), *sorted(EARS.glob("*.h"))]
     for path in (*headers, *sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
 
     def compile_runtime(out: Path) -> None:
         with work_folder() as work:
-            objects = compile_sources(zig, _COMPILE, sources, work)
-            run_compiler(replace(zig, compiler=(*zig.compiler[:-1], "wasm-ld")), "-r", *objects, "-o", out)
+            objects = list[Path]()
+            for loops, more in ((False, _SMALLEST), (True, ())):
+                some = [each for each in sources if (each.stem in _LOOPS) == loops]
+                objects += compile_sources(zig, (*_COMPILE, *more), some, work)
+            out.write_bytes(b"!<arch>\n")  # an archive without members
+            run_compiler(replace(zig, compiler=(*zig.compiler[:-1], "ar")), "qcD", out, *objects)
 
-    return [cache.find_or_make("kernels", digest.hexdigest()[:32], ".o", compile_runtime, about="runtime, wasm32")]
+    return cache.find_or_make("kernels", digest.hexdigest()[:32], ".a", compile_runtime, about="runtime, wasm32")

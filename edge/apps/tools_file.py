@@ -131,6 +131,14 @@ def tools_section(model: Model) -> bytes:
         return b""
 
 
+def calls_kind(section: bytes | None) -> str:
+    """The `tools_kind` of runtime/tools/tools.c that a section TOOLS needs, as C."""
+    if not section:
+        return "NULL"
+    body = BODIES[int.from_bytes(section[:4], "little")]
+    return "&edge_json_calls" if body in ("json", "named", "header") else "&edge_calls_of_fields"
+
+
 class _Probed:
     """A template, rendered with texts that stand for others. Raises UnsupportedError if it writes tools otherwise."""
 

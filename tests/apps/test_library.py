@@ -32,12 +32,13 @@ from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model
 
 TABLES = {
-    "trusted.c": '#include "bundle.h"\n'
+    "trusted.c": '#include "bundle.h"\n#include "calling.h"\n'
     "const uint8_t EDGE_TRUSTED[32] = {0};\ntable_reader *const EDGE_TABLE = NULL;\n"
     "adapter_reader *const EDGE_ADAPTERS = NULL;\n"
     "piece_splitter *const EDGE_PIECES = NULL;\ntext_composer *const EDGE_COMPOSER = NULL;\n"
     "embedder *const EDGE_EMBED = NULL;\n"
     "const ears_kind *const EDGE_EARS = NULL;\n"
+    "const tools_kind *const EDGE_TOOLS = NULL;\n"
     "const eyes_kind *const EDGE_EYES = NULL;\nconst encoder_kind *const EDGE_SEES = NULL;\n"
     "const drafter_kind *const EDGE_DRAFTER = NULL;\nconst encoder_kind *const EDGE_DRAFTS = NULL;\n"
     "const accelerator_kind *const EDGE_GPU = NULL, *const EDGE_NPU = NULL, *const EDGE_PAGE = NULL;\n"

@@ -201,6 +201,7 @@ def test_refusals(session: BundleSession) -> None:
         ([], "a JSON array of one or more"), ({"a": 1}, "a JSON array of one or more"),
         ([5], "tool 1: it must be an object"), ([{"type": "x"}], "tool 1: its type is not"),
         ([named, {"function": {"name": "a b"}}], "tool 2: the name of its function"),
+        ([named, named], "tool 2: another tool has its name"),
         ([{"function": {"name": "f", "parameters": 5}}], "tool 1: its parameters must be"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=said):

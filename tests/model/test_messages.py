@@ -256,6 +256,7 @@ def test_messages_that_are_refused(messages: Any, reason: str) -> None:
     ([{"type": "retrieval"}], "tool 1 is of type 'retrieval'"),
     ([{"type": "function", "function": {"name": "a b"}}], "tool 1: the name of a function"),
     ([{"name": "f", "parameters": []}], "parameters must be a JSON schema"),
+    ([{"name": "f"}, {"name": "g"}, {"name": "f"}], "tool 3: another tool is called f"),
     ([{"name": "f", "description": 5}], "description must be text"),
     ([{"name": "f", "parameters": {"x": {1, 2}}}], "is no JSON"),
 ])  # fmt: skip

@@ -19,6 +19,7 @@ import numpy as np
 from edge.apps.c_struct import c_struct, filled
 from edge.apps.gpu_programs import GPUPrograms
 from edge.apps.sections.vocabulary import COMPOSES, KINDS
+from edge.apps.tools_file import calls_kind
 from edge.backends.base import EngineConfig
 from edge.backends.checks import check_whole
 from edge.backends.ring import LayerKinds
@@ -253,7 +254,7 @@ def trusted_source(
 ) -> str:
     """The text of trusted.c: the SHA-256 of the sections that compiled code uses unchecked, so that the library accepts
     no others; and the functions that read the model's table and adapters, split the words of encoders, embed texts,
-    draft, see, hear, and run passes on a GPU or NPU. drafts: an assistant does. encoders: declarations of passes beside
+    draft, see, hear, call tools, and run passes on a GPU or NPU. drafts: an assistant does. encoders: declarations of passes beside
     the model's."""
     (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
@@ -272,11 +273,12 @@ def trusted_source(
     numbers = ", ".join(map(str, digest))
     return (
         "/* The model.edge that this library is for. Written by edge export. */\n"
-        f'#include "bundle.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
+        f'#include "bundle.h"\n#include "calling.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
         f"table_reader *const EDGE_TABLE = {reader};\nadapter_reader *const EDGE_ADAPTERS = {adapters};\n"
         f"piece_splitter *const EDGE_PIECES = {pieces};\ntext_composer *const EDGE_COMPOSER = {composes};\n"
         f"embedder *const EDGE_EMBED = {embeds};\n{encoders}"
         f"const ears_kind *const EDGE_EARS = {ears};\nconst encoder_kind *const EDGE_HEARS = {hears};\n"
+        f"const tools_kind *const EDGE_TOOLS = {calls_kind(sections.get(Section.TOOLS))};\n"
         f"const eyes_kind *const EDGE_EYES = {eyes};\nconst encoder_kind *const EDGE_SEES = {sees};\n"
         f"const drafter_kind *const EDGE_DRAFTER = {drafter};\nconst encoder_kind *const EDGE_DRAFTS = {own};\n"
         f"const accelerator_kind *const EDGE_GPU = {gpu}, *const EDGE_NPU = {npu}, *const EDGE_PAGE = {page};\n"

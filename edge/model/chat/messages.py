@@ -179,7 +179,12 @@ def parse_tools(tools: object) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
         raise InputError(f"tools must be a list, not {brief(tools)}")
-    return [_tool(number, each) for number, each in enumerate(tools, 1)] or None
+    found = [_tool(number, each) for number, each in enumerate(tools, 1)]
+    names = [each["function"]["name"] for each in found]
+    for number, name in enumerate(names, 1):
+        if names.index(name) + 1 < number:
+            raise InputError(f"tool {number}: another tool is called {name}")
+    return found or None
 
 
 def with_properties(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:

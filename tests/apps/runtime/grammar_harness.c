@@ -75,7 +75,7 @@ edge_status harness_calls(const char *text, size_t length, uint32_t body, uint32
     const tool_list tools = {made.tree, made.tree->values[1].child};
     const call_choice choice = {&form, &tools, NULL, 0, only ? tool_named(&tools, only, strlen(only)) : 0, required, parallel};
     rules_begin(made.rules, error);
-    start = call_rules(made.schema, made.rules, &choice);
+    start = call_rules_of_fields(made.schema, made.rules, &choice);
     return finish();
 }
 

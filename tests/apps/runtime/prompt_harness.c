@@ -31,7 +31,9 @@ int64_t prompt_part(opened *o, const uint8_t *section, uint64_t size, const char
     o->config.chat = 1;
     o->model.sections[SECTION_TOOLS] = section;
     o->model.sizes[SECTION_TOOLS] = size;
-    edge_status status = tool_template_find(&o->model, &template, error);
+    edge_status status = tool_template_check(&o->model, true, error);
+    if (!status)
+        status = tool_template_find(&o->model, &template, error);
     if (!status)
         status = json_read(tree, tools_json, strlen(tools_json), error);
     if (!status) {

@@ -1,5 +1,4 @@
 /* The form of answers: a grammar, in memory of its own, with the tables of a vocabulary. */
-#include "call_rules.h"
 #include "constraint.h"
 #include "mask.h"
 #include "regexp.h"
@@ -85,11 +84,11 @@ edge_status constraint_set(constraint *c, edge_form form, const char *text, size
     return finish(c, error);
 }
 
-edge_status constraint_calls(constraint *c, const call_choice *choice, edge_error *error)
+edge_status constraint_calls(constraint *c, call_grammar *write, const call_choice *choice, edge_error *error)
 {
     c->holds = false;
     rules_begin(c->rules, error);
-    c->start = call_rules(c->schema, c->rules, choice);
+    c->start = write(c->schema, c->rules, choice);
     return finish(c, error);
 }
 

@@ -14,7 +14,8 @@ uint64_t constraint_bytes(const constraint *c);
 bool constraint_holds(const constraint *c);        /* whether answers have a form */
 /* Sets the form; if it is refused, answers have none. */
 edge_status constraint_set(constraint *c, edge_form form, const char *text, size_t length, edge_error *error);
-edge_status constraint_calls(constraint *c, const call_choice *choice, edge_error *error); /* the form of answers with calls */
+/* The form of answers with calls. write: call_rules */
+edge_status constraint_calls(constraint *c, call_grammar *write, const call_choice *choice, edge_error *error);
 void constraint_start(constraint *c);              /* begins an answer */
 /* Removes tokens that the form does not allow from logits. Returns whether the answer may end here. *stuck: its tables do not
  * suffice. */

@@ -13,7 +13,7 @@ typedef struct { regex *to; rules *r; const char *text; size_t length, at; } rea
 regex *regex_layout(arena *from)
 {
     regex *in = take(from, sizeof *in);
-    regex_part *parts = take(from, MOST_PARTS * sizeof *parts);
+    regex_part *parts = take(from, MOST_REGEX_PARTS * sizeof *parts);
     point_range *ranges = take(from, MOST_RANGES * sizeof *ranges);
     if (in)
         *in = (regex){parts, ranges, 0, 0, 0};
@@ -32,7 +32,7 @@ static void wrong(reading *in)
 
 static uint32_t part(reading *in, uint8_t kind, uint32_t one, uint32_t other)
 {
-    if (in->to->count == MOST_PARTS)
+    if (in->to->count == MOST_REGEX_PARTS)
         refuse(in, "the regular expression is too large: %s");
     if (in->r->status)
         return 0;

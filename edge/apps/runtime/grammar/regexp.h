@@ -8,11 +8,11 @@
 
 #include "rules.h"
 
-enum { MOST_PARTS = 4096, MOST_RANGES = 8192 };
+enum { MOST_REGEX_PARTS = 4096, MOST_RANGES = 8192 };
 
 typedef struct { uint8_t kind; uint32_t one, other, least, most; } regex_part;
 typedef struct {
-    regex_part *parts;    /* [MOST_PARTS] */
+    regex_part *parts;    /* [MOST_REGEX_PARTS] */
     point_range *ranges;  /* [MOST_RANGES] */
     uint32_t count, used, top;
 } regex;

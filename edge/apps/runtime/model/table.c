@@ -9,7 +9,7 @@
 #include "rows.h"
 #include "system.h"
 
-enum { PIECE = 4096, MOST_VALUES = 256 }; /* bytes of a row per read; values of a block */
+enum { PIECE = 4096, MOST_BLOCK = 256 }; /* bytes of a row per read; values of a block */
 
 typedef void decoder(const uint8_t *block, float *values);
 typedef struct { uint32_t values, bytes; decoder *decode; } block_type;
@@ -18,7 +18,7 @@ static bool read_row(const edge_model *model, uint64_t at, uint32_t count, const
 {
     uint32_t size = model->config->layer_inputs, padded = whole_tiles(size), value = 0;
     uint8_t piece[PIECE];
-    float values[MOST_VALUES];
+    float values[MOST_BLOCK];
     for (uint32_t blocks = count / type->values; blocks;) {
         uint32_t some = PIECE / type->bytes < blocks ? PIECE / type->bytes : blocks;
         if (!read_file(&model->file, at, piece, (uint64_t)some * type->bytes))

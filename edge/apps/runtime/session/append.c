@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "bundle.h"
+#include "calling.h"
 #include "calls.h"
 #include "chat.h"
 #include "context.h"
@@ -42,7 +43,7 @@ static bool push_part(edge_session *s, enum chat_part part, ids_out out)
     uint32_t count;
     const int32_t *ids = chat_ids(s->model, part, &count);
     appending to = {s, -1};
-    return other < TOOL_PARTS ? tools_write(s->tools, other, &none, s->tokenizer, out, &to) : out(&to, ids, count);
+    return other < TOOL_PARTS ? EDGE_TOOLS->write(s->tools, other, &none, s->tokenizer, out, &to) : out(&to, ids, count);
 }
 
 static bool has_part(const edge_session *s, enum chat_part part)
@@ -94,7 +95,7 @@ static edge_status begin_with_tools(edge_session *s, const char *text, size_t co
         return edge_fail(error, EDGE_UNSUPPORTED, "the model's chat template takes no system prompt beside tools");
     appending to = {s, s->vocabulary->config->bos};
     begin_anew(s);
-    if (!tools_write(s->tools, part, &texts, s->tokenizer, push_system, &to))
+    if (!EDGE_TOOLS->write(s->tools, part, &texts, s->tokenizer, push_system, &to))
         return system_full(s, error);
     s->tools->alone = !count;
     s->turn = TURN_SYSTEM;
@@ -242,7 +243,7 @@ static edge_status append_result(edge_session *s, const char *text, size_t count
     s->full = false;
     t->given++;
     reserve_opening(s);
-    bool fits = tools_write(t, first ? TOOL_RESULT : TOOL_MORE, &texts, s->tokenizer, push_ids, &to) && !s->full;
+    bool fits = EDGE_TOOLS->write(t, first ? TOOL_RESULT : TOOL_MORE, &texts, s->tokenizer, push_ids, &to) && !s->full;
     s->reserved = 0;
     if (!fits && !s->stopped && s->ran == ran) { /* undo it */
         s->waiting = waiting;

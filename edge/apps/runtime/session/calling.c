@@ -1,9 +1,11 @@
 /* edge_tools, edge_choose and edge_calls. */
 #include <string.h>
 
+#include "calling.h"
 #include "calls.h"
 #include "constraint.h"
 #include "session.h"
+#include "tool_prompt.h"
 #include "tools.h"
 
 /* Frees the form of answers that calls have. */
@@ -34,7 +36,7 @@ static edge_status hold_form(edge_session *s, tools *t, bool required, edge_erro
     constraint *made = t->holds ? s->constraint : constraint_make(s->vocabulary, marks, count);
     if (!made)
         return edge_fail(error, EDGE_NO_MEMORY, "no memory for the tables of a grammar");
-    edge_status status = constraint_calls(made, &chosen, error);
+    edge_status status = constraint_calls(made, EDGE_TOOLS->grammar, &chosen, error);
     if (status && !t->holds)
         constraint_free(made);
     else if (status)
@@ -55,7 +57,9 @@ static edge_status set_tools(edge_session *s, const char *text, size_t length, e
         return edge_fail(error, EDGE_BAD_ARGUMENT, "tools are stated before the conversation begins: rewind all turns first");
     if (text && !length)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "the list of tools is empty");
-    edge_status status = text ? tools_make(s->model, text, length, &made, error) : EDGE_OK;
+    edge_status status = text ? tool_template_check(s->model, EDGE_TOOLS != NULL, error) : EDGE_OK;
+    if (text && !status)
+        status = EDGE_TOOLS->make(s->model, text, length, &made, error);
     if (status)
         return status;
     const bool strict = made && made->strict;

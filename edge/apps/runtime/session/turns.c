@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "calling.h"
 #include "calls.h"
 #include "constraint.h"
 #include "context.h"
@@ -91,7 +92,7 @@ static void show(edge_session *s, int32_t token, bool *met)
         bytes = mark->bytes, length = mark->length;
     length = utf8_feed(&s->joiner, bytes, length, s->fed);
     if (reads_calls(s)) {
-        calls_feed(s->tools->calls, s->fed, length);
+        EDGE_TOOLS->feed(s->tools->calls, s->fed, length);
         show_between(s, met);
     } else {
         s->text_end = (uint32_t)stops_feed(s->stops, s->fed, length, s->text, met);
@@ -103,7 +104,7 @@ static void end_calls(edge_session *s)
 {
     tools *t = s->tools;
     const bool natural = s->finish == EDGE_EOS;
-    calls_finish(t->calls, !natural);
+    EDGE_TOOLS->finish(t->calls, !natural);
     if (natural && calls_count(t->calls))
         s->finish = EDGE_TOOL_CALLS;
     t->turns = s->turns;

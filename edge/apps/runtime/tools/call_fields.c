@@ -243,7 +243,7 @@ static uint32_t braces(call_writer *w, const conjunction *of, uint32_t next)
     return found;
 }
 
-uint32_t call_fields(call_writer *w, span name, const conjunction *of, uint32_t next)
+static uint32_t call_fields(call_writer *w, span name, const conjunction *of, uint32_t next)
 {
     const enum call_body body = w->choice->form->body;
     const char *opening = body == CALL_TAGS ? ">\n" : "(", *before = body == CALL_TAGS ? "<function=" : "";
@@ -252,4 +252,9 @@ uint32_t call_fields(call_writer *w, span name, const conjunction *of, uint32_t 
         return call_word(w, "call:", rules_bytes(w->r, name.bytes, name.length, braces(w, of, next)));
     found = body == CALL_TAGS ? objects(w, of, "", call_word(w, "</function>", next)) : objects(w, of, ", ", call_word(w, ")", next));
     return call_word(w, before, rules_bytes(w->r, name.bytes, name.length, call_word(w, opening, found)));
+}
+
+uint32_t call_rules_of_fields(schema *in, rules *r, const call_choice *choice)
+{
+    return call_rules_by(call_fields, in, r, choice);
 }

@@ -51,7 +51,7 @@ static uint32_t one_call(call_writer *w, uint32_t function, uint32_t next)
     if (form->body == CALL_NAMED)
         return call_put(w, name, named_mark(w, "[ARGS]", call_json(w, &arguments, next)));
     if (form->body != CALL_JSON)
-        return call_fields(w, name, &arguments, next);
+        return w->fields ? w->fields(w, name, &arguments, next) : NEVER;
     const uint32_t behind = call_word(w, "\": ", call_json(w, &arguments, call_word(w, "}", next)));
     return call_word(w, "{\"name\": \"", call_put(w, name, call_word(w, "\", \"", call_put(w, form->arguments, behind))));
 }
@@ -137,10 +137,10 @@ static uint32_t answer(call_writer *w)
     return rules_either(r, calls_rule(w, false), rules_either(r, END, rules_points(r, others, 3, call_text(w, END))));
 }
 
-uint32_t call_rules(schema *in, rules *r, const call_choice *choice)
+uint32_t call_rules_by(field_writer *fields, schema *in, rules *r, const call_choice *choice)
 {
     static const point_range all[] = {{0, 0x10FFFF}};
-    call_writer w = {.choice = choice, .in = in, .r = r, .any = rules_points(r, all, 1, END)};
+    call_writer w = {.choice = choice, .fields = fields, .in = in, .r = r, .any = rules_points(r, all, 1, END)};
     json_tree *own = in->tree;
     const uint32_t count = choice->tools->tree->count, used = choice->tools->tree->used;
     in->tree = (json_tree *)choice->tools->tree;
@@ -150,4 +150,9 @@ uint32_t call_rules(schema *in, rules *r, const call_choice *choice)
     in->tree->used = used;
     in->tree = own;
     return start;
+}
+
+uint32_t call_rules(schema *in, rules *r, const call_choice *choice)
+{
+    return call_rules_by(NULL, in, r, choice);
 }

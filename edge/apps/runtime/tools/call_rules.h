@@ -17,6 +17,8 @@ typedef struct {
 } call_choice;
 
 /* Returns the first node of the rules of an answer that calls tools, or may; fails in r. in: tables for schemas. */
+typedef uint32_t call_grammar(schema *in, rules *r, const call_choice *choice);
 uint32_t call_rules(schema *in, rules *r, const call_choice *choice);
+uint32_t call_rules_of_fields(schema *in, rules *r, const call_choice *choice); /* for arguments that are no JSON */
 
 #endif

@@ -10,8 +10,13 @@
 enum { MOST_FIELDS = 96, MOST_REFERENCES = 128, MOST_CALLS_AT_ONCE = 8, /* of an object; of all tools; as edge/tools/lark.py */
        MOST_OBJECTS = 32 }; /* in each other, where their grammar is written in line */
 
-typedef struct {
+/* Writes a call with its name and arguments in a form other than JSON. */
+typedef struct call_writer call_writer;
+typedef uint32_t field_writer(call_writer *w, span name, const conjunction *of, uint32_t next);
+
+struct call_writer {
     const call_choice *choice;
+    field_writer *fields;
     schema *in;
     rules *r;
     uint32_t root;        /* the schema of the function's arguments, where references lead */
@@ -19,7 +24,7 @@ typedef struct {
     struct { uint32_t target, rule; } known[MOST_REFERENCES]; /* references whose rule is begun */
     uint32_t known_count;
     uint32_t depth;       /* objects around what is written */
-} call_writer;
+};
 
 uint32_t call_word(call_writer *w, const char *word, uint32_t next); /* which ends with \0 */
 uint32_t call_put(call_writer *w, span text, uint32_t next);         /* this text */
@@ -29,7 +34,6 @@ bool call_has_mark(const call_writer *w, span mark);                 /* whether 
 /* Any text up to the first mark, and what follows the mark. ends: the text may also end without one. */
 uint32_t call_until(call_writer *w, span mark, bool ends, uint32_t next);
 uint32_t call_json(call_writer *w, const conjunction *of, uint32_t next);
-/* A call with its name and arguments in a form other than JSON. */
-uint32_t call_fields(call_writer *w, span name, const conjunction *of, uint32_t next);
+uint32_t call_rules_by(field_writer *fields, schema *in, rules *r, const call_choice *choice);
 
 #endif

@@ -60,15 +60,18 @@ static bool find(const edge_model *model, tool_template *t)
     return !left;
 }
 
-edge_status tool_template_find(const edge_model *model, tool_template *found, edge_error *error)
+edge_status tool_template_check(const edge_model *model, bool linked, edge_error *error)
 {
     if (!model->config->chat)
         return edge_fail(error, EDGE_UNSUPPORTED, "the model has no chat template, by which tools are stated");
-    if (!model->sizes[SECTION_TOOLS])
+    if (!linked || !model->sizes[SECTION_TOOLS])
         return edge_fail(error, EDGE_UNSUPPORTED, "the model's chat template writes tools in a notation of its own, which apps lack");
-    if (!find(model, found))
-        return edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (its tools): export it again");
     return EDGE_OK;
+}
+
+edge_status tool_template_find(const edge_model *model, tool_template *found, edge_error *error)
+{
+    return find(model, found) ? EDGE_OK : edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (its tools): export it again");
 }
 
 bool tool_template_has(const tool_template *t, enum tool_part part)

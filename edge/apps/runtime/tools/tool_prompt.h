@@ -19,7 +19,9 @@ typedef struct {
     const char *texts[TOOL_PARTS];   /* of the items of each part */
 } tool_template;
 
-/* Fails for a model whose template apps cannot write tools by. */
+/* Fails for a model whose template apps cannot write tools by. linked: whether the library has the code for tools. */
+edge_status tool_template_check(const edge_model *model, bool linked, edge_error *error);
+/* Reads section TOOLS. */
 edge_status tool_template_find(const edge_model *model, tool_template *found, edge_error *error);
 bool tool_template_has(const tool_template *t, enum tool_part part);
 

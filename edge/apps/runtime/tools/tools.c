@@ -1,6 +1,9 @@
 /* The tools of a session: their text, the calls of an answer, and what the prompt has of both. */
 #include <string.h>
 
+#include "call_rules.h"
+#include "call_rules.h"
+#include "calling.h"
 #include "calls.h"
 #include "json.h"
 #include "system.h"
@@ -76,16 +79,20 @@ static edge_status read_tools(tools *t, const char *text, size_t length, edge_er
     const json_value *values = t->tree->values;
     if (!status && (values[1].kind != JSON_ARRAY || !values[1].count))
         status = edge_fail(error, EDGE_BAD_ARGUMENT, "tools must be a JSON array of one or more");
+    t->list = (tool_list){t->tree, values[1].child};
     uint32_t number = 1;
     for (uint32_t tool = status ? 0 : values[1].child; tool && !status; tool = values[tool].next) {
-        status = check_tool(t->tree, tool, number++, error);
+        status = check_tool(t->tree, tool, number, error);
+        const uint32_t function = tool_function(t->tree, tool), name = json_named(t->tree, function, "name");
+        if (!status && tool_named(&t->list, values[name].text, values[name].length) != function)
+            status = refuse(error, EDGE_BAD_ARGUMENT, number, "another tool has its name");
+        number++;
         t->strict |= is_strict(t->tree, tool);
     }
-    t->list = (tool_list){t->tree, values[1].child};
     return status;
 }
 
-edge_status tools_make(const edge_model *model, const char *text, size_t length, tools **made, edge_error *error)
+static edge_status make(const edge_model *model, const char *text, size_t length, tools **made, edge_error *error)
 {
     char *copy;
     tool_template found;
@@ -140,7 +147,7 @@ void tools_name(tools *t, uint32_t index, tool_texts *found)
     found->id = (span){t->ids[index], LONGEST_CALL_ID - 1};
 }
 
-bool tools_write(tools *t, enum tool_part part, const tool_texts *texts, tokenizer *by, ids_out out, void *to)
+static bool write_part(tools *t, enum tool_part part, const tool_texts *texts, tokenizer *by, ids_out out, void *to)
 {
     const bool starts = part == TOOL_FIRST || part == TOOL_SYSTEM;
     return tool_part_write(&t->template, part, &t->list, texts, starts, t->room, by, out, to);
@@ -153,3 +160,6 @@ const span *tools_mark(const tools *t, int32_t token)
             return &t->template.marks[i].text;
     return NULL;
 }
+
+const tools_kind edge_json_calls = {make, write_part, call_rules, calls_feed, calls_finish};
+const tools_kind edge_calls_of_fields = {make, write_part, call_rules_of_fields, calls_feed, calls_finish};

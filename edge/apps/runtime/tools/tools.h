@@ -27,11 +27,7 @@ typedef struct tools {
     char names[MOST_CALLS][LONGEST_TOOL_NAME + 1], ids[MOST_CALLS][LONGEST_CALL_ID];
 } tools;
 
-/* Reads tools, in the form of OpenAI's protocol. */
-edge_status tools_make(const edge_model *model, const char *text, size_t length, tools **made, edge_error *error);
 void tools_free(tools *t); /* t: may be NULL */
-/* Writes a part of the chat template, in which `tools` come. Returns false if `out` does, or the text is too long. */
-bool tools_write(tools *t, enum tool_part part, const tool_texts *texts, tokenizer *by, ids_out out, void *to);
 /* Name and identifier of a call of the last answer. */
 void tools_name(tools *t, uint32_t index, tool_texts *found);
 void tools_start(tools *t, bool reads); /* begins an answer, and forgets the calls of the last one and their results */
