@@ -19,7 +19,8 @@ from edge.server.refusal import RefusedError, protocol_of
 from edge.server.settings import Settings
 
 _OPEN = ("/health", "/v1/health", "/")  # paths that reveal nothing about the server need no key
-_EXPOSED = "Retry-After, Request-Id, X-Request-Id, Edge-Ignored, Edge-Cut"  # that pages of other origins may read
+# Headers that pages of other origins may read.
+_EXPOSED = "Retry-After, Request-Id, X-Request-Id, Edge-Ignored, Edge-Cut, Edge-Sources"
 
 _log = logging.getLogger("edge.server")
 

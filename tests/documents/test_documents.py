@@ -345,6 +345,7 @@ def test_command_line(folder: Path) -> None:
         (("index", "own", str(folder / "gone")), "there is no file or folder"),
         (("index", "own", str(folder), "--remove", "x"), "is no source of own"),
         (("chat", MODEL, "--documents", "none"), "there is no index 'none'"),
+        (("chat", MODEL, "--documents", "none", "--documents", "bare"), "--documents takes one index"),
         (("chat", MODEL, "--documents", "bare"), "the index bare has no passages: edge index bare FILE adds some"),
         (("ask", "junk", "x"), "file is not a database: edge index junk --remove deletes it"),
         (("ask", "own", "x", "--prune", "0.5"), "--prune needs --model"),

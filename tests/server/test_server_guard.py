@@ -13,6 +13,8 @@ from serving import HELLO, error_of, hub_of, served
 from starlette.testclient import TestClient
 
 from edge.errors import InputError
+from edge.server.documents import HEADER as SOURCES
+from edge.server.protocols.unread import HEADER as IGNORED
 from edge.server.settings import Settings
 
 KEYS = ["first-key-123", "second-key-45"]
@@ -98,7 +100,10 @@ def test_pages_that_were_allowed_ask(client: TestClient) -> None:
             assert response.headers["access-control-allow-origin"] == origin
             assert response.headers["access-control-allow-headers"] == names
         headers = {"Origin": origin, "Authorization": f"Bearer {KEYS[0]}"}
-        assert client.post(CHATS, json=SHORT, headers=headers).headers["access-control-allow-origin"] == origin
+        answered = client.post(CHATS, json=SHORT, headers=headers).headers
+        assert answered["access-control-allow-origin"] == origin
+        exposed = set(answered["access-control-expose-headers"].split(", "))
+        assert {IGNORED, SOURCES, "X-Request-Id"} <= exposed
         assert client.post(CHATS, json=SHORT, headers={"Origin": origin}).status_code == 401
 
 

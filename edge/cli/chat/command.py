@@ -43,7 +43,7 @@ def chat(
         o.flag("--load", metavar="FILE", help="Go on with a conversation that /save wrote."),
     ] = None,
     documents: Annotated[
-        Optional[str],  # noqa: UP045
+        Optional[list[str]],  # noqa: UP045
         o.flag("--documents", metavar="NAME", help="Put passages of this index before each question (edge index)."),
     ] = None,
     json: o.Json = False,
@@ -59,7 +59,7 @@ def chat(
     from edge.cli.terminal.fetching import fetch_missing
     from edge.cli.terminal.signals import Terminated
     from edge.devices.child import room_for_children
-    from edge.errors import EdgeError, UnsupportedError
+    from edge.errors import EdgeError, InputError, UnsupportedError
     from edge.model.chat.thinking import Think
     from edge.model.spec import check_generates
     from edge.run.arguments import check_limit
@@ -67,6 +67,8 @@ def chat(
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
 
+    if documents and len(documents) > 1:
+        raise InputError("--documents takes one index: edge index puts several files and folders into one")
     known = [] if tools is None else read_tools(tools)
     files = [] if file is None else [read_file(file)]
     limit, system, think = check_limit(answer.max_tokens), answer.system, Think.parse(answer.think)
@@ -100,10 +102,10 @@ def chat(
         turns(typed) as lines,
     ):
         own = None
-        if documents is not None:
+        if documents:
             from edge.documents.documents import Documents
 
-            own = held.enter_context(Documents(documents, options=options))
+            own = held.enter_context(Documents(documents[0], options=options))
             own.load()  # first: the model plans with what is left of the memory
         session = sessions.enter_context(load(opened, fitting))
         thoughts = ThoughtView(not quiet and not json, shown)

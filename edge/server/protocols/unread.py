@@ -46,10 +46,10 @@ REFUSED: dict[type, frozenset[str]] = {
     MessagesBody: _names("mcp_servers container response_format"),
     ApiChatBody: _names("template logprobs top_logprobs"),
     ApiGenerateBody: _names("template suffix context logprobs top_logprobs width height steps"),
-    EmbeddingsBody: _names("truncate_prompt_tokens task input_type"),
+    EmbeddingsBody: _names("truncate_prompt_tokens task input_type edge"),
     TranscriptionBody: _names("include known_speaker_names known_speaker_references hotwords without_timestamps"),
     TranslationBody: _names("hotwords without_timestamps"),
-    RerankBody: _names("rank_fields max_chunks_per_doc raw_scores truncation_direction"),
+    RerankBody: _names("rank_fields max_chunks_per_doc raw_scores truncation_direction edge"),
 }  # fmt: skip
 _INSTEAD = {
     "functions": "use tools", "function_call": "use tool_choice", "n_predict": "use max_tokens",
