@@ -104,8 +104,8 @@ class DrafterInfo:
 
 
 @dataclass(frozen=True)
-class EyesInfo:
-    """An encoder of pictures, which sees for a model. rows: that a picture may have, from the fewest to the most."""
+class EncoderInfo:
+    """An encoder beside a model, whose states have `model_width` values."""
 
     name: str
     kind: str  # of the projector
@@ -115,6 +115,12 @@ class EyesInfo:
     width: int
     ffn: int
     heads: int
+
+
+@dataclass(frozen=True)
+class EyesInfo(EncoderInfo):
+    """An encoder of pictures, which sees for a model. rows: that a picture may have, from the fewest to the most."""
+
     patch: int  # pixels of its side
     rows: tuple[int, ...]
     default_rows: int
@@ -122,17 +128,9 @@ class EyesInfo:
 
 
 @dataclass(frozen=True)
-class EarsInfo:
+class EarsInfo(EncoderInfo):
     """An encoder of sounds, which hears for a model."""
 
-    name: str
-    kind: str  # of the projector
-    models: tuple[str, ...]  # their architectures
-    model_width: int  # values of the model's states
-    layers: int
-    width: int
-    ffn: int
-    heads: int
     rows: int  # of a sound of `HEARD_S` seconds
 
 

@@ -241,15 +241,7 @@ def _of_sndfile(file: BinaryIO, name: str, close: Close | None) -> SoundStream:
         why = _first_line(error)
         why = "" if "does not exist" in why else f" ({why})"  # libsndfile's word for an MP3 without a frame
         raise InputError(f"{name} is no sound that can be read{why}: {_FORMATS}") from None
-    held = ExitStack()
-    if close:
-        held.callback(close)
-    held.callback(opened.close)
-    try:
-        _check(opened.samplerate, opened.channels, name)
-    except BaseException:
-        held.close()
-        raise
+    closing = _closing(opened, opened.samplerate, opened.channels, name, close)
     step = max(1, int(opened.samplerate * _FILE_BLOCK_S))
 
     def blocks() -> Iterator[FloatArray]:
@@ -265,7 +257,7 @@ def _of_sndfile(file: BinaryIO, name: str, close: Close | None) -> SoundStream:
 
     known = 0 < opened.frames < 1 << 48
     seconds = opened.frames / opened.samplerate if known else None
-    return SoundStream(_mono(blocks(), name, opened.samplerate), name, seconds, held.close, cut=not ends)
+    return SoundStream(_mono(blocks(), name, opened.samplerate), name, seconds, closing, cut=not ends)
 
 
 def _of_container(file: BinaryIO, container: str, name: str, close: Close | None) -> SoundStream:
@@ -273,22 +265,28 @@ def _of_container(file: BinaryIO, container: str, name: str, close: Close | None
         opened = Opened(file, container, name)
     except ImportError:
         raise MissingExtraError(f"the reader of such sounds ({name})", EXTRA) from None
-    held = ExitStack()
-    if close:
-        held.callback(close)
-    held.callback(opened.close)
-    try:
-        _check(opened.rate, 1, name)
-    except BaseException:
-        held.close()
-        raise
+    closing = _closing(opened, opened.rate, 1, name, close)
 
     def blocks() -> Iterator[FloatArray]:
         yield from opened.blocks()
         stream.cut |= opened.cut
 
-    stream = SoundStream(_mono(blocks(), name, opened.rate), name, opened.seconds, held.close)
+    stream = SoundStream(_mono(blocks(), name, opened.rate), name, opened.seconds, closing)
     return stream
+
+
+def _closing(opened: Any, rate: int, channels: int, name: str, close: Close | None) -> Close:
+    """What closes a reader, then its file. Closes both and raises InputError for a sound of another kind."""
+    held = ExitStack()
+    if close:
+        held.callback(close)
+    held.callback(opened.close)
+    try:
+        _check(rate, channels, name)
+    except BaseException:
+        held.close()
+        raise
+    return held.close
 
 
 _quiet = partial(without_lines, re.compile(rb"libmpg123|^Note: |^Warning: |^\s*$"))  # libmpg123 writes such lines

@@ -7,7 +7,6 @@ characters, which the file has; its own trie of 250,000 pieces would take 360 Mi
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,8 +18,8 @@ from tokenizers import normalizers, pre_tokenizers
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.prompt import joined
 from edge.model.text import well_formed
+from edge.model.tokens.of_encoders import OfEncoders
 from edge.model.tokens.tokenizer import cut_blocks, read_token_id
 from edge.model.tokens.vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from edge.types import IntArray
@@ -31,12 +30,10 @@ _REMEMBERED, _SHORT = 4096, 32  # words, and the characters of the longest: Chin
 _CHARACTERS = "tokenizer.ggml.precompiled_charsmap"
 
 
-class Unigram:
-    """A `TokenizerLike` (tokenizer.py) for encoders. Texts to embed stand between `bos_id` and `eos_id`."""
+class Unigram(OfEncoders):
+    """A `TokenizerLike` (tokenizer.py) for encoders."""
 
     kind = "t5"
-    add_bos = True
-    end_ids = suppressed = frozenset[int]()
 
     def __init__(self, file: GGUFFile) -> None:
         """Read the vocabulary. Raises ModelFormatError, UnsupportedError."""
@@ -96,10 +93,6 @@ class Unigram:
                 found.append(piece)
         return found[::-1]
 
-    def encode(self, text: str | Iterable[str], *, special: bool = False, start: bool = True) -> IntArray:
-        """Token ids of `text`, int32 [n], without bos and eos; control tokens in it are text."""
-        return joined(self.encode_blocks(text, special=special, start=start))
-
     def encode_blocks(
         self, text: str | Iterable[str], *, special: bool = False, start: bool = True
     ) -> Iterator[IntArray]:
@@ -108,25 +101,10 @@ class Unigram:
                 words = self._words.pre_tokenize_str(self.normalizer.normalize_str(well_formed(block)))
             yield np.array([token for word, _ in words for token in self._split(word)], np.int32)
 
-    def special_tokens(self) -> dict[str, tuple[int, bool]]:
-        return {text: (index, True) for text, index in self._special.items()}
-
-    def text(self, token: int) -> str:
-        """A token's text in the vocabulary. Raises IndexError for ids outside it."""
-        if not 0 <= token < self.size:
-            raise IndexError(f"token {token} is not in the vocabulary of {self.size}")
-        return self._texts[token]
-
     def piece(self, token: int, /) -> bytes:
         """The bytes that a token adds to a text; control tokens add none."""
         text = self.text(token)
         return b"" if token in self._control else text.replace(SPACE, " ").encode()
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        return b"".join(self.piece(int(token)) for token in tokens).decode("utf-8", errors="replace").removeprefix(" ")
-
-    def stream_decoder(self) -> codecs.IncrementalDecoder:
-        return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
 @contextmanager

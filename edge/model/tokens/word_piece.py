@@ -6,7 +6,6 @@ llama.cpp's form: pieces that begin a word have the mark `▁`, and pieces that 
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterable, Iterator
 
@@ -16,8 +15,8 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
-from edge.model.prompt import joined
 from edge.model.text import well_formed
+from edge.model.tokens.of_encoders import OfEncoders
 from edge.model.tokens.tokenizer import cut_blocks, read_token_id
 from edge.model.tokens.vocabulary import CONTROL, UNKNOWN
 from edge.types import IntArray
@@ -32,12 +31,10 @@ _CAPITALS = re.compile("[A-Z]")
 _SPECIAL = re.compile(r"\[[A-Za-z]+\d*\]")  # [CLS], and in older files [unused12], have no mark
 
 
-class WordPiece:
-    """A `TokenizerLike` (tokenizer.py) for encoders. Texts to embed stand between `bos_id` and `eos_id`."""
+class WordPiece(OfEncoders):
+    """A `TokenizerLike` (tokenizer.py) for encoders."""
 
     kind = "bert"
-    add_bos = True
-    end_ids = suppressed = frozenset[int]()
 
     def __init__(self, file: GGUFFile) -> None:
         """Read the vocabulary. Raises ModelFormatError if it lacks tokens that BERT needs."""
@@ -76,10 +73,6 @@ class WordPiece:
         self.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         self._splitter.normalizer, self._splitter.pre_tokenizer = self.normalizer, self.pre_tokenizer
 
-    def encode(self, text: str | Iterable[str], *, special: bool = False, start: bool = True) -> IntArray:
-        """Token ids of `text`, int32 [n], without [CLS] and [SEP]. special: recognize such tokens in the text."""
-        return joined(self.encode_blocks(text, special=special, start=start))
-
     def encode_blocks(
         self, text: str | Iterable[str], *, special: bool = False, start: bool = True
     ) -> Iterator[IntArray]:
@@ -90,27 +83,12 @@ class WordPiece:
                 ids += [self._special[part]] if index % 2 else self._splitter.encode(well_formed(part)).ids
             yield np.array(ids, np.int32)
 
-    def special_tokens(self) -> dict[str, tuple[int, bool]]:
-        return {text: (index, True) for text, index in self._special.items()}
-
-    def text(self, token: int) -> str:
-        """A token's text in the vocabulary. Raises IndexError for ids outside it."""
-        if not 0 <= token < self.size:
-            raise IndexError(f"token {token} is not in the vocabulary of {self.size}")
-        return self._texts[token]
-
     def piece(self, token: int, /) -> bytes:
         """The bytes that a token adds to a text, with the blank before a word."""
         text = self.text(token)
         if token in self._control:
             return b""
         return (text.removeprefix(REST) if text.startswith(REST) else f" {text}").encode()
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        return b"".join(self.piece(int(token)) for token in tokens).decode("utf-8", errors="replace").removeprefix(" ")
-
-    def stream_decoder(self) -> codecs.IncrementalDecoder:
-        return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
 def to_stored(text: str) -> str:
