@@ -82,7 +82,7 @@ def test_sample_compiles_against_android_35(tmp_path: Path) -> None:
     assert (tmp_path / "target" / "classes" / "com" / "example" / "chat" / "ChatActivity.class").exists()
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+def test_invalid_archives_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--aar is for the package kotlin, and this is c"):
         export(model_of(MODEL), tmp_path / "kit", aar=True)
     with pytest.raises(InputError, match="bundles for Android have x86_64"):

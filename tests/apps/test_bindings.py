@@ -29,7 +29,7 @@ STRUCTS_OF_C = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_have_what_the_schema_generates(name: str) -> None:
+def test_generated_code_is_current(name: str) -> None:
     assert (RUNTIME.parent / name).read_text(encoding="utf-8") == generated(name)  # else: python -m edge.apps.bindings
 
 

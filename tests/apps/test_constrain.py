@@ -218,7 +218,7 @@ def test_malformed_expressions_are_named(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(("schema", "said"), (REFUSED | MALFORMED).items())
-def test_what_cannot_be_enforced_is_named(schema: str, said: str) -> None:
+def test_unenforceable_schemas_are_refused_by_name(schema: str, said: str) -> None:
     with pytest.raises(UnsupportedError if schema in REFUSED else InputError, match=re.escape(said)) as caught:
         harness().set(schema)
     assert "\n" not in str(caught.value)
@@ -302,7 +302,7 @@ def test_answers_match_within_their_limit() -> None:
 
 
 @pytest.mark.parametrize("seed", [exhaustive(each) for each in range(8)])
-def test_damaged_grammars_end_in_a_line(seed: int) -> None:
+def test_damaged_grammars_raise_one_error(seed: int) -> None:
     chance, c = random.Random(seed), harness()
     texts = [
         *(json.dumps(each).encode() for each in SCHEMAS),

@@ -235,7 +235,7 @@ def test_files_added_to_a_bundle_are_kept(made: tuple[Path, dict[str, Any]], tmp
         ({"device": "toaster"}, InputError, "unknown device 'toaster'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_compiled(
+def test_impossible_exports_are_refused_before_compiling(
     options: dict[str, Any], error: type[EdgeError], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error) as raised:

@@ -96,7 +96,7 @@ def test_other_calls_reach_the_encoder(folder: Path) -> None:
         assert session.thread_ids() == threads[:1]
 
 
-def test_example_of_the_bundle_writes_what_is_said(model: Path, folder: Path, tmp_path: Path) -> None:
+def test_bundled_example_transcribes_a_sound(model: Path, folder: Path, tmp_path: Path) -> None:
     """Built as its README says, which names the bundle's files and none else."""
     folder = shutil.copytree(folder, tmp_path / "bundle")
     manual = (folder / "README.md").read_text()
@@ -200,7 +200,7 @@ def test_sanitizers_find_nothing(model: Path, folder: Path, tmp_path: Path, chec
     assert done.stdout.splitlines() == [" ".join(map(str, each["tokens"])) for each in expected]
 
 
-def test_what_is_refused_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_invalid_calls_are_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
     def refused(session: BundleSession, why: str, **options: Any) -> None:
         with pytest.raises((InputError, UnsupportedError), match=why):
             session.listen(**options)
@@ -239,7 +239,7 @@ def test_what_is_refused_is_refused_in_one_line(folder: Path, tmp_path: Path) ->
         refused(session, "the bundle hears nothing: export a Whisper model", rate=RATE)
 
 
-def test_export_refuses_what_only_texts_take(model: Path, tmp_path: Path) -> None:
+def test_export_of_ears_refuses_options_of_texts(model: Path, tmp_path: Path) -> None:
     for wrong, why in (({"kv_policy": "window"}, "leave --kv-policy out"), ({"lora_rank": 8}, "hears: leave --gpu")):
         with pytest.raises((InputError, UnsupportedError), match=why):
             edge.export(model, tmp_path / "out", **wrong)  # type: ignore[arg-type]

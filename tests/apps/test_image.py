@@ -245,7 +245,7 @@ def test_any_calls_with_pictures_run_under_sanitizers(seed: int, tmp_path: Path)
     assert all(int(each) > 10 for each in done.stdout.split())  # both were taken and refused
 
 
-def test_what_cannot_be_seen_is_refused(golden: dict[str, Any], tmp_path: Any) -> None:
+def test_invalid_pictures_are_refused(golden: dict[str, Any], tmp_path: Any) -> None:
     picture: AnyArray = golden["first"]
     with open_bundle(bundle_of(str(TEXT), **CHOSEN, max_kv_size=128)) as bundle, session_of(bundle) as session:
         for fields, message in (

@@ -81,7 +81,7 @@ def test_kotlin_passes_every_character_on(echo: dict[str, list[str]]) -> None:
     assert echo["echo"] == ["😀 𝄞 e\u0301 日本", "", "\0nul\0", "a?b", "100000"]
 
 
-def test_kotlin_throws_what_the_library_says(echo: dict[str, list[str]]) -> None:
+def test_kotlin_throws_errors_of_the_library(echo: dict[str, list[str]]) -> None:
     assert echo["missing"] == ["BAD_FILE: no file 😀 there"]
     assert echo["nul"] == ["the path contains the character U+0000"]
     assert echo["named"] == ["BAD_ARGUMENT: call answer, append Role.USER, set EdgeOptions.npu, not edge_other"]
@@ -96,7 +96,7 @@ def test_kotlin_throws_what_the_library_says(echo: dict[str, list[str]]) -> None
     assert echo["rewind"] == ["UNSUPPORTED: rows were evicted"]
 
 
-def test_closed_session_says_so(echo: dict[str, list[str]]) -> None:
+def test_closed_session_raises_an_error(echo: dict[str, list[str]]) -> None:
     assert echo["closed"] == ["the session is closed"]
     assert echo["closed answer"] == ["INTERRUPTED"]
     assert echo["model closed"] == ["the model is closed"]

@@ -236,7 +236,7 @@ def test_bundles_without_graphs_refuse_the_npu_and_stay_small() -> None:
         ({"device": "web"}, "--npu is for linux, android, not for web"),
     ],
 )
-def test_what_the_pass_lacks_is_refused_at_export(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused_at_export(options: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=says):
         export(model_of(MODEL), tmp_path / "bundle", npu=True, **ROWS, **options)
 

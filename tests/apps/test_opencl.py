@@ -271,7 +271,7 @@ def test_prompt_is_cancelled_within_a_chunk(driver_library: Path) -> None:
         check_cancelled_prompt(bundle, bundle.library, cache=kernels())
 
 
-def test_missing_device_is_one_line(tmp_path: Path) -> None:
+def test_missing_device_raises_one_line(tmp_path: Path) -> None:
     program = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from ctypes_bundle import open_bundle\n"
@@ -302,7 +302,7 @@ def test_bundles_without_programs_say_so() -> None:
         ("qwen35", {}, "no layers with a recurrent state"),
     ],
 )
-def test_what_the_pass_lacks_is_refused(name: str, options: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused(name: str, options: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(EdgeError, match=says):
         export(model_of(name), tmp_path / "out", **{"gpu": True} | options)
     assert not (tmp_path / "out").exists()

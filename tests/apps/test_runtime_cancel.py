@@ -156,7 +156,7 @@ def test_usage_and_tokens_while_another_thread_computes() -> None:
         assert session.next().finish == Finish.INTERRUPTED
 
 
-def test_tokenizing_keeps_nobody_out() -> None:
+def test_session_is_free_while_another_thread_tokenizes() -> None:
     folder = bundle_of(MODEL, kv_policy="streaming", **ROWS)
     with open_bundle(folder) as bundle, bundle.session(ignore_eos=1) as session:
         ended = threading.Event()

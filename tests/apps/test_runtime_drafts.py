@@ -120,7 +120,7 @@ def test_rows_with_adapters_are_the_same_with_drafts(name: str, options: dict[st
 
 
 @pytest.mark.parametrize("name", [MODEL, *(exhaustive(each) for each in ("gemma3", "qwen35"))])
-def test_what_comes_between_two_tokens_forgets_drafts(name: str) -> None:
+def test_calls_between_tokens_drop_drafts(name: str) -> None:
     """Saving, trimming and breaking off an answer see the rows of tokens that were generated, and no others."""
     folder, library = eager(name, **ROWS)
     with open_bundle(folder, library) as bundle:

@@ -335,7 +335,7 @@ def test_gpus_work_costs_as_that_of_all_cores() -> None:
 
 
 @pytest.mark.parametrize("spare", [0, 3 * MIB, 50 * MIB])
-def test_memory_is_returned_until_nothing_is_left(spare: int) -> None:
+def test_memory_is_returned_until_none_is_left(spare: int) -> None:
     """Two consecutive readings of less than 6 MiB; 0 is what iOS says where there is no limit."""
     app = App({}, False, Power())
     app.start()

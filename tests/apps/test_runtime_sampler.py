@@ -141,7 +141,7 @@ def test_tokens_of_a_large_vocabulary(cuts: tuple[int, float, float], kind: str)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at", [0, 1, 63, 64, 200, 255])
-def test_what_is_no_number(temperature: float, number: float, at: int) -> None:
+def test_logits_with_nan_and_infinity(temperature: float, number: float, at: int) -> None:
     params = SamplingParams(temperature, 5, seed=1)
     for everywhere in (False, True):
         logits = random_logits("normal", 256, np.random.default_rng(at))

@@ -409,7 +409,7 @@ def test_budgets_end_answers() -> None:
         assert session.use()["measured"] == 1
 
 
-def test_calls_out_of_order_are_refused_in_a_line() -> None:
+def test_calls_out_of_order_raise_one_line() -> None:
     folder = bundle_of(MODEL, **(ROWS | {"kv_policy": "full"}))
     with open_bundle(folder) as bundle:
         assert bundle.info()["policy"] == "full"
@@ -431,7 +431,7 @@ def test_calls_out_of_order_are_refused_in_a_line() -> None:
             check_order(session)
 
 
-def test_what_cannot_be_opened_is_said_in_a_line(tmp_path: Path) -> None:
+def test_unreadable_models_raise_one_line(tmp_path: Path) -> None:
     folder = bundle_of(MODEL, **STREAMING)
     size, longer = (folder / "model.edge").stat().st_size, tmp_path / "model.edge"
     longer.write_bytes((folder / "model.edge").read_bytes() + b"12345")
@@ -542,7 +542,7 @@ def test_forked_child_begins_sessions_of_its_own() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ids are Linux's")
-def test_thread_ids_are_those_that_compute() -> None:
+def test_thread_ids_name_the_computing_threads() -> None:
     def tasks() -> set[int]:
         return {int(each.name) for each in Path("/proc/self/task").iterdir()}
 
@@ -642,7 +642,7 @@ def test_calls_in_any_order_from_two_threads(name: str) -> None:
 
 
 @pytest.mark.parametrize("times", ["60", exhaustive("1000")])
-def test_nothing_is_left_of_sessions_that_have_ended(times: str) -> None:
+def test_ended_sessions_leave_no_threads_or_memory(times: str) -> None:
     run_program("soak", times)
 
 
@@ -658,7 +658,7 @@ def test_sessions_of_one_model_run_on_several_threads() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_sanitizers_find_nothing_in_sessions_of_several_threads(sanitizer: str) -> None:
+def test_sessions_of_several_threads_pass_the_sanitizers(sanitizer: str) -> None:
     run_program("threads", "20", sanitizer=sanitizer)
 
 

@@ -82,7 +82,7 @@ def test_ids_and_text_of_models(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_is_known_of_tokens(model: str) -> None:
+def test_properties_of_tokens(model: str) -> None:
     python, c = both(model)
     bos = python.bos_id if python.add_bos else -1
     assert c.about() == (bos, sorted(python.end_ids), sorted(python.suppressed))

@@ -123,7 +123,7 @@ def test_calls_are_those_of_python(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_what_looks_alike_is_text(form: ToolFormat) -> None:
+def test_text_that_resembles_calls_stays_text(form: ToolFormat) -> None:
     for text in LOOKALIKES:
         assert found_in_c(form, [*text]) == (text, [], False)
 

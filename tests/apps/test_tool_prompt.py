@@ -138,13 +138,13 @@ def test_results_are_those_of_the_template(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma4", "harmony"])
-def test_templates_with_a_notation_of_their_own_are_named(tmp_path: Path, name: str) -> None:
+def test_templates_with_other_notations_are_refused(tmp_path: Path, name: str) -> None:
     model = opened(tmp_path, MODELS[name])
     with pytest.raises(UnsupportedError, match="a notation of its own, which apps lack"):
         Prompts(model).part("first", TOOLS)
 
 
-def test_damaged_sections_end_in_a_line(tmp_path: Path) -> None:
+def test_damaged_sections_raise_one_error(tmp_path: Path) -> None:
     c, chance = Prompts(opened(tmp_path, MODELS["hermes"])), random.Random(5)
     for _ in range(400):
         section = bytearray(c.section)

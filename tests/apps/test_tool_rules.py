@@ -116,7 +116,7 @@ def test_objects_without_end_are_refused() -> None:
     [({"not": {}}, "cannot be enforced: not"), ({"uniqueItems": True, "type": "array"}, "uniqueItems"),
      ({"type": "integer", "multipleOf": 3}, "multipleOf"), ({"$ref": "http://example.com"}, "outside of it")],
 )  # fmt: skip
-def test_what_cannot_be_enforced_is_named(schema: Any, said: str) -> None:
+def test_unenforceable_parameters_are_refused_by_name(schema: Any, said: str) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}]
     with pytest.raises(UnsupportedError, match=said):
         set_calls(next(form for form in FORMATS if form.name == "hermes"), tools, required=True)

@@ -144,7 +144,7 @@ def ask(program: str, *arguments: str | Path) -> str:
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def test_folder_has_what_a_program_needs(bundle: Path) -> None:
+def test_folder_suffices_to_build_a_program(bundle: Path) -> None:
     files = {path.name for path in bundle.iterdir()} - {"program.exe"}
     assert files == {"README.md", "edge.h", "example.c", "edge.dll", "edge.lib", "model.edge", "manifest.json"}
 
@@ -164,7 +164,7 @@ def test_runtime_compiles_without_warnings() -> None:
     subprocess.run([*command, *C_FILES], check=True)
 
 
-def test_what_the_runtime_takes_from_windows(tmp_path: Path) -> None:
+def test_imports_of_the_windows_library(tmp_path: Path) -> None:
     program = build_for_windows([*SYSTEM, PROGRAMS / "windows_system.c"])
     assert run(program, windows_path(tmp_path)) == "fine\n"
 
@@ -193,7 +193,7 @@ def test_answers_are_those_of_the_python_session(program: Path, bundle: Path, tm
         pair.ask("Hi", **GREEDY)
 
 
-def test_errors_are_one_line(program: Path, bundle: Path, tmp_path: Path) -> None:
+def test_failures_raise_one_line(program: Path, bundle: Path, tmp_path: Path) -> None:
     with session_of(program) as session:
         missing = tmp_path / "né.edge"
         with pytest.raises(ModelFormatError) as raised:
@@ -208,7 +208,7 @@ def test_errors_are_one_line(program: Path, bundle: Path, tmp_path: Path) -> Non
         assert len(session.answer("Hi")[0]) == 5
 
 
-def test_what_windows_does_not_have_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_absent_on_windows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BudgetError, match="needs"):
         edge.export(model_of(MODEL), tmp_path / "a", device="windows-x86", memory="2MiB", max_kv_size=64)
     with pytest.raises(UnsupportedError, match=r"windows on aarch64: choose a device with x86-64$"):

@@ -622,7 +622,7 @@ def test_bad_rows_are_refused(open_engine: OpenEngine, golden: Golden, close_to:
 
 
 @ONE_LAYER
-def test_closed_engine_says_so(open_engine: OpenEngine, golden: Golden) -> None:
+def test_closed_engine_raises_an_error(open_engine: OpenEngine, golden: Golden) -> None:
     engine = open_engine()
     engine.forward(golden.tokens[:8])
     engine.close()
@@ -656,7 +656,7 @@ print('"refused"')
 """
 
 
-def test_llamacpp_does_not_touch_the_cache_it_has_freed() -> None:
+def test_closed_llamacpp_leaves_its_freed_cache_alone() -> None:
     """In a process of its own: touching freed memory may take the process with it."""
     child = run_child(_USE_CLOSED_CACHE)
     assert (child.status, child.output) == (0, "refused"), child.errors

@@ -119,7 +119,7 @@ def engine_and_oracle(name: str) -> tuple[LlamaCppEngine, TokenOracle]:
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "llama-rope-scaled", "qwen2", "qwen3"])
 @settings(max_examples=examples(20))
 @given(operations=st.lists(OPERATION, min_size=3, max_size=15))
-def test_attention_is_the_references_whatever_happened_before(name: str, operations: list[tuple[Any, ...]]) -> None:
+def test_scores_equal_the_references_after_any_history(name: str, operations: list[tuple[Any, ...]]) -> None:
     """In whichever cells llama.cpp has put the rows."""
     engine, oracle = engine_and_oracle(name)
     tokens = some_tokens(24 * len(operations))
@@ -166,7 +166,7 @@ def test_votes_are_queries_that_paid_more_than_average(queries: int, engines: Ca
         oracle.keep(rows)
 
 
-def test_nothing_is_added_up_unless_asked(engines: Callable[[Engine], Engine]) -> None:
+def test_scores_accumulate_only_on_request(engines: Callable[[Engine], Engine]) -> None:
     model, tokens = model_of("llama-gqa-tied"), some_tokens(40)
     engine, plain = observed_engine(model), load_engine(model, "llamacpp", "f32", capacity=48)
     engines(engine)
@@ -310,7 +310,7 @@ def test_observing_for_long_leaks_nothing(engines: Callable[[Engine], Engine]) -
         tracemalloc.stop()
 
 
-def test_what_llama_cpp_cannot_show_is_refused(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+def test_unobservable_models_are_refused(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     model = model_of("llama-gqa-tied")
     engine = observed_engine(model)
     engines(engine)

@@ -32,7 +32,7 @@ KNOWN: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("kind", KNOWN)
-def test_it_is_as_ours_is(tmp_path: Path, kind: str) -> None:
+def test_tokens_equal_those_of_our_tokenizer(tmp_path: Path, kind: str) -> None:
     file = read_gguf(KNOWN[kind](tmp_path))
     ours, theirs = Tokenizer(file), LlamaCppTokenizer(file)
     for text in TEXTS + SEPARATING + mixed_texts(6, 100) + [MANUAL[:30_000]]:
@@ -139,7 +139,7 @@ def too_many_tokens() -> GGUF:
         (too_many_tokens, ModelFormatError, "273 tokens, but another number of embeddings"),
     ],
 )
-def test_what_llama_cpp_cannot_read(
+def test_vocabularies_unreadable_by_llama_cpp(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Callable[[], GGUF], error: type[EdgeError], message: str
 ) -> None:
     monkeypatch.setattr(edge.backends.llamacpp.tokenizer, "_TIMEOUT", 5.0)
@@ -192,7 +192,7 @@ def test_suppressed_tokens_are_not_generated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "onnx", "reference"])
-def test_other_engines_say_what_to_do(tmp_path: Path, backend: str) -> None:
+def test_other_engines_name_the_remedy(tmp_path: Path, backend: str) -> None:
     path = unknown().write(tmp_path / "m.gguf")
     model = open_model(path)
     with pytest.raises(UnsupportedError, match=r"is not supported yet: use --backend llamacpp$"):

@@ -132,7 +132,7 @@ def test_other_engines_cannot_tell(quantized: Model, backend: str) -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 12), st.integers(0, 50))
-def test_pieces_count_what_tokens_see(context: int, tokens: int, step: int, window: int) -> None:
+def test_operators_count_the_rows_that_tokens_see(context: int, tokens: int, step: int, window: int) -> None:
     parts = list(pieces(tokens, context, step))
     assert [row for part in parts for row in range(part.before, part.before + part.count)] == [
         *range(context, context + tokens)

@@ -157,7 +157,7 @@ def golden(name: str) -> Model:
 
 @pytest.mark.parametrize("most", [1, 3, 256])
 @pytest.mark.parametrize("policy", ["full", "streaming", "knorm", "h2o", "snapkv", "tova"])
-def test_policies_evict_what_they_evict_token_by_token(policy: str, most: int) -> None:
+def test_policies_evict_as_token_by_token(policy: str, most: int) -> None:
     with both(golden("llama-gqa-tied"), most, max_kv_size=64, kv_policy=policy) as pair:
         for session in pair:
             assert list(session.stream(PROMPT, max_tokens=120, ignore_eos=True))

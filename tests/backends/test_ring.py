@@ -155,7 +155,9 @@ OPERATION = st.one_of(
     window=st.integers(2, 40), chunk=st.integers(1, 16), slack=st.sampled_from([1, 3, 64]),
     operations=st.lists(OPERATION, min_size=5, max_size=60),
 )  # fmt: skip
-def test_ring_holds_what_a_window_sees(window: int, chunk: int, slack: int, operations: list[tuple[Any, ...]]) -> None:
+def test_ring_holds_the_rows_of_a_window(
+    window: int, chunk: int, slack: int, operations: list[tuple[Any, ...]]
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ring, "SLACK", slack)
         kv, text, count = token_cache(window, chunk, 200), list[int](), 0

@@ -147,7 +147,7 @@ def stored(engine: NativeEngine, kind: str) -> tuple[AnyArray, AnyArray]:
 
 
 @pytest.mark.parametrize("step", [1, 5])
-def test_compiled_code_writes_what_numpy_does(model: Model, engines: Callable[[Engine], Engine], step: int) -> None:
+def test_compiled_codes_equal_numpys(model: Model, engines: Callable[[Engine], Engine], step: int) -> None:
     """Rows of the first layer depend on no others, and so are the same before they are rounded."""
     exact, rounded = (native(model, dtype) for dtype in ("f32", INT4))
     for engine in (exact, rounded):

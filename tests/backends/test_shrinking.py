@@ -46,7 +46,7 @@ def check_same(one: Engine, other: Engine, tokens: IntArray) -> None:
     pytest.param(*each, name, marks=[pytest.mark.exhaustive] * (each[0] == "cpu" and (each[1], name) != COMPILED))
     for each in ENGINES for name in ("llama-gqa-untied", "llama-window")
 ])  # fmt: skip
-def test_rows_in_use_stay_as_they_are(backend: str, kv_dtype: str, name: str, close_gaps: bool) -> None:
+def test_shrinking_keeps_rows_in_use(backend: str, kv_dtype: str, name: str, close_gaps: bool) -> None:
     if kv_dtype == "int4" or (backend == "llamacpp" and name == "llama-window"):
         name = "llama-gqa-untied"
     model, tokens = open_model(GOLDEN / f"{name}.gguf"), some_tokens(LARGE)

@@ -232,7 +232,7 @@ def test_impossible_records_are_skipped(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("foreign", ["x" * 5000, "x y " * 5000, "it's " * 5000, "\n" * 5000, "/" * 5000])
-def test_messages_repeat_little_of_what_they_are_given(foreign: str, tmp_path: Path) -> None:
+def test_messages_shorten_long_values(foreign: str, tmp_path: Path) -> None:
     folder = copy_folder("qwen2", tmp_path / "qwen2")
     edit_json(folder / "config.json", lambda said: said.update(hidden_act=foreign, model_type=foreign))
     attempts: list[Callable[[], object]] = [

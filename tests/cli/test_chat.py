@@ -320,7 +320,7 @@ def test_hostile_templates_are_contained(source: str) -> None:
         template(source).next_turn("user")
 
 
-def test_no_child_is_left_behind() -> None:
+def test_chat_leaves_no_child_process() -> None:
     ChatTemplate(HOSTILE["a string that doubles"])
     with contextlib.suppress(ChildProcessError):  # there are no children at all
         assert os.waitpid(-1, os.WNOHANG) == (0, 0)

@@ -233,7 +233,7 @@ def test_sigterm_ends_answer_as_budget_does(command: str, tmp_path: Path) -> Non
     assert any(tmp_path.rglob("*")), "the prompt is in the cache"
 
 
-def test_sigterm_while_nothing_is_said_leaves(tmp_path: Path) -> None:
+def test_sigterm_ends_a_waiting_chat(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "edge", "chat", MODEL, "-n", "5", "--json"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

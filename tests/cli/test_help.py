@@ -94,7 +94,7 @@ def test_commands_advise_options_they_have(arguments: list[str], kept: bool) -> 
     assert fitting(f"{said}: use --backend llamacpp", arguments, COMMAND) == said + ": use --backend llamacpp" * kept
 
 
-def test_what_command_refuses_it_says_without_such_advice(tmp_path: Path) -> None:
+def test_errors_of_commands_have_no_advice_on_help(tmp_path: Path) -> None:
     model = write_small(tmp_path / "m.gguf", Small(architecture="xverse"))
     command = [sys.executable, "-m", "edge", "compile", str(model), "--device", "raspberry-pi-5", "-o", "pi"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)

@@ -141,7 +141,7 @@ BY_LLAMACPP = pytest.param("q4_k_m", marks=[needs_llamacpp, pytest.mark.exhausti
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["q4_0", BY_LLAMACPP])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_quantization_leaves_what_was_there(
+def test_interrupted_quantization_keeps_the_old_file(
     number: signal.Signals, code: int, kind: str, tmp_path: Path
 ) -> None:
     """Sent while it writes: no part of a file, no process, no traceback."""

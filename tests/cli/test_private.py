@@ -24,7 +24,7 @@ from edge.run import history
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no modes")
 
 
-def test_group_of_one_is_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_of_one_counts_as_private(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many systems give each user a group, and a umask that lets it write."""
     import grp
     import pwd

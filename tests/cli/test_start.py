@@ -51,7 +51,7 @@ sys.exit(code)
 """
 
 
-def test_run_imports_nothing_that_it_does_not_need() -> None:
+def test_plain_run_imports_only_listed_modules() -> None:
     """Of modules, and of dataclasses, which take half a millisecond each if they are not those of `edge.records`."""
     command = [sys.executable, "-c", RUN, str(MODEL)]
     subprocess.run(command, capture_output=True, check=True)  # a first run compiles

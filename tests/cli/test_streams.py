@@ -43,7 +43,7 @@ def answer() -> bytes:
 
 
 @pytest.mark.parametrize("command", ["--version", "--help", f"inspect {GOLDEN} --json", f"{RUN} -p x"])
-def test_what_cannot_be_written_is_error(command: str) -> None:
+def test_unwritable_output_is_an_error(command: str) -> None:
     done = shell(f"$edge {command} >/dev/full")
     assert (done.returncode, one_line(done)) == (74, "edge: stdout cannot be written (No space left on device)")
 
@@ -111,7 +111,7 @@ def test_undecodable_bytes_are_replaced(tmp_path: Path) -> None:
     assert "no such model file: �.gguf" in one_line(shell("$edge run -p x $'\\xff.gguf'"))
 
 
-def test_error_is_one_line_whatever_file_is_called() -> None:
+def test_file_names_never_break_an_error_line() -> None:
     done = shell("$edge inspect $'a\\nb\\e[31m.gguf' --json")
     assert "a�b�[31m.gguf" in one_line(done)
     assert "a�b�[31m.gguf" in json.loads(done.stdout)["error"]["message"]

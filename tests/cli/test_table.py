@@ -27,7 +27,7 @@ def read(shown: str) -> list[list[str]]:
 
 
 @given(TABLES, st.integers(0, 5), st.integers(1, 200))
-def test_nothing_is_lost_in_narrow_table(rows: list[list[str]], left: int, width: int) -> None:
+def test_narrow_table_keeps_all_text(rows: list[list[str]], left: int, width: int) -> None:
     shown = table(rows[0], rows[1:], left, width)
     columns = len(rows[0])
     letters = ["".join("".join(line[i] for line in read(shown)).split()) for i in range(columns)]

@@ -29,7 +29,7 @@ def test_long_words_and_wide_characters_wrap() -> None:
 
 
 @given(st.lists(st.text("ab \n天", max_size=9), max_size=9), st.integers(2, 12))
-def test_nothing_is_lost_and_lines_fit(pieces: list[str], columns: int) -> None:
+def test_wrapping_keeps_all_text_within_the_width(pieces: list[str], columns: int) -> None:
     shown = wrapped(pieces, columns)
     assert "".join(shown.split()) == "".join("".join(pieces).split())
     for line in shown.splitlines():

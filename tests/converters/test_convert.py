@@ -54,7 +54,7 @@ def logits(path: Path, engine: str = "reference") -> FloatArray:
         loaded.close()
 
 
-def test_around_all_formats_and_back_nothing_is_lost(tmp_path: Path) -> None:
+def test_conversion_through_all_formats_is_lossless(tmp_path: Path) -> None:
     convert(SOURCE, tmp_path / "folder", Conversion("hf"))
     convert(tmp_path / "folder", tmp_path / "again.gguf", Conversion("gguf"))
     convert(tmp_path / "folder", tmp_path / "onnx", Conversion("onnx"))
@@ -150,7 +150,7 @@ def test_calibration_and_evaluation_texts_are_disjoint() -> None:
     assert scripts >= {"LATIN", "GREEK", "CYRILLIC", "ARABIC", "DEVANAGARI", "HANGUL", "CJK"}
 
 
-def test_pruning_says_what_it_took(tmp_path: Path, text: Path) -> None:
+def test_pruning_reports_removed_parts(tmp_path: Path, text: Path) -> None:
     said = edge_json(
         "convert", str(SOURCE), str(tmp_path / "p.gguf"), "--prune-layers", "1", "--prune-ffn", "0.5",
         "--calibration", str(text), "--calibration-tokens", "2048", "--json",
@@ -178,7 +178,7 @@ def test_dry_run_writes_nothing_and_knows_size(tmp_path: Path, to: str, from_fol
         assert set(files) == set(report.files)
 
 
-def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_bad_input_leaves_no_files(tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("empty", "full", "there", "short", "nothing", "damaged", "source")}
     for name in ("empty", "full"):
         places[name].mkdir()
@@ -237,7 +237,7 @@ def interrupt(name: str) -> Callable[[float], None]:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_interrupted_nothing_is_left_and_old_stays(tmp_path: Path, to: str) -> None:
+def test_interrupt_keeps_only_the_old_files(tmp_path: Path, to: str) -> None:
     target = tmp_path / ("t.gguf" if to == "gguf" else "t")
     with pytest.raises(KeyboardInterrupt):
         convert(SOURCE, target, STEPS[to], steps=interrupt)
@@ -250,7 +250,7 @@ def test_interrupted_nothing_is_left_and_old_stays(tmp_path: Path, to: str) -> N
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_files(tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is noticed at the latest when the files are to be safe."""
 
     def fsync(*_: Any) -> None:
@@ -265,7 +265,7 @@ def test_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, to: str, monke
 
 
 @pytest.mark.parametrize("to", [each for each in FORMATS if each.values[0] in ("gguf", "coreml")])
-def test_file_size_limit_is_one_line(tmp_path: Path, to: str) -> None:
+def test_file_size_limit_raises_one_line(tmp_path: Path, to: str) -> None:
     """The kernel itself refuses to write more than so many bytes into a file."""
     import subprocess
     import sys

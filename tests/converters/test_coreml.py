@@ -174,7 +174,7 @@ def test_full_cache_streams_as_swift_example_does(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
-def test_real_model_says_what_it_says_elsewhere(tmp_path: Path, name: str) -> None:
+def test_real_model_answers_as_on_other_engines(tmp_path: Path, name: str) -> None:
     """Greedy tokens are llama.cpp's; logits those of the reference engine, as llama.cpp rounds activations to int8."""
     model = open_model(name)
     text = "The capital of France is Paris. The capital of Germany is"

@@ -56,7 +56,7 @@ def test_methods_of_onnx_are_compared_with_their_source(method: str, tmp_path: P
     assert 4 < report.bits_per_weight < 32
 
 
-def test_model_loses_nothing_against_itself() -> None:
+def test_model_has_no_loss_against_itself() -> None:
     file = open_model(SOURCE).file
     assert evaluate(file, file).divergence.kl_max == 0
 

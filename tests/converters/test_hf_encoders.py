@@ -59,7 +59,7 @@ def test_folder_becomes_four_bits(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-def test_llama_cpp_reads_what_is_written(tmp_path: Path) -> None:
+def test_llama_cpp_reads_written_encoders(tmp_path: Path) -> None:
     llama = pytest.importorskip("llama_cpp")
     convert_folder(ENCODERS / "bert", tmp_path / "model.gguf")
     theirs = llama.Llama(str(tmp_path / "model.gguf"), embedding=True, n_ctx=96, n_batch=96, n_ubatch=96, verbose=False)

@@ -170,7 +170,7 @@ def test_layouts_that_are_not_read(name: str, settings: dict[str, object], match
     ("round-gptq", "", {"packing_format": []}, "layout [] is not supported"),
     ("mlx-4-64", "", {"bits": 4.0}, "4.0 bits in groups of 64 is not supported"),
 ])  # fmt: skip
-def test_damaged_matrices_are_one_line(name: str, part: str, damage: Any, match: str, tmp_path: Path) -> None:
+def test_damaged_matrices_raise_one_line(name: str, part: str, damage: Any, match: str, tmp_path: Path) -> None:
     folder, _ = packed_folder(name, tmp_path / name)
 
     def edit(tensors: Tensors) -> None:

@@ -150,7 +150,7 @@ def test_gpt_oss_in_floats(tmp_path: Path) -> None:
     assert read_gguf(tmp_path / "kept").tensors["blk.0.ffn_up_exps.weight"].type == "MXFP4"
 
 
-def test_gemma_4_as_it_was_published(tmp_path: Path) -> None:
+def test_published_form_of_gemma_4(tmp_path: Path) -> None:
     """Sizes of heads by kind of layer, and keys and values that no layer reads."""
     folder = copy_folder("gemma4_text", tmp_path / "other" / "gemma4_text")
     settings_of(per_layer_config=None, global_head_dim=32)(folder)
@@ -164,7 +164,7 @@ def test_gemma_4_as_it_was_published(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [*((name, None) for name in (*NAMES, *PACKED)), ("gemma3", "F16")])
-def test_what_is_planned_is_written(name: str, kind: str | None, tmp_path: Path) -> None:
+def test_written_tensors_are_the_planned_ones(name: str, kind: str | None, tmp_path: Path) -> None:
     seen: list[float] = []
     convert_folder(FOLDERS / name, tmp_path / "model.gguf", progress=seen.append, type=kind)
     file = read_gguf(tmp_path / "model.gguf")
@@ -178,7 +178,7 @@ def test_what_is_planned_is_written(name: str, kind: str | None, tmp_path: Path)
     assert seen[-1] == 1
 
 
-def test_newest_layout_of_settings_means_what_oldest_did(tmp_path: Path) -> None:
+def test_old_and_new_layouts_of_settings_agree(tmp_path: Path) -> None:
     """rope_parameters and dtype today; rope_theta, rope_scaling, partial_rotary_factor and torch_dtype for years."""
 
     def aged(said: dict[str, Any]) -> None:
@@ -294,7 +294,7 @@ def refused_as(folder: Path, kind: str, match: str, target: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_packed_weights_are_what_was_packed(name: str, tmp_path: Path) -> None:
+def test_packed_weights_unpack_unchanged(name: str, tmp_path: Path) -> None:
     convert_folder(FOLDERS / name, tmp_path / "model.gguf")
     ours = tensor(read_gguf(tmp_path / "model.gguf"), "blk.1.ffn_down.weight")
     np.testing.assert_array_equal(ours, answers(name)["weights"].astype(np.float16).astype(np.float32))

@@ -299,7 +299,7 @@ def test_tokens_that_were_added(tmp_path: Path) -> None:
     assert tokenizer.decode([272, 273]) == "<tool>[x]  [y]"
 
 
-def test_what_begins_and_ends_text(tmp_path: Path) -> None:
+def test_bos_and_eos_tokens(tmp_path: Path) -> None:
     def roles(settings: dict[str, Any], generation: Any = None, **config: Any) -> dict[str, Any]:
         folder = copy_folder("qwen2", tmp_path / str(len(list(tmp_path.iterdir()))))
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -360,7 +360,7 @@ def test_added_tokens_that_match_behind_spaces_only(normalizer: Any, said: str, 
     assert said in complaint(lambda: fields_of(folder, 812))
 
 
-def test_what_is_never_generated(tmp_path: Path) -> None:
+def test_suppressed_tokens(tmp_path: Path) -> None:
     folder = copy_folder("qwen2", tmp_path / "folder")
     said: dict[str, Any] = {"suppress_tokens": [3, 8, 999, "4", -1]}
     (folder / "generation_config.json").write_text(json.dumps(said))

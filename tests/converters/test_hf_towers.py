@@ -53,7 +53,7 @@ def test_encoder_beside_the_converted_model(tmp_path: Path) -> None:
     assert tower.layout(64, 48).tokens == tower.sizes[0]
 
 
-def test_refused_encoder_leaves_the_files_as_they_were(tmp_path: Path) -> None:
+def test_refused_encoder_changes_no_files(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(TOWERS.parent / "folders" / "gemma3", tmp_path / "gemma3"))
     config = json.loads((folder / "config.json").read_text())
     config["vision_config"]["image_size"] = "large"
@@ -96,7 +96,7 @@ def test_encoder_in_other_types(tmp_path: Path) -> None:
         ("gemma4", {"vision_config.head_dim": 8, "vision_config.pooling_kernel_size": 2, "do_normalize": True}),
     ],
 )
-def test_settings_that_change_what_is_seen(name: str, changes: dict[str, object], tmp_path: Path) -> None:
+def test_settings_that_change_pixels(name: str, changes: dict[str, object], tmp_path: Path) -> None:
     for number, (key, value) in enumerate(changes.items()):
         folder = Path(shutil.copytree(TOWERS / name, tmp_path / f"{number}"))
         *parts, last = key.split(".")

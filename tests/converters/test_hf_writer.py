@@ -205,7 +205,7 @@ print(json.dumps(None))
 # What is refused, with nothing left behind
 
 
-def test_what_has_no_settings_in_hugging_face(tmp_path: Path) -> None:
+def test_models_without_hugging_face_settings(tmp_path: Path) -> None:
     def changed(edit: Any, path: Path = GOLDEN / "llama-linear.gguf") -> Model:
         gguf = GGUF.read(path)
         edit(gguf)

@@ -62,7 +62,7 @@ def logits(model: Model, tokens: IntArray, engine: str = "reference") -> FloatAr
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_idle_channels_go_and_nothing_changes(name: str, tmp_path: Path) -> None:
+def test_removing_idle_channels_keeps_logits(name: str, tmp_path: Path) -> None:
     whole = read_gguf(GOLDEN / f"{name}.gguf")
     ffn = open_model(whole.path).spec.ffn
     gone = np.random.default_rng(3).permutation(ffn)[: ffn // 2]
@@ -83,7 +83,7 @@ def test_idle_channels_go_and_nothing_changes(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", UNIFORM)
-def test_idle_layer_goes_and_nothing_changes(name: str, tmp_path: Path) -> None:
+def test_removing_an_idle_layer_keeps_logits(name: str, tmp_path: Path) -> None:
     def change(tensor: str, values: FloatArray) -> FloatArray:
         silent = ("blk.1.attn_output.weight", "blk.1.ffn_down.weight")
         return np.zeros_like(values) if tensor in silent and name != "gpt2" else values
@@ -101,7 +101,7 @@ def test_idle_layer_goes_and_nothing_changes(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(logits(pruned, tokens[:24]), logits(model, tokens[:24]), atol=1e-4)
 
 
-def test_llama_cpp_runs_what_is_left(tmp_path: Path) -> None:
+def test_llama_cpp_runs_pruned_models(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     model = open_model(GOLDEN / "qwen2.gguf")
     tokens = tokens_for(model)
@@ -128,7 +128,7 @@ def test_any_share_leaves_whole_blocks(share: float, layers: int) -> None:
     assert kept == spec.ffn or kept % 32 == 0
 
 
-def test_importance_follows_what_channels_add() -> None:
+def test_importance_follows_the_channels_outputs() -> None:
     model = open_model(GOLDEN / "llama-gqa-untied.gguf")
     found = measure_importance(model.file, model.spec, tokens_for(model))
     assert found.channels.shape == (model.spec.layers, model.spec.ffn)
@@ -151,7 +151,7 @@ def test_perplexity_matches_reference() -> None:
     (Pruning(ffn=1.0), "from 0 to below 1"), (Pruning(ffn=-0.1), "from 0 to below 1"),
     (Pruning(ffn=float("nan")), "from 0 to below 1"),
 ])  # fmt: skip
-def test_what_cannot_be_pruned_is_refused(pruning: Pruning, said: str) -> None:
+def test_unprunable_models_are_refused(pruning: Pruning, said: str) -> None:
     spec = open_model(GOLDEN / "llama-gqa-untied.gguf").spec
     with pytest.raises(InputError, match=said):
         check_pruning(spec, pruning)
@@ -198,7 +198,7 @@ class Student:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_student_saves_becomes_repaired_model(
+def test_students_checkpoint_becomes_the_repaired_model(
     pruned: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """Without a step of learning, for which torch is too large to be installed here."""

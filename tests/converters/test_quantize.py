@@ -138,7 +138,7 @@ def test_shifted_weights_make_earlier_errors_good() -> None:
 @pytest.mark.parametrize("name", [
     *OFTEN, *(exhaustive(each) for each in (*FAMILIES, *SCALED, *HYBRIDS) if each not in OFTEN),
 ])  # fmt: skip
-def test_factors_change_nothing_before_rounding(family: Callable[[str], Model], name: str) -> None:
+def test_scaling_factors_keep_unrounded_products(family: Callable[[str], Model], name: str) -> None:
     model = family(name)
     types, sources = plan_types(model.file, model.spec, Settings(**WHOLE)), find_tensors(model.file, model.spec)
     kinds = {name: types[source.tensor] for name, source in sources.items()}
@@ -307,7 +307,7 @@ def test_mixture_of_types_has_experts(family: Callable[[str], Model]) -> None:
 @pytest.mark.parametrize("kind", [
     "Q4_1", "NF4", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in (*sorted(GRIDS), "F16")),
 ])  # fmt: skip
-def test_llamacpp_runs_what_we_write(family: Callable[[str], Model], kind: str, tmp_path: Path) -> None:
+def test_llamacpp_runs_written_quantizations(family: Callable[[str], Model], kind: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     model = family("llama")
     settings = Settings(type=kind, embedding="Q8_0", output="Q8_0")
@@ -377,7 +377,7 @@ CONVERSIONS = {
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("what", CONVERSIONS)
 @pytest.mark.parametrize("kind", ["F32", "Q4_1"])
-def test_overflowing_weights_are_refused_in_one_line(kind: str, what: str, tmp_path: Path) -> None:
+def test_overflowing_weights_raise_one_line(kind: str, what: str, tmp_path: Path) -> None:
     """Finite ones, which were written as infinite scales; and damaged scales. Without NumPy's warnings."""
     small = Small(types=kind)
     rows, size = small.ffn, nbytes(kind, small.hidden)

@@ -34,7 +34,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     return run
 
 
-def test_what_is_said_and_answered_comes_across(ask: Ask) -> None:
+def test_messages_pass_both_ways(ask: Ask) -> None:
     said: list[Any] = []
     body = "print('noise')\nos.system('echo noise')\nsay({'half': request['é'] / 2})\nreturn [request, os.environ['X']]"
     assert ask(body, {"é": 3}, said.append, environment={"X": "y"}) == [{"é": 3}, "y"]
@@ -96,7 +96,7 @@ def test_it_ends_when_its_parent_is_gone(tmp_path: Path, work: str) -> None:
     wait_for(lambda: not alive(pid))
 
 
-def test_nothing_is_imported_from_where_it_works(ask: Ask, tmp_path: Path) -> None:
+def test_child_imports_no_modules_from_its_folder(ask: Ask, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     (folder / "edge").mkdir(parents=True)
     for name in ("edge/__init__.py", "runpy.py", "ctypes.py", "json.py", "colorsys.py"):
@@ -104,7 +104,7 @@ def test_nothing_is_imported_from_where_it_works(ask: Ask, tmp_path: Path) -> No
     assert Path(ask("import colorsys, json\nreturn os.getcwd()", folder=folder)) == folder
 
 
-def test_it_is_ended_when_its_time_is_over(ask: Ask) -> None:
+def test_child_is_killed_at_its_timeout(ask: Ask) -> None:
     pids: list[int] = []
     with pytest.raises(EngineError, match=r"^no luck: it took more than 0.2 s$"):
         ask(

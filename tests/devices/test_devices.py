@@ -157,7 +157,7 @@ def test_this_process() -> None:
         assert use.anonymous + use.file <= use.rss
 
 
-def test_peak_follows_what_is_touched() -> None:
+def test_peak_counts_touched_pages() -> None:
     before = memory_use().peak
     block = bytearray(64 << 20)
     block[:: 4 << 10] = b"x" * len(block[:: 4 << 10])

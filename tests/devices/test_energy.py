@@ -215,7 +215,7 @@ def test_estimates_are_enforced_without_sensor(tmp_path: Path) -> None:
     assert 0 < energy["before"] < energy["before"] + energy["joules"] <= 14.2
 
 
-def test_refused_limits_are_one_line(tmp_path: Path) -> None:
+def test_refused_limits_raise_one_line(tmp_path: Path) -> None:
     for arguments, said in (
         (("--energy", "lots"), "energy 'lots' is not understood: write it like 30J"),
         (("--energy", "0J"), "must be greater than zero"),

@@ -105,7 +105,7 @@ def test_model_is_inspected_for_device() -> None:
     ("pixel-9", ["Google Tensor Processing Unit", "no: edge knows no compiler for NPUs of Google"]),
     ("raspberry-pi-5", ["no: its profile names no NPU"]),
 ])  # fmt: skip
-def test_inspecting_says_whether_npu_runs_it(device: str, said: list[str]) -> None:
+def test_inspect_shows_whether_the_npu_runs_a_model(device: str, said: list[str]) -> None:
     shown = " ".join(run.invoke(app, ["inspect", "smollm2-135m", "--device", device]).output.split())
     assert f"NPU of {device}" in shown
     for each in said:

@@ -95,7 +95,7 @@ def test_umask_is_respected(place: Path, umask: int, file: int, folder: int) -> 
 # Whole or not at all
 
 
-def test_what_fails_leaves_what_was_there(place: Path) -> None:
+def test_failed_writes_keep_the_old_file(place: Path) -> None:
     write_whole(place / "a", "before")
     fill(place / "b", "before")
 

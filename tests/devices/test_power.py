@@ -150,7 +150,7 @@ def test_counter_that_wraps_loses_nothing(steps: list[int], tmp_path_factory: py
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_counter_for_root_only_says_so(tmp_path: Path) -> None:
+def test_counter_for_root_names_the_permission(tmp_path: Path) -> None:
     rapl_tree(tmp_path, 1)
     (tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj").chmod(0)
     with pytest.raises(Unavailable, match="root only: sudo chmod"):

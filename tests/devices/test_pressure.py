@@ -168,7 +168,7 @@ def test_falling_limit_shrinks_cache_and_continues(tree: Path, policy: str) -> N
         assert session.report.kv.capacity == 256
 
 
-def test_pressure_halves_what_can_be_spared(tree: Path) -> None:
+def test_pressure_halves_spare_memory(tree: Path) -> None:
     write(tree, "proc/pressure/memory", psi(40))
     with golden_session() as session:
         session.generate(some_tokens(40), max_tokens=30, ignore_eos=True)
@@ -194,7 +194,7 @@ def test_falling_limit_within_a_long_prompt(tree: Path) -> None:
         assert report.kv.rows <= report.kv.capacity == 256
 
 
-def test_nearly_killed_process_answers_what_it_can(tree: Path) -> None:
+def test_memory_pressure_cuts_the_answer(tree: Path) -> None:
     with golden_session() as session:
         pieces = session.stream(some_tokens(30), max_tokens=50, ignore_eos=True)
         first = next(pieces)

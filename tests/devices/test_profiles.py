@@ -75,7 +75,7 @@ def test_every_figure_has_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_figures_are_what_devices_can_have(name: str) -> None:
+def test_figures_are_plausible(name: str) -> None:
     profile, value = find_profile(name), find_profile(name).value
     bounds = {"read_bandwidth_one_core": (1e9, 1e11), "bus_bandwidth": (1e9, 2e11), "f32_flops": (1e9, 2e12),
               "core_watts": (0.1, 20), "idle_watts": (0.1, 20), "throttle_celsius": (50, 110),
@@ -117,7 +117,7 @@ def with_figures(**values: float) -> DeviceProfile:
     ({"read_bandwidth_one_core": 10e9, "bus_bandwidth": 68e9}, 6, 68e9 * BUS_SHARE, "assumed"),
     ({"bus_bandwidth": 100e9}, 8, 100e9 * BUS_SHARE, "assumed"),
 ])  # fmt: skip
-def test_bandwidth_follows_from_what_is_known(
+def test_bandwidth_derives_from_known_figures(
     figures: dict[str, float], threads: int, expected: float, kind: str
 ) -> None:
     bandwidth = with_figures(**figures).bandwidth(threads)
@@ -164,7 +164,7 @@ profile_values = st.builds(
 
 @settings(suppress_health_check=SHARED_FIXTURES, max_examples=examples(30))
 @given(profile=profile_values)
-def test_what_is_written_is_read_back(tmp_path: Path, profile: DeviceProfile) -> None:
+def test_written_profiles_read_back_equal(tmp_path: Path, profile: DeviceProfile) -> None:
     write_profile(profile, tmp_path / "x.toml")
     assert read_profile(tmp_path / "x.toml") == profile
 
@@ -193,7 +193,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-def test_wrong_files_are_one_line(tmp_path: Path) -> None:
+def test_invalid_profiles_raise_one_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     for old, new, said in WRONG:
         assert old in GOOD
@@ -252,7 +252,7 @@ def test_rate_ignores_late_wakeups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < best_rate(2, 0.08, work, lambda part: None) <= 2000
 
 
-def test_probing_keeps_what_user_has_said(own: Path) -> None:
+def test_probing_keeps_stated_figures(own: Path) -> None:
     watts = Figure(7.0, "measured", "a wall meter")
     add_profile(replace(profiles.describe_host(), figures={"core_watts": watts}))
     parts: list[float] = []
@@ -284,7 +284,9 @@ def test_profile_of_another_processor_is_not_this_hosts() -> None:
     ("absent", "said"),
     [({"onnx"}, "onnx is not installed"), ({"onnx", "onnxruntime"}, "onnxruntime and onnx are not installed")],
 )
-def test_what_measuring_bytes_needs_is_said(absent: set[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_for_integer_rates_are_named(
+    absent: set[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(integer_products, "find_spec", lambda name: None if name in absent else object())
     assert said in (missing() or "")
     assert integer_products.fastest_product() is None
@@ -364,7 +366,7 @@ def test_folder_of_profiles_that_is_none(tmp_path: Path, monkeypatch: pytest.Mon
     assert find_profile(HOST).name == HOST
 
 
-def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+def test_pipes_are_not_replaced(tmp_path: Path) -> None:
     """Such as /dev/null, which root could."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -385,9 +387,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     ({"cpu": "nope-cpu"}, "cpu 'nope-cpu', which LLVM does not know: choose a64fx"),
 ])  # fmt: skip
 @pytest.mark.parametrize("command", ["add", "compile"])
-def test_processors_that_nobody_knows_are_refused(
-    tmp_path: Path, changed: dict[str, str], said: str, command: str
-) -> None:
+def test_unknown_processors_are_refused(tmp_path: Path, changed: dict[str, str], said: str, command: str) -> None:
     if "cpu" in changed:
         pytest.importorskip("tvm")
     wrong = replace(find_profile("raspberry-pi-5"), name="my-board", **changed)  # type: ignore[arg-type]
@@ -446,7 +446,7 @@ def test_damaged_profiles_are_left_out_of_list(own: Path) -> None:
     assert f"{own / 'mine.toml'}: figures.core_watts.value" in shown.stderr
 
 
-def test_profile_that_hides_one_of_edges_says_so(tmp_path: Path, own: Path) -> None:
+def test_profile_hiding_a_shipped_one_warns(tmp_path: Path, own: Path) -> None:
     mine = replace(find_profile("raspberry-pi-5"), figures={"core_watts": Figure(2.0, "measured", "a meter")})
     write_profile(mine, tmp_path / "e.toml")
     said = run.invoke(app, ["devices", "add", str(tmp_path / "e.toml")]).output

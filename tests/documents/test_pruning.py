@@ -67,7 +67,7 @@ def test_scores_of_another_ranker_decide() -> None:
 
 
 @given(st.text(alphabet="abC .!\n`#12", max_size=120), st.floats(0.1, 1))
-def test_what_stays_and_what_leaves_is_the_text(text: str, keep: float) -> None:
+def test_kept_and_removed_sentences_make_the_text(text: str, keep: float) -> None:
     [kept], pruned = prune_texts([text], "ab 1?", keep, count)
     assert sorted("".join(kept.split()) + "".join("".join(pruned.left).split())) == sorted("".join(text.split()))
 

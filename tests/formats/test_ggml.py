@@ -56,7 +56,7 @@ def test_whole_files_are_mixed_and_run(ftype: str, floats: Path, tmp_path: Path)
     assert np.corrcoef(*logits)[0, 1] > 0.99  # it rounds what it multiplies by to 8 bits
 
 
-def test_importance_and_pure_change_what_is_written(floats: Path, tmp_path: Path) -> None:
+def test_importance_and_pure_change_written_types(floats: Path, tmp_path: Path) -> None:
     file = read_gguf(floats)
     matrices = [info for info in file.tensors.values() if len(info.shape) == 2]
     importance = {info.name: np.linspace(0, 1, info.shape[0], dtype=np.float32) for info in matrices}
@@ -75,7 +75,7 @@ def test_importance_and_pure_change_what_is_written(floats: Path, tmp_path: Path
     assert Planned("output.weight", (256, SHAPE.vocab), "F16") in kept
 
 
-def test_crash_of_c_code_is_one_line(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_of_c_code_raises_one_line(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that is not what it should be: killed by a signal, as by a failed assertion."""
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\necho 'ggml.c:1: GGML_ASSERT(false) failed' >&2\nkill -{signal.SIGABRT.value} $$\n")
@@ -124,7 +124,7 @@ def test_heads_keep_eight_bits_and_odd_rows_sixteen(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["odd.gguf"]
 
 
-def test_refused_options_are_one_line(floats: Path, text: Path, tmp_path: Path) -> None:
+def test_refused_options_raise_one_line(floats: Path, text: Path, tmp_path: Path) -> None:
     target = tmp_path / "there.gguf"
     (tmp_path / "link").symlink_to(floats)
     target.write_bytes(b"old")
@@ -209,7 +209,9 @@ def test_unblocked_rows_and_growth_are_reported(tmp_path: Path) -> None:
         ("gemma4", "Q4_0", {"attn_output": "Q4_0", "inp_gate": "F16", "layer_output_scale": "F32"}),
     ],
 )  # fmt: skip
-def test_mixtures_and_hybrids_keep_what_counts(name: str, kind: str, types: dict[str, str], tmp_path: Path) -> None:
+def test_mixtures_and_hybrids_keep_precision_of_key_tensors(
+    name: str, kind: str, types: dict[str, str], tmp_path: Path
+) -> None:
     """Experts are matrices as others are; what decides about tokens or states stays exact; states get more bits."""
     write_plain(read_gguf(GOLDEN / f"{name}.gguf"), tmp_path / "out.gguf", kind)
     model = open_model(tmp_path / "out.gguf")

@@ -130,7 +130,7 @@ def test_block_types_match_ggml() -> None:
 
 
 @pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
-def test_header_is_what_gguf_py_reads(path: Path) -> None:
+def test_header_equals_gguf_pys(path: Path) -> None:
     file, reader = read_gguf(path), gguf.GGUFReader(path)
     assert (file.version, file.size, file.data_offset) == (3, path.stat().st_size, reader.data_offset)
     assert list(file.tensors) == [tensor.name for tensor in reader.tensors]

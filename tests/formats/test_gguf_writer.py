@@ -50,7 +50,7 @@ def test_another_reader_finds_same_fields(fields: dict[str, object], tmp_path_fa
         assert list(said) == list(value) if isinstance(value, list | np.ndarray) else said == value
 
 
-def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
+def test_existing_files_are_kept_without_overwrite(tmp_path: Path) -> None:
     file, folder = tmp_path / "file", tmp_path / "folder"
     file.write_bytes(b"x")
     with new_folder(folder) as target:
@@ -70,7 +70,7 @@ def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_what_is_on_grid_stays_there(kind: str) -> None:
+def test_values_on_the_grid_are_unchanged(kind: str) -> None:
     weights = np.random.default_rng(1).standard_normal((8, 96), np.float32)
     once = dequantize(quantize(weights, kind), kind)
     assert 0 < np.abs(once - weights).max() < 0.3

@@ -40,7 +40,7 @@ def test_gguf_reads_values_that_codes_mean(quantized: QuantizedMatrix) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_on_grid_come_back_as_they_were(kind: str) -> None:
+def test_values_on_the_grid_round_trip(kind: str) -> None:
     grid = GRIDS[kind]
     levels = np.resize(np.arange(len(grid.levels)), (3, 8 * BLOCK)).astype(np.uint8)
     scales = half(np.abs(normal(3, 8)) + np.float32(0.1))

@@ -39,7 +39,7 @@ def test_files_of_original_library(path: Path) -> None:
         st.text(min_size=1, max_size=9), st.tuples(st.sampled_from(list(NUMPY)), SHAPES), max_size=5
     )
 )
-def test_what_is_written_is_read_back(
+def test_written_tensors_read_back_equal(
     tensors: dict[str, tuple[str, tuple[int, ...]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     tensors.pop("__metadata__", None)
@@ -117,7 +117,7 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
     refused(tmp_path / "bad", data + b"\0", "truncated")
 
 
-def test_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+def test_file_truncated_during_reading(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(GOOD.read_bytes())
     last = max(read_header(path).values(), key=lambda each: each.offset)

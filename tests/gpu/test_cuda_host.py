@@ -218,7 +218,7 @@ def test_kernel_that_takes_too_many_registers_is_refused(driver: Driver) -> None
         opened(driver).prepare({"edge_add": KERNEL})
 
 
-def test_memory_of_a_card_runs_out_in_one_line(driver: Driver) -> None:
+def test_exhausted_card_memory_raises_one_line(driver: Driver) -> None:
     device = opened(driver)
     buffer = device.create(100)
     assert device.allocated == 112

@@ -109,7 +109,7 @@ def test_models_that_are_too_large_are_refused(gpu: GPUMemory, options: dict[str
         ("llama-gqa-tied", True), ("qwen35moe", False), ("qwen35moe", True), ("gemma4", False),
     )),
 ])  # fmt: skip
-def test_two_sessions_at_once_and_what_they_allocate(name: str, adapts: bool, tmp_path: Path) -> None:
+def test_two_sessions_allocate_as_planned(name: str, adapts: bool, tmp_path: Path) -> None:
     """The count is the buffers' bytes, or little more: padding of weights is counted at its most."""
     path = GOLDEN / f"{name}.gguf"
     adapter = write_adapter(tmp_path / "a.gguf", open_model(path), 3) if adapts else None

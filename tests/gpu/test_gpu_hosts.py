@@ -184,7 +184,7 @@ def test_every_dispatch_is_timed(device: Device) -> None:
     assert read_floats(device, buffers["o"], 1)[0] == 36.5
 
 
-def test_what_fails_says_so_in_one_line(device: Device) -> None:
+def test_driver_failures_raise_one_line(device: Device) -> None:
     good = kernels(device.adapter.language)
     bad = replace(good["edge_next"], source=good["edge_next"].source.rstrip().removesuffix("}") + "undeclared = 1; }")
     told = list[float]()
@@ -442,7 +442,7 @@ def test_adapter_is_chosen_by_name_or_place(monkeypatch: pytest.MonkeyPatch, wan
     assert choose_adapter().place == place
 
 
-def test_what_is_no_gpu_is_not_chosen_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_never_chooses_software_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EDGE_GPU", raising=False)
     pretend(monkeypatch, NAMES[2:])
     with pytest.raises(UnsupportedError, match=r"opencl:0 \(pthread\); EDGE_GPU=opencl:0 takes one"):

@@ -119,7 +119,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
             yield opened
 
 
-def test_engine_picks_what_its_logits_say(session: Session) -> None:
+def test_picked_tokens_maximize_the_logits(session: Session) -> None:
     """Ids and rows, bit for bit, where windows and rings end, too, and behind rows that were forgotten again."""
     engine = session.engine
     assert isinstance(engine, GPUEngine)

@@ -333,7 +333,7 @@ def rows(request: pytest.FixtureRequest, device: Device) -> Iterator[DeviceRows]
         device.free(buffer)
 
 
-def test_keys_come_back_as_they_were_encoded(rows: DeviceRows) -> None:
+def test_encoded_keys_round_trip(rows: DeviceRows) -> None:
     random = np.random.default_rng(2)
     chosen = random.permutation(4096)[:1500].reshape(2, -1)  # more than are staged at once
     keys, before = random.standard_normal((2, 750, 32)).astype(np.float32), rows.keys(np.arange(4096), 0)
@@ -355,7 +355,7 @@ def test_neighbouring_rows_move_over_themselves(rows: DeviceRows, source: int, t
     assert b"".join(rows.save(everything[None])) == other
 
 
-def test_what_is_released_is_no_longer_allocated(rows: DeviceRows, device: Device) -> None:
+def test_released_rows_free_device_memory(rows: DeviceRows, device: Device) -> None:
     before, allocated = rows.keys(np.arange(512), 0), device.allocated
     rows.release(512, rows.count)
     assert rows.changed
@@ -465,7 +465,7 @@ def test_learned_importance_is_that_of_the_cpu() -> None:
         *(exhaustive(*each) for each in (("h2o", "qwen35"), ("adakv", "gemma4"))),
     ],
 )
-def test_every_policy_keeps_what_it_keeps_on_the_cpu(policy: str, name: str) -> None:
+def test_policies_keep_the_cpus_rows(policy: str, name: str) -> None:
     """Through a prompt longer than the cache and an answer that fills it again."""
     path, prompt, answers = GOLDEN / f"{name}.gguf", some_tokens(90), []
     for backend, place in (("cpu", None), ("gpu", SOME_GPU)):

@@ -117,7 +117,7 @@ def test_dawn_compiles_the_kernels_of_all_block_types(block_types: Path) -> None
 
 
 @dawn
-def test_dawn_refuses_what_browsers_refuse() -> None:
+def test_dawn_refuses_invalid_shaders() -> None:
     """So that its silence means something."""
     head = "@group(0) @binding(0) var<storage, read_write> a: array<u32>;\nvar<workgroup> m: array<u32, 64>;\n"
     body = "fn f(@builtin(local_invocation_id) t: vec3<u32>) {{ {} a[t.x] = m[t.x]; }}"

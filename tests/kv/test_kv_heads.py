@@ -169,7 +169,7 @@ def test_restored_cache_has_no_attention_of_others(engines: Callable[[Engine], E
     assert not native.kv.attention.any()
 
 
-def test_what_heads_cannot_do_is_refused(engines: Callable[[Engine], Engine]) -> None:
+def test_unsupported_policies_of_heads_are_refused(engines: Callable[[Engine], Engine]) -> None:
     native = native_engine(model_of("llama-gqa-tied"))
     engines(native)
     heads = native.spec.layers * native.spec.kv_heads
@@ -315,7 +315,7 @@ CAPACITIES = st.sampled_from([16, 23, 40])
 @settings(max_examples=examples(6))
 @given(capacity=CAPACITIES, chunks=CHUNKS)
 @example(capacity=16, chunks=[(8, 8), (8, 8), (8, 1), *[(1, 1)] * 20, (8, 8)])
-def test_session_is_what_oracle_that_hides_rows_says(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
+def test_session_equals_an_oracle_that_masks_rows(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
     """Chunks of any size, and promises about the next one that may not be kept."""
     twin = twin_of(policy, capacity)
     assert (feed_chunks(twin, chunks) > capacity) == bool(twin.policy.evictions)

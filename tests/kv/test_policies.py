@@ -88,7 +88,7 @@ def test_window_keeps_most_recent(sizes: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("name", KEEPING)
 @given(st.integers(0, 5000))
-def test_full_gives_nothing_up(name: str, length: int) -> None:
+def test_full_evicts_no_rows(name: str, length: int) -> None:
     policy = make_policy(name)
     assert not policy.evicts
     np.testing.assert_array_equal(policy.rows_to_keep(KVView(length), length), range(length))
@@ -108,14 +108,14 @@ def test_full_gives_nothing_up(name: str, length: int) -> None:
     ("snapkv:window=4,kernel=4", "kernel must be an odd number, not 4"),
     ("snapkv:kernel=-1", "kernel must be an odd number"),
 ])  # fmt: skip
-def test_unknown_policies_are_refused_in_one_line(text: str, says: str) -> None:
+def test_unknown_policies_raise_one_line(text: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         make_policy(text)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_pinned_rows_are_sinks_whatever_text_says() -> None:
+def test_pinned_rows_are_sinks_for_any_text() -> None:
     assert make_policy("h2o:sinks=2", 4, keep=30) == H2O(sinks=30)
     assert make_policy("h2o:sinks=40", 4, keep=30) == H2O(sinks=40)
     assert make_policy("window", 4) == Window(sinks=0)  # the control

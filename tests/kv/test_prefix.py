@@ -126,7 +126,7 @@ def test_limit_holds_and_blocks_stay_reachable(kind: str, prompts: list[tuple[In
 
 
 @pytest.mark.parametrize("kind", ["memory", "folder"])
-def test_what_was_not_used_for_longest_goes_first(kind: str, folder: Path) -> None:
+def test_least_recently_used_blocks_are_evicted_first(kind: str, folder: Path) -> None:
     cache = make_cache(kind, folder, 5 * BLOCK_BYTES)
     prompts = [tokens_of((value, 2 * BLOCK)) for value in (1, 2, 3)]
     run(cache, prompts[0])
@@ -291,7 +291,7 @@ def test_no_folder_is_so_odd_that_run_fails(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cut", "renamed", "link", "pipe", "folder", "foreign"])
-def test_what_is_ignored_is_one_line(kind: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_entries_are_logged_in_one_line(kind: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     prompt = tokens_of((1, BLOCK))
     cache = PromptCache(folder)
     run(cache, prompt)
@@ -338,7 +338,7 @@ def test_only_this_user_can_read_it(folder: Path) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in files_in(folder))
 
 
-def test_unusable_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_unusable_folder_raises_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InputError, match="cannot be used") as caught:
         PromptCache(tmp_path / "file")

@@ -116,7 +116,7 @@ class Watch:
 
 @pytest.mark.parametrize(("policy", "queries"), [("snapkv:window=20", 20), ("tova", 1)])
 @pytest.mark.parametrize("count", [112, 300])
-def test_policy_observes_what_it_wants_before_it_evicts(
+def test_policy_observes_before_it_evicts(
     policy: str, queries: int, count: int, open_session: OpenSession, tmp_path: Path
 ) -> None:
     """Rows that come back have no attention: so the last tokens before an eviction are run."""
@@ -249,7 +249,7 @@ def run_edge(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=240, check=False)
 
 
-def test_second_run_says_what_it_reused(tmp_path: Path) -> None:
+def test_second_run_reports_reused_tokens(tmp_path: Path) -> None:
     common = ["run", "smollm2-135m", "--system", "You answer in one word." * 9, "-n", "3", "--prompt-cache"]
     folder = str(tmp_path / "prompts")
     first = run_edge(*common, folder, "-p", "Name a colour.", "--json")
@@ -273,7 +273,7 @@ def test_chat_begins_where_last_one_did(tmp_path: Path) -> None:
         assert after_reset["reused"] > 30
 
 
-def test_bad_options_are_one_line(tmp_path: Path) -> None:
+def test_bad_options_raise_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for option in (
         ["--prompt-cache", str(tmp_path / "file")],

@@ -97,7 +97,7 @@ def test_phone_measures_itself(bench: Bench) -> None:
 
 
 @pytest.mark.wing("profiles over adb")
-def test_progress_comes_and_nothing_stays(bench: Bench) -> None:
+def test_progress_is_shown_and_the_device_cleaned(bench: Bench) -> None:
     phone, steps = bench.connect(), list[str]()
     bench.connect(lets_in=False)
     device = find_device(phone.address)

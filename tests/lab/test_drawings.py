@@ -36,7 +36,7 @@ def pieces(ink: np.ndarray) -> int:
     return count
 
 
-def test_drawings_show_what_is_asked() -> None:
+def test_drawings_match_their_questions() -> None:
     every = drawings()
     assert [(each.question, each.right, each.pixels.tobytes()) for each in every] == [
         (each.question, each.right, each.pixels.tobytes()) for each in drawings()

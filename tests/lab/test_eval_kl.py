@@ -52,7 +52,7 @@ def chances_of(logits: AnyArray) -> AnyArray:
 
 
 @given(seed=st.integers(0, 999), spread=st.floats(0.1, 20), noise=st.floats(0, 5), offset=st.floats(-1000, 1000))
-def test_divergence_is_what_formula_says(seed: int, spread: float, noise: float, offset: float) -> None:
+def test_divergence_equals_the_formula(seed: int, spread: float, noise: float, offset: float) -> None:
     random = np.random.default_rng(seed)
     a = (random.standard_normal((4, 50)) * spread).astype(np.float32)
     b = (a + random.standard_normal(a.shape) * noise + offset).astype(np.float32)
@@ -173,7 +173,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_command_says_what_it_measured(models: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
+def test_command_prints_the_measured_divergence(models: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
     out = tmp_path / "kl.json"
     flags = ["eval", "kl", str(models[1]), "--reference", str(models[0]), "--text", str(text), "--context", "32"]
     flags += ["--backend", "reference", "--reference-backend", "reference", "-o", str(out)]
@@ -199,7 +199,7 @@ def test_control_tokens_in_measured_text_are_text(tmp_path: Path) -> None:
     assert edge_json(*flags, "--json")["tokens"] == 3 * len("<|im_end|>") - 1
 
 
-def test_wrong_input_is_one_line(models: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
+def test_wrong_input_raises_one_line(models: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
     defaults = {"--reference": str(models[0]), "--text": str(text), "--context": "32", "--backend": "reference"}
     for flags, says in (
         (["--reference", str(GOLDEN / "spm.gguf")], "have different vocabularies"),

@@ -270,7 +270,7 @@ def test_interrupted_run_goes_on_where_it_was(report: tuple[list[str], Path], tm
     assert json.loads(again.read_text()) == json.loads(done.stdout)
 
 
-def test_sigterm_leaves_report_and_what_was_measured(report: tuple[list[str], Path], tmp_path: Path) -> None:
+def test_sigterm_keeps_measurements_and_report(report: tuple[list[str], Path], tmp_path: Path) -> None:
     flags, out = report[0], tmp_path / "cut.json"
     command = [sys.executable, "-m", "edge", *flags, "--trials", "2000", "-o", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:

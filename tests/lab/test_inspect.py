@@ -54,7 +54,7 @@ def test_first_mtp_layer_drafts() -> None:
 @pytest.mark.parametrize(
     ("backend", "kv_dtypes"), [("cpu", ["int4"]), ("llamacpp", ["f16", "f32"]), ("reference", ["f32"])]
 )
-def test_bytes_per_token_are_what_engines_allocate(backend: str, kv_dtypes: list[str], tmp_path: Path) -> None:
+def test_bytes_per_token_equal_the_engines_rows(backend: str, kv_dtypes: list[str], tmp_path: Path) -> None:
     path = write_small(tmp_path / "small.gguf", Small(layers=2, context=4096))
     said = {each.engine: each.kv_bytes for each in inspect_model(path).engines}[backend]
     for kv_dtype in kv_dtypes:

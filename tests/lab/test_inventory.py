@@ -132,7 +132,7 @@ def test_repository_names_its_only_model(hub: Path) -> None:
         find("")
 
 
-def test_removal_keeps_what_another_snapshot_links(hub: Path) -> None:
+def test_removal_keeps_files_of_other_snapshots(hub: Path) -> None:
     size = (GOLDEN / "llama-gqa-tied.gguf").stat().st_size
     first = remove(find(f"{NAME}:Q8_0"))
     assert first.bytes == 0
@@ -158,7 +158,7 @@ def test_other_tools_find_cache_whole_after_removal(hub: Path) -> None:
     assert names == {"tiny-Q8_0.gguf", "text-Q4_1.gguf"}
 
 
-def test_what_edge_derived_from_model_goes_with_it() -> None:
+def test_removal_takes_derived_files_along() -> None:
     model = find(f"{NAME}:Q4_0")
     for about in ("cut-Q4_0.gguf", "other.gguf"):
         with cache.create("weights", about.encode().hex()[:16], ".bin", about=about) as path:

@@ -111,7 +111,7 @@ def test_damaged_results_never_crash(data: st.DataObject) -> None:
     assert "\n" not in said
 
 
-def test_kit_that_cannot_run_says_why(tmp_path: Path) -> None:
+def test_failing_kit_names_the_cause(tmp_path: Path) -> None:
     folder = tmp_path / "kit"
     shutil.copytree(kit_for(sustained=0.5), folder)
     (folder / "model.edge").write_bytes(b"")
@@ -216,7 +216,7 @@ def test_command_writes_kits_and_reads_results(tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_wrong_requests_are_one_line(tmp_path: Path) -> None:
+def test_wrong_requests_raise_one_line(tmp_path: Path) -> None:
     model, elsewhere = str(GOLDEN_MODEL), "is unknown: write kit:DIR, web:DIR, ssh:user@host or adb"
     (tmp_path / "result.json").write_bytes(result_text())
     result = str(tmp_path / "result.json")

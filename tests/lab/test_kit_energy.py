@@ -141,7 +141,7 @@ def test_discharging_battery(program: Path, tmp_path: Path) -> None:
     compare(program, tmp_path, battery.find, change)
 
 
-def test_charger_hides_what_it_hides_and_no_more(program: Path, tmp_path: Path) -> None:
+def test_charger_hides_battery_power_only(program: Path, tmp_path: Path) -> None:
     """Joules are measured between readings at which the battery discharged: neither the first nor the last decides."""
 
     def plugged(*, on: bool) -> None:

@@ -38,7 +38,7 @@ def test_each_size_has_its_rows_memory_and_time(tmp_path: Path) -> None:
     (("--energy", "0.01J"), 4, "--energy 10 mJ"), (("--max-kv-size", "32"), 4, "the context"),
     (("--image-tokens", "12"), 12, "--image-tokens"),
 ])  # fmt: skip
-def test_auto_says_which_budget_sets_it(limit: tuple[str, ...], most: int, why: str) -> None:
+def test_auto_names_the_limiting_budget(limit: tuple[str, ...], most: int, why: str) -> None:
     found = edge_json(*PLAN, "44x30", "--json", "--device", "raspberry-pi-5", "--prompt-tokens", "1", *limit)["image"]
     assert (found["auto"], why in found["auto_by"]) == (most, True), found
 

@@ -99,7 +99,7 @@ def test_joules_are_counted_as_estimate_counts_them() -> None:
 
 
 @given(energy=st.floats(0.01, 5000), prompt=st.integers(1, 6000), time=st.floats(0.01, 500))
-def test_budget_buys_what_it_pays_for(energy: float, prompt: int, time: float) -> None:
+def test_predicted_tokens_spend_the_budget(energy: float, prompt: int, time: float) -> None:
     found = predict(SPEC, PLAN, KNOWN, Wanted(prompt, (0, 4096), energy=energy, time=time))
     assert found.prompt_joules
     assert found.ttft_s
@@ -120,7 +120,7 @@ def test_budget_buys_what_it_pays_for(energy: float, prompt: int, time: float) -
         assert sum(costs) + 3 * between(*ends, prompt + bought.value) > budget * 0.999
 
 
-def test_what_nobody_knows_is_not_said() -> None:
+def test_unknown_figures_are_left_out() -> None:
     nothing = predict(SPEC, PLAN, device(), Wanted(energy=30, power=3, time=20))
     predicted = {name: value for name, value in asdict(nothing).items() if value not in (None, ())}
     assert set(predicted) == {"device", "prompt", "unknown"}

@@ -115,7 +115,7 @@ def test_sentence_has_figures_that_it_rests_on() -> None:
     assert "70% of the speed of its first 4 s" in judge(replace(PLAIN, sustained=0.7, window_s=4.0)).sentence
 
 
-def test_advice_is_what_helps_against_limit() -> None:
+def test_advice_follows_from_the_limit() -> None:
     assert any("--power 4W" in each for each in commands(**HOT))
     assert any("--max-temp 75C" in each for each in commands(**HOT))
     assert any("--memory 300MiB" in each for each in commands(rows=256, needed=300 * MIB))
@@ -256,7 +256,7 @@ def test_clock_matches_fastest_core(tmp_path: Path) -> None:
     assert read_hertz(tmp_path) == pytest.approx(2.4e9)
 
 
-def test_what_others_take_is_what_is_not_ours(tmp_path: Path) -> None:
+def test_cpu_time_of_other_processes(tmp_path: Path) -> None:
     assert read_load(tmp_path) is None
     write(tmp_path, "proc/stat", "cpu  100 0 100 700 50 0 0 50 0 0\ncpu0 1 2 3\n")
     load = read_load(tmp_path)
@@ -339,7 +339,7 @@ def measuring(parent: int) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     "sent", [signal.SIGTERM, *(pytest.param(e, marks=pytest.mark.exhaustive) for e in (signal.SIGINT, signal.SIGKILL))]
 )
-def test_nothing_is_left_behind_when_it_is_interrupted(tmp_path: Path, sent: signal.Signals) -> None:
+def test_interrupted_profile_leaves_no_files(tmp_path: Path, sent: signal.Signals) -> None:
     kept = tmp_path / "a.json"
     parent = subprocess.Popen(
         [sys.executable, "-m", "edge", *quick("--backend", "reference", "-r", "1000", "-o", str(kept))],
@@ -379,7 +379,7 @@ def wait_for(happened: Any) -> Any:
     raise AssertionError("it never happened")
 
 
-def test_bad_input_is_one_line(tmp_path: Path) -> None:
+def test_bad_input_raises_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.html").mkdir()
     for arguments, said in (
         ((MODEL, "-o", "a.pdf"), "what kind of report"), ((MODEL, "-d", "1,x"), "-d takes numbers"),

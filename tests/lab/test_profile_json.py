@@ -99,7 +99,7 @@ def test_numbers_must_be_finite() -> None:
         parse(Spread, {"p10": 1, "p50": 10**400, "p90": 1.0, "count": 3})
 
 
-def test_nothing_is_better_or_worse_without_spread() -> None:
+def test_no_verdict_without_spread() -> None:
     first = make_engine(load_s=0.0138, ttft=Spread(0.1, 0.1, 0.1, 1), sustained=make_sustained())
     decode = replace(first.decode, joules_per_token=0.09)
     slow = replace(first, load_s=0.0647, ttft=Spread(0.9, 0.9, 0.9, 1), decode=decode, sustained=make_sustained(0.005))
@@ -116,7 +116,7 @@ def test_nothing_is_better_or_worse_without_spread() -> None:
     assert not any("better" in lines[each] or "worse" in lines[each] for each in once)
 
 
-def test_what_disturbed_profile_is_said_in_comparisons() -> None:
+def test_comparisons_name_disturbances() -> None:
     busy = replace(make_sustained(), windows=[replace(each, others=0.65) for each in make_sustained().windows])
     one = make_profile(engines=[make_engine(others=0.55, sustained=busy), make_engine("onnx", others=0.9)])
     found = compare_profiles(one, make_profile(engines=[make_engine(others=0.3)]), "a", "b")

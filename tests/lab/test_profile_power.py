@@ -99,7 +99,7 @@ def test_pauses_are_no_heat(tmp_path: Path) -> None:
     (["--power", "much", "--sustained", "5m"], "'much' is not understood"),
     (["--power", "0W", "--sustained", "5m"], "greater than zero"),
 ])  # fmt: skip
-def test_wrong_powers_are_one_line(arguments: list[str], said: str) -> None:
+def test_wrong_powers_raise_one_line(arguments: list[str], said: str) -> None:
     done = edge("profile", str(GOLDEN_MODEL), *arguments)
     assert done.returncode == 2
     assert said in done.stderr

@@ -36,7 +36,7 @@ def ratios(found: list[Comparison]) -> Ratios:
     return made
 
 
-def test_what_predictions_use_follows_from_published_figures(
+def test_prediction_constants_follow_published_figures(
     found: list[Comparison], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")

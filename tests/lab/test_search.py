@@ -159,7 +159,7 @@ def test_kv_dtype_losses_serve_plans(here: Here, monkeypatch: pytest.MonkeyPatch
     assert {dtype: each.kl for dtype, each in found.items()} == {"int8": 0.02, "int4": 0.3}
 
 
-def test_interrupted_search_measures_nothing_again(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_search_repeats_no_measurement(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted = use(Here(most=3), monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         search(TINY, **SMALL)
@@ -270,7 +270,7 @@ def test_apps_have_neither_other_engines_nor_every_policy(tmp_path: Path) -> Non
         plan_all(weights, space, phone, Options(backend="reference"))
 
 
-def test_budget_of_joules_that_nothing_predicts_is_refused(tmp_path: Path) -> None:
+def test_unpredictable_joule_budget_is_refused(tmp_path: Path) -> None:
     space = Space(96, (), (), ("f32",))
     weights = list(weights_of(open_model(TINY), "tiny", space, tmp_path))
     unknown = replace(find_profile("raspberry-pi-5"), figures={})

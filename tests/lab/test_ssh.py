@@ -138,7 +138,7 @@ def test_search_measures_its_front_over_ssh(board: Board) -> None:
     (["--on", "adb:-x", "--device", "pixel-9"], "--on adb:-x names no device"),
     (["--on", "ssh:board", "--device", "pixel-9", "--backend", "onnx"], "with the cpu engine, in a kit"),
 ])  # fmt: skip
-def test_searches_elsewhere_that_cannot_be_are_one_line(words: list[str], said: str) -> None:
+def test_impossible_remote_searches_raise_one_line(words: list[str], said: str) -> None:
     done = edge("search", str(GOLDEN_MODEL), *words)
     assert done.returncode == 2
     assert said in done.stderr
@@ -199,7 +199,7 @@ def test_kit_that_cannot_be_unpacked_leaves_nothing(board: Board, command: str, 
 
 
 @pytest.mark.exhaustive
-def test_interrupt_here_leaves_nothing_there(board: Board) -> None:
+def test_local_interrupt_cleans_the_remote(board: Board) -> None:
     def interrupt(what: str, share: float) -> None:
         if what.startswith("sustained"):
             raise KeyboardInterrupt
@@ -216,7 +216,7 @@ def test_silence_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         run_kit(Address("pi"), kit_for(), quietly, silence=0.2)
 
 
-def test_run_removes_what_earlier_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_removes_leftovers_of_earlier_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a shell that is gone, or before the machine was started again; a run that goes on beside it stays, and that of
     another machine, which shares the home."""
     home, kit = tmp_path / "home", tmp_path / "kit"

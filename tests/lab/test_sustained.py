@@ -108,7 +108,7 @@ def test_long_runs_of_other_settings_make_estimates() -> None:
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("speeds", [[], [1.0, 1.01, *[0.95] * 8]])
-def test_nothing_changes_where_no_device_throttles(speeds: list[float]) -> None:
+def test_ranking_is_unchanged_without_throttling(speeds: list[float]) -> None:
     text = result_with(speeds) if speeds else json.dumps(json.loads(result_text()) | {"sustained": None}).encode()
     assert [each.sustained for each in predicted(text).decode] == [None, None]
 

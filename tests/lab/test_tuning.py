@@ -100,7 +100,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_defaults_are_target_as_it_is(target: Any) -> None:
+def test_default_tuning_equals_the_target(target: Any) -> None:
     space = make_space(target, "f16", 4, 512)
     values = defaults(space)
     assert with_tuning(target, values) == target
@@ -169,7 +169,7 @@ def test_known_trials_are_not_repeated() -> None:
     assert all(values == defaults(SPACE) for values, _ in quiet.calls)  # how long the parts take, and no more
 
 
-def test_what_does_not_compile_is_one_failed_trial() -> None:
+def test_compile_error_fails_one_trial() -> None:
     def measure(values: Values, part: str) -> float:
         if values["score_rows"] == 16:
             raise EngineError("too many registers")
@@ -224,7 +224,7 @@ def test_gain_is_never_negative_and_noise_is_none(tiny: Path, folder: Path, seed
         assert record.comparison.floor > 1
 
 
-def test_what_is_slower_in_end_is_not_kept(tiny: Path, folder: Path) -> None:
+def test_finally_slower_candidate_is_dropped(tiny: Path, folder: Path) -> None:
     """The races lie, the comparison does not."""
     machine = Machine(PLANTED)
 
@@ -487,7 +487,7 @@ def test_effects_are_relative_to_defaults() -> None:
 # The command
 
 
-def test_wrong_use_is_one_line(tiny: Path, folder: Path) -> None:
+def test_wrong_use_raises_one_line(tiny: Path, folder: Path) -> None:
     model = str(tiny)
     for arguments, words in (
         ([model, "--device", "pi5"], "--tracker"), ([model, "--tracker", "localhost:9190"], "--key"),

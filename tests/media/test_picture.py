@@ -144,7 +144,7 @@ def test_large_jpeg_is_decoded_at_a_part_of_its_size() -> None:
         (None, "must be a path, bytes of a file, or an array"),
     ],
 )
-def test_no_picture_is_one_line(source: Any, why: str) -> None:
+def test_invalid_picture_raises_one_line(source: Any, why: str) -> None:
     with pytest.raises(edge.InputError, match=why) as raised:
         _ = edge.Image(source() if callable(source) else source).pixels
     assert "\n" not in str(raised.value)
@@ -160,7 +160,7 @@ FILES = [
 @given(st.sampled_from(FILES), st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=4)), max_size=6),
        st.floats(0, 1))  # fmt: skip
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_file_is_a_picture_or_one_line(data: bytes, changes: list[tuple[float, bytes]], kept: float) -> None:
+def test_damaged_file_decodes_or_raises_one_line(data: bytes, changes: list[tuple[float, bytes]], kept: float) -> None:
     found = bytearray(data[: 1 + int(kept * len(data))] if kept < 0.5 else data)
     for place, value in changes:
         at = int(place * len(found))

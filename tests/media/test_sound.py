@@ -123,7 +123,7 @@ def form(kind: int = 1, channels: int = 1, rate: int = RATE, bits: int = 16) -> 
         (b"RIFF\0\0\0\0WAVEjunk\0\0\0\x70", "stands before its samples"),
     ],
 )
-def test_damaged_files_are_refused_in_a_line(content: bytes, words: str, tmp_path: Path) -> None:
+def test_damaged_files_raise_one_line(content: bytes, words: str, tmp_path: Path) -> None:
     (path := tmp_path / "sound").write_bytes(content)
     with pytest.raises(InputError, match=words) as refused:
         read(path)
@@ -132,7 +132,7 @@ def test_damaged_files_are_refused_in_a_line(content: bytes, words: str, tmp_pat
 
 
 @pytest.mark.parametrize("source", ["", 3, None])
-def test_what_is_no_sound_is_refused(source: Any) -> None:
+def test_invalid_sounds_are_refused(source: Any) -> None:
     with pytest.raises(InputError, match="must be a path, bytes or an array"):
         read(source)
 

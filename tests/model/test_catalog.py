@@ -34,7 +34,7 @@ from edge.model.reader import read_spec
         ),
     ],
 )
-def test_names_of_what_is_not_here(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_absent_models(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     for find in (find_model, find_source):

@@ -82,7 +82,7 @@ def test_engine_runs_core_or_names_it(backend: str, name: str, engines: Callable
 
 
 @pytest.mark.parametrize(("name", "reason"), [("qwen35", "gated delta nets"), ("gpt-oss", "attention with sinks")])
-def test_core_ml_names_what_its_programs_lack(name: str, reason: str) -> None:
+def test_core_ml_names_unsupported_cores(name: str, reason: str) -> None:
     model = open_fallback(name)[0]
     with pytest.raises(UnsupportedError, match=f"Core ML programs do not run {reason} yet"):
         planned_files(model.file, model.spec)

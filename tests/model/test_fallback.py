@@ -160,7 +160,7 @@ def test_auto_takes_llama_cpp_or_says_why_not(tmp_path: Path, caplog: pytest.Log
     assert model.spec.kv_values == open_model(GOLDEN / "llama-gqa-tied.gguf").spec.kv_values
 
 
-def test_an_architecture_that_no_core_runs_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+def test_architecture_without_cores_is_refused_by_name(tmp_path: Path) -> None:
     model = open_model(write_undescribed(tmp_path / "m.gguf"))
     with pytest.raises(UnsupportedError, match="own engines lack norms of whole rows"):
         find_network(replace(model.spec, architecture="olmo2"))

@@ -125,7 +125,7 @@ def test_quantized_models(
     (False, "cpu"), (True, "cpu"), (True, "onnx"), (True, "onnx@cpu-static"),
     *(pytest.param(each, GPU, marks=pytest.mark.exhaustive) for each in (False, True)),
 ])  # fmt: skip
-def test_rings_hold_what_windows_see(close_gaps: bool, backend: str, engines: Callable[[Engine], Engine]) -> None:
+def test_rings_hold_the_windows_rows(close_gaps: bool, backend: str, engines: Callable[[Engine], Engine]) -> None:
     """Layers that read the rows of rings find them wherever these move."""
     model = open_fallback("gemma4")[0]
     tokens, found = np.random.default_rng(2).integers(3, model.spec.vocab, 300).astype(np.int32), []

@@ -176,7 +176,7 @@ def test_convolution_adapters_are_refused(
 
 
 @pytest.mark.parametrize("backend", [pytest.param("cpu", marks=pytest.mark.exhaustive), "llamacpp", "reference"])
-def test_damaged_adapter_leaves_none_in_engines_and_the_previous_in_sessions(backend: str, tmp_path: Path) -> None:
+def test_damaged_adapter_keeps_the_sessions_previous_one(backend: str, tmp_path: Path) -> None:
     def damage(tensors: dict[str, AnyArray]) -> None:
         next(iter(tensors.values()))[0, 0] = np.nan
 
@@ -276,7 +276,7 @@ def test_every_type_of_adapters_is_read(tmp_path: Path, engines: Callable[[Engin
 # What a file may claim
 
 
-def test_what_people_write() -> None:
+def test_arguments_name_files_and_scales() -> None:
     assert parse_lora("a.gguf") == (LoraFile(Path("a.gguf")),)
     assert parse_lora("a.gguf:0.5,b:c.gguf") == (LoraFile(Path("a.gguf"), 0.5), LoraFile(Path("b:c.gguf")))
     assert parse_lora("a.gguf:-2") == (LoraFile(Path("a.gguf"), -2.0),)
@@ -329,9 +329,7 @@ BAD: list[tuple[dict[str, Any], type[EdgeError], str]] = [
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize(("how", "error", "said"), BAD)
-def test_bad_adapters_are_refused_in_one_line(
-    how: dict[str, Any], error: type[EdgeError], said: str, tmp_path: Path
-) -> None:
+def test_bad_adapters_raise_one_line(how: dict[str, Any], error: type[EdgeError], said: str, tmp_path: Path) -> None:
     model = golden("llama-gqa-tied")
     path = write_adapter(tmp_path / "a.gguf", model, **{"rank": 3, **how})
     with pytest.raises(error, match=said) as raised:
@@ -417,7 +415,7 @@ def test_session_changes_its_adapter(
     assert session.generate("Hello", **SHORT) == open_session(lora=f"{large}:0.5", **options).generate("Hello", **SHORT)
 
 
-def test_what_cannot_be_leaves_adapter_as_it_was(open_session: Open, adapters: list[Path], tmp_path: Path) -> None:
+def test_refused_adapter_keeps_the_current_one(open_session: Open, adapters: list[Path], tmp_path: Path) -> None:
     session = open_session(lora=adapters[0])
     answer, lora = session.generate("Hello", **SHORT), session.lora
     broken = write_adapter(tmp_path / "nan.gguf", golden("llama-gqa-tied"), 3, edit=value(np.nan))

@@ -168,7 +168,7 @@ def test_damage_is_refused(tmp_path: Path, edit: Edit, message: str) -> None:
 
 
 @pytest.mark.parametrize(("edit", "message"), UNSUPPORTED.values(), ids=UNSUPPORTED)
-def test_what_edge_does_not_run(tmp_path: Path, edit: Edit, message: str) -> None:
+def test_unsupported_models(tmp_path: Path, edit: Edit, message: str) -> None:
     assert message in refusal(edit, tmp_path / "m.gguf", UnsupportedError)
 
 

@@ -70,7 +70,7 @@ def logits(model: Model, adapter: Path | None = None) -> FloatArray:
     ("name", "config"),
     [("llama", {}), ("llama", {"use_rslora": True}), ("qwen2", {}), ("phi3", {}), ("gemma3_text", {}), ("gpt2", {})],
 )
-def test_adapter_computes_what_merged_checkpoints_do(name: str, config: dict[str, Any], tmp_path: Path) -> None:
+def test_adapter_equals_merged_checkpoint(name: str, config: dict[str, Any], tmp_path: Path) -> None:
     merged = write_peft(tmp_path / "peft", FOLDERS / name, **config)
     folder = copy_folder(name, tmp_path / "merged")
     for old in folder.glob("model*.safetensors*"):

@@ -29,7 +29,7 @@ def blocks_of(sizes: list[int]) -> list[IntArray]:
 
 
 @given(BLOCKS, st.lists(st.integers(1, 60)))
-def test_tokens_come_in_order_whatever_blocks(sizes: list[int], wanted: list[int]) -> None:
+def test_tokens_are_equal_for_any_blocks(sizes: list[int], wanted: list[int]) -> None:
     prompt, run = Prompt(blocks_of(sizes)), 0
     for count in wanted:
         while prompt.waiting < count and prompt.read():

@@ -58,7 +58,7 @@ def test_terminal_without_prompt_is_told_of_chat(connect: Connect) -> None:
     ("Red\napple.\n\n", "Red\napple.\n\nWhat is it?"), ("{\n}", "{\n}\n\nWhat is it?"), ("\n", "\n\nWhat is it?"),
     ("", "What is it?"),
 ])  # fmt: skip
-def test_what_is_piped_in_goes_before_prompt(text: str, whole: str, tmp_path: Path, connect: Connect) -> None:
+def test_piped_text_precedes_the_prompt(text: str, whole: str, tmp_path: Path, connect: Connect) -> None:
     writer = pipe(connect)
     os.write(writer, text.encode())
     os.close(writer)
@@ -92,7 +92,7 @@ def test_dash_waits_for_stdin(connect: Connect) -> None:
     late.join()
 
 
-def test_nothing_to_read_is_no_complaint_beside_prompt(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_stdin_beside_a_prompt_is_fine(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(os.open(os.devnull, os.O_RDONLY))
     assert asked(ASKED) == ASKED
     with pytest.raises(InputError, match=r"^stdin is empty"):

@@ -75,7 +75,7 @@ def test_empty_thought_where_template_has_no_switch() -> None:
         template(asking).first_turn("hi", think=off)
 
 
-def test_unthinking_model_refuses_think_in_one_line() -> None:
+def test_unthinking_model_refuses_think() -> None:
     for think in ("on", "off", "256", "5J", "low"):
         with pytest.raises(UnsupportedError, match=r"--think: this model does not think") as caught:
             template(CHATML).first_turn("hi", think=Think.parse(think))

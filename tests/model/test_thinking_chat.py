@@ -143,7 +143,7 @@ def test_run_prints_answer_alone(qwen: Path) -> None:
     }  # fmt: skip
 
 
-def test_refused_choices_are_one_line(qwen: Path) -> None:
+def test_refused_choices_raise_one_line(qwen: Path) -> None:
     for model, think, words in (
         (str(qwen), "maybe", "--think 'maybe' is not understood: on, off"),
         (str(qwen), "low", "--think low: the chat template knows no efforts"),

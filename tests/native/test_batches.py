@@ -192,7 +192,7 @@ def test_plans_count_the_state_of_every_sequence(name: str) -> None:
     assert four.bytes.snapshots >= four.snapshots * four.bytes.fixed_kv > 0
 
 
-def test_sequences_hold_what_was_counted() -> None:
+def test_sequences_allocate_as_planned() -> None:
     model = open_model(GOLDEN / "falcon-h1.gguf")
     with closing(load(model, "f16", SEQUENCES)) as engine:
         held = [engine.sequence(number).kv.nbytes for number in range(SEQUENCES)]

@@ -258,7 +258,7 @@ def test_device_without_compiler_runs_added_passes(made: Path, tmp_path: Path, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["nothing", "image", "header", "version", "machine", "description", "design"])
-def test_what_cannot_be_taken_over_is_refused(made: Path, tmp_path: Path, damage: str) -> None:
+def test_damaged_and_foreign_designs_are_refused(made: Path, tmp_path: Path, damage: str) -> None:
     about = json.loads((made / "design.json").read_text())
     image = (made / "run.img").read_bytes()
     if damage == "image":
@@ -355,7 +355,7 @@ def test_records_of_another_device_are_found_by_its_name(tmp_path: Path, monkeyp
 # The linker
 
 
-def test_what_is_out_of_reach_is_refused() -> None:
+def test_relocations_out_of_range_are_refused() -> None:
     arm, image = MACHINES["AArch64"], bytearray(16)
     with pytest.raises(ValueError, match="too large"):
         arm.calls[283](image, 0, 1 << 28)
@@ -420,7 +420,7 @@ def test_gpu_folder_holds_program_and_weights(tmp_path: Path) -> None:
         (["--gpu", "wgsl", "--kv-dtype", "q8_0"], "q8_0.*f16, int8, int4, f32"),
     ],
 )
-def test_wrong_targets_are_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_wrong_targets_raise_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
     refused = edge("compile", str(MODEL), "-o", str(tmp_path / "x"), *arguments)
     assert refused.returncode == 2
     assert re.search(said, refused.stderr)

@@ -156,9 +156,7 @@ class ExportedWorkers:
 
 
 @pytest.mark.slow
-def test_exported_pass_computes_what_the_engine_computes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model
-) -> None:
+def test_exported_pass_equals_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
     """Bit for bit, in chunks and steps, on three threads, which sleep and wake by the app's functions."""
     layout, isa = make_layout(model.file, model.spec), choose_target().name
     if isa == "generic":

@@ -93,7 +93,7 @@ def test_compiler_beyond_the_budget_is_an_error(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("frugal", [True, False], ids=["frugal", "quick"])
 @pytest.mark.parametrize("model", ["gemma4", "gemma4moe", "gpt-oss", "lfm2moe", "qwen35moe", *REAL])
-def test_compilers_take_what_is_planned(
+def test_compilation_memory_is_as_planned(
     model: str, frugal: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of the largest KV dtype's code, for runs, several sequences and drafts, and apps."""
@@ -135,7 +135,7 @@ def test_first_run_is_planned() -> None:
     assert plan(156 * MIB) == (True, 150 * MIB)
 
 
-def test_nothing_is_left_to_do_once_it_is_cached() -> None:
+def test_cached_design_needs_no_compilation() -> None:
     model = open_model(MODEL)
     made = make_plan(model.spec, engine_named("reference"), Options(max_kv_size=64))
     assert (made.first_run, made.config.frugal) == (0, False)

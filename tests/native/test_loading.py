@@ -79,7 +79,7 @@ def test_reading_an_image_takes_the_memory_of_the_image(tmp_path: Path) -> None:
     ],
     ids=range(19),
 )
-def test_damaged_image_is_one_line(data: bytes, tmp_path: Path) -> None:
+def test_damaged_image_raises_one_line(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"^[^\n]*pass\.img is no compiled pass \([^\n]+\): edge cache clear"):
         Image(written(tmp_path, data))
 
@@ -105,7 +105,7 @@ def test_function_that_the_system_lacks_is_named(tmp_path: Path) -> None:
         Image(written(tmp_path, image({"entries": {}, "imports": {"no_such_function": 0}})))
 
 
-def test_what_is_too_long_is_not_read(tmp_path: Path) -> None:
+def test_oversized_image_is_not_read(tmp_path: Path) -> None:
     path = written(tmp_path, image({"entries": {}, "imports": {}}))
     os.truncate(path, MOST_BYTES + 1)
     with pytest.raises(EngineError, match="too long"):

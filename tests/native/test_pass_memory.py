@@ -99,7 +99,7 @@ def counting(patch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_cpu_engines_allocate_what_plans_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_engines_allocate_as_planned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_engine, "compiled", lambda *_, **__: None)
     monkeypatch.setattr(passes_module, "Workers", Threads)
     monkeypatch.setattr(cpu_engine, "choose_normals", lambda *_: None)
@@ -143,7 +143,7 @@ class FakeDevice:
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS.keys() - {"sequences", "drafts"}))
-def test_gpu_engines_create_what_plans_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_engines_allocate_as_planned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, device = config_of(name), FakeDevice()
     monkeypatch.setattr(gpu_engine, "choose_adapter", lambda _: FakeDevice.adapter)
     monkeypatch.setattr(gpu_engine, "open_device", lambda _: device)

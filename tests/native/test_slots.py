@@ -189,7 +189,7 @@ def test_interrupt_waits_for_the_end_of_the_pass(
     np.testing.assert_array_equal(engine.forward(tokens[11:]), plain.forward(tokens[11:]))
 
 
-def test_file_that_cannot_be_read_is_one_line(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+def test_unreadable_file_raises_one_line(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     model = skewed_model(tmp_path / f"cut-{os.getpid()}.gguf", seed=int.from_bytes(os.urandom(2)))  # packed for itself
     plain, engine = engines(native(model, CONFIG)), engines(native(model, CONFIG, slots=5))
     tokens = of_topics(model.spec.vocab, 12)

@@ -93,7 +93,7 @@ def test_streamed_weights_change_no_bit(name: str, engines: Callable[[Engine], E
         assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-def test_pass_leaves_nothing_of_what_is_streamed(smollm2: Model, engines: Callable[[Engine], Engine]) -> None:
+def test_pass_leaves_no_streamed_pages(smollm2: Model, engines: Callable[[Engine], Engine]) -> None:
     backend, layout = native(smollm2), make_layout(smollm2.file, smollm2.spec)
     least = backend.footprint(smollm2.spec, CONFIG).least_weights
     assert least is not None
@@ -360,7 +360,7 @@ def test_weights_above_their_budget_give_the_same_tokens(share: float) -> None:
 # What it costs
 
 
-def test_what_streaming_costs_is_measured_here(tmp_path: Path) -> None:
+def test_streaming_cost_is_measured(tmp_path: Path) -> None:
     paging = measure_paging(tmp_path, 2)
     assert paging is not None
     assert 0 <= paging.cached < 1e-6

@@ -617,7 +617,7 @@ ONE = np.ones((64, 64), np.float32)
     ],
     ids=["missing", "unknown", "of one layer", "architecture"],
 )  # fmt: skip
-def test_what_cannot_run_is_named(tmp_path: Path, small: Small, edit: Edit | None, named: str) -> None:
+def test_unsupported_models_are_refused_by_name(tmp_path: Path, small: Small, edit: Edit | None, named: str) -> None:
     model = open_edited(tmp_path, small, edit)
     with pytest.raises(UnsupportedError, match=named):
         find_backend("cpu", model.file, model.spec)

@@ -161,7 +161,7 @@ def test_masks_hide_free_rows_fillers_and_rows_outside_windows() -> None:
 # Context binaries
 
 
-def test_folder_says_what_it_was_compiled_for(folder: Path) -> None:
+def test_folder_names_its_compile_target(folder: Path) -> None:
     said = json.loads((folder / "edge.json").read_text())["npu"]
     assert (said["device"], said["soc"], said["arch"], said["provider"]) == ("galaxy-s24", 57, "75", "qnn")
     assert (said["form"]["rows"], said["form"]["chunk"], said["form"]["kv_dtype"]) == (ROWS, CHUNK, "f16")
@@ -273,7 +273,7 @@ def refused(*line: str) -> str:
         (("--device", "galaxy-s24", "--method", "nf4"), "NPUs multiply blocks of 4 or 8 bits"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+def test_uncompilable_models_are_refused(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
     target = tmp_path / "phone"
     assert said in refused("convert", str(MODEL), str(target), "--npu", *options)
     assert not target.exists()
@@ -301,7 +301,7 @@ def test_chip_that_the_compiler_does_not_know(small: Small, monkeypatch: pytest.
         (("--provider", "tpu"), "--provider 'tpu' is not available: choose"),
     ],
 )
-def test_what_does_not_fit_the_compiled_form_is_refused(folder: Path, options: tuple[str, ...], said: str) -> None:
+def test_options_beyond_the_static_form_are_refused(folder: Path, options: tuple[str, ...], said: str) -> None:
     assert said in refused("run", str(folder), "--provider", "qnn", "-p", "hi", *options)
 
 
@@ -331,13 +331,13 @@ def test_damaged_context_is_refused(copied: Path) -> None:
         edge.load(copied)
 
 
-def test_without_the_compiler_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.backends.onnx.providers.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"edge-runtime\[qnn\]"):
         check_target(NpuTarget("galaxy-s24"))
 
 
-def test_nothing_runs_on_the_cpu_unseen(small: Small) -> None:
+def test_operators_outside_the_npu_are_refused(small: Small) -> None:
     """An operator that the NPU does not have is an error, and so is a provider that ONNX Runtime leaves out."""
     node = onnx.helper.make_node("Erf", ["x"], ["y"], domain="ai.edge.none")
     value = onnx.helper.make_tensor_value_info("x", 1, [1]), onnx.helper.make_tensor_value_info("y", 1, [1])

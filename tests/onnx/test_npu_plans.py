@@ -70,7 +70,7 @@ def test_two_wide_layers_have_their_share_of_a_context(tmp_path: Path, kind: str
     assert npu_use(model.file, model.spec, S24).context == pytest.approx(size, rel=0.04)
 
 
-def test_what_is_too_large_for_one_context_is_cut(tmp_path: Path) -> None:
+def test_oversized_graphs_are_split_into_contexts(tmp_path: Path) -> None:
     use = use_of(tmp_path, "qwen3:8b")
     assert use.reasons == ()
     assert use.shards == 2
@@ -88,7 +88,7 @@ def test_what_is_too_large_for_one_context_is_cut(tmp_path: Path) -> None:
         ("smollm2:135m", "Q4_0", "raspberry-pi-5", "its profile names no NPU"),
     ],
 )
-def test_what_cannot_be_compiled_has_a_reason(tmp_path: Path, name: str, mixture: str, device: str, said: str) -> None:
+def test_uncompilable_forms_have_a_reason(tmp_path: Path, name: str, mixture: str, device: str, said: str) -> None:
     reasons = use_of(tmp_path, name, mixture, device).reasons
     assert said in reasons[0]
     assert "\n" not in reasons[0]

@@ -44,7 +44,7 @@ def test_folders_give_the_logits_of_the_file(tmp_path: Path, name: str, engines:
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "MXFP4"])
-def test_quantized_experts_cost_what_activations_of_8_bits_cost(tmp_path: Path, kind: str, engines: Engines) -> None:
+def test_quantized_experts_lose_as_8_bit_activations(tmp_path: Path, kind: str, engines: Engines) -> None:
     """Of one layer, whose router sees what no rounded product has changed. Q4_K is rounded to 8 bits besides."""
     types = {"": "F32", **dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), kind)}
     small = Small(hidden=256, heads=4, kv_heads=2, head=64, ffn=256, experts=8, architecture="qwen3moe", types=types)
@@ -88,7 +88,7 @@ def test_evicted_and_restored_rows_give_the_same_logits(engines: Engines) -> Non
     np.testing.assert_allclose(engine.forward_all(tokens[40:]), expected, rtol=0, atol=EXACT)
 
 
-def test_methods_and_npus_refuse_what_they_do_not_know() -> None:
+def test_methods_and_npus_refuse_unknown_cores() -> None:
     model = open_fallback("lfm2")[0]
     with pytest.raises(UnsupportedError, match="nf4 does not know short convolutions"):
         find_method("nf4", model.file, model.spec)

@@ -89,7 +89,7 @@ def test_folder_runs_without_the_onnx_package(folder: Path, engines: Engines, mo
     ).all()
 
 
-def test_what_onnx_runtime_refuses_is_one_line(tmp_path: Path) -> None:
+def test_onnx_runtimes_refusal_raises_one_line(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="ONNX Runtime cannot load it"):
         open_session(bytes(100), tmp_path, CPU, 1)
 
@@ -320,7 +320,7 @@ MANIFESTS: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("attack", MANIFESTS)
-def test_descriptions_that_are_not_what_edge_writes(attack: str, folder: Path) -> None:
+def test_foreign_descriptions_are_refused(attack: str, folder: Path) -> None:
     said = json.loads((folder / MANIFEST).read_bytes())
     MANIFESTS[attack](said)
     (folder / MANIFEST).write_text(json.dumps(said))
@@ -328,7 +328,7 @@ def test_descriptions_that_are_not_what_edge_writes(attack: str, folder: Path) -
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, METADATA, MANIFEST, "model.onnx"])
-def test_what_is_no_file(name: str, folder: Path) -> None:
+def test_missing_files_are_refused(name: str, folder: Path) -> None:
     """A pipe would be waited for, a device never ends."""
     (folder / name).unlink()
     os.mkfifo(folder / name)

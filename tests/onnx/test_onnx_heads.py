@@ -140,7 +140,7 @@ def test_sinks_are_not_worn_by_thousands_of_evictions(dtype: str, engines: Engin
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
-def test_rows_come_back_as_they_were_stored(dtype: str) -> None:
+def test_stored_rows_round_trip(dtype: str) -> None:
     random = np.random.default_rng(1)
     values = random.uniform(-1, 1, (3, 5, 16)).astype(np.float32)
     scales = np.full((3, 1, 16), 1 / {"int8": 127, "int4": 7}.get(dtype, 1), np.float32)
@@ -169,7 +169,7 @@ def test_heads_with_different_numbers_of_rows_are_refused(engines: Engines) -> N
 
 
 @pytest.mark.parametrize("backend", ["onnx", "cpu"])
-def test_engine_without_room_for_attention_says_so(backend: str, engines: Engines) -> None:
+def test_engine_without_attention_room_raises(backend: str, engines: Engines) -> None:
     engine: Any = engines(load_engine(open_golden(MODEL).model, backend, "f32"))
     with pytest.raises(UnsupportedError, match="observes"):
         engine.observe(1)

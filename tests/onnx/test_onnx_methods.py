@@ -76,7 +76,7 @@ def test_outliers_spoil_plain_int8_only(architecture: str, tmp_path: Path, engin
     assert exact < 1e-4
 
 
-def test_nf4_is_what_its_table_says(tmp_path: Path, engines: Engines) -> None:
+def test_nf4_values_equal_the_table(tmp_path: Path, engines: Engines) -> None:
     """ONNX Runtime multiplies by the very weights that `nf4` rounds to: with these as floats, logits are the same."""
 
     def round_them(weights: dict[str, AnyArray]) -> None:
@@ -134,7 +134,7 @@ def test_sizes_are_predicted_and_floats_unchanged(
     assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.6  # outliers spoil some: see above
 
 
-def test_methods_are_named_and_say_what_they_need(tmp_path: Path) -> None:
+def test_methods_name_their_requirements(tmp_path: Path) -> None:
     model = small_model(tmp_path)
     with pytest.raises(InputError, match="unknown method 'gptq' for ONNX: choose nf4"):
         find_method("gptq", model.file, model.spec)

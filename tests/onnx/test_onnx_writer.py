@@ -232,7 +232,7 @@ def test_weights_that_are_no_numbers_leave_nothing(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == ["small.gguf"]
 
 
-def test_interrupted_conversion_leaves_what_was_there(tmp_path: Path) -> None:
+def test_interrupted_conversion_keeps_the_old_folder(tmp_path: Path) -> None:
     def interrupt(done: float) -> None:
         raise KeyboardInterrupt
 
@@ -248,7 +248,7 @@ def test_interrupted_conversion_leaves_what_was_there(tmp_path: Path) -> None:
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
 
 
-def test_what_is_in_the_way_stays(tmp_path: Path) -> None:
+def test_foreign_files_are_not_overwritten(tmp_path: Path) -> None:
     model = open_golden("llama-one-layer").model
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()

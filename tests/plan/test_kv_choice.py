@@ -88,7 +88,7 @@ def test_clear_winner_and_speed() -> None:
         ),
     ],
 )
-def test_what_is_chosen(rows: list[Row], pick: str, says: str) -> None:
+def test_chosen_policies_and_dtypes(rows: list[Row], pick: str, says: str) -> None:
     found = choose(*rows)
     assert says in found.sentence
     assert found.row.cell.policy == pick

@@ -93,7 +93,7 @@ def test_peak_that_already_was_is_part_of_prediction(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("kv_dtype", "capacity"), [("f16", 16), ("q8_0", 256), ("q4_0", 300)])
-def test_kv_bytes_are_what_engine_allocates(
+def test_kv_bytes_equal_the_engines_allocation(
     smollm2: Model, engines: Callable[[Engine], Engine], kv_dtype: str, capacity: int
 ) -> None:
     engine = engines(load_engine(smollm2, "llamacpp", kv_dtype, capacity=capacity, chunk=16))
@@ -358,7 +358,7 @@ def test_pinned_rows_have_room_and_are_counted() -> None:
     assert native_plan(Options(kv_policy="full", keep=100, max_kv_size=100)).sinks == 0  # it evicts nothing
 
 
-def test_what_heads_need_is_counted() -> None:
+def test_memory_of_heads_is_counted() -> None:
     plain, *watching = (
         native_plan(Options(kv_policy=policy, max_kv_size=1024)).bytes for policy in ("streaming", "h2o", "keydiff")
     )

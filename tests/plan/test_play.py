@@ -39,7 +39,7 @@ def test_phones_have_thresholds_of_nearest_memory(has: float, tier: int) -> None
     assert found.memory == tier * GIB
 
 
-def test_what_is_mapped_does_not_count() -> None:
+def test_mapped_weights_are_not_counted() -> None:
     found = forecast(MODEL, device="pixel-9")
     assert found.play.mapped == found.plan.bytes.weights > 0
     assert found.play.counted + found.play.mapped == found.plan.predicted_peak

@@ -50,7 +50,7 @@ def test_seconds(text: str | float, seconds: float) -> None:
     "", " ", "MiB", "1 2", "12XB", "-1MiB", "+1", "1,5GiB", "1e9", "0x10", "1..5", ".", "nan", "inf", "\uff11MiB",
     "1\n2",
 ])  # fmt: skip
-def test_what_is_no_amount(text: str) -> None:
+def test_invalid_amounts(text: str) -> None:
     with pytest.raises(InputError, match=r"memory .* is not understood: write it like 256MiB"):
         parse_bytes(text)
     with pytest.raises(InputError, match=r"deadline .* is not understood: write it like 20s"):
@@ -152,7 +152,7 @@ def test_nothing_of_stop_string_is_shown(stops: list[str], text: str) -> None:
     assert shown + machine.rest() == text
 
 
-def test_what_was_held_comes_at_end() -> None:
+def test_held_text_comes_at_the_end() -> None:
     machine = StopStrings(["</s>", "STOP"])
     assert [machine.feed(piece) for piece in ("a<", "/", "s", "!ST", "O")] == ["a", "", "", "</s!", ""]
     assert machine.rest() == "STO"

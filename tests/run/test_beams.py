@@ -73,7 +73,7 @@ def test_one_beam_is_greedy(model: Model) -> None:
     ({"sampling": edge.SamplingParams(temperature=1.0)}, "goes without a temperature"),
     ({"max_tokens": None}, "needs a .*max.tokens"), ({"max_tokens": 60}, "needs KV rows"),
 ])  # fmt: skip
-def test_what_search_goes_without(model: Model, options: dict[str, Any], words: str) -> None:
+def test_beam_search_refuses_other_options(model: Model, options: dict[str, Any], words: str) -> None:
     prompt = open_golden("llama-gqa-tied").tokens[:9]
     with load(model, backend="reference", max_kv_size=64) as session, pytest.raises(InputError, match=words):
         session.generate(prompt, **{"beams": 2, "max_tokens": 4, **options})

@@ -68,7 +68,7 @@ def test_another_model_changes_no_token(always: None, sampling: SamplingParams) 
     assert reports[-1].kv.evicted
 
 
-def test_model_that_costs_what_it_saves_drafts_nothing() -> None:
+def test_unprofitable_draft_model_drafts_no_tokens() -> None:
     one = Ahead(7, model=_Model())  # type: ignore[arg-type]
     one.drafts.begin(np.arange(9, dtype=np.int32))
     for rows in range(1, 9):
@@ -114,6 +114,6 @@ def test_one_plan_counts_both_models() -> None:
     (GOLDEN / "qwen35.gguf", {}, (InputError, UnsupportedError), "recurrent layers|tokens are not"),
     ("no-such-model", {}, InputError, "no such model file: no-such-model"),
 ])  # fmt: skip
-def test_what_cannot_draft_is_refused(draft: Any, options: dict[str, Any], error: Any, words: str) -> None:
+def test_unsuitable_draft_models_are_refused(draft: Any, options: dict[str, Any], error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         edge.load(LARGE, draft=draft, **{"backend": "cpu", "max_kv_size": 300, **options})

@@ -89,6 +89,6 @@ def test_sampler_applies_both() -> None:
 
 
 @pytest.mark.parametrize("value", ["28", "a=1", "1=b", "-1=2", "1=nan", {1: float("inf")}, 3])
-def test_what_is_no_bias(value: Any) -> None:
+def test_invalid_biases_are_refused(value: Any) -> None:
     with pytest.raises(InputError, match="bias takes"):
         parse_bias(value)

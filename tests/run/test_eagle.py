@@ -173,7 +173,7 @@ def test_damaged_heads_are_refused(head: Path, tmp_path: Path, change: Callable[
         edge.load(MODEL, backend="cpu", max_kv_size=300, draft=file.write(tmp_path / "damaged.gguf"))
 
 
-def test_mutants_are_refused_in_one_line_or_read(head: Path, tmp_path: Path) -> None:
+def test_mutated_files_load_or_raise_one_line(head: Path, tmp_path: Path) -> None:
     base, path, read = GGUF.read(head), tmp_path / "mutant.gguf", 0
     for index in range(examples(300)):
         path.write_bytes(mutant(index, [base]))

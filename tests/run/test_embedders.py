@@ -120,7 +120,7 @@ def test_damaged_unigrams(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EMBEDDERS)
-def test_llama_cpp_reads_what_is_written(name: str) -> None:
+def test_llama_cpp_reads_written_embedders(name: str) -> None:
     llama = pytest.importorskip("llama_cpp")
     model, golden = opened(name)
     theirs = llama.Llama(str(model.path), embedding=True, n_ctx=96, n_batch=96, n_ubatch=96, verbose=False)
@@ -235,7 +235,7 @@ def test_ranker_without_eos(tmp_path: Path) -> None:
         ranker.rank(QUERY, TEXTS)
 
 
-def test_what_ranking_refuses() -> None:
+def test_ranking_refuses_invalid_inputs() -> None:
     with load_exact("bert-ranker", "reference") as session:
         for query, texts, options, message in (
             (" ", TEXTS, {}, "the query is empty"),

@@ -62,7 +62,7 @@ def test_pooling(backend: str) -> None:
         assert np.array_equal(session.embed(text), session.embed(session.model.encode_text(text)))
 
 
-def test_long_text_and_what_is_refused() -> None:
+def test_long_and_invalid_texts() -> None:
     tokens = open_golden(MODEL).tokens
     model = open_golden(MODEL).model
     with load(model, backend="reference", max_kv_size=CAPACITY, prefill_step_size=8) as session:

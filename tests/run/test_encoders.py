@@ -106,7 +106,7 @@ def test_text_is_run_whole_or_refused(backend: str) -> None:
             session.embed("")
 
 
-def test_what_encoders_refuse() -> None:
+def test_encoders_refuse_generation() -> None:
     model, _ = open_encoder("bert")
     with load(model, backend="reference", max_kv_size=64) as session:
         assert session.plan.config.chunk == 64

@@ -166,7 +166,7 @@ def test_stepped_gauge_is_exceeded_by_one_step(every: int, seed: int) -> None:
     assert 2.0 - 3 * step <= shown <= 2.0 + step
 
 
-def test_meter_that_vanishes_leaves_what_was_spent() -> None:
+def test_vanished_meter_keeps_spent_joules() -> None:
     """Nothing is known of what comes after; what is near the end already stops."""
     state = State(Sample(0.0, 0.0))
     for number in range(1, 100):

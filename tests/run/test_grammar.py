@@ -84,7 +84,7 @@ def test_json_is_valid_by_its_schema(session: Session, name: str) -> None:
         assert session.report.stop_reason in ("stop", "eos")
 
 
-def test_mask_bars_what_regex_does(tiny: Model) -> None:
+def test_mask_equals_the_regex(tiny: Model) -> None:
     """By a regex over all pieces, token by token; `allows` says the same, where it says anything."""
     matcher, tokenizer = Matcher(Grammar(regex="[a-z]{6}(, end)?"), tiny.tokenizer), tiny.tokenizer
     pieces = [tokenizer.piece(token).decode(errors="replace") for token in range(tokenizer.size)]
@@ -205,7 +205,7 @@ def test_grammars_that_are_none_are_refused() -> None:
     (Grammar(json_schema={"type": "object", "properties": {f"p{i}": MANY for i in range(200)}}), "large"),
     (Grammar(json_schema={"allOf": [{"type": "string", "pattern": f"^.*a.{{{i}}}b"} for i in range(9)]}), "empty"),
 ])  # fmt: skip
-def test_grammar_that_makes_no_sense_is_one_line(session: Session, grammar: Grammar, words: str) -> None:
+def test_invalid_grammar_raises_one_line(session: Session, grammar: Grammar, words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         edge.check_grammar(grammar, session.model)
     assert "\n" not in str(caught.value)
@@ -227,7 +227,7 @@ def test_tables_are_planned_before_they_are_made(monkeypatch: pytest.MonkeyPatch
     assert caught.value.smallest - plain.value.smallest > 400 * model.tokenizer.size
 
 
-def test_tables_take_what_is_planned() -> None:
+def test_grammar_tables_take_the_planned_memory() -> None:
     taken, planned = run_child(_TABLES, "smollm2-135m").output
     assert 0.4 * planned < taken <= planned
 

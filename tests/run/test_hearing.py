@@ -122,7 +122,7 @@ def test_whisper_cpp_file(file: GGUFFile, tmp_path: Path) -> None:
     assert all(np.array_equal(np.asarray(found[name], np.float32), wanted[name]) for name in wanted)
 
 
-def test_damaged_files_give_one_line(file: GGUFFile, tmp_path: Path) -> None:
+def test_damaged_files_raise_one_line(file: GGUFFile, tmp_path: Path) -> None:
     data, path = bytearray(FOLDER.with_suffix(".bin").read_bytes()), tmp_path / "model.bin"
     generator = np.random.default_rng(0)
     for _ in range(300):

@@ -174,7 +174,7 @@ def test_a_conversation_keeps_its_sounds_on_disk(session: edge.Session, tmp_path
     ({"audio": np.array([np.nan], np.float32)}, "no numbers"),
     ({"audio": wav_of(np.zeros(9000))[:-9000]}, "cut off"),
 ])  # fmt: skip
-def test_what_is_no_sound_is_refused_in_one_line(session: edge.Session, part: dict[str, Any], said: str) -> None:
+def test_invalid_sounds_raise_one_line(session: edge.Session, part: dict[str, Any], said: str) -> None:
     content = [{"type": "input_audio" if "input_audio" in part else "audio", **part}]
     with pytest.raises(edge.InputError, match=said) as refused:
         session.model.chat_prompt([{"role": "user", "content": content}])
@@ -221,7 +221,7 @@ def test_run_hears_files_and_stdin(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("sound", "tokens"), [("0.82s", 20), (None, 21)])
-def test_plan_counts_what_a_sound_costs(sound: str | None, tokens: int, tmp_path: Path) -> None:
+def test_plan_counts_the_rows_of_a_sound(sound: str | None, tokens: int, tmp_path: Path) -> None:
     path = tmp_path / "sound.wav"
     path.write_bytes(wav_of(SOUNDS["short"]))
     plan = ("plan", str(TEXT), "--mmproj", str(EARS), "--json", "--device", "raspberry-pi-5", "--audio")
@@ -232,7 +232,7 @@ def test_plan_counts_what_a_sound_costs(sound: str | None, tokens: int, tmp_path
     assert found["peak"] >= found["encoder"] > found["weights"]
 
 
-def test_plan_says_what_a_sound_lacks() -> None:
+def test_plan_names_rows_and_memory_a_sound_lacks() -> None:
     plan = ("plan", str(TEXT), "--mmproj", str(EARS), "--device", "raspberry-pi-5", "--max-kv-size", "256")
     told = edge_command(*plan, "--audio", "5m", "--memory", "90MiB").stdout
     assert "does not fit in 256 KV rows: use --max-kv-size 7501" in told

@@ -49,7 +49,7 @@ runs = st.builds(
 
 @settings(suppress_health_check=SHARED_FIXTURES, max_examples=examples(20))
 @given(kept=st.lists(runs, max_size=30))
-def test_what_is_kept_comes_back_newest_first(kept: list[Run]) -> None:
+def test_kept_runs_are_listed_newest_first(kept: list[Run]) -> None:
     clear_history()
     for run in kept:
         append(run)

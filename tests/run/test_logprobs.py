@@ -129,7 +129,7 @@ def test_impossible_numbers_of_alternatives(session: Session, top: Any) -> None:
         session.score(GOLDEN_MODEL.tokens, top=top)
 
 
-def test_what_cannot_be_scored(session: Session) -> None:
+def test_unscorable_texts_are_refused(session: Session) -> None:
     with pytest.raises(InputError, match="at least two tokens"):
         session.score(GOLDEN_MODEL.tokens[:1])
     with pytest.raises(InputError, match="token ids"):

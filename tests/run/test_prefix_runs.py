@@ -186,7 +186,7 @@ KEYS = {"kind": "PREFIX_TUNING", "tensors": {"prompt_embeddings": ("F32", values
         (KEYS, {"backend": "onnx"}, "the onnx engine takes no --prefix of keys and values: use"),
     ],
 )  # fmt: skip
-def test_wrong_prefixes_are_refused_in_a_line(
+def test_wrong_prefixes_raise_one_line(
     tmp_path: Path, changed: dict[str, Any], options: dict[str, Any], expected: str
 ) -> None:
     folder = write_prefix(tmp_path / "prefix", **changed)

@@ -201,7 +201,7 @@ def llama_cpp_survivors(logits: FloatArray, params: SamplingParams, recent: list
     SamplingParams(temperature=1.0, top_k=10, top_p=0.9, presence_penalty=1.5, frequency_penalty=-0.7),
     SamplingParams(temperature=1.0, top_k=1),
 ], ids=str)  # fmt: skip
-def test_what_survives_is_what_survives_in_llama_cpp(params: SamplingParams, seed: int) -> None:
+def test_surviving_tokens_equal_llama_cpps(params: SamplingParams, seed: int) -> None:
     logits, recent = random_logits(3000, seed), [int(token) for token in random_logits(3000, seed).argsort()[-3:]]
     recent.append(recent[0])
     survivors = llama_cpp_survivors(logits, params, recent)

@@ -194,7 +194,7 @@ def test_plan_has_room_for_the_costliest_picture(name: str) -> None:
         assert Encoder(tower, backend, 1).need(layout) <= 1.01 * reserved
 
 
-def test_picture_beyond_what_the_plan_reserved_is_refused(session: edge.Session, golden: dict[str, Any]) -> None:
+def test_picture_beyond_the_planned_rows_is_refused(session: edge.Session, golden: dict[str, Any]) -> None:
     picture = edge.Image(golden["first"])
     encoder = Encoder(eyes_of(session).tower, engine_named("reference"), 1)
     tight = TowerEyes(eyes_of(session).tower, encoder, Room(pixels=0, kept=0, limit=1 << 20))
@@ -265,7 +265,7 @@ def test_images_beside_a_prompt(session: edge.Session, golden: dict[str, Any], t
         assert found == expected
 
 
-def test_refusals_are_one_line(session: edge.Session, golden: dict[str, Any], tmp_path: Path) -> None:
+def test_refusals_raise_one_line(session: edge.Session, golden: dict[str, Any], tmp_path: Path) -> None:
     def refused(why: str, **options: Any) -> None:
         with pytest.raises(edge.InputError, match=why):
             session.generate(**options)
@@ -351,9 +351,7 @@ def test_conversation_with_pictures_is_saved_and_goes_on(
     assert len(set(answers)) == 1
 
 
-def test_a_damaged_picture_leaves_the_conversation_as_it_was(
-    session: edge.Session, golden: dict[str, Any], tmp_path: Path
-) -> None:
+def test_damaged_picture_keeps_the_conversation(session: edge.Session, golden: dict[str, Any], tmp_path: Path) -> None:
     PIL.fromarray(golden["first"]).save(path := tmp_path / "cut.png")
     path.write_bytes(path.read_bytes()[:-60])
     session.reset()

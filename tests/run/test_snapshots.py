@@ -126,7 +126,7 @@ def test_plan_counts_snapshots_where_they_fit() -> None:
     assert plan_of("llama-gqa-tied").snapshots == 0
 
 
-def test_session_holds_what_plan_counts() -> None:
+def test_session_allocates_as_planned() -> None:
     with open_session("qwen35", "cpu", prefill_step_size=64) as session:
         for turn in range(5):
             answer(session, LONG[:50], follow_up=turn > 0)

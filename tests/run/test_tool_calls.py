@@ -223,7 +223,7 @@ def test_calls_with_headers(
         assert [type(each) for each in (events[0], events[-1])] == [CallBegin, CallEnd]
 
 
-def test_replayed_call_is_what_model_wrote(tmp_path: Path) -> None:
+def test_replayed_call_keeps_the_models_text(tmp_path: Path) -> None:
     """The template writes an earlier call as the grammar forces it, so the rows of the conversation stay."""
     model = open_model(write_script(tmp_path / "m.gguf", HARMONY, 8, [2], CONTEXT))
     first = model.chat_prompt(MESSAGES, tools=TOOLS).first(None)

@@ -51,7 +51,7 @@ def test_requests_together_have_answers_that_they_have_alone(client: TestClient)
     assert client.get("/props").json()["total_slots"] == 3
 
 
-def test_what_needs_session_alone_waits_for_others(client: TestClient) -> None:
+def test_exclusive_requests_wait_for_the_batch(client: TestClient) -> None:
     body = {"prompt": ["One two three"], "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
     first = client.post("/v1/completions", json=body).json()["choices"]
     results: list[Any] = []
@@ -87,7 +87,7 @@ def test_embeddings_match_session(client: TestClient) -> None:
         assert client.post("/v1/embeddings", json=body).status_code == 400
 
 
-def test_nothing_is_left_behind(client: TestClient) -> None:
+def test_requests_leave_the_worker_idle(client: TestClient) -> None:
     chat(client)  # this test may be the first, or alone
     assert hub_of(client).pool.workers[MODEL].idle
 

@@ -69,7 +69,7 @@ def read(connection: socket.socket) -> str:
     return b"".join(parts).decode()
 
 
-def test_body_that_is_too_large_is_received_before_its_refusal_ends_the_connection() -> None:
+def test_oversized_body_is_drained_before_the_refusal() -> None:
     size = 8 << 20  # more than the buffers of both ends hold
     head = BODY.replace("/health", "/v1/chat/completions").replace("1000", f"{size}\r\nConnection: close")
     with listening(most_body="100KiB") as port, connect(port, head) as client:

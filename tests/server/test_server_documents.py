@@ -50,7 +50,7 @@ def test_answer_and_sources_are_those_of_python(own: Path) -> None:
         assert listed == [MODEL, "bert"]
 
 
-def test_refusals_name_what_is_wrong() -> None:
+def test_refusals_name_the_wrong_field() -> None:
     with served(documents=["own"]) as client:
         asked = {"edge": {"documents": "own"}, "max_tokens": 4}
         for path, body, status, message in (

@@ -164,7 +164,7 @@ def test_unknown_paths_and_methods(client: TestClient) -> None:
     assert client.get("/v1/models/nothing").status_code == 404
 
 
-def test_logs_have_nothing_of_requests(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_contain_no_request_text(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"messages": [{"role": "user", "content": "my secret"}], "max_tokens": 2}
     with served(log=True) as client, caplog.at_level("DEBUG"):
         assert client.post(CHATS, json=body).status_code == 200
@@ -210,7 +210,7 @@ def test_no_body_breaks_server(client: TestClient, body: dict[str, object]) -> N
         error_of(response)
 
 
-def test_nothing_is_left_behind(client: TestClient) -> None:
+def test_requests_leave_no_claims_or_errors(client: TestClient) -> None:
     hub = hub_of(client)
     assert hub.pool.ledger.claims.total() == 0
     assert all(worker.idle for worker in hub.pool.workers.values())

@@ -56,7 +56,7 @@ def tool(number: int) -> dict[str, Any]:
     (CHATS, {"messages": HELLO, "x": [[]] * 120_000}),
     ("/tokenize", {"content": "a b " * 250_000, "with_pieces": True}),
 ])  # fmt: skip
-def test_what_takes_too_much_memory_is_refused(client: TestClient, path: str, body: dict[str, Any]) -> None:
+def test_oversized_requests_are_refused(client: TestClient, path: str, body: dict[str, Any]) -> None:
     response = client.post(path, json=body)
     assert response.status_code == 413
     assert "bytes of memory" in error_of(response)["message"]
@@ -126,7 +126,7 @@ def test_matchers_end_with_their_answer(options: dict[str, Any], monkeypatch: py
             gc.enable()
 
 
-def test_work_gives_back_what_it_claims_for_nobody() -> None:
+def test_abandoned_work_returns_its_claim() -> None:
     """Embeddings and scores whose client goes away meanwhile."""
     ledger, energy, done = Ledger(None), EnergyLedger(find_meter()), threading.Event()
     worker = Worker("x", lambda: load(open_golden(MODEL).model, **PLAIN), Turns(energy), energy.share())
@@ -147,7 +147,7 @@ def test_work_gives_back_what_it_claims_for_nobody() -> None:
     assert ledger.claims.total() == 0
 
 
-def test_texts_are_not_worked_through_for_nobody() -> None:
+def test_abandoned_requests_stop_tokenizing() -> None:
     worked = []
     job: Any = SimpleNamespace(cancelled=False)
     session: Any = SimpleNamespace(reset=lambda: None, spec=SimpleNamespace(encoder=False))

@@ -203,7 +203,7 @@ def test_models_have_joules_of_their_own(counted: TestClient) -> None:
     assert sum(share.joules for share in pool.shares.values()) <= pool.energy.read(anew=True).joules
 
 
-def test_ledger_admits_what_fits() -> None:
+def test_ledger_admits_fitting_claims() -> None:
     ledger = Ledger(512 << 20, base=100 << 20)
     assert ledger.reserve == 32 << 20
     claim, other = Claim(ledger), Claim(ledger)

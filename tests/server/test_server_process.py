@@ -88,7 +88,7 @@ def test_answers_are_finished_after_sigterm() -> None:
     ("arguments", "words"),
     [(["--host", "0.0.0.0"], "--api-key"), (["--port", "70000"], "65535"), (["--adapter", "x"], "--adapter")],
 )
-def test_bad_settings_are_one_line(arguments: list[str], words: str) -> None:
+def test_bad_settings_raise_one_line(arguments: list[str], words: str) -> None:
     command = [sys.executable, "-m", "edge", "serve", str(GOLDEN / f"{MODEL}.gguf"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2

@@ -32,7 +32,7 @@ def schema() -> Any:
 
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
-def test_server_does_what_its_description_says(client: TestClient, schema: Any, path: str, method: str) -> None:
+def test_server_follows_its_openapi_schema(client: TestClient, schema: Any, path: str, method: str) -> None:
     operation = schema[path][method]
 
     @settings(max_examples=5, suppress_health_check=list(HealthCheck))

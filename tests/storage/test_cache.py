@@ -95,7 +95,7 @@ def start(code: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def test_what_was_created_is_found(folder: Path) -> None:
+def test_created_entries_are_found(folder: Path) -> None:
     assert find("weights", KEY, ".bin") is None
     make(content=b"old")
     path = make()
@@ -158,7 +158,7 @@ def test_folder_that_others_may_write_is_refused(folder: Path, what: str, mode: 
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
-def test_what_another_user_owns_is_not_handed_out(folder: Path) -> None:
+def test_entries_of_other_users_are_ignored(folder: Path) -> None:
     path = make()
     for each in (path, record_of(path)):
         os.chown(each, 4321, 4321)
@@ -195,7 +195,7 @@ def test_flipped_byte_is_damage(folder: Path, restore_time: bool) -> None:
     assert files(folder) == []
 
 
-def test_without_good_record_nothing_is_trusted(folder: Path) -> None:
+def test_entries_without_a_valid_record_are_ignored(folder: Path) -> None:
     valid = b'{"size": 10, "mtime_ns": 0, "ctime_ns": 0, "crc32": 0, "about": ""}'
     for garbage in (
         None, b"", b"\xff\x00", b"{", b"[]", b"null", b"{}", b"[" * 5000, b'{"size": ' + b"9" * 5000 + b"}", valid,
@@ -272,7 +272,7 @@ def test_interrupted_create_leaves_nothing(folder: Path, exception: type[BaseExc
     assert find("weights", KEY, ".bin").read_bytes() == b"old"
 
 
-def test_what_killed_process_left_is_swept_by_next(folder: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed(folder: Path) -> None:
     for killed in ("create('weights', sys.argv[1], '.bin')", "lock('weights', sys.argv[1])"):
         with start(f"with {killed}: os._exit(1)", OTHER) as child:
             child.communicate(timeout=240)
@@ -307,7 +307,7 @@ def test_least_recently_used_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not second.exists()
 
 
-def test_what_was_just_written_stays_even_above_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_entry_stays_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     make(OTHER)
     monkeypatch.setenv("EDGE_CACHE_LIMIT", "5B")
     make(KEY)
@@ -333,7 +333,7 @@ def test_clear_removes_one_kind_or_all(folder: Path) -> None:
     assert clear() == (0, 0)
 
 
-def test_unwritable_folder_says_what_to_do(folder: Path) -> None:
+def test_unwritable_folder_names_the_remedy(folder: Path) -> None:
     folder.write_text("a file in the way", encoding="ascii")
     assert find("weights", KEY, ".bin") is None
     assert entries() == []
@@ -361,7 +361,7 @@ def test_folder_in_place_of_file_is_named(folder: Path, where: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write anywhere")
-def test_read_only_folder_still_serves_what_it_has(folder: Path) -> None:
+def test_read_only_folder_serves_its_entries(folder: Path) -> None:
     path = make()
     (folder / "weights").chmod(0o500)
     try:
@@ -374,7 +374,7 @@ def test_read_only_folder_still_serves_what_it_has(folder: Path) -> None:
         (folder / "weights").chmod(0o700)
 
 
-def test_full_disk_says_what_to_do(folder: Path) -> None:
+def test_full_disk_names_the_remedy(folder: Path) -> None:
     with pytest.raises(CacheError, match=r"free \d+ GiB there, or set EDGE_CACHE"):  # noqa: SIM117
         with create("weights", KEY, ".bin", expected=1 << 60):
             pytest.fail("the work was begun")
@@ -473,7 +473,7 @@ def test_command_list_and_clear(folder: Path) -> None:
     assert edge_json("cache", "clear", "--json") == {"removed": 0, "bytes": 0}
 
 
-def test_bad_input_is_one_line() -> None:
+def test_bad_input_raises_one_line() -> None:
     for args, environment, says in (
         (("clear", "--kind", "things"), {}, f"choose {', '.join(ENTRY_KINDS)}"),
         (("list",), {"EDGE_CACHE_LIMIT": "lots"}, "EDGE_CACHE_LIMIT 'lots' is not understood"),

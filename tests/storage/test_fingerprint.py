@@ -59,7 +59,7 @@ def count_readings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return read
 
 
-def test_it_is_sha256_of_whole_file(model: Path) -> None:
+def test_fingerprint_is_the_files_sha256(model: Path) -> None:
     told: list[float] = []
     assert fingerprint(model, told.append).sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
     assert told[-1] == 1.0
@@ -98,7 +98,7 @@ def test_file_that_was_just_written_is_not_remembered(model: Path, monkeypatch: 
 
 @pytest.mark.usefixtures("old")
 @pytest.mark.parametrize("content", [b"", b"0" * 63, b"0" * 65, b"Z" * 64, b"\xff" * 64])
-def test_what_is_no_hash_is_not_believed(model: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_hashes_are_ignored(model: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = fingerprint(model).sha256
     (entry,) = entries("hashes")
     monkeypatch.setattr("edge.storage.cache.is_whole", lambda path: True)

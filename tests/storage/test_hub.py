@@ -172,7 +172,7 @@ def test_silent_servers_are_left(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> N
     (Reference("tiny/none"), r"has no repository tiny/none \(did you mean tiny:1b\?\), or it is private and"),
     (Reference(NAME, "v2"), "has no revision 'v2'"),
 ])  # fmt: skip
-def test_what_is_not_there(hub: Hub, reference: Reference, says: str) -> None:
+def test_missing_models_and_files(hub: Hub, reference: Reference, says: str) -> None:
     with pytest.raises(InputError, match=says):
         look_up(reference, ["tiny:1b"])
 
@@ -226,7 +226,7 @@ NO_ADDRESSES = [
 
 
 @pytest.mark.parametrize("where", NO_ADDRESSES)
-def test_what_is_no_address_is_asked_for_once(hub: Hub, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_redirects_are_refused(hub: Hub, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     says = rf"^127\.0\.0\.1:\d+ refers to '{re.escape(where)}.*', which is no address of http or https$"
     hub.faults.redirect = where
     with pytest.raises(DownloadError, match=says):
@@ -245,7 +245,7 @@ def test_next_page_may_be_relative_and_need_quoting(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:x", "socks5://127.0.0.1:9", "//"])
-def test_what_is_no_proxy_is_tried_once(hub: Hub, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_proxies_are_refused(hub: Hub, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("no_proxy")
     monkeypatch.setenv("http_proxy", proxy)
     with pytest.raises(DownloadError, match=r"^127\.0\.0\.1:\d+ cannot be asked \("):

@@ -254,8 +254,8 @@ def trusted_source(
 ) -> str:
     """The text of trusted.c: the SHA-256 of the sections that compiled code uses unchecked, so that the library accepts
     no others; and the functions that read the model's table and adapters, split the words of encoders, embed texts,
-    draft, see, hear, call tools, and run passes on a GPU or NPU. drafts: an assistant does. encoders: declarations of passes beside
-    the model's."""
+    draft, see, hear, call tools, and run passes on a GPU or NPU. drafts: an assistant does. encoders: declarations of
+    passes beside the model's."""
     (config,) = np.frombuffer(sections[Section.CONFIG], CONFIG)
     reader = f"table_{TABLE_TYPES[config['table_type'] - 1].lower()}" if config["table_type"] else "NULL"
     adapters = "read_adapter" if Section.ADAPTERS in sections else "NULL"
