@@ -35,7 +35,7 @@ _COMPILE = (
 )  # fmt: skip
 _SMALLEST = ("-Xclang", "-Oz")  # zig's own -Oz is -Os
 # Files with loops over a vocabulary, rows, pixels or samples.
-_LOOPS = ("sampler", "mask", "rows", "kv_keys", "embed", "pixels", "patches", "project", "mel", "stem", "resample")
+_LOOPS = ("sampler", "rows", "pixels", "patches", "project", "mel", "stem", "resample")
 _LINK = (
     "-target", "wasm32-freestanding", _FEATURES, "-O2", "-fno-sanitize=all", "-Wl,--no-entry", "-Wl,--import-memory",
     "-Wl,--shared-memory", f"-Wl,--max-memory={MOST_PAGES * PAGE}", "-Wl,--export=__stack_pointer", "-Wl,-s",

@@ -338,7 +338,7 @@ def test_damaged_models_are_refused(tmp_path: Path) -> None:
 
 def test_what_a_visitor_fetches_is_small() -> None:
     for isa in ISAS:
-        assert len(gzip.compress((folder_of() / f"edge-{isa}.wasm").read_bytes(), 9)) < 100_000
+        assert len(gzip.compress((folder_of() / f"edge-{isa}.wasm").read_bytes(), 9)) < 102_000
 
 
 @pytest.mark.exhaustive
