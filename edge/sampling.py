@@ -14,7 +14,7 @@ from edge.flags import SAMPLING, flags_of, named_in_errors, option
 from edge.records import dataclass
 
 _STATE_IT = "state it, as in --temp 0.7"
-_MOST_BIASES, _LARGEST_BIAS = 1024, 1e9
+MOST_BIASES, LARGEST_BIAS = 1024, 1e9
 WHOLE = ("top_k", "seed", "dry_allowed_length", "dry_last_n", "min_tokens")
 """Fields that are whole numbers."""
 
@@ -31,8 +31,8 @@ def parse_bias(value: Mapping[int, float] | str | Iterable[tuple[int, float]] | 
         found = {int(token): float(bias) for token, bias in pairs}
     except (TypeError, ValueError):
         raise InputError(f"--logit-bias takes TOKEN=BIAS, such as 28=-100, not {value!r:.60}") from None
-    if len(found) > _MOST_BIASES or any(token < 0 or not abs(bias) <= _LARGEST_BIAS for token, bias in found.items()):
-        raise InputError(f"--logit-bias takes at most {_MOST_BIASES} tokens, and numbers, not {value!r:.60}")
+    if len(found) > MOST_BIASES or any(token < 0 or not abs(bias) <= LARGEST_BIAS for token, bias in found.items()):
+        raise InputError(f"--logit-bias takes at most {MOST_BIASES} tokens, and numbers, not {value!r:.60}")
     return tuple(sorted(found.items()))
 
 
@@ -78,27 +78,27 @@ class SamplingParams:
         help="Added to the logits of tokens, such as 28=-100 or, with commas between, several.",
     )  # fmt: skip
     dry_multiplier: float = option(
-        0.0, "--dry-multiplier", group=SAMPLING, low=0, high=100, apps=False,
+        0.0, "--dry-multiplier", group=SAMPLING, low=0, high=100,
         help="DRY penalty on tokens that would continue a repetition; 0 is off, 0.8 is usual.",
     )  # fmt: skip
     dry_base: float = option(
-        1.75, "--dry-base", group=SAMPLING, low=1, high=100, apps=False,
+        1.75, "--dry-base", group=SAMPLING, low=1, high=100,
         help="By which the DRY penalty grows with each repeated token.",
     )  # fmt: skip
     dry_allowed_length: int = option(
-        2, "--dry-allowed-length", group=SAMPLING, low=1, high=1024, apps=False,
+        2, "--dry-allowed-length", group=SAMPLING, low=1, high=1024,
         help="Longest repetition without a DRY penalty, in tokens.",
     )  # fmt: skip
     dry_last_n: int = option(
-        1024, "--dry-last-n", group=SAMPLING, low=0, high=65536, apps=False,
+        1024, "--dry-last-n", group=SAMPLING, low=0, high=65536,
         help="Tokens of the answer in which DRY looks for repetitions.",
     )  # fmt: skip
     xtc_probability: float = option(
-        0.0, "--xtc-probability", group=SAMPLING, low=0, high=1, apps=False,
+        0.0, "--xtc-probability", group=SAMPLING, low=0, high=1,
         help="How often XTC excludes the likeliest tokens; 0 is off.",
     )  # fmt: skip
     xtc_threshold: float = option(
-        0.1, "--xtc-threshold", group=SAMPLING, low=0, high=1, apps=False,
+        0.1, "--xtc-threshold", group=SAMPLING, low=0, high=1,
         help="XTC excludes all tokens of this probability but the least likely of them; more than 0.5 is off.",
     )  # fmt: skip
     min_tokens: int = option(

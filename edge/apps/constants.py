@@ -5,6 +5,7 @@ The header is written into the folder where the runtime is compiled, and into pa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -26,7 +27,7 @@ from edge.apps.sections import (
     words,
 )
 from edge.apps.sections.model_file import Section
-from edge.apps.structs import LONGEST_STOP, MOST_STOPS, range_tables
+from edge.apps.structs import LONGEST_STOP, MOST_DRY, MOST_STOPS, range_tables
 from edge.backends import ring, row_lists
 from edge.backends.onnx.graph.static import HIDDEN
 from edge.backends.tvm.cpu import two_stages
@@ -56,6 +57,7 @@ from edge.run.sampling import sampler
 from edge.run.sequences.embedding import TOGETHER
 from edge.run.speech import decoding, rules, transcript, voice, windows
 from edge.run.starting import race
+from edge.sampling import LARGEST_BIAS, MOST_BIASES
 
 CONSTANTS = "constants.h"
 
@@ -85,6 +87,8 @@ _INTEGERS = {
     "SMALLEST_CHUNK": reclaim.SMALLEST_CHUNK,
     "PENALTY_WINDOW": sampler.PENALTY_WINDOW,
     "MOST_STOPS": MOST_STOPS,
+    "MOST_DRY": MOST_DRY,
+    "MOST_BIASES": MOST_BIASES,
     "LONGEST_STOP": LONGEST_STOP,
     "TEXT_BLOCK": tokenizer.BLOCK,
     "LONGEST_BLOCK": tokenizer.LONGEST_BLOCK,
@@ -171,6 +175,9 @@ _INTEGERS = {
     "LATEST_FIRST": round(rules.LATEST_FIRST_S / rules.STEP_S),
 }
 _DOUBLES = {
+    "LARGEST_BIAS": LARGEST_BIAS,
+    "LARGEST_EXPONENT": sampler.LARGEST_EXPONENT,
+    "LARGEST_PENALTY": sampler.LARGEST_PENALTY,
     "MOST_SCALE": MAX_SCALE,
     "NPU_HIDDEN": HIDDEN,
     "CREDIT_S": governor.CREDIT_S,
@@ -230,6 +237,7 @@ def constants_header() -> str:
         f"static const double FIRST_CHANCES[] = {{{', '.join(map(repr, ahead.FIRST_CHANCES))}}};",
         f"static const uint32_t CONTEXT_ROWS[] = {{{', '.join(map(str, ahead.CONTEXTS))}}};",
         f"static const double TEMPERATURES[] = {{{', '.join(map(repr, decoding.TEMPERATURES))}}};",
+        f"#define DRY_BREAKERS {json.dumps(b''.join(sampler.DRY_BREAKERS).decode())}",
         f"static const float LARGEST_HALF = {row_formats.LARGEST};",
         _enum("section_kind", [*(f"SECTION_{each.name} = {each.value}" for each in Section), "SECTIONS"]),
         _enum("chat_part", [*(f"CHAT_{_upper(name)}" for name in chat.PARTS), "CHAT_PARTS"]),

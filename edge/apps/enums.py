@@ -112,6 +112,7 @@ NAMES: dict[str, tuple[str, str, str]] = {  # in messages of C: what Kotlin, Swi
     "edge_listen": ("transcribe", "listen", "transcribe"),
     "edge_hear": ("transcribe", "hear", "transcribe"),
     "edge_constrain": ("constrain", "constrain", "constrain"),
+    "edge_bias": ("bias", "bias", "bias"),
     "edge_tools": ("tools", "tools", "tools"),
     "edge_choose": ("choose", "choose", "choose"),
     "EDGE_FREE": ("Form.FREE", "Form.free", "null"),

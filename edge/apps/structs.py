@@ -20,6 +20,7 @@ from edge.sampling import RECOMMENDED, SamplingParams
 
 Kind = Literal["uint32", "int32", "uint64", "int64", "double", "flag", "seed", "text", "texts", "ids"]
 MOST_STOPS, LONGEST_STOP = 16, 128  # stop strings of an answer; bytes of one
+MOST_DRY = 4096  # tokens of an answer in which DRY may look for repetitions
 LARGEST = 1e18  # bound of quantities; comparing with it rejects infinity and NaN
 
 
@@ -41,19 +42,21 @@ class Field:
     high: float = math.inf
     without: tuple[str, ...] = ()
     """Languages that lack the field: kotlin, swift, web; types: TypeScript's declarations lack it."""
+    usual: float = 0
+    """The value of a field of sampling that is not given and that models do not recommend."""
     enum: type[IntEnum] | None = None
     """What the numbers of a uint32 mean."""
 
     @property
     def checked(self) -> bool:
-        return self.kind == "double" and math.isfinite(self.high)
+        return self.kind in ("double", "int32") and math.isfinite(self.high)
 
     @property
     def range(self) -> str:
         """The range that C accepts, in words."""
         if self.high == LARGEST:
             return "more than 0, or 0 for no limit"
-        recommended = ", or less than 0 for the model's own" if self.unset < 0 else ""
+        recommended = ", or less than 0 for " + (f"{self.usual:g}" if self.usual else "the model's own") if self.unset < 0 else ""
         return f"from {self.low:g} to {self.high:g}{recommended}"
 
 
@@ -66,9 +69,11 @@ def _sampling() -> Iterator[Field]:
             yield Field(name, "seed", _about(flag), "a new one for every answer")
         else:
             kind: Kind = "int32" if types[name] is int else "double"
-            own = name in RECOMMENDED
+            own, usual = name in RECOMMENDED, 0 if name in RECOMMENDED else getattr(SamplingParams(), name)
+            otherwise = "as the model recommends" if own else f"{usual:g}" if usual else ""
+            high = MOST_DRY if name == "dry_last_n" else flag.high
             yield Field(
-                name, kind, _about(flag), "as the model recommends" if own else "", -own, flag.low, flag.high
+                name, kind, _about(flag), otherwise, -bool(own or usual), flag.low, high, usual=usual
             )  # fmt: skip
 
 
@@ -266,15 +271,16 @@ def layout(struct: list[Field], pointer: int) -> tuple[dict[str, int], int]:
 
 
 def range_tables() -> str:
-    """C macros: the sampling options, as X(type, name), or as Y(type, name) where models recommend nothing; and the
-    ranges of options, as X(name, low, high, own, words).
+    """C macros: the sampling options, as X(type, name), or where models recommend nothing as Y(type, name), with a usual
+    value as Z(type, name, value); and the ranges of options, as X(name, low, high, own, words).
 
     own: whether a value below 0 means the model's recommendation.
     """
     types = {"int32": "uint32_t", "double": "double"}
     names = {each.name for each in fields(SamplingParams)}
     drawn = [
-        f"{'X' if each.unset else 'Y'}({types[each.kind]}, {each.name})"
+        f"Z({types[each.kind]}, {each.name}, {each.usual})" if each.usual
+        else f"{'X' if each.unset else 'Y'}({types[each.kind]}, {each.name})"
         for each in OPTIONS if each.name in names - {"seed"}
     ]  # fmt: skip
     ranges = [
@@ -283,5 +289,5 @@ def range_tables() -> str:
     ]  # fmt: skip
     return "\n".join(
         f"#define {name} \\\n    " + " \\\n    ".join(lines)
-        for name, lines in (("SAMPLING_OPTIONS(X, Y)", drawn), ("RANGED_OPTIONS(X)", ranges))
+        for name, lines in (("SAMPLING_OPTIONS(X, Y, Z)", drawn), ("RANGED_OPTIONS(X)", ranges))
     )

@@ -73,6 +73,7 @@ class Exported(Protocol):
     """A session in another process or library, as `BundleSession`."""
 
     def set(self, **options: Any) -> None: ...
+    def bias(self, biases: dict[int, float]) -> None: ...
     def append(self, role: Role, text: Text) -> None: ...
     def answer(self, text: Text, role: Role = ...) -> Answer: ...
     def rewind(self, turns: int | None = None) -> None: ...
@@ -91,8 +92,10 @@ class Pair:
     def ask(
         self, text: Text, *, raw: bool = False, system: str | None = None, told: bool = False, **options: Any
     ) -> Answer:
-        """told: the exported session has the system's text already. options: fields of edge_options."""
-        self.exported.set(**options)
+        """told: the exported session has the system's text already. options: fields of edge_options, and logit_bias."""
+        self.exported.set(**{name: value for name, value in options.items() if name != "logit_bias"})
+        if "logit_bias" in options:
+            self.exported.bias(options["logit_bias"])
         if system is not None and not told:
             self.exported.append(Role.SYSTEM, system)
         role = Role.RAW if raw else Role.USER if isinstance(text, str) else Role.IDS

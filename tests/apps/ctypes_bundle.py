@@ -186,6 +186,10 @@ class BundleSession:
         data = text.encode() if isinstance(text, str) else text
         self._call("edge_constrain", int(form), data, c_size_t(len(data)))
 
+    def bias(self, biases: dict[int, float]) -> None:
+        data = np.array([*biases.items()], [("token", "i4"), ("bias", "f4")]).tobytes()
+        self._call("edge_bias", data, c_size_t(len(biases)))
+
     def tools(self, tools: Sequence[Any] | None) -> None:
         """State tools, in the form of OpenAI's protocol; None: none."""
         data = None if tools is None else json.dumps(tools).encode()

@@ -61,6 +61,7 @@ def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
     assert echo["vector"] == [f"[4.0, {float('é'.encode()[-1])}, {3 + len('query') / 16}]"]
     assert echo["vectors"] == [f"{float(sum(range(100)) + 99 * ord('x') - 1)}"]
     assert (echo["form"], echo["free"]) == (["UNSUPPORTED: not enforced"], ["UNSUPPORTED: free"])
+    assert echo["bias"] == ["BAD_ARGUMENT: biases"]
     assert (echo["tools"], echo["choice"]) == (["UNSUPPORTED: not these tools"], ["BAD_ARGUMENT: é"])
     assert echo["calls"] == ['[first f {"é": 1}, second f {"é": 1}]']
     assert echo["result"] == ["done"]

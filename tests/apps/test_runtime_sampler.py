@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class Sampling(ctypes.Structure):
 
 
 def library() -> ctypes.CDLL:
-    lib = load_runtime("sampler.c", "random.c", "stops.c", "utf8.c", "error.c")
+    lib = load_runtime("sampler.c", "dry.c", "random.c", "stops.c", "utf8.c", "error.c")
     for name in ("sampler_layout", "stops_layout"):
         getattr(lib, name).restype = ctypes.c_void_p
     for name in ("stops_feed", "stops_rest"):
@@ -58,12 +59,18 @@ def lay_out(name: str, *numbers: ctypes.c_uint32) -> tuple[ctypes.c_void_p, Any]
 
 
 class CSampler:
+    """Every 7th token breaks repetitions."""
+
     def __init__(self, params: SamplingParams, vocab: int, banned: Iterable[int] = (), more: Iterable[int] = ()):
         self.handle, self.memory = lay_out("sampler_layout", ctypes.c_uint32(vocab))
         self.lists = [np.array([*tokens], np.int32) for tokens in (banned, more)]
         names = [name for name, _ in Sampling._fields_]
         lists = [(ctypes.c_void_p(each.ctypes.data), each.size) for each in self.lists]
         sampling = Sampling(*(getattr(params, name) for name in names))
+        self.breaks = BREAKS(lambda _, token: token % 7 == 0)
+        library().sampler_read(self.handle, self.breaks, None)
+        for at, (token, bias) in enumerate(params.logit_bias):
+            library().sampler_bias(self.handle, at, token, ctypes.c_float(bias))
         library().sampler_start(self.handle, ctypes.byref(sampling), *lists[0], *lists[1])
 
     def __call__(self, logits: FloatArray) -> int:
@@ -76,6 +83,9 @@ def expected(sampler: Sampler, logits: FloatArray) -> int:
         return sampler(logits)
     except EngineError:
         return -1
+
+
+BREAKS = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_int32)
 
 
 def choices(*values: Any) -> Any:
@@ -91,6 +101,13 @@ PARAMS = st.builds(
     repeat_penalty=choices(1.0, 1.1, 0.5, 0.01, 100.0),
     presence_penalty=choices(0.0, 0.0, 0.3, -2.0),
     frequency_penalty=choices(0.0, 0.0, 0.1, -1.5),
+    dry_multiplier=choices(0.0, 0.0, 0.8, 50.0),
+    dry_base=choices(1.75, 1.0, 100.0),
+    dry_allowed_length=choices(1, 2, 5),
+    dry_last_n=choices(0, 10, 1024),
+    xtc_probability=choices(0.0, 0.0, 0.5, 1.0),
+    xtc_threshold=choices(0.0, 0.1, 0.5, 0.6),
+    logit_bias=choices((), (), ((0, -100.0),), ((0, 3.5), (1, -1e9))),
     seed=st.one_of(choices(0, 1, 2**32 - 1, 2**32, 2**64 - 1), st.integers(0, 2**64 - 1)),
 )
 KINDS = st.lists(choices("normal", "steep", "flat", "tied", "zeros", "cut"), min_size=1, max_size=4)
@@ -109,15 +126,18 @@ def random_logits(kind: str, vocab: int, chance: np.random.Generator) -> FloatAr
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(params=PARAMS, vocab=st.integers(1, 1500), kinds=KINDS, seed=st.integers(0, 2**32), bans=st.integers(0, 2))
+@given(params=PARAMS, vocab=st.one_of(st.integers(1, 12), st.integers(1, 1500)), kinds=KINDS, seed=st.integers(0, 2**32), bans=st.integers(0, 2))
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_tokens_are_those_of_the_python_sampler(
     params: SamplingParams, vocab: int, kinds: list[str], seed: int, bans: int
 ) -> None:
     chance = np.random.default_rng(seed)
     banned, more = chance.integers(0, vocab, bans), chance.integers(0, vocab, bans // 2)
-    python, c = Sampler(params, {*banned.tolist(), *more.tolist()}), CSampler(params, vocab, banned, more)
-    for step in range(70 if params.penalizes else 12):  # more than a penalty remembers
+    if vocab < 2:
+        params = replace(params, logit_bias=())
+    python = Sampler(params, {*banned.tolist(), *more.tolist()}, piece=lambda token: b"" if token % 7 else b"a:b")
+    c = CSampler(params, vocab, banned, more)
+    for step in range(70 if params.penalizes or params.dry_multiplier else 12):  # more than a penalty remembers
         logits = random_logits(kinds[step % len(kinds)], vocab, chance)
         mine = logits.copy()
         token = expected(python, logits)

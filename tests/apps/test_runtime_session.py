@@ -61,6 +61,12 @@ def test_answers_are_those_of_the_python_session(policy: str) -> None:
         tokens, _, _ = pair.ask("Hi", max_tokens=6, seed=3, ignore_eos=1, **WARM)
         assert len(set(tokens)) > 3
         pair.ask("And?", max_tokens=6, seed=4, temperature=4.0, ignore_eos=1)
+        drawn, _, _ = pair.ask(
+            "Go on", max_tokens=24, seed=6, temperature=2.0, ignore_eos=1, dry_multiplier=3.0, dry_allowed_length=1,
+            xtc_probability=0.6, xtc_threshold=0.01, logit_bias={tokens[0]: -100.0, tokens[1]: 2.5},
+        )  # fmt: skip
+        assert tokens[0] not in drawn
+        pair.exported.bias({})
         pair.forget()
         pair.ask("Hi", system="Be brief.", max_tokens=5, temperature=0)
         pair.ask(ids(7), max_tokens=3, temperature=0, ignore_eos=1)
@@ -421,6 +427,10 @@ def test_calls_out_of_order_raise_one_line() -> None:
             bundle.session(presence_penalty=-3)
         with pytest.raises(InputError, match=r"max_temp must be more than 0, or 0 for no limit"):
             bundle.session(max_temp=-1)
+        with pytest.raises(InputError, match=r"dry_last_n must be from 0 to 4096, or less than 0 for 1024$"):
+            bundle.session(dry_last_n=65536)
+        with bundle.session() as session, pytest.raises(InputError, match="a bias is of token 99999"):
+            session.bias({99999: 1.0})
         with pytest.raises(UnsupportedError, match="sse9"):
             bundle.session(isa="sse9")
         with pytest.raises(InputError, match="threads must be at most 2"):

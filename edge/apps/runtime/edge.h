@@ -122,6 +122,14 @@ typedef struct { /* the options of `edge run`; EDGE_OPTIONS leaves all to the mo
     double presence_penalty; /* Subtracted from the logits of the last 64 tokens; 0 is off. */
     /* Subtracted from the logits of the last 64 tokens, as often as each was drawn; 0 is off. */
     double frequency_penalty;
+    double dry_multiplier; /* DRY penalty on tokens that would continue a repetition; 0 is off, 0.8 is usual. */
+    double dry_base; /* By which the DRY penalty grows with each repeated token. Less than 0: 1.75. */
+    int32_t dry_allowed_length; /* Longest repetition without a DRY penalty, in tokens. Less than 0: 2. */
+    int32_t dry_last_n; /* Tokens of the answer in which DRY looks for repetitions. Less than 0: 1024. */
+    double xtc_probability; /* How often XTC excludes the likeliest tokens; 0 is off. */
+    /* XTC excludes all tokens of this probability but the least likely of them; more than 0.5 is off. Less than 0: 0.1.
+     * */
+    double xtc_threshold;
     uint32_t max_tokens; /* Tokens to generate. 0: no limit. */
     uint32_t speculate; /* An edge_speculate. Whether drafts of repeated text are verified; the answer is the same. */
     uint32_t ignore_eos; /* Never end the turn; go on. */
@@ -145,7 +153,7 @@ typedef struct { /* the options of `edge run`; EDGE_OPTIONS leaves all to the mo
     /* end */
 } edge_options;
 /* generated: EDGE_OPTIONS */
-#define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, NULL}
+#define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, -1, -1, -1, 0, -1, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, NULL}
 /* end */
 
 typedef struct { /* measurements of the app; less than 0: none */
@@ -353,6 +361,10 @@ EDGE_API edge_status edge_set(edge_session *session, const edge_options *options
  * allocates the tables that edge_usage counts as scratch memory; EDGE_FREE frees them. If the text is refused, answers are free.
  * EDGE_UNSUPPORTED names what cannot be enforced. length: bytes of the text. */
 EDGE_API edge_status edge_constrain(edge_session *session, edge_form form, const char *text, size_t length, edge_error *error);
+/* Adds to the logits of tokens, in the next and later answers: 100 makes a token all but certain, -100 rules it out. count: at most
+ * 1024, of different tokens; 0: none. */
+typedef struct { int32_t token; float bias; } edge_logit_bias;
+EDGE_API edge_status edge_bias(edge_session *session, const edge_logit_bias *biases, size_t count, edge_error *error);
 /* States the functions of the app that answers may call, before the conversation begins: a JSON array in the form of OpenAI's
  * protocol. The chat template writes them into the prompt. The first call allocates their memory; NULL: no tools, and frees it.
  * Where one is strict, calls match their schemas wherever they are allowed. EDGE_UNSUPPORTED if the template writes tools in a notation

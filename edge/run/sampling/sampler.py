@@ -271,8 +271,8 @@ def xtc(probabilities: AnyArray, threshold: float) -> npt.NDArray[np.bool_]:
 
 
 DRY_BREAKERS = (b"\n", b":", b'"', b"*")  # text that ends a repetition, as in llama.cpp
-_LARGEST_EXPONENT = 88.0  # natural logarithm of the largest float32
-_LARGEST_PENALTY = 1e30  # subtracted from any logit it is still finite
+LARGEST_EXPONENT = 88.0  # natural logarithm of the largest float32
+LARGEST_PENALTY = 1e30  # subtracted from any logit it is still finite
 
 
 def dry(logits: FloatArray, recent: array[int], params: SamplingParams, breaks: Callable[[int], bool]) -> None:
@@ -293,8 +293,8 @@ def dry(logits: FloatArray, recent: array[int], params: SamplingParams, breaks: 
     base = math.log(params.dry_base)
     for token, length in longest.items():
         if length >= allowed and not breaks(token):
-            exponent = min((length - allowed) * base, _LARGEST_EXPONENT)
-            logits[token] -= np.float32(min(params.dry_multiplier * math.exp(exponent), _LARGEST_PENALTY))
+            exponent = min((length - allowed) * base, LARGEST_EXPONENT)
+            logits[token] -= np.float32(min(params.dry_multiplier * math.exp(exponent), LARGEST_PENALTY))
 
 
 def penalize(logits: FloatArray, tokens: AnyArray, penalty: float) -> None:

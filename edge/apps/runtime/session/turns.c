@@ -17,16 +17,29 @@
 #include "utf8.h"
 #include "vocabulary.h"
 
+static bool breaks(const void *in, int32_t token)
+{
+    size_t length;
+    const uint8_t *piece = vocabulary_piece(in, token, &length);
+    for (size_t i = 0; i < length; i++)
+        if (memchr(DRY_BREAKERS, piece[i], sizeof DRY_BREAKERS - 1))
+            return true;
+    return false;
+}
+
 static void start_sampler(edge_session *s)
 {
     const edge_config *model = s->model->config;
     const edge_options *own = &s->options;
 #define CHOSEN(type, name) .name = own->name < 0 ? model->name : (type)own->name,
 #define GIVEN(type, name) .name = (type)own->name,
-    sampling params = {SAMPLING_OPTIONS(CHOSEN, GIVEN) .seed = own->seeded ? own->seed : random_seed()};
+#define USUAL(type, name, usual) .name = own->name < 0 ? (type)(usual) : (type)own->name,
+    sampling params = {SAMPLING_OPTIONS(CHOSEN, GIVEN, USUAL) .seed = own->seeded ? own->seed : random_seed()};
 #undef CHOSEN
 #undef GIVEN
+#undef USUAL
     const vocabulary *in = s->vocabulary;
+    sampler_read(s->sampler, breaks, in);
     sampler_start(s->sampler, &params, in->banned, in->config->banned, in->ends, own->ignore_eos ? in->config->ends : 0);
 }
 

@@ -213,6 +213,11 @@ int32_t web_constrain(int32_t form, const char *grammar, uint32_t bytes)
     return edge_constrain(session, form, grammar, bytes, &failure);
 }
 
+int32_t web_bias(const void *biases, uint32_t count)
+{
+    return edge_bias(session, biases, count, &failure);
+}
+
 int32_t web_tools(const char *tools, uint32_t bytes)
 {
     return edge_tools(session, bytes ? tools : NULL, bytes, &failure);

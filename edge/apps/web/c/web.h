@@ -76,6 +76,8 @@ WEB_API(web_set_adapter) int32_t web_set_adapter(uint32_t given, double scale);
 WEB_API(web_use) const edge_usage *web_use(void);        /* 0: no session has begun */
 /* As edge_constrain. */
 WEB_API(web_constrain) int32_t web_constrain(int32_t form, const char *text, uint32_t bytes);
+/* As edge_bias. */
+WEB_API(web_bias) int32_t web_bias(const void *biases, uint32_t count);
 /* As edge_tools, edge_choose. bytes 0: no tools. choice ends with \0. */
 WEB_API(web_tools) int32_t web_tools(const char *tools, uint32_t bytes);
 WEB_API(web_choose) int32_t web_choose(const char *choice, uint32_t parallel);

@@ -41,6 +41,18 @@ export interface SamplingOptions {
   presencePenalty?: number;
   /** Subtracted from the logits of the last 64 tokens, as often as each was drawn; 0 is off. */
   frequencyPenalty?: number;
+  /** DRY penalty on tokens that would continue a repetition; 0 is off, 0.8 is usual. */
+  dryMultiplier?: number;
+  /** By which the DRY penalty grows with each repeated token. Default: 1.75. */
+  dryBase?: number;
+  /** Longest repetition without a DRY penalty, in tokens. Default: 2. */
+  dryAllowedLength?: number;
+  /** Tokens of the answer in which DRY looks for repetitions. Default: 1024. */
+  dryLastN?: number;
+  /** How often XTC excludes the likeliest tokens; 0 is off. */
+  xtcProbability?: number;
+  /** XTC excludes all tokens of this probability but the least likely of them; more than 0.5 is off. Default: 0.1. */
+  xtcThreshold?: number;
   /** Tokens to generate. Default: no limit. */
   maxTokens?: number;
   /** Whether drafts of repeated text are verified; the answer is the same. 0: auto, 1: off. */
@@ -226,8 +238,10 @@ export class Session {
   rewind(turns?: number): Promise<void>;
   /** The form of the next and later answers: JSON that matches a schema, or text that matches a regular expression as a whole;
    * null: any text. An answer ends where its form does. If the form is refused, answers are free: unsupported names what
-   * cannot be enforced, bad-argument what is malformed. */
+   * cannot be enforced, bad-argument what is malformed. A schema is JSON, or of a library with Standard JSON Schema (zod 4.2). */
   constrain(form: { jsonSchema: object | string } | { regex: string } | null): Promise<void>;
+  /** Adds to the logits of tokens, in the next and later answers: 100 makes a token all but certain, -100 rules it out. */
+  bias(biases: Record<number, number>): Promise<void>;
   /** The page's functions that answers may call, before the conversation begins, in the form of OpenAI's protocol; null: none.
    * Fails with unsupported if the model's chat template writes tools in a notation that pages lack. */
   tools(list: Tool[] | null): Promise<void>;

@@ -15,6 +15,18 @@ export { listenTo } from "./microphone.js";
 
 const UNITS = { "": 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30 };
 
+/**
+ * What is sent to the worker of schemas: those of zod and others become JSON by the interface that they share, Standard JSON
+ * Schema, wherever they are.
+ * @param {any} value @returns {any}
+ */
+function asJson(value) {
+  const made = value?.["~standard"]?.jsonSchema?.input({ target: "draft-2020-12" });
+  if (made || typeof value !== "object" || !value) return made ?? value;
+  if (Array.isArray(value)) return value.map(asJson);
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, asJson(each)]));
+}
+
 /** A worker. Each call has one answer, and may have events before it. */
 class Remote {
   #worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
@@ -135,12 +147,17 @@ export class Session {
 
   /** @param {{jsonSchema?: object | string, regex?: string} | null} form */
   constrain(form) {
-    return this.#call("constrain", form);
+    return this.#call("constrain", asJson(form));
+  }
+
+  /** @param {Record<number, number>} biases */
+  bias(biases) {
+    return this.#call("bias", biases);
   }
 
   /** @param {object[] | null} list */
   tools(list) {
-    return this.#call("tools", list);
+    return this.#call("tools", asJson(list));
   }
 
   /** @param {string} choice @param {{parallel?: boolean}} [options] */

@@ -29,6 +29,7 @@ const NAMES = {
   "edge_listen": "transcribe",
   "edge_hear": "transcribe",
   "edge_constrain": "constrain",
+  "edge_bias": "bias",
   "edge_tools": "tools",
   "edge_choose": "choose",
   "EDGE_FREE": "null",
@@ -73,9 +74,11 @@ const OPTIONS = [
   ["threads", "Uint32", 4, 0], ["temperature", "Float64", 24, -1], ["topK", "Int32", 32, -1],
   ["topP", "Float64", 40, -1], ["minP", "Float64", 48, -1], ["repeatPenalty", "Float64", 56, -1],
   ["seeded", "Flag", 64, 0], ["seed", "BigUint64", 72, 0], ["presencePenalty", "Float64", 80, 0],
-  ["frequencyPenalty", "Float64", 88, 0], ["maxTokens", "Uint32", 96, 0], ["speculate", "Uint32", 100, 0],
-  ["ignoreEos", "Flag", 104, 0], ["time", "Float64", 120, 0], ["energy", "Float64", 128, 0],
-  ["power", "Float64", 136, 0],
+  ["frequencyPenalty", "Float64", 88, 0], ["dryMultiplier", "Float64", 96, 0], ["dryBase", "Float64", 104, -1],
+  ["dryAllowedLength", "Int32", 112, -1], ["dryLastN", "Int32", 116, -1], ["xtcProbability", "Float64", 120, 0],
+  ["xtcThreshold", "Float64", 128, -1], ["maxTokens", "Uint32", 136, 0], ["speculate", "Uint32", 140, 0],
+  ["ignoreEos", "Flag", 144, 0], ["time", "Float64", 160, 0], ["energy", "Float64", 168, 0],
+  ["power", "Float64", 176, 0],
   // end
 ];
 
@@ -411,6 +414,16 @@ export class Engine {
     const kind = regex !== undefined ? FORMS.regex : jsonSchema !== undefined ? FORMS.jsonSchema : FORMS.free;
     const bytes = new TextEncoder().encode(text);
     this.#lend(bytes, (address) => this.#check(this.exports.web_constrain(kind, address, bytes.length)));
+  }
+
+  /** @param {Record<number, number>} biases by token */
+  bias(biases) {
+    const pairs = Object.entries(biases), bytes = new DataView(new ArrayBuffer(8 * pairs.length));
+    pairs.forEach(([token, bias], at) => {
+      bytes.setInt32(8 * at, Number(token), true);
+      bytes.setFloat32(8 * at + 4, bias, true);
+    });
+    this.#lend(new Uint8Array(bytes.buffer), (address) => this.#check(this.exports.web_bias(address, pairs.length)));
   }
 
   /** @param {object[] | null} list null: none */

@@ -161,6 +161,8 @@ const calls = {
   append: ({ role, text }) => engine.append(role, text),
   /** @param {any} form */
   constrain: (form) => engine.constrain(form),
+  /** @param {any} biases */
+  bias: (biases) => engine.bias(biases),
   /** @param {any} list */
   tools: (list) => engine.tools(list),
   /** @param {{choice: string, parallel: boolean}} request */

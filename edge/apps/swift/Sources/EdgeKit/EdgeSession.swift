@@ -95,6 +95,12 @@ public final class EdgeSession: @unchecked Sendable {
         }
     }
 
+    /// Adds to the logits of tokens, in the next and later answers: 100 makes a token all but certain, -100 rules it out.
+    public func bias(_ biases: [Int32: Float]) async throws {
+        let pairs = biases.map { edge_logit_bias(token: $0.key, bias: $0.value) }
+        try await change { handle in try EdgeError.check { edge_bias(handle, pairs, pairs.count, &$0) } }
+    }
+
     /// Forgets the last turns, each a question with its answer; nil: all. Throws `.unsupported` where they cannot
     /// be taken back: after evictions. Then forget all, and append the conversation again.
     public func rewind(_ turns: Int? = nil) async throws {

@@ -1,6 +1,8 @@
 package edge.runtime
 
 import java.io.Closeable
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
 import java.util.concurrent.atomic.AtomicBoolean
 import java.util.concurrent.locks.ReentrantLock
 import java.util.concurrent.locks.ReentrantReadWriteLock
@@ -189,6 +191,13 @@ public class EdgeSession internal constructor(
      */
     public suspend fun constrain(form: Form, text: String = ""): Unit =
         change { Native.constrain(it, form.ordinal, text.encodeToByteArray()) }
+
+    /** Adds to the logits of tokens, in the next and later answers: 100 makes a token all but certain, -100 rules it out. */
+    public suspend fun bias(biases: Map<Int, Float>): Unit = change { session ->
+        val pairs = ByteBuffer.allocate(8 * biases.size).order(ByteOrder.nativeOrder())
+        for ((token, bias) in biases) pairs.putInt(token).putFloat(bias)
+        Native.bias(session, pairs.array())
+    }
 
     /**
      * Forgets the last [turns], each a question with its answer. Throws EdgeException with [Status.UNSUPPORTED] where

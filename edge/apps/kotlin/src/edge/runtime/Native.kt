@@ -36,6 +36,8 @@ internal object Native {
     ): Long
     @JvmStatic external fun set(session: Long, options: ByteArray, isa: ByteArray?, stop: Array<ByteArray>)
     @JvmStatic external fun constrain(session: Long, form: Int, text: ByteArray)
+    /** [biases]: of edge_logit_bias. */
+    @JvmStatic external fun bias(session: Long, biases: ByteArray)
     @JvmStatic external fun read(session: Long, readings: ByteArray)
     @JvmStatic external fun end(session: Long)
     @JvmStatic external fun append(session: Long, role: Int, text: ByteArray)
