@@ -124,6 +124,7 @@ def export(
     package: str | None = None,
     abi: str | None = None,
     aar: bool = False,
+    sample: bool = False,
     force: bool = False,
     progress: Progress | None = None,
     **keywords: Unpack[Keywords],
@@ -135,8 +136,9 @@ def export(
     sessions have room for (`export_adapter`); 0: none. gpu: with programs and weights for the GPU, of a page by WebGPU,
     on Apple's systems by Metal, else by OpenCL or webgpu.h. npu: with graphs for the device's NPU, or for ONNX Runtime
     on its CPU. package: "c", "kotlin", "swift" or "web" (default: the device's own); Linux has the first three. abi:
-    "x86_64", for emulators beside the phone. aar: also a finished AAR, or JAR for desktop JVMs, by Maven. force: a
-    bundle that nothing was added to may be replaced. The keywords are options of the plan, as people write them, and go
+    "x86_64", for emulators beside the phone. aar: also a finished AAR, or JAR for desktop JVMs, by Maven. sample: a
+    whole project around it, a chat for Android Studio or Xcode. force: a bundle that nothing was added to may be
+    replaced. The keywords are options of the plan, as people write them, and go
     before those of `options`:
 
     OPTIONS
@@ -149,6 +151,7 @@ def export(
     profile = find_profile(device)
     package = package_of(profile.system, package)
     check_archive(profile, package, abi, aar=aar)
+    check_sample(profile, package, sample=sample)
     check_target(target, force=force)
     if isinstance(isas, str):
         isas = [name.strip() for name in isas.split(",")]
@@ -165,7 +168,7 @@ def export(
         place = write_platform(
             bundle.all_designs, profile.system, bundle.trusted_source(sections), made, partial(tell, "compiling"),
             package=package, others=bundle.others, gpu=bundle.gpu is not None, npu=bundle.npu is not None,
-            ears=Section.HEARING in sections, eyes=Section.EYES in sections,
+            ears=Section.HEARING in sections, eyes=Section.EYES in sections, sample=sample,
         )  # fmt: skip
         if bundle.gpu and bundle.gpu_of_page:
             write_gpu(bundle.gpu, made)
@@ -318,6 +321,14 @@ def check_archive(profile: DeviceProfile, package: str, abi: str | None, *, aar:
         )
     if aar:
         check_maven()
+
+
+def check_sample(profile: DeviceProfile, package: str, *, sample: bool) -> None:
+    """Raise UnsupportedError where no project of a chat is made."""
+    if sample and package != "swift" and profile.system != "android":
+        raise UnsupportedError(
+            "--sample makes projects for Android Studio and Xcode: choose a phone by --device, or leave it out"
+        )
 
 
 def make_sections(bundle: Bundle) -> dict[Section, bytes]:

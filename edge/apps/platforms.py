@@ -43,13 +43,14 @@ def package_of(system: str, wanted: str | None) -> str:
 def write_platform(
     designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, package: str | None = None,
     others: Sequence[Design] = (), gpu: bool = False, npu: bool = False, ears: bool = False, eyes: bool = False,
+    sample: bool = False,
 ) -> Path:  # fmt: skip
     """Write the files of a system. Returns the folder for model.edge, within `folder`.
 
     package: of PACKAGES. others: designs of another machine, for a second library on Android.
 
-    trusted: the text of trusted.c. gpu, npu, ears: include the code for these. eyes: the model sees. tell: called with
-    the fraction done.
+    trusted: the text of trusted.c. gpu, npu, ears: include the code for these. eyes: the model sees. sample: with a
+    project of a chat around the package, for Android Studio or Xcode. tell: called with the fraction done.
     Raises EngineError if a compiler fails, MissingExtraError without TVM, UnsupportedError without a C compiler.
     """
     if system == "web":
@@ -58,11 +59,19 @@ def write_platform(
         files = [f"{part}.edge" for part, there in (("ears", ears), ("eyes", eyes)) if there]
         sources = [*(GPU.iterdir() if gpu else ()), *(EARS.iterdir() if ears else ())]
         designs = designs if system != "linux" else as_assembly(designs)
-        return _write_swift(designs, {"trusted.c": trusted}, folder, tell, sources, files)
+        place = _write_swift(designs, {"trusted.c": trusted}, folder, tell, sources, files)
+        if not sample:
+            shutil.rmtree(folder / "Sample")
+        _fit(folder / "README.md", ["sample"] * sample)
+        return place
     more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ()), *(EARS.glob("*.c") if ears else ())]
     if system == "android":
         machines = [designs, others] if others else [designs]
-        return _write_android(machines, {"trusted.c": trusted}, folder, tell, sorted(more))
+        place = _write_android(machines, {"trusted.c": trusted}, folder, tell, sorted(more))
+        if sample:
+            _copy(_HERE / "kotlin" / "project", folder)
+        _fit(folder / "README.md", ["sample"] * sample)
+        return place
     write = _write_jvm if package == "kotlin" else _write_windows if system == "windows" else _write_c
     place = write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))
     if package != "kotlin":
@@ -99,8 +108,7 @@ def _write_windows(
 def _write_android(
     machines: Sequence[Sequence[Design]], tables: dict[str, str], folder: Path, tell: Tell, more: list[Path]
 ) -> Path:
-    """edge/: a library module of Gradle; c/: for native code; sample/. machines: the designs of each ABI, the phone's
-    first."""
+    """edge/: a library module of Gradle; c/: for native code. machines: the designs of each ABI, the phone's first."""
     kotlin, module, native = _HERE / "kotlin", folder / "edge", folder / "c"
     main = module / "src" / "main"
     native.mkdir()
@@ -115,7 +123,6 @@ def _write_android(
         (native / SHARED).rename(libraries / SHARED)
     _copy(_RUNTIME / "edge.h", native)
     _copy(kotlin / "README.md", folder)
-    _copy(kotlin / "sample", folder / "sample")
     _copy(kotlin / "src", main / "kotlin")
     _copy(kotlin / "AndroidManifest.xml", main)
     for name in ("build.gradle.kts", "consumer-rules.pro"):

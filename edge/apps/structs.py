@@ -56,8 +56,8 @@ class Field:
         """The range that C accepts, in words."""
         if self.high == LARGEST:
             return "more than 0, or 0 for no limit"
-        recommended = ", or less than 0 for " + (f"{self.usual:g}" if self.usual else "the model's own") if self.unset < 0 else ""
-        return f"from {self.low:g} to {self.high:g}{recommended}"
+        usual = f"{self.usual:g}" if self.usual else "the model's own"
+        return f"from {self.low:g} to {self.high:g}" + f", or less than 0 for {usual}" * (self.unset < 0)
 
 
 def _sampling() -> Iterator[Field]:
@@ -271,10 +271,10 @@ def layout(struct: list[Field], pointer: int) -> tuple[dict[str, int], int]:
 
 
 def range_tables() -> str:
-    """C macros: the sampling options, as X(type, name), or where models recommend nothing as Y(type, name), with a usual
-    value as Z(type, name, value); and the ranges of options, as X(name, low, high, own, words).
+    """C macros: the sampling options, as X(type, name), or where models recommend nothing as Y(type, name), with a
+    usual value as Z(type, name, value); and the ranges of options, as X(name, low, high, own, words).
 
-    own: whether a value below 0 means the model's recommendation.
+    own: whether a value below 0 means the model's recommendation, or the usual value.
     """
     types = {"int32": "uint32_t", "double": "double"}
     names = {each.name for each in fields(SamplingParams)}

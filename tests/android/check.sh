@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the sample on Android 15's classes (Robolectric): asks, cancels, rotates, ends the process, draws. Wants Maven, a JDK
-# 17 and Debian's package aapt; loads 600 MB the first time. check.sh PYTHON: one that has edge. Pictures: build/android.
+# Runs the sample's chat, in a plain activity, on Android 15's classes (Robolectric): asks, cancels, rotates, ends the process,
+# draws. Wants Maven, a JDK 17 and Debian's package aapt; loads 600 MB the first time. check.sh PYTHON: one that has edge.
+# Pictures: build/android.
 set -euo pipefail
 python=$(realpath -s "$1") here=$(cd "$(dirname "$0")" && pwd)
 for program in mvn javac aapt2; do
@@ -21,9 +22,11 @@ from pathlib import Path
 from edge.apps.archives import KOTLIN
 from edge.apps.bindings import copy_source
 
-for path in [*KOTLIN.glob("src/edge/runtime/*.kt"), *KOTLIN.glob("sample/*.kt")]:
+app = KOTLIN / "project" / "app" / "src" / "main" / "kotlin" / "com" / "example" / "chat"
+for path in [*KOTLIN.glob("src/edge/runtime/*.kt"), *(app / f"{name}.kt" for name in ("Chat", "Phone", "Turn"))]:
     copy_source(path, Path("src") / path.name)
 END
+cp "$here"/src/main/kotlin/*.kt src
 cp kit/edge/src/main/resources/edge/runtime/libedge-*.so jni/libedge.so
 cp kit/model.edge assets
 get org.robolectric:android-all-instrumented:$sdk-i7

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -34,14 +35,46 @@ def java_home() -> Path:
     return Path(javac).resolve().parents[1]
 
 
+SERIALIZATION = tuple(f"org.jetbrains.kotlinx:kotlinx-serialization-{part}-jvm:1.8.1" for part in ("core", "json"))
+PLUGINS = ("kotlinx-serialization", "compose")
+
+
+def maven_jars(*names: str) -> list[Path]:
+    """Jars of Maven's repository, by GROUP:NAME:VERSION[:TYPE[:CLASSIFIER]]; of AARs, their classes. Skips without
+    Maven."""
+    if shutil.which("mvn") is None:
+        pytest.skip("no Maven")
+    found, repository = [], Path.home() / ".m2" / "repository"
+    for name in names:
+        group, artifact, version, *more = name.split(":")
+        kind, label = more[0] if more else "jar", "-".join([artifact, version, *more[1:]])
+        path = repository / group.replace(".", "/") / artifact / version / f"{label}.{kind}"
+        with file_lock(CACHE / "maven.lock"):
+            if not path.exists():
+                get = ["mvn", "-q", "-B", "dependency:get", "-Dtransitive=false", f"-Dartifact={name}"]
+                subprocess.run(get, check=True, capture_output=True)
+            if kind == "aar":
+                path, archive = CACHE / "kotlin" / f"{label}.jar", path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not path.exists():
+                    path.write_bytes(zipfile.ZipFile(archive).read("classes.jar"))
+        found.append(path)
+    return found
+
+
 @lru_cache
-def compile_kotlin(*sources: Path, warnings: Sequence[str] = ("-Werror",)) -> Path:
-    """A jar of Kotlin and Java files and folders, in the tests' cache folder. Skips without a JDK and the compiler."""
+def compile_kotlin(
+    *sources: Path, warnings: Sequence[str] = ("-Werror",), libraries: Sequence[Path] = (), target: str = "1.8"
+) -> Path:
+    """A jar of Kotlin and Java files and folders, in the tests' cache folder. Skips without a JDK and the compiler.
+    libraries: beside Kotlin's own; with some, classes may be serializable and functions composable."""
     java_home()
     if not COMPILER.is_dir():
         pytest.skip("no npm package kotlin-compiler in build/kotlin")
     files = [file for each in sources for file in (sorted(each.rglob("*.[kj]*")) if each.is_dir() else [each])]
-    digest = hashlib.sha256(repr(warnings).encode() + (COMPILER / "package.json").read_bytes())
+    if not libraries:
+        files = [file for file in files if file.name != "Schemas.kt"]  # which wants kotlinx.serialization
+    digest = hashlib.sha256(repr((warnings, libraries)).encode() + (COMPILER / "package.json").read_bytes())
     texts = [_text(file) for file in files]
     for file, text in zip(files, texts, strict=True):
         digest.update(file.name.encode() + b"\0" + text.encode())
@@ -53,7 +86,9 @@ def compile_kotlin(*sources: Path, warnings: Sequence[str] = ("-Werror",)) -> Pa
         made = jar.with_name(f"{os.getpid()}.{jar.name}")
         command = [*JAVA, "-cp", str(COMPILER / "lib" / "kotlin-compiler.jar")]
         command += ["org.jetbrains.kotlin.cli.jvm.K2JVMCompiler", "-kotlin-home", str(COMPILER), "-no-reflect"]
-        command += ["-jvm-target", "1.8", "-cp", classpath(*LIBRARIES), *warnings, "-d", str(made)]
+        command += ["-jvm-target", target, "-cp", classpath(*LIBRARIES, *libraries), *warnings, "-d", str(made)]
+        if libraries:
+            command += [f"-Xplugin={COMPILER / 'lib' / f'{name}-compiler-plugin.jar'}" for name in PLUGINS]
         with TemporaryDirectory() as folder:
             for number, (file, text) in enumerate(zip(files, texts, strict=True)):
                 place = Path(folder, f"{number}", file.name)
@@ -76,7 +111,9 @@ def classpath(*jars: Path) -> str:
     return os.pathsep.join(map(str, jars))
 
 
-def run_kotlin(jar: Path, main: str, library: Path, *arguments: str) -> dict[str, list[str]]:
+def run_kotlin(
+    jar: Path, main: str, library: Path, *arguments: str, libraries: Sequence[Path] = ()
+) -> dict[str, list[str]]:
     """What a program printed, as lines of NAME=VALUE. `library` becomes libedge.so."""
     folder = library.parent / f"{library.stem}.jni"
     folder.mkdir(exist_ok=True)
@@ -88,7 +125,7 @@ def run_kotlin(jar: Path, main: str, library: Path, *arguments: str) -> dict[str
     command += ["--add-opens", "java.base/java.io=ALL-UNNAMED"]  # for the numbers of open files
     with TemporaryDirectory() as temporary:
         command += [f"-Djava.library.path={folder}", f"-Djava.io.tmpdir={temporary}"]
-        command += ["-cp", classpath(jar, *LIBRARIES), main, *arguments]
+        command += ["-cp", classpath(jar, *LIBRARIES, *libraries), main, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
     assert done.stderr == ""

@@ -258,12 +258,14 @@ def test_models_that_apps_cannot_run_are_refused(tmp_path: Path) -> None:
     [
         (
             "pixel-9", "edge/src/main/assets",
-            {"README.md", "sample/ChatActivity.kt", "c/edge.h", "c/libedge.a", "edge/build.gradle.kts",
+            {"README.md", "app/src/main/kotlin/com/example/chat/Chat.kt", "settings.gradle.kts",
+             "c/edge.h", "c/libedge.a", "edge/build.gradle.kts",
              "edge/src/main/jniLibs/arm64-v8a/libedge.so", "edge/src/main/kotlin/edge/runtime/EdgeSession.kt"},
         ),
         (
             "iphone-16", "Sources/EdgeKit",
-            {"Package.swift", "Sources/CEdge/include/edge.h", "Sources/CEdge/session.c", "Sources/CEdge/bundle.h",
+            {"Package.swift", "Sample/Chat.xcodeproj/project.pbxproj",
+             "Sources/CEdge/include/edge.h", "Sources/CEdge/session.c", "Sources/CEdge/bundle.h",
              "Sources/CEdge/constants.h", "Sources/CEdge/passes.c", "Sources/CEdge/trusted.c",
              "Sources/CEdge/pass_dotprod.S", "Sources/CEdge/pass_eyes_dotprod.S"},
         ),
@@ -272,7 +274,7 @@ def test_models_that_apps_cannot_run_are_refused(tmp_path: Path) -> None:
 def test_phones_have_layouts_of_their_own(device: str, place: str, needed: set[str], tmp_path: Path) -> None:
     folder = tmp_path / "app"
     model, eyes = GOLDEN / "eyes" / "smolvlm.gguf", GOLDEN / "eyes" / "mmproj.gguf"
-    manifest = export(model, folder, device=device, memory="200MiB", isas=["dotprod"], mmproj=str(eyes))
+    manifest = export(model, folder, device=device, memory="200MiB", isas=["dotprod"], mmproj=str(eyes), sample=True)
     assert needed | {f"{place}/{MODEL}", f"{place}/eyes.edge"} <= manifest["files"].keys()
     if device == "iphone-16":
         assert '[.copy("model.edge"), .copy("eyes.edge")]' in (folder / "Package.swift").read_text()

@@ -27,5 +27,6 @@ kotlin {
 }
 
 dependencies {
+    compileOnly("org.jetbrains.kotlinx:kotlinx-serialization-json:1.8.1") // of Schemas.kt, for apps that have it
     api("org.jetbrains.kotlinx:kotlinx-coroutines-android:1.8.1")
 }

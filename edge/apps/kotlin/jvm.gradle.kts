@@ -4,5 +4,6 @@ plugins {
 }
 
 dependencies {
+    compileOnly("org.jetbrains.kotlinx:kotlinx-serialization-json:1.8.1") // of Schemas.kt, for apps that have it
     api("org.jetbrains.kotlinx:kotlinx-coroutines-core:1.8.1")
 }

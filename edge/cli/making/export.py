@@ -48,6 +48,9 @@ def export(
     aar: Annotated[
         bool, o.flag("--aar", help="Also a finished AAR for Android, or JAR for desktop JVMs, compiled by Maven.")
     ] = False,
+    sample: Annotated[
+        bool, o.flag("--sample", help="A whole project around it: a chat for Android Studio or Xcode.")
+    ] = False,
     force: Annotated[bool, o.flag("--force", help="Replace an older bundle that nothing was added to.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -64,8 +67,7 @@ def export(
     with progress(enabled=not quiet) as shown:
         manifest = make(
             model, output, options, device=device, isas=isa, lora_rank=lora_rank, gpu=gpu, npu=npu, package=package,
-            abi=abi, aar=aar,
-            force=force,
+            abi=abi, aar=aar, sample=sample, force=force,
             progress=lambda step, part: shown.step(step)(part, 1.0),
         )  # fmt: skip
     if json:

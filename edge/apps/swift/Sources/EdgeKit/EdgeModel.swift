@@ -11,9 +11,14 @@ public final class EdgeModel: @unchecked Sendable {
     let handle: OpaquePointer
     public let info: ModelInfo
 
+    /// The path of a file of the package, such as `eyes.edge`; nil if it has none.
+    public static func file(_ name: String) -> String? {
+        Bundle.module.path(forResource: name, ofType: nil)
+    }
+
     /// The package's own model.
     public convenience init() throws {
-        guard let path = Bundle.module.path(forResource: "model", ofType: "edge") else {
+        guard let path = EdgeModel.file("model.edge") else {
             throw EdgeError(code: .badFile, message: "the package has no model.edge: copy the whole folder")
         }
         try self.init(path: path)

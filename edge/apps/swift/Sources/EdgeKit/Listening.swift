@@ -73,7 +73,7 @@ extension EdgeSession {
     /// Begins a transcript, in place of the last one. `ears`: the path of ears.edge; nil: the package's own. Throws
     /// `.unsupported` if the bundle hears nothing.
     public func listen(_ hearing: Hearing, ears: String? = nil) async throws -> Transcript {
-        guard let path = ears ?? Bundle.module.path(forResource: "ears", ofType: "edge") else {
+        guard let path = ears ?? EdgeModel.file("ears.edge") else {
             throw EdgeError(code: .unsupported, message: "the package hears nothing: export a Whisper model")
         }
         try await change { handle in

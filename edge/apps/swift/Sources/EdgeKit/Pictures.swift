@@ -46,7 +46,7 @@ extension EdgeSession {
     /// many as the bundle was exported for. `eyes`: the path of eyes.edge; nil: the package's own. What is transparent is
     /// white. Throws `.unsupported` if the bundle has no eyes, `.full` if the picture does not fit.
     public func image(_ pixels: Pixels, tokens: Int = 0, eyes: String? = nil) async throws {
-        guard let path = eyes ?? Bundle.module.path(forResource: "eyes", ofType: "edge") else {
+        guard let path = eyes ?? EdgeModel.file("eyes.edge") else {
             throw EdgeError(code: .unsupported, message: "the package has no eyes: export the model with --mmproj")
         }
         guard let most = UInt32(exactly: tokens) else {

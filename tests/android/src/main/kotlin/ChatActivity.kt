@@ -13,11 +13,12 @@ import android.widget.EditText
 import android.widget.LinearLayout
 import android.widget.ScrollView
 import android.widget.TextView
+import java.io.File
 import kotlinx.coroutines.MainScope
 import kotlinx.coroutines.cancel
 import kotlinx.coroutines.launch
 
-/** A chat: answers appear as they are generated, the button cancels them, a line shows progress, memory and energy. */
+/** The sample's chat below views that need no AndroidX, which Robolectric alone cannot run. */
 class ChatActivity : Activity() {
     private val scope = MainScope()
     private lateinit var chat: Chat
@@ -25,7 +26,8 @@ class ChatActivity : Activity() {
     override fun onCreate(savedInstanceState: Bundle?) {
         super.onCreate(savedInstanceState)
         requestWindowFeature(Window.FEATURE_NO_TITLE)
-        chat = lastNonConfigurationInstance as Chat? ?: Chat(this)
+        chat = lastNonConfigurationInstance as Chat?
+            ?: Chat(Phone(this), File(noBackupFilesDir, "conversation"), MainScope())
         val conversation = TextView(this).apply { setTextIsSelectable(true) }
         val scroll = ScrollView(this).apply { addView(conversation) }
         val status = TextView(this)
@@ -42,26 +44,26 @@ class ChatActivity : Activity() {
         setContentView(column)
 
         fun sendOrCancel() {
-            if (chat.phase.value == Chat.Phase.ANSWERING) return chat.cancel()
-            chat.ask(question.text.toString())
+            if (chat.screen.value.phase == Screen.Phase.ANSWERING) return chat.cancel()
+            chat.ask(question.text.toString(), Mode.CHAT)
             question.setText("")
         }
         send.setOnClickListener { sendOrCancel() }
         question.setOnEditorActionListener { _, _, _ ->
-            if (chat.phase.value == Chat.Phase.READY) sendOrCancel()
+            if (chat.screen.value.phase == Screen.Phase.READY) sendOrCancel()
             true
         }
         followText(scroll, conversation)
-        scope.launch { chat.text.collect { conversation.text = it } }
-        scope.launch { chat.status.collect { status.text = it } }
         scope.launch {
-            chat.phase.collect { phase ->
-                send.text = when (phase) {
-                    Chat.Phase.LOADING -> "Loading"
-                    Chat.Phase.ANSWERING -> "Cancel"
+            chat.screen.collect { screen ->
+                conversation.text = screen.turns.joinToString("\n") { it.text }
+                status.text = screen.status
+                send.text = when (screen.phase) {
+                    Screen.Phase.LOADING -> "Loading"
+                    Screen.Phase.ANSWERING -> "Cancel"
                     else -> "Send"
                 }
-                send.isEnabled = phase == Chat.Phase.READY || phase == Chat.Phase.ANSWERING
+                send.isEnabled = screen.phase == Screen.Phase.READY || screen.phase == Screen.Phase.ANSWERING
             }
         }
     }

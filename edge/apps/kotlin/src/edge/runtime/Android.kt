@@ -1,4 +1,4 @@
-/** For Android: models in assets, sensors, and the system's requests for memory. */
+/** For Android: models in assets, bitmaps, sensors, and the system's requests for memory. */
 package edge.runtime
 
 import android.app.ActivityManager
@@ -7,6 +7,7 @@ import android.content.Context
 import android.content.Intent
 import android.content.IntentFilter
 import android.content.res.Configuration
+import android.graphics.Bitmap
 import android.os.BatteryManager
 import android.os.Build
 import android.os.PerformanceHintManager
@@ -52,6 +53,27 @@ private fun installed(context: Context, name: String): File {
         part.delete()
     }
     return file
+}
+
+/** Shows an upright picture; see [image] of its colors. */
+public suspend fun EdgeSession.image(bitmap: Bitmap, eyes: String, tokens: Int = 0): Unit =
+    image(colors(bitmap), bitmap.width, bitmap.height, eyes, tokens)
+
+/** With eyes.edge as a part of an open file that begins at a multiple of 64 bytes; in assets, see [assetPath]. */
+public suspend fun EdgeSession.image(
+    bitmap: Bitmap,
+    fd: Int,
+    offset: Long = 0,
+    length: Long = 0,
+    tokens: Int = 0,
+): Unit = image(colors(bitmap), bitmap.width, bitmap.height, tokens, null, fd, offset, length)
+
+/** Its colors, not premultiplied. Those of a bitmap in the GPU's memory are copied first. */
+private fun colors(bitmap: Bitmap): IntArray {
+    val readable = if (bitmap.config == Bitmap.Config.HARDWARE) bitmap.copy(Bitmap.Config.ARGB_8888, false) else bitmap
+    val colors = IntArray(Math.multiplyExact(bitmap.width, bitmap.height))
+    readable.getPixels(colors, 0, bitmap.width, 0, 0, bitmap.width, bitmap.height)
+    return colors
 }
 
 /**

@@ -1,0 +1,78 @@
+/** The sample's chat with a model, and its screen, drawn by Compose for desktops. */
+package com.example.chat
+
+import androidx.compose.material3.MaterialTheme
+import androidx.compose.runtime.mutableStateOf
+import androidx.compose.ui.ImageComposeScene
+import androidx.compose.ui.unit.Density
+import edge.runtime.EdgeModel
+import edge.runtime.EdgeOptions
+import edge.runtime.EdgeSession
+import java.io.File
+import kotlinx.coroutines.CoroutineScope
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.ExperimentalCoroutinesApi
+import kotlinx.coroutines.SupervisorJob
+import kotlinx.coroutines.flow.Flow
+import kotlinx.coroutines.flow.emptyFlow
+import kotlinx.coroutines.flow.first
+import kotlinx.coroutines.runBlocking
+import org.jetbrains.skia.EncodedImageFormat
+
+private class Desktop(private val model: EdgeModel) : Device {
+    override fun begin(options: EdgeOptions): EdgeSession =
+        model.session(options.copy(maxTokens = 200, temperature = 0.0, ignoreEos = false))
+
+    override fun find(name: String): String? = null
+
+    override fun setTimer(timer: Timer) = println("timer=${timer.minutes in 1..600}")
+
+    override fun listen(rate: Int): Flow<ShortArray> = emptyFlow()
+
+    override fun close() = Unit
+}
+
+@OptIn(ExperimentalCoroutinesApi::class)
+private val oneThread = Dispatchers.Default.limitedParallelism(1)
+
+private fun begin(model: EdgeModel, file: File) =
+    Chat(Desktop(model), file, CoroutineScope(SupervisorJob() + oneThread))
+
+private suspend fun Chat.settled() = screen.first { it.phase in setOf(Screen.Phase.READY, Screen.Phase.FAILED) }
+
+/** Arguments: model.edge, a folder, and whether to draw. */
+fun main(arguments: Array<String>) = runBlocking {
+    val model = EdgeModel.open(arguments[0])
+    val file = File(arguments[1], "conversation")
+    val chat = begin(model, file)
+    println("modes=${chat.settled().modes}")
+    for ((question, mode) in listOf(
+        "Why is the sky blue?" to Mode.CHAT,
+        "Wake me in 20 minutes." to Mode.TIMER,
+        "A table for four on Friday, for Ada, outside." to Mode.FORM,
+    )) {
+        chat.ask(question, mode)
+        chat.screen.first { it.phase == Screen.Phase.ANSWERING }
+        val screen = chat.settled()
+        println("said=${screen.turns.map { it.by }} ${screen.turns.last().fields.keys} ${screen.turns.all { it.text.isNotEmpty() }}")
+    }
+    chat.keep().join()
+    val said = chat.screen.value.turns
+    val rows = chat.screen.value.status
+    chat.close()
+    val next = begin(model, file)
+    println("restored=${next.settled().turns == said} ${rows.isNotEmpty()}")
+    if (arguments[2] == "draw") draw(next.screen.value.copy(status = rows), File(arguments[1], "chat.png"))
+    next.close()
+    model.close()
+}
+
+private fun draw(screen: Screen, file: File) {
+    val nothing = Actions({ _, _ -> }, {}, {}, {})
+    val shown = mutableStateOf(screen)
+    val scene = ImageComposeScene(1080, 1920, Density(2.6f)) { MaterialTheme { ChatScreen(shown.value, nothing) } }
+    for (frame in 0L..5L) scene.render(frame * 100_000_000L).close() // effects run, and the list scrolls
+    val picture = scene.render(600_000_000L)
+    file.writeBytes(checkNotNull(picture.encodeToData(EncodedImageFormat.PNG)).bytes)
+    scene.close()
+}
