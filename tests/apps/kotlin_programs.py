@@ -36,7 +36,6 @@ def java_home() -> Path:
 
 
 SERIALIZATION = tuple(f"org.jetbrains.kotlinx:kotlinx-serialization-{part}-jvm:1.8.1" for part in ("core", "json"))
-PLUGINS = ("kotlinx-serialization", "compose")
 
 
 def maven_jars(*names: str) -> list[Path]:
@@ -87,8 +86,9 @@ def compile_kotlin(
         command = [*JAVA, "-cp", str(COMPILER / "lib" / "kotlin-compiler.jar")]
         command += ["org.jetbrains.kotlin.cli.jvm.K2JVMCompiler", "-kotlin-home", str(COMPILER), "-no-reflect"]
         command += ["-jvm-target", target, "-cp", classpath(*LIBRARIES, *libraries), *warnings, "-d", str(made)]
-        if libraries:
-            command += [f"-Xplugin={COMPILER / 'lib' / f'{name}-compiler-plugin.jar'}" for name in PLUGINS]
+        for name in ("kotlinx-serialization", "compose") if libraries else ():
+            if name != "compose" or any("androidx" in f"{each}" or "compose" in f"{each}" for each in libraries):
+                command.append(f"-Xplugin={COMPILER / 'lib' / f'{name}-compiler-plugin.jar'}")
         with TemporaryDirectory() as folder:
             for number, (file, text) in enumerate(zip(files, texts, strict=True)):
                 place = Path(folder, f"{number}", file.name)

@@ -7,9 +7,9 @@ import Foundation
 ///     let same = Schema.object(["minutes": .integer(1...600), "label": .string], optional: ["label"])
 public struct Schema: Sendable, Equatable, ExpressibleByDictionaryLiteral {
     /// Keys and their values, in the order in which they are written.
-    let keys: [Key]
+    let keys: [Entry]
 
-    struct Key: Sendable, Equatable {
+    struct Entry: Sendable, Equatable {
         let name: String
         let value: Value
     }
@@ -28,10 +28,10 @@ public struct Schema: Sendable, Equatable, ExpressibleByDictionaryLiteral {
         public init(booleanLiteral value: Bool) { self = .flag(value) }
     }
 
-    init(keys: [Key]) { self.keys = keys }
+    init(keys: [Entry]) { self.keys = keys }
 
     public init(dictionaryLiteral elements: (String, Value)...) {
-        keys = elements.map { Key(name: $0.0, value: $0.1) }
+        keys = elements.map { Entry(name: $0.0, value: $0.1) }
     }
 
     public static let string: Schema = ["type": "string"]
@@ -60,7 +60,7 @@ public struct Schema: Sendable, Equatable, ExpressibleByDictionaryLiteral {
     static func object(_ properties: [(String, Schema)], required: [String]) -> Schema {
         [
             "type": "object",
-            "properties": .schema(Schema(keys: properties.map { Key(name: $0.0, value: .schema($0.1)) })),
+            "properties": .schema(Schema(keys: properties.map { Entry(name: $0.0, value: .schema($0.1)) })),
             "required": .list(required.map { .text($0) }),
             "additionalProperties": false,
         ]
@@ -80,11 +80,11 @@ public struct Schema: Sendable, Equatable, ExpressibleByDictionaryLiteral {
         Schema(
             keys: keys.map { key in
                 guard key.name == "properties", case .schema(let all) = key.value else { return key }
-                let changed = all.keys.map { each -> Key in
+                let changed = all.keys.map { each -> Entry in
                     guard each.name == property, case .schema(let own) = each.value else { return each }
-                    return Key(name: property, value: .schema(Schema(keys: own.keys + more.keys)))
+                    return Entry(name: property, value: .schema(Schema(keys: own.keys + more.keys)))
                 }
-                return Key(name: key.name, value: .schema(Schema(keys: changed)))
+                return Entry(name: key.name, value: .schema(Schema(keys: changed)))
             })
     }
 
@@ -154,7 +154,7 @@ extension EdgeSession {
 
 private func schema(of type: any Decodable.Type, within outer: [any Decodable.Type]) throws -> Schema {
     switch type {
-    case is String.Type, is Substring.Type: return .string
+    case is String.Type: return .string
     case is Bool.Type: return .boolean
     case is Double.Type, is Float.Type: return .number
     case let integer as any FixedWidthInteger.Type: return integers(integer)
