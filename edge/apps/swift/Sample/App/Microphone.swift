@@ -24,11 +24,11 @@ final class Microphone {
             SFSpeechRecognizer.requestAuthorization { @Sendable in answer.resume(returning: $0 == .authorized) }
         }
         guard allowed, let recognizer = SFSpeechRecognizer(), recognizer.supportsOnDeviceRecognition else { return }
-        nonisolated(unsafe) let request = SFSpeechAudioBufferRecognitionRequest()
-        request.requiresOnDeviceRecognition = true
-        _ = await start { request.append($0) }
-        ended = { request.endAudio() }
-        recognizer.recognitionTask(with: request) { @Sendable result, _ in
+        let heard = Heard()
+        heard.request.requiresOnDeviceRecognition = true
+        _ = await start { heard.request.append($0) }
+        ended = { heard.request.endAudio() }
+        recognizer.recognitionTask(with: heard.request) { @Sendable result, _ in
             guard let text = result?.bestTranscription.formattedString else { return }
             Task { @MainActor in tell(text) }
         }
@@ -63,4 +63,9 @@ final class Microphone {
             return nil
         }
     }
+}
+
+/// A request, which takes samples on any thread.
+private final class Heard: @unchecked Sendable {
+    let request = SFSpeechAudioBufferRecognitionRequest()
 }
