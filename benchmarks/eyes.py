@@ -2,6 +2,7 @@
 
     python benchmarks/peers/make_mtmd.py    # libmtmd, which llama-cpp-python is installed without: two minutes, once
     python benchmarks/eyes.py [--towers siglip-b qwen3.5-0.8b gemma4-e2b] [--types F16 Q8_0] [--quick]
+    python benchmarks/eyes.py --plans    # what `edge plan` says of these encoders and their text models on two devices
 
 Both read the same mmproj file, whose weights are random in a real shape, and the same picture, of the size that the
 encoder wants, so that neither resizes it in its own way. Each has a process of its own, with equal threads, and they
@@ -87,6 +88,8 @@ SHAPES = {
     "gemma4-e2b": Shape("gemma4v", 768, 3072, 16, 12, 16, 224, 1536, (960, 672), 280),
 }
 SMALL = 2  # layers of --quick
+TEXT_MODELS = {"siglip-b": "smollm2:135m", "qwen3.5-0.8b": "qwen3.5:0.8b", "gemma4-e2b": "gemma4:e2b"}
+DEVICES, SCREEN, MOST_PLANNED = ("pixel-9", "raspberry-pi-5"), "1280x720", 1120
 
 
 def main() -> None:
@@ -98,12 +101,50 @@ def main() -> None:
     parser.add_argument("--mtmd", type=Path, default=Path("build") / "mtmd", help="where make_mtmd.py builds libmtmd")
     parser.add_argument("--reference", action="store_true", help="compare rows with those of the reference engine")
     parser.add_argument("--quick", action="store_true", help=f"encoders of {SMALL} layers, one round: that all runs")
+    parser.add_argument("--plans", action="store_true", help=f"plans of a picture of {SCREEN}, by --types, no runs")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.child:
+    if args.plans:
+        plan(args.towers, args.types[-1])
+    elif args.child:
         serve(*args.child, args.threads)
     else:
         compare(args)
+
+
+def plan(towers: list[str], kind: str) -> None:
+    """Tokens, memory, first token and joules of each size of a picture, on each device."""
+    from edge.cli.terminal.show import table
+    from edge.lab.prediction.forecast import forecast
+    from edge.lab.prediction.looks import predict_looks
+    from edge.model.model import open_model
+    from edge.options import Options
+
+    BUILD.mkdir(parents=True, exist_ok=True)
+    for tower in towers:
+        model = planned_model(TEXT_MODELS[tower])
+        mmproj = write_mmproj(SHAPES[tower], f"{tower}-tiled", kind, SHAPES[tower].layers, longest=2048)
+        for device in DEVICES:
+            options = Options(mmproj=mmproj, backend="cpu", max_kv_size=2048)
+            looks = predict_looks(forecast(open_model(model), options, device=device), options, device, SCREEN)
+            heads, rows = looks.table()
+            chosen = [row for row, look in zip(rows, looks.sizes, strict=True) if look.tokens <= MOST_PLANNED]
+            print(f"\n{TEXT_MODELS[tower]} in Q4_0, the encoder in {kind}, {device} ({looks.by})")
+            print(table(heads, chosen))
+
+
+def planned_model(name: str) -> Path:
+    """A known model's header, with holes in place of weights and of its vocabulary."""
+    from edge.formats.gguf_writer import fields_of, planned_as, write_outline
+    from edge.model.known import known_models, outline_model
+
+    target = BUILD / f"{name.replace(':', '-')}.gguf"
+    file = outline_model(known_models()[name], "Q4_0", target)
+    (vocab,) = {file.tensors["token_embd.weight"].shape[1]}
+    words = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.merges": []}
+    words |= {"tokenizer.ggml.tokens": [f"word{number}" for number in range(vocab)]}
+    write_outline(target, fields_of(file) | words, planned_as(file.tensors.values()))
+    return target
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -236,8 +277,9 @@ def draw(width: int, height: int) -> Any:
     return np.clip(smooth, 0, 255).astype(np.uint8)
 
 
-def write_mmproj(shape: Shape, name: str, kind: str, layers: int) -> Path:
-    """An encoder with random weights, as llama.cpp's converter writes it."""
+def write_mmproj(shape: Shape, name: str, kind: str, layers: int, longest: int = 512) -> Path:
+    """An encoder with random weights, as llama.cpp's converter writes it. longest: side of a tiled picture, in
+    pixels."""
     from edge.formats.gguf_writer import Planned, write_gguf
     from edge.model.whisper.writing import plain_blocks
 
@@ -257,7 +299,7 @@ def write_mmproj(shape: Shape, name: str, kind: str, layers: int) -> Path:
         f"{prefix}image_std": np.full(3, plain or 1.0, np.float32),
     }  # fmt: skip
     if shape.kind == "idefics3":
-        fields |= {f"{prefix}projector.scale_factor": np.uint32(4), f"{prefix}preproc_image_size": np.uint32(512)}
+        fields |= {f"{prefix}projector.scale_factor": np.uint32(4), f"{prefix}preproc_image_size": np.uint32(longest)}
     if shape.kind == "qwen3vl_merger":
         fields[f"{prefix}spatial_merge_size"] = np.uint32(2)
     found = Shape(**(vars(shape) | {"layers": layers})).tensors()

@@ -1,13 +1,15 @@
 """Families × targets: the largest error of a logit against transformers, on the golden models.
 
     python benchmarks/families.py [NAME …] [--targets reference,cpu,gpu,onnx,llamacpp,library,page]
+    python benchmarks/families.py --towers    # encoders of pictures
 
 NAME: a golden model; without names, one of each family that has a core beyond plain attention, and Llama, Gemma 3 and
 Qwen3. Weights and rows are floats, so errors are those of formulas, except MXFP4 experts (gpt-oss), which engines
 multiply by activations of 8 bits; transformers' logits are rounded to 1.2e-4. EDGE_GPU chooses the GPU, by default a
 software adapter of wgpu. The C library of an exported app and the
 module of a page (in Node) hand out no logits: they are asked for the next token behind 8 beginnings of the text, and
-the table says how many are transformers' choice. A refusal is given in its own words, behind the table.
+the table says how many are transformers' choice. Of encoders, it is the largest error of a row's value, over the
+largest value, on the engines that encode. A refusal is given in its own words, behind the table.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ NAMES = (
 )  # fmt: skip
 ENGINES = ("reference", "cpu", "gpu", "onnx", "llamacpp")
 APPS = ("library", "page")
+TOWERS = ("smolvlm", "gemma3", "qwen3vl", "gemma4", "lfm2", "qwen25vl")
+ENCODERS = ("reference", "cpu", "onnx", "onnx@cpu-static")
 CHUNK, BEGINNINGS, ISA = 24, 8, "simd"
 OPTIONS: dict[str, Any] = {"kv_dtype": "f32", "max_kv_size": 128, "prefill_step_size": 16}
 GREEDY = {"temperature": 0, "max_tokens": 1, "ignore_eos": 1, "threads": 1}
@@ -58,6 +62,21 @@ def of_engine(model: Model, target: str, tokens: IntArray, expected: FloatArray)
             found = np.concatenate([engine.forward_all(part).copy() for part in parts])
             worst = max(worst, float(np.abs(found[-len(expected) :] - expected).max()))
     return f"{worst:.1e}"
+
+
+def of_tower(name: str, target: str) -> str:
+    """The largest error of a value, over the largest value of the golden rows."""
+    from edge.formats.gguf import read_gguf
+    from edge.model.towers import read_tower
+    from edge.run.sight import Encoder
+
+    golden, (engine, _, provider) = TESTS / "golden" / "towers", target.partition("@")
+    with np.load(golden / f"{name}.npz") as arrays:
+        picture, expected = arrays["picture"], arrays["rows"]
+    tower: Any = read_tower(read_gguf(golden / f"{name}.gguf"))
+    encoder = Encoder(tower, engine_named(engine), 1, "f32", provider=provider or "cpu")
+    found = np.concatenate(encoder.encode(picture, tower.layout(picture.shape[1], picture.shape[0])))
+    return f"{np.abs(found - expected).max() / np.abs(expected).max():.1e}"
 
 
 def of_app(ask: Callable[[list[int]], int | None], tokens: IntArray, expected: FloatArray) -> str:
@@ -93,7 +112,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("names", nargs="*", default=NAMES)
     options.add_argument("--targets", default=",".join((*ENGINES, *APPS)))
+    options.add_argument("--towers", action="store_true")
     chosen = options.parse_args()
+    if chosen.towers:
+        rows = [[name, *(of_tower(name, target) for target in ENCODERS)] for name in TOWERS]
+        print(f"## Encoders of pictures, {machine()['cpu']}\n\n{table(['family', *ENCODERS], rows)}")
+        return
     os.environ.setdefault("EDGE_GPU", "wgpu:0")
     targets, notes, rows = chosen.targets.split(","), dict[str, int](), []
     for name in chosen.names:

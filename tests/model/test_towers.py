@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from surroundings import examples
@@ -19,7 +20,7 @@ from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedErro
 from edge.formats.gguf import TensorInfo, read_gguf
 from edge.formats.gguf_writer import Field, fields_of, planned_as, write_gguf
 from edge.model.model import open_model
-from edge.model.towers import open_tower, read_tower
+from edge.model.towers import PictureTower, open_tower, read_tower
 
 SMOLVLM = TOWERS / "smolvlm.gguf"
 Renamed = Callable[[str], str | None]
@@ -78,6 +79,15 @@ def test_encoder_of_another_model() -> None:
     model = open_model(TOWERS.parent / "llama-gqa-tied.gguf")
     with pytest.raises(InputError, match="an encoder for llama models of 32 values"):
         open_tower(read_gguf(SMOLVLM), model.spec)
+
+
+def test_larger_gemma_4_models_are_refused() -> None:
+    """Their pictures' tokens see each other in some layers."""
+    tower = open_golden_tower("gemma4")[0]
+    assert isinstance(tower, PictureTower)
+    tower.check_text(open_model(GOLDEN / "gemma4.gguf").spec)
+    with pytest.raises(UnsupportedError, match="see all of themselves in layers with windows alone"):
+        tower.check_text(open_model(GOLDEN / "gemma4moe.gguf").spec)
     with pytest.raises(UnsupportedError, match="an encoder of pictures or sounds, not a model"):
         open_model(SMOLVLM)
 

@@ -53,6 +53,7 @@ def open_tower(file: GGUFFile, spec: ModelSpec) -> PictureTower:
     """The encoder of pictures for a text model. Raises the errors of `read_tower`, InputError for another model's."""
     tower = read_tower(file)
     _check_belongs(tower, spec)
+    tower.check_text(spec)
     return tower
 
 

@@ -13,6 +13,7 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.model.cores import Attention, Dense, Rope
 from edge.model.layers import Block, Network
 from edge.model.places import Places
+from edge.model.spec import ModelSpec
 from edge.model.towers.pixels import joined, normalized, patches_of, resize
 from edge.model.towers.tower import Layout, PictureTower, Stage, Tile
 from edge.records import dataclass
@@ -51,6 +52,14 @@ class Gemma4(PictureTower):
         if not found:
             raise ModelFormatError(f"{self.mmproj.file.path}: {self._positions} positions are too few for a picture")
         return found
+
+    def check_text(self, spec: ModelSpec) -> None:
+        """E2B and E4B are causal, and have per-layer inputs; their header says no more about it."""
+        if spec.network is not None and not spec.network.layer_inputs:
+            raise UnsupportedError(
+                f"{spec.name}: pictures of larger Gemma 4 models see all of themselves in layers with windows alone, "
+                "which edge does not run: use --mmproj=off for text"
+            )
 
     @property
     def default(self) -> int:

@@ -204,6 +204,9 @@ class PictureTower(Tower):
         assert self.sizes
         super().check()
 
+    def check_text(self, spec: ModelSpec) -> None:
+        """Raise UnsupportedError for a text model in which pictures see what no engine lets them see."""
+
     @property
     def default(self) -> int:
         """The most rows of a picture unless a number is chosen."""
