@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+_NAME = re.compile(r"\w+")
 OBJECTS = "EDGE_TEST_OBJECTS"  # environment variable: their folder, which children inherit
 
 
@@ -39,17 +40,19 @@ def object_of(
     """A file of the cache, which make(flags, path) writes if it is not there. Without definitions (-D) of names that
     neither the file nor a header mentions, so that more share it; those of the system's headers (_GNU_SOURCE) stay."""
     included = [Path(each[2:]) for each in flags if each.startswith("-I")]
-    headers = "".join(map(_headers, dict.fromkeys([*included, source.parent])))
+    folders = dict.fromkeys([*included, source.parent])
     text = source.read_text(encoding="utf-8")
     for name in re.findall(r'^#include "([\w.]+\.c)"', text, re.MULTILINE):
         text += next(folder / name for folder in included if (folder / name).exists()).read_text(encoding="utf-8")
-    defined = {each: re.escape(each[2:].partition("=")[0]) for each in flags if each.startswith("-D")}
+    names = _NAME.findall(text)
     used = [
         each for each in flags
-        if each not in defined
+        if not each.startswith("-D")
         or each.startswith("-D_")
-        or any(re.search(rf"\b{defined[each]}\b", part) for part in (text, headers))
+        or (name := each[2:].partition("=")[0]) in names
+        or any(name in _headers(folder)[1] for folder in folders)
     ]  # fmt: skip
+    headers = "".join(_headers(folder)[0] for folder in folders)
     plain = [each for each in used if not each.startswith("-I")]
     digest = hashlib.sha256(repr((list(compiler), plain, source.name, text, headers)).encode()).hexdigest()[:32]
     kept = Path(os.environ[OBJECTS]) / f"{digest}.o"
@@ -61,10 +64,12 @@ def object_of(
     return kept
 
 
-def _headers(folder: Path) -> str:
+def _headers(folder: Path) -> tuple[str, frozenset[str]]:
+    """Their text, as its digest, and the names in it."""
     return _read(folder, max((each.stat().st_mtime_ns for each in folder.glob("*.h")), default=0))
 
 
 @lru_cache
-def _read(folder: Path, _changed: int) -> str:
-    return "".join(f"{each.name}\n{each.read_text(encoding='utf-8')}" for each in sorted(folder.glob("*.h")))
+def _read(folder: Path, _changed: int) -> tuple[str, frozenset[str]]:
+    text = "".join(f"{each.name}\n{each.read_text(encoding='utf-8')}" for each in sorted(folder.glob("*.h")))
+    return hashlib.sha256(text.encode()).hexdigest(), frozenset(_NAME.findall(text))

@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,18 @@ def test_models_policies_and_types_of_rows(name: str, options: dict[str, Any]) -
 @pytest.fixture
 def driver_library() -> Iterator[Path]:
     """The bundle's library, whose OpenCL can be told to call pocl a GPU, and to fail."""
-    _, parts = bundle_sources(MODEL, gpu=True, **ROWS)
-    sources = [*C_FILES, *sorted((RUNTIME / "gpu").glob("*.c")), *parts]
-    flags = (f"-I{RUNTIME / 'gpu'}", "-ldl", "-shared", "-fPIC", "-Ddlsym=driver_function")
-    library = build([Path(__file__).parent / "runtime" / "driver.c", *sources], flags, ".so")
+    library = _driver_library()
     yield library
     for name in ("is_gpu", "refuses", "copies"):  # the process has it only once
         ctypes.c_uint32.in_dll(ctypes.CDLL(str(library)), f"driver_{name}").value = 0
+
+
+@lru_cache
+def _driver_library() -> Path:
+    _, parts = bundle_sources(MODEL, gpu=True, **ROWS)
+    sources = [*C_FILES, *sorted((RUNTIME / "gpu").glob("*.c")), *parts]
+    flags = (f"-I{RUNTIME / 'gpu'}", "-ldl", "-shared", "-fPIC", "-Ddlsym=driver_function")
+    return build([Path(__file__).parent / "runtime" / "driver.c", *sources], flags, ".so")
 
 
 def test_auto_takes_the_faster_engine_and_remembers_it(driver_library: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def driver() -> Iterator[ctypes.CDLL]:
         ctypes.c_int64.in_dll(library, f"driver_{name}").value = -1
 
 
+@lru_cache
 def driver_library(**options: Any) -> Path:
     """options: of the bundle, beside those of all."""
     _, parts = bundle_sources(MODEL, gpu=True, **ROWS, **options)
