@@ -52,7 +52,7 @@ MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is firs
 EXACT = 2e-4  # transformers' logits are rounded to 1.2e-4
 GPU = f"gpu@{SOME_GPU}"
 # In make test, those that have the cores of the others.
-ON_GPU = ("qwen35moe", "lfm2", "gemma4", "falcon-h1", "deepseek2-lite", "falcon-mamba")
+ON_GPU = ("qwen35moe", "lfm2", "gemma4", "gemma4moe", "falcon-h1", "deepseek2-lite", "falcon-mamba")
 RARELY = ("granitehybrid", "plm", "nemotron_h", "minicpm3", "mamba")  # by the native engine
 CASES = [
     pytest.param(GPU if engine == "gpu" else engine, name, marks=[pytest.mark.exhaustive] * rarely)

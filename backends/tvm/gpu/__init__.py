@@ -97,8 +97,6 @@ class GPU(Backend):
             return f"attention with {UNEQUAL}"
         if isinstance(core, Experts) and core.shared and core.clamp:
             return "clamped shared experts"
-        if isinstance(core, Experts) and core.own_norms:
-            return "experts beside a dense network"
         return supports(core)
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:

@@ -258,6 +258,7 @@ def scratch_sizes(
         "x": chunk * shape.padded_hidden,
         "other x": shape.padded_hidden,
         "normed": chunk * shape.padded_hidden,
+        "held": chunk * shape.padded_hidden * any(block.held for block in shape.blocks),
         "qkv": chunk * shape.attention_inputs,
         "channels": chunk * shape.channels,
         "convolved": chunk * max(convolved, default=0),

@@ -368,9 +368,11 @@ def _pack_experts(
     for piece in pieces:
         for index in range(piece.count):
             for name, tensor in piece.layout.tensors:
-                expert, info = piece.first + index, file.tensors[tensors[prefix + name].tensor]
+                expert, source = piece.first + index, tensors[prefix + name]
+                info = file.tensors[source.tensor]
                 rows = tensor.rows if isinstance(tensor, Matrix) else 1  # a bias is a row of the file's tensor
-                yield from _pack(data, info, [(expert * rows, rows)], piece.buffer, piece.place(tensor, index))
+                runs = list(source.runs_of(expert * rows, rows))
+                yield from _pack(data, info, runs, piece.buffer, piece.place(tensor, index))
 
 
 def _pack(

@@ -45,9 +45,10 @@ from edge.model.cores import SLOPE, Experts
 _THREADS = 64  # that choose a token's experts
 
 
-def route(name: str, core: Experts, bias: Vector | None, tokens: int) -> Built:
+def route(name: str, core: Experts, bias: Vector | None, factors: Vector | None, tokens: int) -> Built:
     """Choose each token's experts, `chosen` int32 [tokens, used], by `routes`, and their shares, `shares` float32
-    [tokens, used], followed by the shared expert's. bias: of the choice, in the buffer w1.
+    [tokens, used], followed by the shared expert's. bias: of the choice, in the buffer w1. factors: of the experts'
+    shares, likewise.
 
     An expert is chosen if fewer than `used` others come before it: those of larger scores, and of equal ones the first.
     """
@@ -56,6 +57,7 @@ def route(name: str, core: Experts, bias: Vector | None, tokens: int) -> Built:
     def body(scope: Scope) -> None:
         memory, scores = scope.shared(_THREADS), scope.shared(core.number)
         ranks, found = scope.shared(core.number, "int32"), scope.shared(core.used)
+        experts = scope.shared(core.used, "int32") if factors else None
         first, largest = let(scope.row * stride), Register(scope.routes[scope.row * stride])
         with strided(scope, core.number) as expert:
             logit = let(scope.routes[first + expert])
@@ -78,6 +80,8 @@ def route(name: str, core: Experts, bias: Vector | None, tokens: int) -> Built:
             with when(T.And(ranks[expert] < core.used, slot.value < core.used)):
                 logit = let(scope.routes[first + expert])
                 store(scope.chosen, scope.row * core.used + slot.value, expert)
+                if experts is not None:
+                    store(experts, slot.value, expert)
                 store(found, slot.value, sigmoid(logit) if core.router == "sigmoid" else T.exp(logit - most))
         barrier()
         total = Register(f32(0.0 if core.normed or core.router == "softmax" else 1.0))
@@ -88,12 +92,15 @@ def route(name: str, core: Experts, bias: Vector | None, tokens: int) -> Built:
             with loop(0, core.number) as each:
                 total.value = total.value + T.exp(scope.routes[first + each] - most)
         with strided(scope, core.used) as slot:
-            store(scope.shares, scope.row * columns + slot, found[slot] * (f32(core.scale) / total.value))
+            share = found[slot] * (f32(core.scale) / total.value)
+            if experts is not None and factors:
+                share = share * as_float(scope.w1[experts[slot] + factors.at])
+            store(scope.shares, scope.row * columns + slot, share)
         if core.shared_has_share:
             with when(scope.thread == 0):
                 store(scope.shares, scope.row * columns + core.used, sigmoid(scope.routes[first + core.number]))
 
-    reads = {"routes": "float32"} | ({"w1": "uint32"} if bias else {})
+    reads = {"routes": "float32"} | ({"w1": "uint32"} if bias or factors else {})
     return build(name, _THREADS, reads, {"chosen": "int32", "shares": "float32"}, (), body, (1, tokens), 1)
 
 
@@ -152,8 +159,9 @@ def widen(name: str, of: Mixture, tuning: Tuning, tokens: int) -> Built:
     return build(name, tuning.workgroup, reads, {"inner": "float32"}, (), body, (core.used * tiles, tokens), 1)
 
 
-def narrow(name: str, of: Mixture, tuning: Tuning, tokens: int, scale: float) -> Built:
-    """`out` += scale · Σ share · down · `x`, rows of float32 [tokens, padded hidden] and [tokens, used, padded ffn]."""
+def narrow(name: str, of: Mixture, tuning: Tuning, tokens: int, scale: float, *, begins: bool) -> Built:
+    """`out` += scale · Σ share · down · `x`, rows of float32 [tokens, padded hidden] and [tokens, used, padded ffn].
+    begins: the sum takes the place of what is in `out`."""
     core, (matrix, bias) = of.core, of.output
     split = split_of(matrix.columns, tuning)
     teams, rows, padded = tuning.workgroup // split, tuning.rows, -(-matrix.rows // PART) * PART
@@ -183,7 +191,8 @@ def narrow(name: str, of: Mixture, tuning: Tuning, tokens: int, scale: float) ->
             with when(row < matrix.rows):
                 at = let(quotient(local, rows) * split + remainder(local, rows) * scope.threads)
                 value, place_of = added(memory, at, split), let(scope.row * padded + row)
-                store(scope.out, place_of, scope.out[place_of] + (value * f32(scale) if scale != 1 else value))
+                value = value * f32(scale) if scale != 1 else value
+                store(scope.out, place_of, value if begins else scope.out[place_of] + value)
 
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32", "chosen": "int32", "shares": "float32"}
     groups = (-(-matrix.rows // (teams * rows)), tokens)

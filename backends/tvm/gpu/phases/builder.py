@@ -85,7 +85,7 @@ class PassBuilder:
         x = "normed" if self.is_normed else self.hidden
         buffers: dict[str, str | Slice] = {"x": x, "out": out} | ({"inputs": inputs} if inputs else {})
         if norm and not self.single:
-            self._normalise(norm, layer)
+            self.normalise(norm, layer, self.hidden, "normed")
             buffers["x"] = "normed"
         if self.residual:
             residual, after = self.residual
@@ -102,6 +102,10 @@ class PassBuilder:
         epilogue = Epilogue("store" if after else "add", shape.padded_hidden, 1.0 if after else block.scale)
         product = Product(name, (Factor.of(layout, block.core.output),), epilogue, after=after)
         self.multiply(phase, layer, product, {"x": source, "out": "normed" if after else self.hidden})
+        if block.held:
+            assert after
+            self.normalise(after, layer, "normed", "held")
+            return
         if after:
             self.residual = Residual(after, block.scale), f"layer.{layer}"
         rescale = layout.vector(block.rescale) if block.rescale else None
@@ -114,10 +118,17 @@ class PassBuilder:
         if not self.residual:
             return
         (residual, weights), self.residual = self.residual, None
-        buffers, tokens = weights_in(weights) | {"x": "normed", "out": self.hidden}, self.design.chunk
+        self.add_normed(residual, layer, weights, "normed", self.hidden, rescale)
+
+    def add_normed(
+        self, residual: Residual, layer: int, weights: str, x: str, out: str, rescale: Vector | None = None
+    ) -> None:
+        """Add a norm of the rows of a buffer to those of another."""
+        tokens = self.design.chunk
         self.add(
             "norm", layer, ("edge_add_normed", residual, rescale),
-            lambda name: add_normed(name, residual.norm, tokens, residual.scale, rescale), buffers,
+            lambda name: add_normed(name, residual.norm, tokens, residual.scale, rescale),
+            weights_in(weights) | {"x": x, "out": out},
         )  # fmt: skip
 
     def normalise_hidden(self, layer: int, block: Block) -> None:
@@ -125,10 +136,10 @@ class PassBuilder:
         self.add_residual(layer)
         norm = Norm.of(self.layout(layer), block.norm, self.design.shape)
         assert norm
-        self._normalise(norm, layer)
+        self.normalise(norm, layer, self.hidden, "normed")
 
-    def _normalise(self, norm: Norm, layer: int) -> None:
-        buffers, tokens = weights_in(f"layer.{layer}") | {"x": self.hidden, "out": "normed"}, self.design.chunk
+    def normalise(self, norm: Norm, layer: int, x: str, out: str) -> None:
+        buffers, tokens = weights_in(f"layer.{layer}") | {"x": x, "out": out}, self.design.chunk
         self.add("norm", layer, ("edge_norm", norm), lambda name: normalise(name, norm, tokens), buffers)
 
     def multiply(self, phase: str, layer: int | None, product: Product, buffers: Mapping[str, str | Slice]) -> None:
