@@ -31,9 +31,9 @@ from edge.apps.sections.chat import chat_section
 from edge.apps.sections.embedding import embed_section
 from edge.apps.sections.encoder_file import EncoderFile, make_encoder, nest
 from edge.apps.sections.model_file import MODEL, Section, trusted_source, write_model
+from edge.apps.sections.tools_file import tools_section
 from edge.apps.sections.vocabulary import composing_bytes, tokenizer_sections
 from edge.apps.site import describe_ears, describe_gpu_files, describe_site, write_gpu
-from edge.apps.tools_file import tools_section
 from edge.backends.checks import app_cores, check_cores
 from edge.backends.tvm import ENGINE as CPU
 from edge.backends.tvm.compiler.exported import exported_designs

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.apps import gpu_programs, npu_graphs, tools_file
+from edge.apps import gpu_programs, npu_graphs
 from edge.apps.planning import SNAPSHOTS
 from edge.apps.sections import (
     adapter_file,
@@ -23,6 +23,7 @@ from edge.apps.sections import (
     hearing,
     letters,
     model_file,
+    tools_file,
     vocabulary,
     words,
 )

@@ -170,6 +170,10 @@ def test_swift_sample_runs_without_its_views(tmp_path: Path) -> None:
     shutil.copy(HERE / "ConversationTests.swift", app / "Tests" / "SampleTests")
     (app / "Package.swift").write_text(PACKAGE)
     strict = [word for flag in ("-swift-version", "6", "-warnings-as-errors") for word in ("-Xswiftc", flag)]
+    strict += [
+        "-Xlinker",
+        "--allow-shlib-undefined",
+    ]
     done = subprocess.run(
         ["swift", "test", "--package-path", "app", *strict], cwd=tmp_path, capture_output=True, text=True, timeout=1500
     )

@@ -22,7 +22,7 @@ from test_tool_grammar import MODELS
 from tool_templates import SMOLLM3, TOOLS, call
 
 from edge.apps.sections.chat import exported_think
-from edge.apps.tools_file import PARTS, tools_section
+from edge.apps.sections.tools_file import PARTS, tools_section
 from edge.errors import EngineError, ModelFormatError, UnsupportedError
 from edge.model.model import Model, open_model
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from edge.apps.c_struct import c_struct, filled
 from edge.apps.gpu_programs import GPUPrograms
+from edge.apps.sections.tools_file import calls_kind
 from edge.apps.sections.vocabulary import COMPOSES, KINDS
-from edge.apps.tools_file import calls_kind
 from edge.backends.base import EngineConfig
 from edge.backends.checks import check_whole
 from edge.backends.ring import LayerKinds

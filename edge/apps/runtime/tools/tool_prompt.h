@@ -1,4 +1,4 @@
-/* What the chat template writes of tools and results, by section TOOLS, which edge/apps/tools_file.py makes: a tools_config,
+/* What the chat template writes of tools and results, by section TOOLS, which edge/apps/sections/tools_file.py makes: a tools_config,
  * tool_mark[marks], tool_item[…] of all parts in their order, then without gaps the texts of the config, of the marks, and of the
  * items. */
 #ifndef EDGE_TOOL_PROMPT_H
