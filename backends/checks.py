@@ -18,6 +18,7 @@ from edge.model.cores import (
     DeltaNet,
     Dense,
     Experts,
+    KimiDelta,
     Mamba,
     PerLayerInput,
     SelectiveScan,
@@ -65,7 +66,7 @@ def usual_cores(core: Core) -> str | None:
 
 def hybrid_cores(core: Core) -> str | None:
     """As `usual_cores`, for engines that also run output gates and the recurrent cores of hybrid models."""
-    if isinstance(core, DeltaNet | Mamba | SelectiveScan | ShortConvolution):
+    if isinstance(core, DeltaNet | KimiDelta | Mamba | SelectiveScan | ShortConvolution):
         return None
     return usual_cores(replace(core, gated=False) if isinstance(core, Attention) else core)
 

@@ -20,7 +20,7 @@ def delta_net(engine: Context, core: DeltaNet, at: At, x: FloatArray) -> FloatAr
 
     mixed = silu(convolve(before, engine.project(x, at, "attn_qkv"), weights[at.name("ssm_conv1d")]))
     parts = np.split(mixed, [core.key_heads * core.size, 2 * core.key_heads * core.size], axis=1)
-    queries, keys = (_unit(part.reshape(len(x), core.key_heads, core.size)) for part in parts[:2])
+    queries, keys = (unit(part.reshape(len(x), core.key_heads, core.size)) for part in parts[:2])
     key_head = np.arange(core.heads) % core.key_heads
     queries, keys = queries[:, key_head] / np.float32(np.sqrt(core.size)), keys[:, key_head]
     values = parts[2].reshape(len(x), core.heads, core.value_size)
@@ -38,6 +38,6 @@ def delta_net(engine: Context, core: DeltaNet, at: At, x: FloatArray) -> FloatAr
     return np.asarray(normed.reshape(len(x), -1) * silu(engine.project(x, at, "attn_gate")))
 
 
-def _unit(x: FloatArray) -> FloatArray:
+def unit(x: FloatArray) -> FloatArray:
     """Vectors of length 1."""
     return np.asarray(x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + np.float32(_EPSILON)))

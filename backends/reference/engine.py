@@ -15,6 +15,7 @@ from edge.backends.reference.dense import dense
 from edge.backends.reference.experts import experts
 from edge.backends.reference.features import features
 from edge.backends.reference.functions import rms, soft_cap
+from edge.backends.reference.kimi_delta import kimi_delta
 from edge.backends.reference.kv import ReferenceKV, SharedRows
 from edge.backends.reference.mamba import mamba
 from edge.backends.reference.next_token import next_token
@@ -31,6 +32,7 @@ from edge.model.cores import (
     Dense,
     Experts,
     Features,
+    KimiDelta,
     Mamba,
     NextToken,
     PerLayerInput,
@@ -57,7 +59,8 @@ CAPABILITIES = Capabilities(
     encodes=True,
 )
 CORES: dict[type, Callable[..., FloatArray]] = {
-    Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net, Mamba: mamba,
+    Attention: attention, Dense: dense, Experts: experts, DeltaNet: delta_net,
+    KimiDelta: kimi_delta, Mamba: mamba,
     SelectiveScan: selective_scan, ShortConvolution: short_convolution, PerLayerInput: per_layer_input,
     NextToken: next_token, Features: features,
 }  # fmt: skip

@@ -259,6 +259,9 @@ def _state_bytes(header: Header, hidden: int) -> int:
     short = figure(header, "shortconv.l_cache", "context", 0)
     if short:
         return 4 * hidden * (short - 1)
+    if size := figure(header, "kda.head_dim", "head_dim", 0):
+        inner = size * figure(header, "attention.head_count", "heads", 0)
+        return 4 * inner * (3 * max(0, figure(header, "ssm.conv_kernel", "ffn", 0) - 1) + size)
     conv, inner, state, groups = (
         figure(header, f"ssm.{key}", "ffn", 0) for key in ("conv_kernel", "inner_size", "state_size", "group_count")
     )

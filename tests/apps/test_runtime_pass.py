@@ -186,6 +186,7 @@ def host_isa() -> str:
         exhaustive(Case("falcon-h1", threads=3)),  # Mamba-2 beside attention
         Case("falcon-mamba", "f32", threads=3),  # Mamba-1 without attention
         exhaustive(Case("jamba", "int8")),
+        exhaustive(Case("kimi-linear", threads=3)),  # Kimi Delta Attention
         exhaustive(Case("granitehybrid", "int8")),
         exhaustive(Case("nemotron_h", policy="h2o")),
         exhaustive(Case("gpt-oss", threads=3)),  # a mixture of experts, sinks, a ring

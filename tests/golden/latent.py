@@ -1,6 +1,6 @@
 """Make the golden models of multi-head latent attention: a tiny DeepSeek-V3, one layer dense, one of experts; a
 DeepSeek-V2-Lite like it, as files of before April 2025 have it; a MiniCPM3; and a PLM, which is DeepSeek-V3's attention
-beside Nemotron's feed-forward networks.
+beside Nemotron's feed-forward networks; and a Kimi-Linear, whose first layer is Kimi Delta Attention.
 
     PYTHON tests/golden/latent.py [OUT]
 
@@ -25,6 +25,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    KimiLinearConfig,
+    KimiLinearForCausalLM,
     MiniCPM3Config,
     MiniCPM3ForCausalLM,
     NemotronConfig,
@@ -48,6 +50,9 @@ NAMES = {
     "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp", "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.b_proj": "ssm_beta",
+    "self_attn.forget_gate.f_a_proj": "ssm_f_a", "self_attn.forget_gate.f_b_proj": "ssm_f_b",
+    "self_attn.g_a_proj": "ssm_g_a", "self_attn.g_b_proj": "ssm_g_b", "self_attn.o_norm": "ssm_norm",
 }  # fmt: skip
 
 
@@ -56,10 +61,10 @@ def main(out: Path) -> None:
     torch.set_grad_enabled(False)
     for seed, (name, (arch, model)) in enumerate(models().items(), start=71):
         fill(model.eval(), seed=seed)
-        if name == "deepseek2":
+        if name in ("deepseek2", "kimi-linear"):
             model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.tensor([0.3, -0.2, 0.1, 0.0]))
         tokens = random_tokens(seed)
-        write(out / f"{name}.gguf", arch, model, apart=name == "deepseek2")
+        write(out / f"{name}.gguf", arch, model, apart=name in ("deepseek2", "kimi-linear"))
         logits = forward(model, None, tokens, position=0)[-LAST:]
         np.savez_compressed(
             out / f"{name}.npz", tokens=tokens, logits=np.round(logits / LOGIT_STEP) * np.float32(LOGIT_STEP)
@@ -76,6 +81,7 @@ def models() -> dict[str, tuple[str, PreTrainedModel]]:
         "deepseek2-lite": ("deepseek2", DeepseekV2ForCausalLM(lite())),
         "minicpm3": ("minicpm3", MiniCPM3ForCausalLM(minicpm3())),
         "plm": ("plm", plm),
+        "kimi-linear": ("kimi-linear", KimiLinearForCausalLM(kimi())),
     }
 
 
@@ -103,6 +109,14 @@ def minicpm3() -> PreTrainedConfig:
     return small(MiniCPM3Config, q_lora_rank=QUERY_RANK, max_position_embeddings=512, rope=rope, **SIZES)
 
 
+def kimi() -> PreTrainedConfig:
+    options = EXPERTS | {"num_experts": 4, "norm_topk_prob": True, "routed_scaling_factor": 1.5, "q_lora_rank": None}
+    return small(
+        KimiLinearConfig, tie_word_embeddings=False, layer_types=["linear_attention", "full_attention"],
+        linear_head_dim=32, linear_num_heads=HEADS, **SIZES, **options,
+    )  # fmt: skip
+
+
 def configuration(rope: dict[str, Any], **others: Any) -> PreTrainedConfig:
     options = {"q_lora_rank": QUERY_RANK, "norm_topk_prob": True, "routed_scaling_factor": 1.5} | EXPERTS | others
     return small(DeepseekV3Config, rope=rope, **SIZES, **options)
@@ -119,7 +133,11 @@ def write(path: Path, arch: str, model: PreTrainedModel, *, apart: bool) -> None
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(HEADS)
-    writer.add_head_count_kv(1 if apart else HEADS)
+    hybrid = arch == "kimi-linear"
+    writer.add_head_count_kv([0, 1] if hybrid else 1 if apart else HEADS)
+    if hybrid:
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_kda_head_dim(config.linear_head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     if config.q_lora_rank:
@@ -130,7 +148,7 @@ def write(path: Path, arch: str, model: PreTrainedModel, *, apart: bool) -> None
     if apart:
         writer.add_key_length_mla(PLAIN + ROTATED)
         writer.add_value_length_mla(VALUE)
-    if arch == "deepseek2":
+    if arch in ("deepseek2", "kimi-linear"):
         write_experts(writer, config, sigmoid=apart)
     writer.add_rope_dimension_count(ROTATED)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
@@ -153,8 +171,8 @@ def write(path: Path, arch: str, model: PreTrainedModel, *, apart: bool) -> None
 
 
 def write_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig, *, sigmoid: bool) -> None:
-    writer.add_leading_dense_block_count(config.first_k_dense_replace)
-    writer.add_expert_count(config.n_routed_experts)
+    writer.add_leading_dense_block_count(EXPERTS["first_k_dense_replace"])
+    writer.add_expert_count(getattr(config, "n_routed_experts", EXPERTS["n_routed_experts"]))
     writer.add_expert_used_count(config.num_experts_per_tok)
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_expert_shared_count(config.n_shared_experts)
@@ -167,13 +185,17 @@ def tensors(model: PreTrainedModel, *, apart: bool) -> Iterator[tuple[str, Array
     state = {name: each.numpy() for name, each in model.state_dict().items()}
     yield "token_embd.weight", state["model.embed_tokens.weight"]
     yield "output_norm.weight", state["model.norm.weight"]
+    if not model.config.tie_word_embeddings:
+        yield "output.weight", state["lm_head.weight"]
     for layer in range(model.config.num_hidden_layers):
         theirs, ours = f"model.layers.{layer}.", f"blk.{layer}."
         for name, stem in NAMES.items():
             if (weight := state.get(f"{theirs}{name}.weight")) is not None:
                 yield f"{ours}{stem}.weight", weight
-        both = state[f"{theirs}self_attn.kv_b_proj.weight"]
-        if apart:
+        both = state.get(f"{theirs}self_attn.kv_b_proj.weight")
+        if both is None:
+            yield from delta_tensors(state, theirs, ours)
+        elif apart:
             heads = both.reshape(HEADS, PLAIN + VALUE, RANK)
             yield f"{ours}attn_k_b.weight", heads[:, :PLAIN].swapaxes(1, 2)
             yield f"{ours}attn_v_b.weight", heads[:, PLAIN:]
@@ -186,6 +208,14 @@ def tensors(model: PreTrainedModel, *, apart: bool) -> Iterator[tuple[str, Array
             yield f"{ours}ffn_gate_exps.weight", gates
             yield f"{ours}ffn_up_exps.weight", ups
             yield f"{ours}ffn_down_exps.weight", state[f"{theirs}mlp.experts.down_proj"]
+
+
+def delta_tensors(state: dict[str, Array], theirs: str, ours: str) -> Iterator[tuple[str, Array]]:
+    """Those of Kimi Delta Attention that have other shapes in files, or are no matrices."""
+    for part, taps in zip("qkv", np.split(state[f"{theirs}self_attn.conv1d.weight"], 3), strict=True):
+        yield f"{ours}ssm_conv1d_{part}.weight", taps.reshape(1, len(taps), 1, -1)
+    yield f"{ours}ssm_a", -np.exp(state[f"{theirs}self_attn.forget_gate.A_log"])
+    yield f"{ours}ssm_dt.bias", state[f"{theirs}self_attn.forget_gate.dt_bias"]
 
 
 if __name__ == "__main__":

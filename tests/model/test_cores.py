@@ -22,6 +22,7 @@ from edge.model.cores import (
     DeltaNet,
     Dense,
     Experts,
+    KimiDelta,
     Mamba,
     PerLayerInput,
     SelectiveScan,
@@ -41,6 +42,7 @@ MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is firs
     "granitehybrid": (Mamba,),
     "nemotron_h": (Mamba,),
     "falcon-h1": (Mamba,),
+    "kimi-linear": (KimiDelta,),
     "jamba": (SelectiveScan,),
     "falcon-mamba": (SelectiveScan,),  # without attention
     "mamba": (SelectiveScan,),  # without norms
@@ -52,7 +54,9 @@ MODELS: dict[str, tuple[type[Core], ...]] = {  # golden models, and what is firs
 EXACT = 2e-4  # transformers' logits are rounded to 1.2e-4
 GPU = f"gpu@{SOME_GPU}"
 # In make test, those that have the cores of the others.
-ON_GPU = ("qwen35moe", "lfm2", "gemma4", "gemma4moe", "falcon-h1", "deepseek2-lite", "falcon-mamba")
+ON_GPU = (
+    "qwen35moe", "lfm2", "gemma4", "gemma4moe", "falcon-h1", "deepseek2-lite", "falcon-mamba", "kimi-linear",
+)  # fmt: skip
 RARELY = ("granitehybrid", "plm", "nemotron_h", "minicpm3", "mamba")  # by the native engine
 CASES = [
     pytest.param(GPU if engine == "gpu" else engine, name, marks=[pytest.mark.exhaustive] * rarely)

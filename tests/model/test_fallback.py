@@ -31,8 +31,8 @@ from edge.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")
 RECURRENT = (
-    "falcon-h1", "falcon-mamba", "granitehybrid", "jamba", "lfm2", "lfm2moe", "mamba", "nemotron_h", "qwen35",
-    "qwen35moe",
+    "falcon-h1", "falcon-mamba", "granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "mamba", "nemotron_h",
+    "qwen35", "qwen35moe",
 )  # fmt: skip
 STATES = ("falcon-h1", "falcon-mamba", "lfm2", "qwen35")  # one of each kind
 SHIFTED = ("gemma4", "qwen3moe")

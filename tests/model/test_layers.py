@@ -29,7 +29,7 @@ from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 
 FILE = GOLDEN / "qwen35.gguf"
-HYBRIDS = ("qwen35", "lfm2", "granitehybrid", "nemotron_h", "falcon-h1", "jamba", "falcon-mamba")
+HYBRIDS = ("qwen35", "lfm2", "granitehybrid", "nemotron_h", "falcon-h1", "jamba", "falcon-mamba", "kimi-linear")
 ON_GPU = ("lfm2", "falcon-h1")  # in make test, as in test_cores.py
 OURS = ("reference", "cpu", f"gpu@{SOME_GPU}")
 EXACT = 2e-4
@@ -81,7 +81,8 @@ def engines_for(model: Model) -> list[str]:
     return [name for name in OURS if not any(map(engine_named(name.partition("@")[0]).supports, network.cores))]
 
 
-RARELY = ("granitehybrid", "nemotron_h", "jamba")  # Mamba-2, which falcon-h1 has, too; Mamba-1, as falcon-mamba
+# What others have, too: Mamba-2, as falcon-h1, Mamba-1, as falcon-mamba, a delta net, as qwen35
+RARELY = ("granitehybrid", "nemotron_h", "jamba", "kimi-linear")
 each_hybrid = pytest.mark.parametrize(
     "hybrid", [pytest.param(each, marks=[pytest.mark.exhaustive] * (each in RARELY)) for each in HYBRIDS]
 )

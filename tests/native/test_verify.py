@@ -106,7 +106,7 @@ def test_drafts_have_the_logits_of_steps_in_every_dtype(kv_dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen35", *(exhaustive(each) for each in ("lfm2", "nemotron_h", "jamba", "falcon-mamba"))]
+    "name", ["qwen35", *(exhaustive(each) for each in ("lfm2", "nemotron_h", "jamba", "falcon-mamba", "kimi-linear"))]
 )
 def test_recurrent_states_forget_wrong_drafts(name: str) -> None:
     """A snapshot between has the tokens that stayed."""

@@ -33,6 +33,7 @@ from edge.backends.onnx.graph.context import Context, heads_of_ropes, table_name
 from edge.backends.onnx.graph.delta_net import delta_net
 from edge.backends.onnx.graph.dense import dense
 from edge.backends.onnx.graph.experts import experts
+from edge.backends.onnx.graph.kimi_delta import kimi_delta
 from edge.backends.onnx.graph.layout import Layout
 from edge.backends.onnx.graph.mamba import mamba
 from edge.backends.onnx.graph.nodes import MS
@@ -40,7 +41,17 @@ from edge.backends.onnx.graph.per_layer_input import make_inputs, per_layer_inpu
 from edge.backends.onnx.graph.proto import Type
 from edge.backends.onnx.graph.selective_scan import selective_scan
 from edge.backends.onnx.graph.short_convolution import short_convolution
-from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, SelectiveScan, ShortConvolution
+from edge.model.cores import (
+    Attention,
+    DeltaNet,
+    Dense,
+    Experts,
+    KimiDelta,
+    Mamba,
+    PerLayerInput,
+    SelectiveScan,
+    ShortConvolution,
+)
 from edge.model.layers import Block, Network
 from edge.model.spec import ModelSpec
 
@@ -49,6 +60,7 @@ CORES: dict[type, Callable[..., str]] = {
     DeltaNet: delta_net,
     Dense: dense,
     Experts: experts,
+    KimiDelta: kimi_delta,
     Mamba: mamba,
     PerLayerInput: per_layer_input,
     SelectiveScan: selective_scan,

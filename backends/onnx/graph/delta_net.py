@@ -29,10 +29,15 @@ def delta_net(graph: Context, core: DeltaNet, layer: int, x: str) -> str:
 
 
 def _for_heads(graph: Context, core: DeltaNet, x: str) -> str:
-    """Normalize queries or keys to length 1, and repeat them: head h uses key head h modulo their number."""
-    apart = reshape(graph, x, 0, 0, core.key_heads, core.size)
-    axis, eps = graph.constant("last_axis", [-1]), graph.number(_EPSILON)
-    lengths = graph.node("Sqrt", graph.node("Add", graph.node("ReduceSumSquare", apart, axis, keepdims=1), eps))
-    joined = reshape(graph, graph.node("Div", apart, lengths), 0, 0, -1)
+    """Normalize queries or keys, and repeat them: head h uses key head h modulo their number."""
+    joined = unit(graph, x, core.key_heads, core.size)
     times = core.heads // core.key_heads
     return joined if times == 1 else graph.node("Concat", *[joined] * times, axis=-1)
+
+
+def unit(graph: Context, x: str, heads: int, size: int) -> str:
+    """Normalize queries or keys to length 1."""
+    apart = reshape(graph, x, 0, 0, heads, size)
+    axis, eps = graph.constant("last_axis", [-1]), graph.number(_EPSILON)
+    lengths = graph.node("Sqrt", graph.node("Add", graph.node("ReduceSumSquare", apart, axis, keepdims=1), eps))
+    return reshape(graph, graph.node("Div", apart, lengths), 0, 0, -1)

@@ -16,7 +16,7 @@ from edge.errors import UnsupportedError
 from edge.formats import nf4
 from edge.formats.blocks import BLOCK, FLOATS
 from edge.formats.gguf import GGUFFile, TensorInfo
-from edge.model.cores import Attention, Core, Experts, PerLayerInput, SelectiveScan
+from edge.model.cores import Attention, Core, Experts, KimiDelta, PerLayerInput, SelectiveScan
 from edge.model.layers import Network
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_network, find_tensors
@@ -192,7 +192,7 @@ def orders(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     Llama models; with partial RoPE, values that are not rotated fill the rest of the halves.
     """
     network = find_network(spec)
-    if not network.ropes:
+    if not network.ropes or network.ropes[0].still:
         return {}
     pairs = max(rope.dim for rope in network.ropes) // 2
     rotated = np.arange(2 * pairs).reshape(2, pairs) if network.halves else np.arange(2 * pairs).reshape(pairs, 2).T
@@ -227,8 +227,10 @@ def products_of(core: Core) -> dict[str, tuple[str, ...]]:
     if isinstance(core, Experts):
         shared = (*core.inputs[2:], *core.outputs[1:])
         return {name: (name,) for name in (*core.routers, *shared)}
-    selects = ("ssm_x", "ssm_dt") if isinstance(core, SelectiveScan) else ()
-    return {name: (name,) for name in (*core.inputs, *selects, core.output)}
+    behind = (
+        ("ssm_x", "ssm_dt") if isinstance(core, SelectiveScan) else core.gates if isinstance(core, KimiDelta) else ()
+    )
+    return {name: (name,) for name in (*core.inputs, *behind, core.output)}
 
 
 def form_for(kinds: Sequence[str], columns: int, *, looked_up: bool = False) -> Form:

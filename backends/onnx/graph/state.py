@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from edge.backends.onnx.graph.context import Context
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.proto import Type
-from edge.model.cores import DeltaNet, Mamba, SelectiveScan, ShortConvolution
+from edge.model.cores import DeltaNet, KimiDelta, Mamba, SelectiveScan, ShortConvolution
 from edge.model.layers import Network
 
 
@@ -22,7 +22,7 @@ def state_shapes(network: Network) -> Iterator[tuple[str, tuple[int, ...]]]:
         for core in (block.core for block in blocks):
             if isinstance(core, ShortConvolution):
                 yield f"inputs.{layer}", (1, core.kernel - 1, core.hidden)
-            elif isinstance(core, DeltaNet):
+            elif isinstance(core, DeltaNet | KimiDelta):
                 yield f"inputs.{layer}", (1, core.kernel - 1, core.mixed)
                 yield f"memory.{layer}", (1, core.heads, core.size, core.value_size)
             elif isinstance(core, Mamba):
@@ -33,14 +33,18 @@ def state_shapes(network: Network) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield f"memory.{layer}", (1, core.width, core.size, 1)
 
 
-def convolve(graph: Context, layer: int, x: str, name: str, channels: int, kernel: int, activation: str) -> str:
-    """A causal convolution of each channel of x, [1, n, channels], with a bias if the model has one."""
+def convolve(
+    graph: Context, layer: int, x: str, name: str, channels: int, kernel: int, activation: str, taps: str = ""
+) -> str:
+    """A causal convolution of each channel of x, [1, n, channels], with a bias if the model has one. taps: [channels,
+    1, kernel], instead of those called `name`."""
     weights = f"blk.{layer}.{name}"
     bias = graph.weight(f"{weights}.bias") if f"{weights}.bias" in graph.layout.vectors else ""
     shape = (1, kernel - 1, channels)
     graph.input(f"past_inputs.{layer}", Type.FLOAT, *shape)
     graph.output(f"inputs.{layer}", Type.FLOAT, *shape)
-    inputs = [x, graph.weight(weights, (channels, 1, kernel), "taps"), bias, f"past_inputs.{layer}"]
+    taps = taps or graph.weight(weights, (channels, 1, kernel), "taps")
+    inputs = [x, taps, bias, f"past_inputs.{layer}"]
     out = f"blk.{layer}.convolved"
     graph.emit(
         "CausalConvWithState", inputs, [out, f"inputs.{layer}"], MS, ndim=1, channels_last=1, activation=activation

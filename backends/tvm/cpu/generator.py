@@ -41,6 +41,7 @@ from edge.backends.tvm.cpu.phases import (
     dense,
     experts,
     features,
+    kimi_delta,
     mamba,
     next_token,
     per_layer_input,
@@ -62,6 +63,7 @@ from edge.model.cores import (
     Dense,
     Experts,
     Features,
+    KimiDelta,
     Mamba,
     NextToken,
     PerLayerInput,
@@ -403,6 +405,7 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
 
 CORES: dict[type, dict[str, Unit]] = {
     Attention: attention.UNITS, Dense: dense.UNITS, Experts: experts.UNITS, DeltaNet: delta_net.UNITS,
+    KimiDelta: kimi_delta.UNITS,
     Mamba: mamba.UNITS, SelectiveScan: selective_scan.UNITS, ShortConvolution: short_convolution.UNITS,
     PerLayerInput: per_layer_input.UNITS, NextToken: next_token.UNITS, Features: features.UNITS,
 }  # fmt: skip
@@ -414,13 +417,15 @@ _OF_SOME: dict[str, Callable[[PassKind], bool]] = {
 }  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "experts_in", "experts_out", "delta_in", "down", "head")  # then the others
 _RECURRENT: dict[type, str] = {
-    DeltaNet: "delta_net", Mamba: "mamba_scan", SelectiveScan: "selective_scan", ShortConvolution: "convolve",
+    DeltaNet: "delta_net", KimiDelta: "kimi_delta", Mamba: "mamba_scan", SelectiveScan: "selective_scan",
+    ShortConvolution: "convolve",
 }  # fmt: skip
 _ALIKE = ("embed", "tap", "attend", "scan_convolve", *_RECURRENT.values())  # units without products
 _OF_ROWS = (
     "qkv",
     "output",
     "delta_out",
+    "kimi_out",
     "mamba_out",
     "scan_out",
 )  # units whose tokens have rows or states of their own in a batch

@@ -18,7 +18,17 @@ from edge.backends.tvm.packing.blocks import PART
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.shape import Shape
 from edge.formats.gguf import GGUFFile
-from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, SelectiveScan, ShortConvolution
+from edge.model.cores import (
+    Attention,
+    DeltaNet,
+    Dense,
+    Experts,
+    KimiDelta,
+    Mamba,
+    PerLayerInput,
+    SelectiveScan,
+    ShortConvolution,
+)
 from edge.model.layers import Block
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network
@@ -249,7 +259,7 @@ def scratch_sizes(
     """Bytes of the buffers besides weights, adapters and KV cache. rank: of adapters, padded."""
     mixtures, attention = shape.cores(Experts), shape.cores(Attention)
     latent, scans = [(core.latent, core) for core in attention if core.latent], shape.cores(SelectiveScan)
-    kinds = DeltaNet | Mamba | SelectiveScan
+    kinds = DeltaNet | KimiDelta | Mamba | SelectiveScan
     convolved = [block.core.convolved for block in shape.blocks if isinstance(block.core, kinds)]
     shared = [round_up(core.shared, PART) for core in mixtures]
     words = {
@@ -265,10 +275,15 @@ def scratch_sizes(
         "mixed": chunk
         * max(
             *(round_up(core.mixed, PART) for core in attention),
-            *map(shape.widths, (DeltaNet, Mamba, SelectiveScan, ShortConvolution)),
+            *map(shape.widths, (DeltaNet, KimiDelta, Mamba, SelectiveScan, ShortConvolution)),
         ),
         "latents": chunk
-        * max([each.rank + core.row.key for each, core in latent] + [core.selected for core in scans], default=0),
+        * max(
+            [each.rank + core.row.key for each, core in latent]
+            + [core.selected for core in scans]
+            + [core.rank for core in shape.cores(KimiDelta)],
+            default=0,
+        ),
         "ranked": chunk
         * max([each.rank for each, _ in latent] + [round_up(core.rank, PART) for core in scans], default=0),
         "queries": chunk * max((core.heads * core.query for _, core in latent), default=0),

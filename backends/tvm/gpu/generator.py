@@ -25,18 +25,30 @@ from edge.backends.tvm.gpu.phases.builder import Kernels, PassBuilder, weights_i
 from edge.backends.tvm.gpu.phases.delta_net import delta_net
 from edge.backends.tvm.gpu.phases.dense import dense
 from edge.backends.tvm.gpu.phases.experts import experts
+from edge.backends.tvm.gpu.phases.kimi_delta import kimi_delta
 from edge.backends.tvm.gpu.phases.mamba import mamba
 from edge.backends.tvm.gpu.phases.per_layer_input import make_inputs, per_layer_input
 from edge.backends.tvm.gpu.phases.selective_scan import selective_scan
 from edge.backends.tvm.gpu.phases.short_convolution import short_convolution
 from edge.backends.tvm.gpu.program import Program, Slice
-from edge.model.cores import Attention, DeltaNet, Dense, Experts, Mamba, PerLayerInput, SelectiveScan, ShortConvolution
+from edge.model.cores import (
+    Attention,
+    DeltaNet,
+    Dense,
+    Experts,
+    KimiDelta,
+    Mamba,
+    PerLayerInput,
+    SelectiveScan,
+    ShortConvolution,
+)
 
 CORES: dict[type, Callable[..., None]] = {
     Attention: attention,
     DeltaNet: delta_net,
     Dense: dense,
     Experts: experts,
+    KimiDelta: kimi_delta,
     Mamba: mamba,
     PerLayerInput: per_layer_input,
     SelectiveScan: selective_scan,

@@ -12,6 +12,7 @@ from edge.model.cores import (
     Dense,
     Experts,
     Features,
+    KimiDelta,
     Mamba,
     NextToken,
     PerLayerInput,
@@ -97,7 +98,7 @@ def state_values(core: Core) -> int:
     is only earlier inputs."""
     if isinstance(core, SelectiveScan):
         return core.size * LANES
-    if not isinstance(core, DeltaNet | Mamba):
+    if not isinstance(core, DeltaNet | KimiDelta | Mamba):
         return 0
     return (core.fixed_values - (core.kernel - 1) * core.mixed) // core.heads
 
@@ -157,6 +158,26 @@ def _delta_floats(core: DeltaNet, sizes: Sizes) -> Counts:
 def _delta_lacks(core: DeltaNet) -> str | None:
     whole = core.size % LANES == core.value_size % LANES == 0
     return None if whole else f"gated delta nets with heads of {core.size} and {core.value_size} values"
+
+
+def kimi_steps(core: KimiDelta) -> int:
+    """Values of a token's row of `steps`: β, padded, and decays."""
+    return round_up(core.heads, LANES) + core.width
+
+
+def _kimi_floats(core: KimiDelta, sizes: Sizes) -> Counts:
+    return {
+        "mixed": sizes.rows * _width(core),
+        "channels": sizes.tokens * (core.mixed + core.width),
+        "steps": sizes.tokens * kimi_steps(core),
+        "selected": sizes.tokens * 2 * core.rank,
+        "work": 4 * core.size,
+    }
+
+
+def _kimi_lacks(core: KimiDelta) -> str | None:
+    whole = core.size % LANES == core.rank % 32 == 0
+    return None if whole else f"{core.kind} with heads of {core.size} values and a rank of {core.rank}"
 
 
 def mamba_row(core: Mamba) -> int:
@@ -267,6 +288,13 @@ KINDS: dict[type, Kind] = {
         {"delta_in": "qkv", "delta_net": "attend", "quantize_mixed": "output", "delta_out": "output"},
         _delta_floats,
         lacks=_delta_lacks,
+    ),
+    KimiDelta: Kind(
+        lambda core: {"kimi_in": core.inputs, "kimi_gates": core.gates, "kimi_out": (core.output,)},
+        {"kimi_in": "qkv", "quantize_selected": "qkv", "kimi_gates": "qkv", "kimi_delta": "attend",
+         "quantize_mixed": "output", "kimi_out": "output"},
+        _kimi_floats,
+        lacks=_kimi_lacks,
     ),
     Mamba: Kind(
         lambda core: {"mamba_in": core.inputs, "mamba_out": (core.output,)},

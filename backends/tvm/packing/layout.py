@@ -185,17 +185,14 @@ def _side_by_side(found: dict[str, Place], start: int, places: dict[str, Place])
 def units_of(network: Network, name: str, tensor: Tensor) -> tuple[int, tuple[int, ...]]:
     """`Place.unit` and `Place.interleaved` of a tensor."""
     stem = tensor.name.removesuffix(".bias")
-    if stem in _PER_HEAD:
-        core = network.attention[int(name.split(".")[1])]
-        assert core is not None
+    core = network.attention[int(name.split(".")[1])] if stem in (_PER_HEAD | _LATENT) else None
+    if core and stem in _PER_HEAD:  # Kimi Delta Attention has some of these names, too
         if core.latent:
             return core.latent.plain + core.rope.dim, _behind(core.latent.plain, core.rope)
         size = core.row.value if stem == "attn_v" else core.row.key
         sections = tuple(2 * pairs for pairs in core.rope.sections) if core.rope.apart else (core.rope.dim,)
         return size, sections if network.halves and stem in _ROTATED else ()
-    if stem in _LATENT:
-        core = network.attention[int(name.split(".")[1])]
-        assert core is not None
+    if core and stem in _LATENT:
         assert core.latent is not None
         first = core.latent.plain if stem == "attn_q_b" else core.row.value
         return first + core.rope.dim, _behind(first, core.rope)

@@ -21,6 +21,7 @@ from edge.model.cores import (
     DeltaNet,
     Experts,
     Features,
+    KimiDelta,
     Mamba,
     OneCore,
     PerLayerInput,
@@ -220,7 +221,10 @@ class Shape:
     @property
     def channels(self) -> int:
         """The most values that a token's input products have in a core with a fixed state; 0 without such cores."""
-        kinds, cores = DeltaNet | Mamba | SelectiveScan | ShortConvolution, (block.core for block in self.blocks)
+        kinds, cores = (
+            DeltaNet | KimiDelta | Mamba | SelectiveScan | ShortConvolution,
+            (block.core for block in self.blocks),
+        )
         return max((core.channels for core in cores if isinstance(core, kinds)), default=0)
 
     def widths(self, kind: type[Core]) -> int:

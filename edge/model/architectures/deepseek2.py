@@ -20,13 +20,17 @@ _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of routers
 
 def network(header: Header, spec: ModelSpec) -> Network:
     attention = latent_attention(header, spec)
-    dense = Dense(header.count("feed_forward_length", "ffn"))
-    experts, leading = (_experts(header), leading_dense(header)) if spec.experts else (dense, spec.layers)
     layers = tuple(
-        (Block("attn_norm", attention), Block("ffn_norm", dense if layer < leading else experts))
-        for layer in range(spec.layers)
+        (Block("attn_norm", attention), Block("ffn_norm", feeding)) for feeding in feed_forward(header, spec)
     )
     return Network(spec.hidden, spec.vocab, layers, norm_eps=spec.norm_eps, tied_head=spec.tied_head)
+
+
+def feed_forward(header: Header, spec: ModelSpec) -> list[Dense | Experts]:
+    """The feed-forward network of each layer."""
+    dense = Dense(header.count("feed_forward_length", "ffn"))
+    experts, leading = (_experts(header), leading_dense(header)) if spec.experts else (dense, spec.layers)
+    return [dense if layer < leading else experts for layer in range(spec.layers)]
 
 
 def latent_attention(header: Header, spec: ModelSpec, *, halves: bool = False) -> Attention:

@@ -23,7 +23,7 @@ from edge.model.cores.parts import (
     Temperature,
     Tensor,
 )
-from edge.model.cores.recurrent import LANES, DeltaNet, Mamba, SelectiveScan, ShortConvolution
+from edge.model.cores.recurrent import LANES, DeltaNet, KimiDelta, Mamba, SelectiveScan, ShortConvolution
 
 __all__ = [
     "BOUNDS",
@@ -39,6 +39,7 @@ __all__ = [
     "Dense",
     "Experts",
     "Features",
+    "KimiDelta",
     "Latent",
     "Mamba",
     "NextToken",
@@ -59,6 +60,7 @@ Core = (
     | Experts
     | Dense
     | DeltaNet
+    | KimiDelta
     | Mamba
     | SelectiveScan
     | ShortConvolution
@@ -72,6 +74,7 @@ OneCore = TypeVar(
     Dense,
     Experts,
     DeltaNet,
+    KimiDelta,
     Mamba,
     SelectiveScan,
     ShortConvolution,

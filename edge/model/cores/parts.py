@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from math import inf
 from typing import Literal
 
 from edge.records import dataclass
@@ -11,7 +12,8 @@ from edge.records import dataclass
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2"]
 Router = Literal["softmax", "sigmoid"]
 Bits = Literal["usual", "more", "all"]
-EXACT = ("ssm_conv1d", "ssm_a", "shortconv.conv")  # matrices that stay in float32, even in models without a `Network`
+# Matrices that stay in float32, even in models without a `Network`
+EXACT = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "ssm_a", "shortconv.conv")
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class Rope:
     interleaved: bool = False
     restarts: bool = False
     apart: bool = False
+
+    @property
+    def still(self) -> bool:
+        """Whether no position rotates anything."""
+        return not self.dim or self.factor == inf
 
     @property
     def components(self) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ class DeltaNet:
     kernel: int  # tokens that the convolution sees
 
     inputs = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
-    output, kind = "ssm_out", "gated delta nets"
+    output, kind, convolutions = "ssm_out", "gated delta nets", ("ssm_conv1d",)
 
     @property
     def width(self) -> int:
@@ -66,6 +66,78 @@ class DeltaNet:
         yield Tensor("ssm_dt.bias", self.heads)
         yield Tensor("ssm_a", self.heads)
         yield Tensor("ssm_norm", self.value_size)
+        yield Tensor(self.output, hidden, self.width, bits="more")
+
+
+@dataclass(frozen=True)
+class KimiDelta:
+    """Kimi Delta Attention (arXiv:2510.26692): a delta net with a decay for each value of a key.
+
+    As `DeltaNet`, with one key head for each head, values of the size of keys, and these gates: f = `ssm_f_b` ·
+    `ssm_f_a` · x and z = `ssm_g_b` · `ssm_g_a` · x, through `rank` values each, β = sigmoid(`ssm_beta` · x), and with
+    each head's a = `ssm_a`, which is negative
+
+        g = exp(a · softplus(f + `ssm_dt.bias`))
+        S ← diag(g) · S;  S += k ⊗ β (v − Sᵀ k);  o = Sᵀ q
+
+    The output is RMSNorm(o) · sigmoid(z), head by head.
+    """
+
+    heads: int
+    size: int  # of a query, key or value
+    kernel: int  # tokens that the convolutions see
+    rank: int
+
+    output, kind = "attn_output", "Kimi Delta Attention"
+
+    @property
+    def key_heads(self) -> int:
+        return self.heads
+
+    @property
+    def value_size(self) -> int:
+        return self.size
+
+    convolutions = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
+    inputs = ("attn_q", "attn_k", "attn_v", "ssm_beta", "ssm_f_a", "ssm_g_a")
+    gates = ("ssm_f_b", "ssm_g_b")  # behind `ssm_f_a` and `ssm_g_a`
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.size
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolutions: queries, keys, values."""
+        return 3 * self.width
+
+    @property
+    def channels(self) -> int:
+        """Values of a token between the products and the recurrence: inputs of the convolutions, z, α, β."""
+        return 5 * self.width + self.heads
+
+    @property
+    def convolved(self) -> int:
+        """Values of a token after the convolutions: their channels, decays, and β of each head."""
+        return self.mixed + self.width + self.heads
+
+    @property
+    def fixed_values(self) -> int:
+        return (self.kernel - 1) * self.mixed + self.heads * self.size * self.size
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        for name in self.inputs[:3]:
+            yield Tensor(name, self.width, hidden)
+        yield Tensor("ssm_beta", self.heads, hidden, bits="all")  # errors of the gates accumulate over a text
+        for name in self.inputs[4:]:
+            yield Tensor(name, self.rank, hidden, bits="more")
+        for name in self.gates:
+            yield Tensor(name, self.width, self.rank, bits="more")
+        for name in self.convolutions:
+            yield Tensor(name, self.width, self.kernel, stored=(self.kernel, 1, self.width, 1))
+        yield Tensor("ssm_dt.bias", self.width)
+        yield Tensor("ssm_a", self.heads, stored=(1, self.heads))
+        yield Tensor("ssm_norm", self.size)
         yield Tensor(self.output, hidden, self.width, bits="more")
 
 

@@ -13,7 +13,7 @@ from edge.backends.tvm.cpu.phases.builder import PassBuilder
 class Convolution:
     """Token t's inputs lie at `first` + t · `stride` of the activations.
 
-    mixed: channels. kernel: tokens that it sees.
+    mixed: channels. kernel: tokens that it sees. taps: names of matrices of equal shares of the channels.
     """
 
     b: PassBuilder
@@ -22,11 +22,14 @@ class Convolution:
     kernel: int
     first: Value
     stride: int
+    taps: tuple[str, ...] = ("ssm_conv1d",)
 
-    def run(self, begin: Value, token: Value, channel: Value, count: int, out: Value) -> None:
-        """SiLU of the convolution of `count` channels. begin: the first token of the token's sequence."""
+    def run(self, begin: Value, token: Value, channel: Value, count: int, out: Value, share: int = 0) -> None:
+        """SiLU of the convolution of `count` channels. begin: the first token of the token's sequence. share: of the
+        channels, to which these belong."""
         b, state = self.b, self.b.state(self.layer, begin)
-        taps = let(b.layer_at(self.layer, "ssm_conv1d"))
+        share %= len(self.taps)
+        taps = let(b.layer_at(self.layer, self.taps[share]) - 4 * self.kernel * share * (self.mixed // len(self.taps)))
         mixed = Register()
         with loop(i64(0), i64(count // 16)) as part:
             at = let(channel + part * 16)

@@ -31,9 +31,10 @@ from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.convolution import Convolution
 from edge.backends.tvm.cpu.phases.project import project
 from edge.backends.tvm.packing.cores import round_up, state_values
-from edge.model.cores import DeltaNet
+from edge.model.cores import DeltaNet, KimiDelta
 
 _EPSILON = 1e-6  # of the lengths of queries and keys
+DeltaCore = DeltaNet | KimiDelta
 _AT_ONCE = 4  # vectors of a head's values that stay in registers while its state is read
 
 
@@ -53,14 +54,14 @@ def products(b: PassBuilder, layer: Value) -> None:
             ("ssm_alpha", heads, steps + heads),
         ):
             stride = 2 * heads if name.startswith("ssm") else core.mixed + core.width
-            _product(b, name, layer, inputs, rows, start, stride)
+            product(b, name, layer, inputs, rows, start, stride)
 
 
 def recur(b: PassBuilder, layer: Value) -> None:
     core = _core(b)
     with b.phase("delta_net", layer), b.dealt_out(i64(core.heads)) as head:
-        _Head(b, core, layer, head).run()
-    _convolution(b, layer).apply("delta_net")
+        Head(b, core, layer, head).run()
+    convolution_of(b, layer).apply("delta_net")
 
 
 def output(b: PassBuilder, layer: Value) -> None:
@@ -70,7 +71,7 @@ def output(b: PassBuilder, layer: Value) -> None:
         "mixed",
         round_up(_core(b).width, 32),
         "delta_out",
-        first=lambda b, layer: _convolution(b, layer).keep_inputs(),
+        first=lambda b, layer: convolution_of(b, layer).keep_inputs(),
     )
 
 
@@ -82,28 +83,31 @@ def _core(b: PassBuilder) -> DeltaNet:
     return b.block.core
 
 
-def _product(b: PassBuilder, name: str, layer: Value, inputs: Inputs, rows: int, start: Value, stride: int) -> None:
+def product(b: PassBuilder, name: str, layer: Value, inputs: Inputs, rows: int, start: Value, stride: int) -> None:
+    """Row `token` of an array, from `start` on, = matrix · inputs."""
     with b.tiles(rows // 16) as tile, b.batches() as tokens:
         for token, each in zip(tokens, b.product(name, layer, tile, inputs, b.rows(tokens)), strict=True):
             store(b.floats, start + token * stride + tile * 16, each.value)
 
 
-def _convolution(b: PassBuilder, layer: Value) -> Convolution:
-    core = _core(b)
+def convolution_of(b: PassBuilder, layer: Value) -> Convolution:
+    core = b.block.core
+    assert isinstance(core, DeltaCore)
     channels = b.inputs_at("channels", layer)
-    return Convolution(b, layer, core.mixed, core.kernel, channels, core.mixed + core.width)
+    return Convolution(b, layer, core.mixed, core.kernel, channels, core.mixed + core.width, core.convolutions)
 
 
-class _Head:
-    """One head of values, for all tokens of the pass."""
+class Head:
+    """One head of values, for all tokens of the pass. faded: keys as the state before a token is read by them."""
 
-    def __init__(self, b: PassBuilder, core: DeltaNet, layer: Value, head: Value) -> None:
+    def __init__(self, b: PassBuilder, core: DeltaCore, layer: Value, head: Value) -> None:
         self.b, self.core, self.layer, self.head = b, core, layer, head
         work = let(b.at("work") + b.thread * b.at("part_stride"))
         self.query, self.key, self.value = work, let(work + core.size), let(work + 2 * core.size)
+        self.faded = self.key
 
     def run(self) -> None:
-        b, core, convolution = self.b, self.core, _convolution(self.b, self.layer)
+        b, core, convolution = self.b, self.core, convolution_of(self.b, self.layer)
         key_head = let(remainder(self.head, core.key_heads))
         values_at = let(2 * core.key_heads * core.size + self.head * core.value_size)
         with b.sequences() as (begin, stop):
@@ -111,11 +115,11 @@ class _Head:
             memory = b.for_drafts(let(memory + self.head * state_values(core)), state_values(core))
             with loop(begin, stop) as token:
                 convolution.run(begin, token, let(key_head * core.size), core.size, self.query)
-                convolution.run(begin, token, let((core.key_heads + key_head) * core.size), core.size, self.key)
-                convolution.run(begin, token, values_at, core.value_size, self.value)
+                convolution.run(begin, token, let((core.key_heads + key_head) * core.size), core.size, self.key, 1)
+                convolution.run(begin, token, values_at, core.value_size, self.value, 2)
                 self._normalise(self.query, core.size**-0.5)
                 self._normalise(self.key, 1.0)
-                decay, beta = self._gates(token)
+                decay, beta = self.gates(token)
                 out = let(b.at("mixed") + token * round_up(core.width, 32) + self.head * core.value_size)
                 for first in range(0, core.value_size // 16, _AT_ONCE):
                     parts = range(first, min(first + _AT_ONCE, core.value_size // 16))
@@ -133,13 +137,24 @@ class _Head:
         with loop(i64(0), i64(parts)) as part:
             store(floats_, at + part * 16, load(floats_, at + part * 16) * spread(factor))
 
-    def _gates(self, token: Value) -> tuple[Value, Value]:
-        """The decay of the state, and β."""
+    def gates(self, token: Value) -> tuple[Value, Value]:
+        """The decay of the state, or where those of its rows begin, and β."""
         b, heads = self.b, round_up(self.core.heads, 16)
         row = let(b.inputs_at("steps", self.layer) + token * (2 * heads) + self.head)
         rate, bias = (b.weights.floats[b.layer_at(self.layer, name) + self.head] for name in ("ssm_a", "ssm_dt.bias"))
         decay = let(exp(rate * softplus(b.floats[row + heads] + bias, 1), 1))
         return decay, let(sigmoid(b.floats[row], 1))
+
+    def decay_of(self, row: Value, decay: Value) -> Value:
+        """Of a row of the state."""
+        return decay
+
+    def read(self, found: Value, decay: Value) -> Value:
+        """What faded keys have read."""
+        return spread(decay) * found
+
+    def activate(self, gate: Value) -> Value:
+        return silu(gate)
 
     def _step(self, memory: Value, parts: Sequence[int], decay: Value, beta: Value, out: Value) -> None:
         """Read the state by the key, update it with the new value, and read it by the query, for some vectors of the
@@ -149,18 +164,19 @@ class _Head:
         for each in (*found, *sums):
             each.value = floats(0)
         with loop(i64(0), i64(core.size)) as row:
-            key = let(spread(b.floats[self.key + row]))
+            key = let(spread(b.floats[self.faded + row]))
             for each, part in zip(found, parts, strict=True):
                 each.value = each.value + key * load(states, memory + row * core.value_size + part * 16)
         changes = [
-            let(spread(beta) * (load(b.floats, self.value + part * 16) - spread(decay) * each.value))
+            let(spread(beta) * (load(b.floats, self.value + part * 16) - self.read(each.value, decay)))
             for each, part in zip(found, parts, strict=True)
         ]
         with loop(i64(0), i64(core.size)) as row:
             key, query = let(spread(b.floats[self.key + row])), let(spread(b.floats[self.query + row]))
+            fade = let(spread(self.decay_of(row, decay)))
             for each, change, part in zip(sums, changes, parts, strict=True):
                 at = let(memory + row * core.value_size + part * 16)
-                new = let(load(states, at) * spread(decay) + key * change)
+                new = let(load(states, at) * fade + key * change)
                 store(states, at, new)
                 each.value = each.value + query * new
         for each, part in zip(sums, parts, strict=True):
@@ -180,4 +196,4 @@ class _Head:
         scale = let(spread(T.float32(1) / T.sqrt(mean + T.float32(b.shape.norm_eps))))
         with loop(i64(0), i64(core.value_size // 16)) as part:
             x = load(b.floats, out + part * 16) * scale * load(b.weights.floats, norm + part * 16)
-            store(b.floats, out + part * 16, x * silu(load(b.floats, gate + part * 16)))
+            store(b.floats, out + part * 16, x * self.activate(load(b.floats, gate + part * 16)))

@@ -45,7 +45,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 )
 from edge.backends.tvm.gpu.weights import LayerLayout, Vector
 from edge.backends.tvm.packing.cores import round_up
-from edge.model.cores import DeltaNet
+from edge.model.cores import DeltaNet, KimiDelta
 
 COLUMNS = 16  # of a head's state in a workgroup
 _MOST_ROWS = 32  # of a thread, if there are threads enough
@@ -56,9 +56,9 @@ _EPSILON = 1e-6  # of the lengths of queries and keys
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A gated delta net and its vectors, in the buffer w1. epsilon: of its norm."""
+    """A gated delta net, or Kimi Delta Attention, and its vectors, in the buffer w1. epsilon: of its norm."""
 
-    core: DeltaNet
+    core: DeltaNet | KimiDelta
     taps: Vector  # [mixed, kernel]
     rates: Vector
     biases: Vector  # of α
@@ -66,10 +66,18 @@ class Recurrence:
     epsilon: float
 
     @classmethod
-    def of(cls, core: DeltaNet, layout: LayerLayout, epsilon: float) -> Recurrence:
-        found = [layout.vector(name) for name in ("ssm_conv1d", "ssm_a", "ssm_dt.bias", "ssm_norm")]
-        taps, rates, biases, norm = (each for each in found if each)
-        return cls(core, taps, rates, biases, norm, epsilon)
+    def of(cls, core: DeltaNet | KimiDelta, layout: LayerLayout, epsilon: float) -> Recurrence:
+        taps = [each for each in map(layout.vector, core.convolutions) if each]
+        rates, biases, norm = (each for each in map(layout.vector, ("ssm_a", "ssm_dt.bias", "ssm_norm")) if each)
+        assert all(
+            each.at == taps[0].at + index * taps[0].size for index, each in enumerate(taps)
+        )  # one behind another
+        return cls(core, taps[0], rates, biases, norm, epsilon)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether each value of a key has a decay."""
+        return isinstance(self.core, KimiDelta)
 
     @property
     def convolution(self) -> Causal:
@@ -100,8 +108,12 @@ def mix(name: str, of: Recurrence, tokens: int) -> Built:
         at = let(scope.row * core.convolved)
         with strided(scope, size) as index:
             store(scope.convolved, at + first + index, mixed[index] * factor)
+        head = let(scope.group - keys)
+        if of.keyed:
+            with when(is_value):
+                _keyed_gates(scope, of, at, head)
+            return
         with when(T.And(is_value, scope.thread == 0)):
-            head = let(scope.group - keys)
             beta = let(scope.row * core.channels + core.mixed + core.width + head)
             rate, bias = (as_float(scope.w1[head + vector.at]) for vector in (of.rates, of.biases))
             decay = T.exp(rate * softplus(scope.channels[beta + core.heads] + bias))
@@ -113,11 +125,26 @@ def mix(name: str, of: Recurrence, tokens: int) -> Built:
     return build(name, _THREADS, reads, {"convolved": "float32"}, ("state",), body, groups, 1)
 
 
+def _keyed_gates(scope: Scope, of: Recurrence, at: Value, head: Value) -> None:
+    """Decays of a head's keys, and β, to a row of `convolved`, which begins at `at`."""
+    core, row = of.core, let(scope.row * of.core.channels)
+    assert isinstance(core, KimiDelta)
+    rate = let(as_float(scope.w1[head + of.rates.at]))
+    with strided(scope, core.size) as index:
+        own = let(head * core.size + index)
+        alpha = hold(scope.channels[row + core.mixed + core.width + own] + as_float(scope.w1[own + of.biases.at]))
+        store(scope.convolved, at + core.mixed + own, T.exp(rate * softplus(alpha)))
+    with when(scope.thread == 0):
+        beta = sigmoid(scope.channels[row + core.mixed + 2 * core.width + head])
+        store(scope.convolved, at + core.mixed + core.width + head, beta)
+
+
 def recur(name: str, of: Recurrence) -> Built:
     """Advance the state over all tokens, and write o to `mixed`, float32 [tokens, padded width]. Scalars: state.
 
     With p = Sᵀ k and o = Sᵀ q of the state S before a token, v' = β (v − g p), S becomes g S + k v'ᵀ, and the output is
-    g o + (q · k) v': one pass over S, and one exchange between threads.
+    g o + (q · k) v': one pass over S, and one exchange between threads. Where each row has a g, p and o are those of
+    diag(g) S.
     """
     core = of.core
     parts, slices, padded = parts_of(core.size), core.value_size // COLUMNS, round_up(core.width, 32)
@@ -137,6 +164,9 @@ def recur(name: str, of: Recurrence) -> Built:
             at = let(token * core.convolved)
             found, out, both = (Register(f32(0.0)) for _ in range(3))
             for row, each in enumerate(state):
+                if of.keyed:
+                    own = let(at + core.mixed + head * core.size + part * rows)
+                    each.value = each.value * scope.convolved[own + row]
                 query = let(scope.convolved[at + query_at + row])
                 key = let(scope.convolved[at + query_at + (core.key_heads * core.size + row)])
                 found.value = found.value + key * each.value
@@ -144,8 +174,8 @@ def recur(name: str, of: Recurrence) -> Built:
                 both.value = both.value + query * key
             sums = totals(scope, memory, [each.value for each in (found, out, both)], own)
             value = scope.convolved[at + 2 * core.key_heads * core.size + head * core.value_size + column]
-            decay = let(scope.convolved[at + core.mixed + head])
-            beta = scope.convolved[at + core.mixed + core.heads + head]
+            decay = f32(1.0) if of.keyed else let(scope.convolved[at + core.mixed + head])
+            beta = scope.convolved[at + core.mixed + (core.width if of.keyed else core.heads) + head]
             change = hold(beta * (value - decay * sums[0]))
             for row, each in enumerate(state):
                 key = let(scope.convolved[at + query_at + (core.key_heads * core.size + row)])
@@ -176,7 +206,8 @@ def finish(name: str, of: Recurrence, tokens: int) -> Built:
         scale = hold(f32(1.0) / T.sqrt(total * f32(1 / core.value_size) + f32(of.epsilon)))
         with strided(scope, core.value_size) as index:
             value = scope.mixed[at + index] * scale * as_float(scope.w1[index + of.norm.at])
-            store(scope.mixed, at + index, value * silu(scope.channels[gate + index]))
+            activate = sigmoid if of.keyed else silu
+            store(scope.mixed, at + index, value * activate(scope.channels[gate + index]))
 
     reads = {"channels": "float32", "w1": "uint32"}
     return build(name, _THREADS, reads, {"mixed": "float32"}, (), body, (core.heads, tokens), 1)
