@@ -50,6 +50,7 @@ from edge.devices.profiles import HOST, find_profile, host_power
 from edge.devices.profiles.profile import DeviceProfile, Power
 from edge.errors import InputError, UnsupportedError
 from edge.model.catalog import packaged_name
+from edge.model.drafters.draft import check_draft
 from edge.model.model import Model, open_model
 from edge.model.whisper import read_whisper
 from edge.options import NO_EYES, Options, takes_options
@@ -220,6 +221,10 @@ def prepare(
         Section.EMBED: embed_section(model, layout),
     }  # fmt: skip
     tables = {section: data for section, data in tables.items() if data}
+    if options.draft_file:
+        check_draft(options.draft_file, model.file, model.spec)
+        if gpu or npu:
+            raise UnsupportedError("a bundle with --draft runs on the CPU: leave --gpu and --npu out")
     eyes, own = _eyes(model, profile, options, isas, accelerated=gpu or npu), composing_bytes(model.tokenizer)
     if eyes:
         tables[Section.EYES], own = eyes.own[Section.EYES], own + eyes.need + PIXELS
@@ -241,8 +246,6 @@ def prepare(
     if options.draft_file:
         from edge.apps.sections.assistant_file import plan_assistant  # here: few bundles have one
 
-        if gpu or npu:
-            raise UnsupportedError("a bundle with --draft runs on the CPU: leave --gpu and --npu out")
         draft = plan_assistant(model, layout, options.draft_file, profile, plan.config.kv_dtype, isas)
     pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
     graphs = plan_graphs(model, profile, plan.config) if npu else None

@@ -19,6 +19,7 @@ from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.kv import make_policy
+from edge.model.drafters.draft import check_draft
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
@@ -76,6 +77,8 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
         if profile.system == "web":
             raise
         return None
+    if options.draft_file:
+        check_draft(options.draft_file, file, spec)
     losses = find_losses(file, ENGINE, options)
     plan = plan_bundle(profile, spec, options, _TABLES * spec.vocab + _TABLES_BYTES, losses=losses)
     chosen = f"{CPU.NAME} is assumed, in an app that edge export makes" if profile.system != "web" else ""

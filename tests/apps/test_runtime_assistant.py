@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bundles import Pair, bundle_sources, recorded_session
-from conftest import exhaustive
+from conftest import GOLDEN, exhaustive
 from ctypes_bundle import BundleSession, open_bundle
 from runtime_library import C_FILES, build
 from test_assistant import TORCH, pair  # noqa: F401
@@ -117,5 +117,10 @@ def test_exports_name_the_drafter(pair: tuple[Path, Path], tmp_path: Path) -> No
     refused = run_edge("export", str(pair[0]), "-o", str(tmp_path / "b"), "--draft", str(pair[0]))
     assert refused.returncode == 2
     assert "exported models draft by copied text and by assistants of Gemma 4 alone" in refused.stderr
+    other = str(GOLDEN / "llama-gqa-tied.gguf")
+    for command in (["export", other, "-o", str(tmp_path / "b")], ["plan", other, "--device", "pixel-9"]):
+        refused = run_edge(*command, "--draft", str(pair[1]))
+        assert refused.returncode == 2
+        assert "an assistant of another Gemma 4 than llama-gqa-tied" in refused.stderr
     refused = run_edge("export", str(pair[0]), "-o", str(tmp_path / "b"), "--draft", str(pair[1]), "--gpu")
     assert "a bundle with --draft runs on the CPU" in refused.stderr

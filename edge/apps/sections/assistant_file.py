@@ -27,7 +27,7 @@ from edge.errors import UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
 from edge.model.drafters.assistant import layers_of, plain_file, token_order
-from edge.model.drafters.draft import DraftFile, check_draft
+from edge.model.drafters.draft import DraftFile
 from edge.model.model import Model
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_network, find_tensors
@@ -53,8 +53,7 @@ def plan_assistant(
     model: Model, layout: PackedLayout, draft: DraftFile, profile: DeviceProfile, kv_dtype: str,
     isas: Sequence[str] | None,
 ) -> EncoderFile:  # fmt: skip
-    """Plan an assistant's file; nothing is compiled. layout: the model's. Raises UnsupportedError, InputError."""
-    check_draft(draft, model.file, model.spec)
+    """Plan an assistant's file; nothing is compiled. layout: the model's. Raises UnsupportedError."""
     source = _Layers(*layers_of(draft.file, draft.spec, find_network(model.spec)))
     check_cores("C runtime of apps", source.spec, app_cores)
     own = make_layout(source.file, source.spec, halve=profile.system != "web")
