@@ -20,6 +20,7 @@ KINDS = {  # the model's folder, and PEFT's method
     "prompt": ("llama", "PROMPT_TUNING"),
     "p-tuning": ("llama", "P_TUNING"),
     "prefix": ("llama", "PREFIX_TUNING"),
+    "cartridge": ("llama", "CARTRIDGE"),
     "prefix-halves": ("qwen3", "PREFIX_TUNING"),  # RoPE pairs halves of a head in the file, too
     "prefix-positions": ("gpt2", "PREFIX_TUNING"),  # learned positions, and heads with keys of their own
     "prompt-scaled": ("granite", "PROMPT_TUNING"),  # transformers scales given rows like embeddings
@@ -29,7 +30,14 @@ KINDS = {  # the model's folder, and PEFT's method
 
 def main() -> None:
     import torch
-    from peft import PeftModel, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+    from peft import (
+        CartridgeConfig,
+        PeftModel,
+        PrefixTuningConfig,
+        PromptEncoderConfig,
+        PromptTuningConfig,
+        get_peft_model,
+    )
     from transformers import AutoModelForCausalLM
 
     def base(folder: str) -> Any:
@@ -37,6 +45,7 @@ def main() -> None:
 
     configs = {
         "PROMPT_TUNING": PromptTuningConfig, "P_TUNING": PromptEncoderConfig, "PREFIX_TUNING": PrefixTuningConfig,
+        "CARTRIDGE": CartridgeConfig,
     }  # fmt: skip
     torch.set_grad_enabled(False)
     shutil.rmtree(OUT, ignore_errors=True)
@@ -46,7 +55,7 @@ def main() -> None:
         model = get_peft_model(base(folder), configs[method](task_type="CAUSAL_LM", num_virtual_tokens=VIRTUAL))
         for name, values in model.named_parameters():
             if "prompt_encoder" in name and "embedding" in name:
-                values.copy_(torch.randn(values.shape) * (1.0 if "PREFIX" in method else 0.3))
+                values.copy_(torch.randn(values.shape) * (1.0 if method in ("PREFIX_TUNING", "CARTRIDGE") else 0.3))
         model.peft_config["default"].base_model_name_or_path = folder
         model.save_pretrained(OUT / kind)
         (OUT / kind / "README.md").unlink(missing_ok=True)

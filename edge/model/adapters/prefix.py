@@ -2,7 +2,7 @@
 
 Prompt tuning (arXiv:2104.08691) and P-tuning (arXiv:2103.10385) have rows in place of embeddings, [tokens, hidden];
 prefix tuning (arXiv:2101.00190) has keys and values, [tokens, 2 · layers · KV heads · head size], as a cache holds them
-after RoPE. As in PEFT, they stand before BOS at positions 0 … n − 1, keys are not rotated again, and a text begins at
+after RoPE, as has a cartridge (arXiv:2506.06266), which was trained on a document. As in PEFT, they stand before BOS at positions 0 … n − 1, keys are not rotated again, and a text begins at
 position n.
 """
 
@@ -27,7 +27,7 @@ from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray, IntArray
 
 _CONFIG, _WEIGHTS, _TENSOR = "adapter_config.json", "adapter_model.safetensors", "prompt_embeddings"
-_OF_ROWS, _OF_KEYS = ("PROMPT_TUNING", "P_TUNING"), "PREFIX_TUNING"
+_OF_ROWS, _OF_KEYS = ("PROMPT_TUNING", "P_TUNING"), ("PREFIX_TUNING", "CARTRIDGE")
 _DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 INTERLEAVED = ("llama", "granite", "mistral3", "smollm3", "minicpm", "arcee")
 """Architectures whose GGUF files have RoPE's pairs as neighbours in a key, and transformers as halves."""
@@ -132,8 +132,8 @@ def read_prefix(path: Path) -> PrefixFile:
     method, base = said.get("peft_type"), said.get("base_model_name_or_path")
     if method == "LORA":
         raise InputError(f"--prefix {path} is a LoRA adapter: edge convert makes a file for --lora of it")
-    if method not in (*_OF_ROWS, _OF_KEYS) or said.get("num_transformer_submodules") not in (None, 1):
-        raise UnsupportedError(f"{config}: peft_type is {brief(method)}: edge runs {', '.join(_OF_ROWS)}, {_OF_KEYS}")
+    if method not in (*_OF_ROWS, *_OF_KEYS) or said.get("num_transformer_submodules") not in (None, 1):
+        raise UnsupportedError(f"{config}: peft_type is {brief(method)}: edge runs {', '.join((*_OF_ROWS, *_OF_KEYS))}")
     tensors = read_header(weights)
     tensor = tensors.get(_TENSOR)
     if tensor is None or len(tensors) != 1:
@@ -143,7 +143,7 @@ def read_prefix(path: Path) -> PrefixFile:
     if said.get("num_virtual_tokens") not in (None, tensor.shape[0]):
         wanted = brief(said["num_virtual_tokens"])
         raise ModelFormatError(f"{weights}: {tensor.shape[0]} rows, and {_CONFIG} says {wanted}: the file is damaged")
-    return PrefixFile(tensor, method == _OF_KEYS, Path(base).name if isinstance(base, str) else "")
+    return PrefixFile(tensor, method in _OF_KEYS, Path(base).name if isinstance(base, str) else "")
 
 
 def _row_of(spec: ModelSpec) -> RowShape:
