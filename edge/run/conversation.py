@@ -66,6 +66,25 @@ class Turn:
         ]
 
 
+@dataclass(frozen=True)
+class Summary:
+    """What stands for the first turns of a conversation. before, after: their tokens, and its own."""
+
+    turns: int
+    text: str
+    before: int
+    after: int
+    joules: float
+
+
+_KEPT_TURNS, _SUMMARY_TOKENS = 2, 160
+_BEFORE = "What was said before, in short:"
+_SUMMARIZE = (
+    "Summarize our conversation up to here in at most 100 words. Keep names, numbers, decisions and open questions, "
+    "and write only the summary."
+)
+
+
 class Conversation:
     """Turns with a session, which nothing else may use while the conversation lasts.
 
@@ -88,6 +107,7 @@ class Conversation:
         self.evicted = 0  # rows that the last turn made the policy evict
         self._system = system
         self._turns: list[Turn] = []
+        self.summary: Summary | None = None  # that stands for the first turns
         self._held = True  # whether the cache holds all turns, except evicted rows
         self._lora = session.lora  # the adapters that computed its rows
         self._think = Think()  # the last turn's choice
@@ -188,7 +208,7 @@ class Conversation:
             self._held, self._lora, self.evicted = True, session.lora, report.kv.evicted - before.evicted
 
         follows = not fresh and not self.replays
-        yield from self._told(session.stream(prompt, system=self._system, follow_up=follows, **options), keep)
+        yield from self._told(session.stream(prompt, system=self._instructions, follow_up=follows, **options), keep)
 
     def _grounded(self, question: str, options: dict[str, Any]) -> Grounded | None:
         """The question behind passages, where the options have documents; they then have what was found."""
@@ -201,7 +221,7 @@ class Conversation:
             raise InputError("a conversation's documents must be edge.Documents")
         held = self.session.engine.kv.length if self._turns else 0
         limit = options.get("max_tokens", DEFAULT_MAX_TOKENS)
-        options["documents"] = found = ground(documents, self.session.reader, question, self._system, limit, held)
+        options["documents"] = found = ground(documents, self.session.reader, question, self._instructions, limit, held)
         return found
 
     def give(self, results: Sequence[str], **options: Any) -> Pieces:
@@ -223,7 +243,13 @@ class Conversation:
             self._turns[number:] = [replace(turn, answer=answer, calls=report.tool_calls)]
             self._held, self.evicted = False, report.kv.evicted
 
-        messages = self._said([*self._turns[:number], turn])
+        system = self._instructions
+        messages = [
+            *([] if system is None else [{"role": "system", "content": system}]),
+            *(message for each in [*self._turns[self._first : number], turn] for message in each.messages()),
+        ]
+        if messages[-1] == {"role": "assistant", "content": ""}:
+            messages.pop()  # a question that waits for its answer
         yield from self._told(self.session.stream(messages=messages, tools=self.tools, **options), keep)
 
     def _told(self, pieces: Pieces, keep: Callable[[str, RunReport], None]) -> Pieces:
@@ -251,6 +277,8 @@ class Conversation:
         if not self._turns:
             raise InputError("there is no turn to take back")
         turn = self._turns.pop()
+        if len(self._turns) <= self._first:
+            self.summary, self._held = None, False
         self._held = self._held and turn.before is not None and self.session.rewind(turn.before)
         return turn.user
 
@@ -262,13 +290,13 @@ class Conversation:
     def reset(self) -> None:
         """Forget all turns; the system prompt stays."""
         self.session.reset()
-        self._turns, self._held = [], True
+        self._turns, self.summary, self._held = [], None, True
 
     def moved(self, session: Session) -> Conversation:
         """The same conversation with another session, whose next turn runs its text."""
         other = Conversation(session, system=self._system, tools=self.tools)
         other._turns = [replace(turn, before=None, opened=None) for turn in self._turns]
-        other._held = not other._turns
+        other.summary, other._held = self.summary, not other._turns
         return other
 
     def save(self, path: str | Path) -> None:
@@ -310,8 +338,49 @@ class Conversation:
 
     def _encoded(self) -> IntArray:
         """Token ids of the conversation so far."""
-        turns = [(turn.user, turn.answer) for turn in self._turns]
-        return self.session.model.past(turns, system=self._system, think=self._think)
+        turns = [(turn.user, turn.answer) for turn in self._turns[self._first :]]
+        return self.session.model.past(turns, system=self._instructions, think=self._think)
+
+    @property
+    def _first(self) -> int:
+        """The number of turns that a summary stands for."""
+        return self.summary.turns if self.summary else 0
+
+    @property
+    def _instructions(self) -> str | None:
+        """The system prompt as the model has it, with the summary."""
+        parts = [self._system, f"{_BEFORE} {self.summary.text}" if self.summary else None]
+        return "\n\n".join(filter(None, parts)) or self._system
+
+    def summarize(self, *, at: float = 0.5) -> Summary | None:
+        """Have the model summarize all turns but the last two, while nobody waits, if the KV rows are filled to this
+        part: the next turn runs behind the summary, and no row needs to be evicted. `messages` has all turns as before.
+
+        Returns the summary, or None: there was no need, or `session.interrupt` ended it, which changes nothing. Raises
+        InputError for a part that is none.
+        """
+        if not isinstance(at, int | float) or not 0 <= at <= 1:
+            raise InputError(f"the part of the rows must be from 0 to 1, not {at!r:.40}")
+        session, count = self.session, len(self._turns) - _KEPT_TURNS
+        kv, turns = session.engine.kv, self._turns[self._first : max(0, count)]
+        filled = kv.length >= at * kv.capacity and self._held and not self._whole
+        if not turns or not filled or session.mark().evicted:
+            return None
+        with session.fork(1) as fork:  # afterwards the conversation is what it was
+            stream = fork[0].stream(_SUMMARIZE, max_tokens=_SUMMARY_TOKENS, think=self._off())
+            text = "".join(stream).strip()
+        report = stream.report
+        if report is None or report.stop_reason not in ("eos", "length") or not text:
+            return None
+        before = session.model.past([(turn.user, turn.answer) for turn in turns]).size
+        self.summary = Summary(count, text, before, report.tokens.generated, report.energy.joules)
+        self._held = False
+        return self.summary
+
+    def _off(self) -> Think:
+        """No thoughts, where the template can do without."""
+        template = self.session.model.template
+        return Think() if template is None else template.nearest(Think.parse(False))
 
     def _opened(self, report: RunReport, before: Mark) -> Mark | None:
         """The end of the last answer's opening, as far as the template also writes it for an earlier turn; None if no

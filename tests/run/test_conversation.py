@@ -246,3 +246,31 @@ def test_model_without_template_cannot_converse() -> None:
 
     with pytest.raises(UnsupportedError, match="no chat template: use --raw"):
         Conversation(cast(Session, Loaded))
+
+
+def test_summary_stands_for_old_turns_and_no_text_is_lost(open_session: Open) -> None:
+    talk, other = Conversation(open_session(), system="Be brief."), Conversation(open_session(), system="Be brief.")
+    for text in ("one", "two", "three", "four"):
+        assert ask(talk, text) == ask(other, text)
+    said = talk.messages
+    assert talk.summarize(at=1.0) is None  # there is room
+    with pytest.raises(InputError, match="from 0 to 1"):
+        talk.summarize(at=2)
+    summary = talk.summarize(at=0.0)
+    assert summary is not None
+    assert (summary.turns, talk.messages) == (2, said)
+    assert talk.replays
+    told = f"Be brief.\n\nWhat was said before, in short: {summary.text}"
+    behind = Conversation(open_session(), system=told)
+    behind._turns, behind._held = talk._turns[2:], False
+    assert ask(talk, "five") == ask(behind, "five")
+    report = talk.session.report
+    assert report is not None
+    assert report.tokens == behind.session.report.tokens
+    assert [talk.undo() for _ in range(2)] == ["five", "four"]
+    assert talk.summary is not None
+    assert talk.undo() == "three"  # the last that the summary does not stand for
+    assert talk.summary is None
+    assert [other.undo() for _ in range(2)] == ["four", "three"]
+    other._held = False  # random answers are not the bytes that their texts give
+    assert ask(talk, "anew") == ask(other, "anew")

@@ -46,6 +46,14 @@ def chat(
         Optional[list[str]],  # noqa: UP045
         o.flag("--documents", metavar="NAME", help="Put passages of this index before each question (edge index)."),
     ] = None,
+    summarize: Annotated[
+        bool,
+        o.flag(
+            "--summarize",
+            help="While you type, summarize old turns once half of the KV rows are used; "
+            "the next turn has the summary in their place.",
+        ),
+    ] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -54,6 +62,7 @@ def chat(
 
     --time and --energy limit each answer. With --json, every answer is one RunReport on a line of its own.
     """
+    from edge.cli.chat.idle import Idle
     from edge.cli.chat.lines import is_terminal, turns
     from edge.cli.chat.slash import Chat, Settings, is_command, obey, read_file, read_tools, warn_unpinned
     from edge.cli.terminal.fetching import fetch_missing
@@ -134,7 +143,8 @@ def chat(
         if typed and not quiet:
             note(f"{opened.spec.label}, {session.plan.config.capacity:,} KV rows. /help lists commands, Ctrl-D leaves")
             warn_unpinned(chat.talk)
-        for line in lines:
+        idle = Idle(lambda: chat.talk, quiet=quiet or json) if summarize else None
+        for line in lines if idle is None else idle.between(lines, typed=typed):
             text = line.text
             try:
                 if not line.verbatim and is_command(text):

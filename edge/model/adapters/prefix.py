@@ -2,8 +2,8 @@
 
 Prompt tuning (arXiv:2104.08691) and P-tuning (arXiv:2103.10385) have rows in place of embeddings, [tokens, hidden];
 prefix tuning (arXiv:2101.00190) has keys and values, [tokens, 2 · layers · KV heads · head size], as a cache holds them
-after RoPE, as has a cartridge (arXiv:2506.06266), which was trained on a document. As in PEFT, they stand before BOS at positions 0 … n − 1, keys are not rotated again, and a text begins at
-position n.
+after RoPE, as has a cartridge (arXiv:2506.06266), which was trained on a document. As in PEFT, they stand before BOS at
+positions 0 … n − 1, keys are not rotated again, and a text begins at position n.
 """
 
 from __future__ import annotations
