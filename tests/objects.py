@@ -8,9 +8,9 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 
-_NAME = re.compile(r"\w+")
 OBJECTS = "EDGE_TEST_OBJECTS"  # environment variable: their folder, which children inherit
 
 
@@ -39,22 +39,16 @@ def object_of(
 ) -> Path:
     """A file of the cache, which make(flags, path) writes if it is not there. Without definitions (-D) of names that
     neither the file nor a header mentions, so that more share it; those of the system's headers (_GNU_SOURCE) stay."""
-    included = [Path(each[2:]) for each in flags if each.startswith("-I")]
-    folders = dict.fromkeys([*included, source.parent])
-    text = source.read_text(encoding="utf-8")
-    for name in re.findall(r'^#include "([\w.]+\.c)"', text, re.MULTILINE):
-        text += next(folder / name for folder in included if (folder / name).exists()).read_text(encoding="utf-8")
-    names = _NAME.findall(text)
+    folders = (source.parent, *dict.fromkeys(Path(each[2:]) for each in flags if each.startswith("-I")))
+    files = sorted((_read(*each) for each in _included(source, folders)), key=itemgetter(0))
     used = [
         each for each in flags
-        if not each.startswith("-D")
-        or each.startswith("-D_")
-        or (name := each[2:].partition("=")[0]) in names
-        or any(name in _headers(folder)[1] for folder in folders)
+        if not each.startswith("-D") or each.startswith("-D_")
+        or any(each[2:].partition("=")[0] in names for _, names, _ in files)
     ]  # fmt: skip
-    headers = "".join(_headers(folder)[0] for folder in folders)
     plain = [each for each in used if not each.startswith("-I")]
-    digest = hashlib.sha256(repr((list(compiler), plain, source.name, text, headers)).encode()).hexdigest()[:32]
+    key = repr((list(compiler), plain, source.name, [digest for digest, *_ in files]))
+    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
     kept = Path(os.environ[OBJECTS]) / f"{digest}.o"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -64,12 +58,22 @@ def object_of(
     return kept
 
 
-def _headers(folder: Path) -> tuple[str, frozenset[str]]:
-    """Their text, as its digest, and the names in it."""
-    return _read(folder, max((each.stat().st_mtime_ns for each in folder.glob("*.h")), default=0))
+def _included(path: Path, folders: Sequence[Path]) -> set[tuple[Path, int]]:
+    """A file and all that it includes of these folders, with the times of their last changes."""
+    found, left = set[tuple[Path, int]](), [path]
+    while left:
+        file = left.pop()
+        if (known := (file, file.stat().st_mtime_ns)) not in found:
+            found.add(known)
+            for name in _read(*known)[2]:
+                left += [each / name for each in (file.parent, *folders) if (each / name).exists()][:1]
+    return found
 
 
-@lru_cache
-def _read(folder: Path, _changed: int) -> tuple[str, frozenset[str]]:
-    text = "".join(f"{each.name}\n{each.read_text(encoding='utf-8')}" for each in sorted(folder.glob("*.h")))
-    return hashlib.sha256(text.encode()).hexdigest(), frozenset(_NAME.findall(text))
+@lru_cache(None)
+def _read(path: Path, _changed: int) -> tuple[str, frozenset[str], tuple[str, ...]]:
+    """A file's name and digest, the names in it, and the files that it includes."""
+    text = path.read_text(encoding="utf-8")
+    digest = f"{path.name} {hashlib.sha256(text.encode()).hexdigest()}"
+    included = re.findall(r'^ *# *include "([^"]+)"', text, re.MULTILINE)
+    return digest, frozenset(re.findall(r"\w+", text)), tuple(included)
