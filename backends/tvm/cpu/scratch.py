@@ -57,9 +57,11 @@ class Scratch:
 
 
 def work_offsets(core: Attention, target: Target) -> dict[str, int]:
-    """Offsets in a thread's memory for attention: outputs, maxima and sums of its query rows, and a block of scores."""
+    """Offsets in a thread's memory for attention: outputs, maxima and sums of its query rows, and a block of scores,
+    or a step's scores and its queries in integers."""
     lines, block = max(core.heads, target.score_rows), max(target.step_block, target.chunk_block)
-    return _offsets(_work(core, lines) | {"scores": target.score_rows * block * 16})
+    step = target.step_block * 16 + (core.row.padded(LANES).key // 2 if target.byte_rows else 0)
+    return _offsets(_work(core, lines) | {"scores": target.score_rows * max(block * 16, step)})
 
 
 def pair_offsets(core: Attention, target: Target) -> dict[str, int]:

@@ -227,11 +227,12 @@ def limit(scores: Value, query: Query, first_row: Value, tile: Value, limits: Sc
 
 def soften(
     cache: Cache, rows: Sequence[Query], first_row: Value, tiles: Tiles, start: Value, count: Value, work: Work,
-    power_of: Callable[[Value], Value] = exp, pack: Callable[[Value], Value] = lambda powers: powers,
+    power_of: Callable[[Value], Value] = exp, pack: Callable[[Value, Value], Value] = lambda powers, _: powers,
 ) -> None:  # fmt: skip
     """Replace the block's scores by their powers, and correct the sum and output so far for the new maximum.
 
-    power_of: e to the power of 16 numbers that are not positive. pack: how 16 powers are stored, as 16 lanes or fewer.
+    power_of: e to the power of 16 numbers that are not positive. pack: how the 16 powers of a tile of
+    the block, by its number, are stored, as 16 lanes or fewer.
     """
     for index in range(len(rows)):
         scores = let(work.scores + index * (work.block * 16))
@@ -246,7 +247,7 @@ def soften(
             power = power_of(load(work.memory, scores + tile * 16) - spread(maximum))
             powers.value = powers.value + power
             scales = cache.scales(cache.scales_of_values, first_row, tiles.at(start + tile))
-            packed = pack(power * scales[0] if scales else power)
+            packed = pack(power * scales[0] if scales else power, tile)
             lanes = lanes_of(packed)
             store(work.memory, scores + tile * lanes, packed, lanes)
             if len(scales) > 1:  # every dimension of a row has its least value

@@ -96,7 +96,9 @@ def attend_expanded(
                 score_pairs(
                     isa, target, own, queries, rows, first_row, start, count, at, queries_of(group), memory.keys, limits
                 )  # fmt: skip
-                soften(own, rows, first_row, tiles, start, count, at, exp_short, isa.neighbours)
+                soften(
+                    own, rows, first_row, tiles, start, count, at, exp_short, lambda powers, _: isa.neighbours(powers)
+                )
                 most = let(T.min(count * 16, rows[-1].visible - start * 16))
                 mix_pairs(isa, target, own, height, most, at, memory.values)
 

@@ -161,9 +161,20 @@ class Avx512Vnni(_Float16Instructions):
 
     def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
         for register, word in zip(weights, x, strict=True):
-            arguments = (T.reinterpret("int8x64", _unsigned(register, largest)), T.reinterpret("int8x64", spread(word)))
-            sums = let(pure("int32x16", "llvm.x86.avx512.vpdpbusd.512", sums, *arguments))
+            sums = self.products(sums, _unsigned(register, largest), spread(word))
         return sums
+
+    def products(self, sums: Value, unsigned: Value, signed: Value) -> Value:
+        """sums + the products of the four bytes of each lane."""
+        bytes_of = (T.reinterpret("int8x64", each) for each in (unsigned, signed))
+        return let(pure("int32x16", "llvm.x86.avx512.vpdpbusd.512", sums, *bytes_of))
+
+    def quadruples(self, lines: Value) -> Value:
+        """4 lines of 16 bytes, transposed: a lane has the bytes of one place."""
+        places = [4 * line + place for place in range(4) for line in range(4)]
+        words, order = T.Shuffle([let(T.reinterpret("int32x16", lines))], places), _repeated(places, 16)
+        bytes_of = (T.reinterpret("int8x64", let(each)) for each in (words, order))
+        return let(T.reinterpret("int32x16", pure("int8x64", "llvm.x86.avx512.pshuf.b.512", *bytes_of)))
 
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         arguments = (T.reinterpret("int8x64", _repeated(table, 16)), T.reinterpret("int8x64", indices))

@@ -96,7 +96,9 @@ def attend_pairs(
             score_pairs(
                 isa, target, cache, queries, rows, first_row, start, count, own, queries_of(group), paired.keys, limits
             )
-            soften(cache, rows, first_row, tiles, start, count, own, exp_short, isa.neighbours)
+            soften(
+                cache, rows, first_row, tiles, start, count, own, exp_short, lambda powers, _: isa.neighbours(powers)
+            )
             most = let(T.min(count * 16, rows[-1].visible - start * 16))
             mix_pairs(isa, target, cache, height, most, own, paired.values)
 

@@ -17,6 +17,7 @@ from edge.backends.tvm.cpu.kernels.attention import (
     finish,
     merge,
 )
+from edge.backends.tvm.cpu.kernels.byte_rows import attend_byte_rows
 from edge.backends.tvm.cpu.kernels.byte_scores import Held, attend_bytes
 from edge.backends.tvm.cpu.kernels.observe import observe
 from edge.backends.tvm.cpu.kernels.pairs import Paired, attend_pairs
@@ -31,6 +32,7 @@ def attend_step(b: PassBuilder, layer: Value) -> None:
     """Attend to the thread's parts of the rows that each token sees, for all heads."""
     core, head, source = b.attention, b.cache.key, b.rows_of(layer)
     rows, limits, parts = b.target.score_rows, _limits(b, layer), b.sums()
+    in_bytes = b.target.byte_rows > 0 and b.cache.dtype == "int8" and not (b.cache.shared or b.design.exact)
     with b.each_token() as token, loop(i64(0), i64(core.kv_heads)) as kv_head:
         visible = let(b.row(source, kv_head, token) + 1)
         tiles = let(quotient(visible + 15, 16))
@@ -47,7 +49,11 @@ def attend_step(b: PassBuilder, layer: Value) -> None:
                 ]
                 work = _work(b, let(token * b.parts + part), let(kv_head * core.group + start))
                 first_row = b.first_row(source, kv_head, token)
-                attend(b.target, b.cache, b.floats, queries, first_row, mine, work, limits, fetch=True)
+                if in_bytes:
+                    codes = let(work.scores + rows * (work.block * 16))
+                    attend_byte_rows(b.target, b.cache, b.floats, queries, first_row, mine, work, codes, limits)
+                else:
+                    attend(b.target, b.cache, b.floats, queries, first_row, mine, work, limits, fetch=True)
 
 
 def merge_parts(b: PassBuilder, layer: Value, token: Value, row: Value) -> None:
