@@ -22,9 +22,9 @@ NAMES = (
 )  # fmt: skip
 PACKED = ("awq", "gptq")
 ONE_WAY = (  # these are not written
-    "deepseek_v3", "falcon_mamba", "gemma4_moe", "gemma4_text", "gpt_oss", "granite_experts", "granite_mamba", "jamba",
-    "lfm2", "lfm2_moe",
-    "minicpm3", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe",
+    "deepseek_v3", "falcon_mamba", "gemma4_moe", "gemma4_text", "glm4_moe_lite", "gpt_oss", "granite_experts",
+    "granite_mamba", "jamba", "lfm2", "lfm2_moe", "minicpm3", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_moe",
 )  # fmt: skip
 DTYPES = {
     "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I64": np.int64, "I32": np.int32, "U32": np.uint32,

@@ -264,6 +264,9 @@ def test_names_as_older_checkpoints_have_them(tmp_path: Path) -> None:
             renamed("language_model.model.", "model.language_model."), renamed("vision_tower.", "model.vision_tower."),
         ],
         "qwen3": [lambda tensors: tensors.update({"model.rotary_emb.inv_freq": ("F32", np.ones(8, np.float32))})],
+        "glm4_moe_lite": [  # a layer for multi-token prediction, behind two others
+            lambda tensors: tensors.update({"model.layers.2.enorm.weight": tensors["model.norm.weight"]})
+        ],
         "qwen2": [lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"]})],  # tied
     }  # fmt: skip
     for name, edits in changes.items():

@@ -29,7 +29,7 @@ from fallback import configurations as mixtures_and_hybrids
 from families import LLAMA3, LONGROPE, MINISTRAL, WINDOW, YARN, small
 from families import configurations as families
 from latent import configuration as latent
-from latent import minicpm3
+from latent import glm, minicpm3
 from make import LOGIT_STEP, fill, train_sentencepiece
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -134,6 +134,7 @@ def configurations() -> dict[str, tuple[Any, torch.dtype]]:
         "gemma4_moe": (mixtures_and_hybrids()["gemma4moe"], torch.bfloat16),
         "deepseek_v3": (latent({}), torch.bfloat16),
         "minicpm3": (minicpm3(), torch.bfloat16),
+        "glm4_moe_lite": (glm(), torch.bfloat16),
     }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Glm4MoeLiteConfig,
     KimiLinearConfig,
     KimiLinearForCausalLM,
     MiniCPM3Config,
@@ -107,6 +108,11 @@ def minicpm3() -> PreTrainedConfig:
         "original_max_position_embeddings": 512,
     }
     return small(MiniCPM3Config, q_lora_rank=QUERY_RANK, max_position_embeddings=512, rope=rope, **SIZES)
+
+
+def glm() -> PreTrainedConfig:
+    options = EXPERTS | {"norm_topk_prob": True, "routed_scaling_factor": 1.8, "q_lora_rank": QUERY_RANK}
+    return small(Glm4MoeLiteConfig, tie_word_embeddings=False, **SIZES, **options)
 
 
 def kimi() -> PreTrainedConfig:

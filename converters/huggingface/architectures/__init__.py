@@ -60,6 +60,7 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "arcee": llama.ARCEE,
     "cohere2": cohere.COHERE2,
     "deepseek_v3": deepseek.DEEPSEEK_V3,
+    "glm4_moe_lite": deepseek.GLM4_MOE_LITE,
     "exaone4": exaone.EXAONE4,
     "glm": glm.GLM,
     "glm4": glm.GLM4,

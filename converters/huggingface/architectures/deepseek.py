@@ -1,4 +1,4 @@
-"""Multi-head latent attention: Youtu-LLM, which is dense, and DeepSeek-V3's mixtures, such as Moonlight.
+"""Multi-head latent attention: Youtu-LLM, which is dense, DeepSeek-V3's mixtures, such as Moonlight, GLM-4.7-Flash.
 
 GGUF has the two halves of `kv_b_proj` apart, and the keys' half of each head transposed, as absorbed queries read it.
 """
@@ -20,13 +20,14 @@ from edge.converters.huggingface.architectures.common import (
     without,
 )
 from edge.converters.huggingface.architectures.rope import read_rope
-from edge.converters.huggingface.architectures.settings import Count, Fixed, Setting
+from edge.converters.huggingface.architectures.settings import Count, Fixed, Setting, changed
 from edge.converters.huggingface.config import Config
 from edge.converters.huggingface.views import Tensors, View, stack_experts
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf_writer import Field
 
 _BOTH = "self_attn.kv_b_proj.weight"
+_FACTORS = {"glm4_moe_lite": 1.8}  # of experts' outputs, where config.json says nothing
 _SIGMOID = 2  # llama.cpp's number of the router
 
 
@@ -64,7 +65,11 @@ def _others(config: Config) -> dict[str, Field]:
 
 
 def _experts(config: Config, sizes: Sizes) -> dict[str, Field]:
-    leading = config.get("first_k_dense_replace", 3)
+    leading, kinds = config.get("first_k_dense_replace", 3), config.get("mlp_layer_types")
+    if isinstance(kinds, list) and len(kinds) == sizes.layers:
+        leading = sum(kind == "dense" for kind in kinds)
+        if kinds != ["dense"] * leading + ["sparse"] * (sizes.layers - leading):
+            raise UnsupportedError(f"{config.path}: mlp_layer_types: in GGUF, dense layers come first")
     if not isinstance(leading, int) or not 0 <= leading <= sizes.layers:
         raise ModelFormatError(f"{config.path}: first_k_dense_replace is {leading!r}, of {sizes.layers} layers")
     if config.get("n_group", 1) != 1:
@@ -73,16 +78,21 @@ def _experts(config: Config, sizes: Sizes) -> dict[str, Field]:
         "leading_dense_block_count": np.uint32(leading),
         "expert_gating_func": np.uint32(_SIGMOID),
         "expert_weights_norm": True,
-        "expert_weights_scale": np.float32(config.positive("routed_scaling_factor", 2.5)),
+        "expert_weights_scale": np.float32(
+            config.positive("routed_scaling_factor", _FACTORS.get(str(config.get("model_type")), 2.5))
+        ),
     }
 
 
 def _prepare(tensors: Tensors, config: Config) -> Tensors:
     """Divide `kv_b_proj`, [heads · (plain + value), rank]. Raises ModelFormatError for another shape."""
+    layers = config.count("num_hidden_layers", "layers")
     heads, plain = config.count("num_attention_heads", "heads"), config.count("qk_nope_head_dim", "head_dim")
     value, rank = config.count("v_head_dim", "head_dim"), config.count("kv_lora_rank", "head_dim")
     found: Tensors = {}
     for name, tensor in stack_experts(tensors).items():
+        if name.startswith(f"model.layers.{layers}."):  # for multi-token prediction
+            continue
         if not name.endswith(_BOTH):
             found[name] = tensor
             continue
@@ -139,3 +149,4 @@ DEEPSEEK_V3 = replace(
     others=_experts,
     tied=False,
 )  # fmt: skip
+GLM4_MOE_LITE = replace(DEEPSEEK_V3, settings=changed(DEEPSEEK_V3.settings, rms_norm_eps=1e-5))
