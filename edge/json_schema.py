@@ -174,6 +174,18 @@ def properties_of(schema: Any) -> dict[str, Any]:
     return found
 
 
+def with_properties(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools as templates read them: each function's parameters have `properties`, also if they come by references or
+    alternatives."""
+    found = list[dict[str, Any]]()
+    for tool in tools:
+        parameters = tool["function"]["parameters"]
+        if "properties" not in parameters:
+            parameters = {**parameters, "type": "object", "properties": properties_of(parameters)}
+        found.append({**tool, "function": {**tool["function"], "parameters": parameters}})
+    return found
+
+
 def _variants(schema: Any, root: Any, seen: tuple[str, ...], budget: _Budget) -> list[Fields]:
     budget.spend()
     if not isinstance(schema, Mapping) or "object" not in schema.get("type", "object"):

@@ -329,7 +329,7 @@ def _types(part: str) -> str:
 
 FILES: dict[str, Callable[[str], str]] = {
     "runtime/edge.h": _c,
-    "web/package/module.js": _script,
+    "web/package/abi.js": _script,
     "web/package/programs.js": _programs,
     "web/package/index.d.ts": _types,
 }

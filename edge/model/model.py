@@ -21,7 +21,8 @@ from edge.formats.gguf import MAX_STRING, GGUFFile, read_gguf
 from edge.formats.onnx_folder import read_folder
 from edge.model.catalog import find_model
 from edge.model.chat.chat_template import ChatTemplate
-from edge.model.chat.messages import Segment, parse_tools
+from edge.model.chat.messages import parse_tools
+from edge.model.chat.parts import Segment
 from edge.model.chat.thinking import Think
 from edge.model.prompt import Looks, Prompt, joined
 from edge.model.reader import read_spec

@@ -73,7 +73,7 @@ def test_every_language_has_each_option(field: str) -> None:
     assert ("swift" in lacks) is (f"native.{field} = " not in swift)
     assert ("swift" in lacks) is (f"    public var {name}" not in swift)
     if not own:
-        assert ("web" in lacks) is (f'["{name}", ' not in texts["web/package/module.js"])
+        assert ("web" in lacks) is (f'["{name}", ' not in texts["web/package/abi.js"])
     answers = texts["web/package/index.d.ts"].partition("interface SamplingOptions {")[2].partition("\n}")[0]
     assert ("web" in lacks or "types" in lacks) is (f"  {name}?: " not in answers)
 

@@ -85,8 +85,8 @@ class Harness:
 
     def __init__(self) -> None:
         names = ("rules", "json", "numbers", "regexp", "schema", "schema_base", "schema_scalars", "schema_members",
-                 "automaton", "mask", "call_rules", "call_parts", "call_fields", "call_forms", "call_values",
-                 "tool_list")  # fmt: skip
+                 "automaton", "mask", "call_rules", "call_parts", "call_fields", "call_forms", "call_literals",
+                 "call_values", "tool_list")  # fmt: skip
         sources = [*(f"{each}.c" for each in names), Path(__file__).parent / "runtime/grammar_harness.c"]
         self.library = load_runtime(*sources, "vocabulary.c", "utf8.c", "error.c")
         self.library.harness_match.restype = c_size_t

@@ -56,7 +56,7 @@ MORE = {
 
 @lru_cache
 def runtime() -> ctypes.CDLL:
-    names = ("calls.c", "call_forms.c", "call_values.c", "tool_list.c")
+    names = ("calls.c", "call_forms.c", "call_literals.c", "call_values.c", "tool_list.c")
     library = load_runtime(*names, "json.c", Path(__file__).parent / "runtime/tools_harness.c", "utf8.c", "error.c")
     library.harness_text.restype, library.harness_call.restype = c_size_t, ctypes.c_char_p
     data = json.dumps(TOOLS).encode()

@@ -21,7 +21,7 @@ from edge.devices.memory import memory_use
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.model.chat import chat_template
 from edge.model.chat.chat_template import ChatTemplate
-from edge.model.chat.messages import Segment
+from edge.model.chat.parts import Segment
 from edge.model.model import Model, open_model
 from edge.run.starting.opening import open_model as open_for_runs
 from edge.storage import cache

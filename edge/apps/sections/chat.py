@@ -9,7 +9,7 @@ import numpy as np
 from edge.apps.c_struct import c_struct, filled
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.model.chat.chat_template import ChatTemplate
-from edge.model.chat.messages import Segment
+from edge.model.chat.parts import Segment
 from edge.model.chat.thinking import Think
 from edge.model.model import Model
 

@@ -21,7 +21,7 @@ from edge.apps.sections.model_file import Section
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import EdgeError, InputError, UnsupportedError
 from edge.media.picture import Image
-from edge.model.chat.messages import Segment
+from edge.model.chat.parts import Segment
 from edge.model.model import Model
 from edge.model.towers import PictureTower
 from edge.model.towers.gemma4 import Gemma4

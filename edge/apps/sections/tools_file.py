@@ -19,7 +19,7 @@ from edge.apps.c_struct import c_struct, filled
 from edge.apps.sections.chat import exported_think
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.model.chat.chat_template import ChatTemplate
-from edge.model.chat.messages import Segment
+from edge.model.chat.parts import Segment
 from edge.model.chat.thinking import Think
 from edge.model.model import Model
 from edge.records import dataclass

@@ -23,16 +23,8 @@ from dataclasses import replace
 from typing import Any
 
 from edge.errors import CacheError, InputError, ModelFormatError, UnsupportedError
-from edge.model.chat.messages import (
-    THOUGHT_NAMES,
-    Marked,
-    Message,
-    Segment,
-    parse_messages,
-    parse_tools,
-    with_properties,
-)
-from edge.model.chat.parts import MEDIA
+from edge.model.chat.messages import THOUGHT_NAMES, Marked, Message, parse_messages, parse_tools
+from edge.model.chat.parts import MEDIA, Segment
 from edge.model.chat.rendering import CHILD_SECONDS, GUISES, MOST_TEXT, OWN, TOO_MUCH, Compiled, Renderer, limit_process
 from edge.model.chat.repairs import SUPPOSED, Tools, opened_by_user, repaired
 from edge.model.chat.thinking import EFFORTS, Think, find_family
@@ -167,7 +159,11 @@ class ChatTemplate:
         """
         if think.chosen:
             self._form("first", think)  # refuses a choice that the model lacks
-        said, known = parse_messages(messages, senses=markers or ()), with_properties(parse_tools(tools))
+        said, known = parse_messages(messages, senses=markers or ()), parse_tools(tools)
+        if known:
+            from edge.json_schema import with_properties
+
+            known = with_properties(known)
         if "developer" not in self._words:
             said = [replace(each, role="system") if each.role == "developer" else each for each in said]
         begun = said.pop() if continues and said[-1].role == "assistant" and not said[-1].calls else None

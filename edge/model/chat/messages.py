@@ -16,17 +16,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count, groupby
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge.errors import InputError
-from edge.model.chat.parts import MEDIA, has_media, kind_of, newest, text_of_parts
+from edge.model.chat.parts import MEDIA, Segment, Text, has_media, kind_of, newest, text_of_parts
 from edge.model.chat.rendering import BLANKS, GUISES, MARK, MOST_TEXT, mark, number_of, reveal, written
 from edge.model.text import well_formed
 from edge.records import dataclass
-from edge.types import IntArray
-
-if TYPE_CHECKING:
-    from edge.model.chat.media_parts import Medium
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SEEN = ("user", "tool")  # whose messages may have pictures and sounds
@@ -48,22 +44,6 @@ _WORDS = frozenset(
         OBJECT $ref $defs definitions""",
     )
 )
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A part of a prompt. `trusted` text is the template's own: its special tokens are recognized. embedded: untrusted
-    text within the template's, such as the name of a tool, which is encoded together with it. medium: a picture or a
-    sound, which stands here in place of a text. ids: of rows, int32 [n], likewise."""
-
-    text: str | Iterable[str]
-    trusted: bool
-    embedded: bool = False
-    medium: Medium | None = None
-    ids: IntArray | None = None
-
-
-Text = str | tuple[Segment, ...]
 
 
 @dataclass(frozen=True)
@@ -184,20 +164,6 @@ def parse_tools(tools: object) -> list[dict[str, Any]] | None:
     for number, name in enumerate(names, 1):
         if names.index(name) + 1 < number:
             raise InputError(f"tool {number}: another tool is called {name}")
-    return found or None
-
-
-def with_properties(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Tools as templates read them: each function's parameters have `properties`, also if they come by references or
-    alternatives."""
-    from edge.json_schema import properties_of
-
-    found = list[dict[str, Any]]()
-    for tool in tools or ():
-        parameters = tool["function"]["parameters"]
-        if "properties" not in parameters:
-            parameters = {**parameters, "type": "object", "properties": properties_of(parameters)}
-        found.append({**tool, "function": {**tool["function"], "parameters": parameters}})
     return found or None
 
 
@@ -366,7 +332,7 @@ class Marked:
                 parts = tuple(run)
                 plain = len(parts) == 1 and not (parts[0].trusted or parts[0].medium)
                 found += (
-                    [{"type": MEDIA[_kind(each)]} for each in parts]
+                    [{"type": MEDIA[each.kind]} for each in parts]
                     if media
                     else [self._part(str(parts[0].text) if plain else parts)]
                 )
@@ -375,7 +341,7 @@ class Marked:
 
     def _writes(self, part: Segment) -> bool:
         """Whether the template writes a part, a medium."""
-        return part.medium is not None and _kind(part) in self._markers
+        return part.medium is not None and part.kind in self._markers
 
     def _written(self, content: Text) -> list[Segment]:
         """The media in a content that the template writes."""
@@ -444,9 +410,9 @@ class Marked:
 
     def _perceived(self, segments: Iterable[Segment]) -> Iterator[Segment]:
         """The segments with media in place of the markers in the template's own text."""
-        kinds = {self._markers[kind]: kind for kind in map(_kind, self._media)}
+        kinds = {self._markers[kind]: kind for kind in (each.kind for each in self._media)}
         markers = re.compile("|".join(map(re.escape, kinds)))
-        waiting = {kind: iter([each for each in self._media if _kind(each) == kind]) for kind in kinds.values()}
+        waiting = {kind: iter([each for each in self._media if each.kind == kind]) for kind in kinds.values()}
         for each in segments:
             if not each.trusted or each.medium:
                 yield each
@@ -460,7 +426,7 @@ class Marked:
 
     def media_missing(self, rendered: str) -> set[str]:
         """The kinds of media of which the template writes another number than there are."""
-        counts = Counter(map(_kind, self._media))
+        counts = Counter(each.kind for each in self._media)
         return {kind for kind, count in counts.items() if rendered.count(self._markers[kind]) != count}
 
     def dropped(self, rendered: str) -> Iterator[int]:
@@ -469,10 +435,6 @@ class Marked:
         for index, number in enumerate(self.contents):
             if number >= 0 and number not in shown:
                 yield index
-
-
-def _kind(part: Segment) -> str:
-    return part.medium.kind if part.medium else ""
 
 
 def _after_guises(text: str, at: int) -> int:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from edge.errors import InputError
+from edge.records import dataclass
+from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from edge.media.picture import Image
+    from edge.media.recording import Sound
 
 _TEXTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # of earlier answers, within their contents
@@ -18,6 +24,26 @@ _INPUTS = {
 
 
 MEDIA = {"picture": "image", "sound": "audio"}  # kinds that models may have senses for; the type of their parts
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a prompt. `trusted` text is the template's own: its special tokens are recognized. embedded: untrusted
+    text within the template's, such as the name of a tool, which is encoded together with it. medium: a picture or a
+    sound, which stands here in place of a text. ids: of rows, int32 [n], likewise."""
+
+    text: str | Iterable[str]
+    trusted: bool
+    embedded: bool = False
+    medium: Image | Sound | None = None
+    ids: IntArray | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.medium.kind if self.medium else ""
+
+
+Text = str | tuple[Segment, ...]
 
 
 def left_out(what: str) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edge.model.chat.messages import Message, Segment, Text
+from edge.model.chat.messages import Message
+from edge.model.chat.parts import Segment, Text
 
 SYSTEMS = ("system", "developer")
 _BETWEEN = "\n\n"  # texts of messages that are joined

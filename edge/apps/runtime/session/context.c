@@ -1,5 +1,5 @@
 /* The conversation: KV rows of the tokens that have run, and tokens that wait. A port of
- * edge/run/sequences/sequence.py, of `prefill` in edge/run/loop.py, and of edge/run/reclaim.py. */
+ * edge/run/sequences/sequence.py and of `prefill` in edge/run/loop.py. */
 #include <math.h>
 #include <string.h>
 
@@ -13,6 +13,7 @@
 #include "kv.h"
 #include "pass.h"
 #include "policy.h"
+#include "reclaim.h"
 #include "sampler.h"
 #include "system.h"
 #include "usage.h"
@@ -80,74 +81,6 @@ static bool make_room(edge_session *s, uint32_t count)
     return fits;
 }
 
-/* ---- giving memory back ----------------------------------------------------------------------------------------- */
-
-static uint32_t fewest_rows(const edge_session *s)
-{
-    uint32_t capacity = kv_capacity(s->rows), least = least_rows(policy_pinned(s->policy));
-    if (least < SMALLEST_ROWS)
-        least = SMALLEST_ROWS;
-    uint32_t used = capacity - kv_free(s->rows);
-    if (!policy_evicts(s->policy) && least < used)
-        least = used;
-    if (s->ears) /* a window may need all rows */
-        least = capacity;
-    return least < capacity ? least : capacity;
-}
-
-static double spare_bytes(const edge_session *s)
-{
-    uint64_t capacity = kv_capacity(s->rows), rows = s->accelerator ? 0 : capacity - fewest_rows(s); /* accelerators: 0 */
-    return (double)(rows * kv_bytes(s->rows) / capacity);
-}
-
-static void give_rows(edge_session *s, double bytes)
-{
-    uint64_t before = kv_bytes(s->rows);
-    for (;;) {
-        uint64_t capacity = kv_capacity(s->rows), now = kv_bytes(s->rows), floor = fewest_rows(s);
-        double lacking = bytes - (double)(before - now);
-        if (!(lacking > 0) || capacity <= floor)
-            break;
-        uint64_t less = lacking < (double)now ? ((uint64_t)lacking * capacity + now - 1) / now : capacity;
-        uint64_t rows = less < capacity ? (capacity - less) / ROWS_STEP * ROWS_STEP : 0;
-        if (rows < floor)
-            rows = floor;
-        if (policy_evicts(s->policy) && capacity - kv_free(s->rows) > rows) {
-            uint64_t kept = rows - evicted_share((uint32_t)rows);
-            uint32_t gone = policy_shrink(s->policy, s->rows, (uint32_t)kept);
-            s->evicted += gone;
-            s->all_evicted += gone;
-        }
-        kv_shrink(s->rows, (uint32_t)rows);
-        if (kv_capacity(s->rows) >= capacity)
-            break;
-    }
-    s->needed -= (double)(before - kv_bytes(s->rows));
-}
-
-static void give(edge_session *s, double bytes)
-{
-    bool in_prompt = s->started && s->waiting && !s->generated;
-    if (bytes > 0 && in_prompt && s->chunk > SMALLEST_CHUNK)
-        s->chunk = s->chunk / 2 > SMALLEST_CHUNK ? s->chunk / 2 : SMALLEST_CHUNK; /* checks memory more often */
-    give_rows(s, bytes);
-}
-
-void context_trim(edge_session *s)
-{
-    int32_t asked = __atomic_exchange_n(&s->trim, 0, __ATOMIC_ACQUIRE);
-    if (!asked)
-        return;
-    give(s, rint((double)(asked - 1) / (double)EDGE_TRIM_ALL * spare_bytes(s)));
-    if (s->accelerator)
-        return;
-    kv_release(s->rows);
-    pass_release(s->pass);
-    if (s->encoder)
-        encoder_release(s->encoder);
-}
-
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
 /* Tokens per pass for a prompt of `count` tokens. */
@@ -164,26 +97,20 @@ static uint32_t chunk_for(const edge_session *s, uint32_t count)
 static edge_finish look_around(edge_session *s, uint32_t tokens)
 {
     double wanted = 0;
-    context_trim(s);
+    reclaim_trim(s);
     note_usage(s);
-    edge_finish reason = watch_look(&s->watch, tokens, &s->cancelled, s->needed, spare_bytes(s), &wanted);
+    edge_finish reason = watch_look(&s->watch, tokens, &s->cancelled, s->needed, reclaimable(s), &wanted);
     if (wanted > 0)
-        give(s, wanted);
+        reclaim(s, wanted);
     return __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_INTERRUPTED : reason;
 }
 
 void context_pay(edge_session *s)
 {
     double wanted = 0;
-    watch_pay(&s->watch, &s->cancelled, s->needed, spare_bytes(s), &wanted);
+    watch_pay(&s->watch, &s->cancelled, s->needed, reclaimable(s), &wanted);
     if (wanted > 0)
-        give(s, wanted);
-}
-
-/* A cache with a tail (a fixed state, a ring) cannot return to every length: some tokens may have to run again. */
-static bool has_tail(const edge_session *s)
-{
-    return s->model->config->states || s->model->config->ringed;
+        reclaim(s, wanted);
 }
 
 /* Notes the pictures of `count` rows behind `length`, of tokens that have run. */
@@ -194,7 +121,7 @@ static void note_pictures(edge_session *s, uint32_t length, uint32_t count)
         uint32_t number = given_find(s->given, ids[i]);
         policy_show(s->policy, length + i, number < given_count(s->given) ? number + 1 : 0);
     }
-    if (!has_tail(s)) /* else they may run again */
+    if (!context_has_tail(s)) /* else they may run again */
         given_ran(s->given, ids, count);
 }
 
@@ -203,7 +130,7 @@ static void note(edge_session *s, uint32_t length, uint32_t count)
 {
     if (s->given)
         note_pictures(s, length, count);
-    if (has_tail(s) && !s->evicted)
+    if (context_has_tail(s) && !s->evicted)
         memcpy(s->run_ids + length, s->ids + s->first, count * sizeof *s->run_ids);
     s->first += count;
     s->waiting -= count;
@@ -559,52 +486,4 @@ bool push_ids(void *to, const int32_t *ids, size_t count)
     if (bos >= 0 && (!count || ids[0] != bos) && !context_push(own->session, &bos, 1))
         return false;
     return context_push(own->session, ids, count);
-}
-
-/* ---- taking turns back ------------------------------------------------------------------------------------------- */
-
-turn_mark context_mark(const edge_session *s)
-{
-    turn_mark mark = {.evicted = s->evicted, .rows = kv_length(s->rows), .count = s->waiting, .pictures = s->shown,
-                      .asked = s->turn == TURN_ASKED};
-    if (mark.count <= MOST_LEFT) {
-        memcpy(mark.left, s->ids + s->first, mark.count * sizeof *s->ids);
-    } else { /* an earlier conversation that has not run */
-        mark.rows += mark.count;
-        mark.count = 0;
-    }
-    return mark;
-}
-
-bool context_rewind(edge_session *s, const turn_mark *mark)
-{
-    uint32_t length = kv_length(s->rows);
-    if (mark->evicted != s->evicted)
-        return false;
-    if (length <= mark->rows) { /* the turns to take back have not run */
-        uint64_t left = (uint64_t)mark->rows - length + mark->count;
-        if (left > s->waiting)
-            return false;
-        s->waiting = (uint32_t)left;
-        return true;
-    }
-    if (mark->rows && policy_observes(s->policy))
-        return false;
-    uint32_t rows = mark->rows;
-    if (!kv_can_truncate(s->rows, rows)) {
-        if (!has_tail(s) || s->evicted) /* the tokens in between are unknown */
-            return false;
-        rows = kv_latest(s->rows, rows);
-    }
-    if (rows)
-        kv_truncate(s->rows, rows);
-    else
-        kv_clear(s->rows);
-    uint32_t again = mark->rows - rows;
-    s->first = 0;
-    s->waiting = again + mark->count;
-    if (again)
-        memcpy(s->ids, s->run_ids + rows, again * sizeof *s->ids);
-    memcpy(s->ids + again, mark->left, mark->count * sizeof *s->ids);
-    return true;
 }

@@ -20,8 +20,13 @@ edge_finish context_look(edge_session *s, uint32_t tokens);
 edge_finish context_run(edge_session *s, const int32_t *ids, uint32_t count);
 void context_end(edge_session *s);
 void context_pay(edge_session *s);           /* at the end of an answer: waits for its power limit */
-void context_trim(edge_session *s);          /* trims as edge_trim has requested; drafts must be dropped */
 turn_mark context_mark(const edge_session *s);
 bool context_rewind(edge_session *s, const turn_mark *mark);
+
+/* Whether the cache has a tail (a fixed state, a ring), so that it cannot return to every length: some tokens may have to run again. */
+static inline bool context_has_tail(const edge_session *s)
+{
+    return s->model->config->states || s->model->config->ringed;
+}
 
 #endif

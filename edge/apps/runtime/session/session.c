@@ -32,6 +32,7 @@
 #include "model.h"
 #include "pass.h"
 #include "policy.h"
+#include "reclaim.h"
 #include "sampler.h"
 #include "session.h"
 #include "stops.h"
@@ -112,7 +113,7 @@ static void trim(edge_session *s)
     while (__atomic_load_n(&s->trim, __ATOMIC_SEQ_CST) && take_hold(s, LOOKED_AT)) {
         if (!s->accelerator)
             context_drop(s);
-        context_trim(s);
+        reclaim_trim(s);
         let_go(s);
     }
 }

@@ -48,11 +48,15 @@ reading_result find_mark(call_reader *in, span mark, const uint8_t **text, size_
 reading_result read_json(call_reader *in, bool kept, int depth);        /* a value, given if it is kept */
 /* A string of at most LONGEST_CALL_NAME characters. out: room for 4 bytes of each, and \0. */
 reading_result read_short(call_reader *in, char *out, size_t *length);
-reading_result read_fields(call_reader *in, char closing, char assign, int depth); /* keys and values of literals, as JSON */
+reading_result give_escape(call_reader *in, uint32_t code);             /* a character, as JSON escapes it */
+bool is_json_number(const uint8_t *text, size_t length);
 bool is_json(const uint8_t *text, size_t length, uint8_t *first); /* *first: of its value */
+size_t unescape(const uint8_t *json, size_t length, char *out);         /* the inside of a JSON string as text */
+
+/* Of call_literals.c. */
+reading_result read_fields(call_reader *in, char closing, char assign, int depth); /* keys and values of literals, as JSON */
 void trim_text(const uint8_t **text, size_t *length);                   /* blanks at both ends, of Unicode */
 /* Literals of Python and JSON as JSON; NULL: it is none. */
 const char *literal_of(const uint8_t *text, size_t length);
-size_t unescape(const uint8_t *json, size_t length, char *out);         /* the inside of a JSON string as text */
 
 #endif

@@ -5,7 +5,8 @@
  */
 import { Gpu, whyNone } from "./gpu.js";
 import { fetchBytes, fetchFile, fetchManifest } from "./manifest.js";
-import { chooseIsa, EdgeError, Engine, FINISHES } from "./module.js";
+import { FINISHES } from "./abi.js";
+import { chooseIsa, EdgeError, Engine } from "./module.js";
 import { readPrograms } from "./programs.js";
 import { verdictsOf } from "./race.js";
 import { forget, loadModel, storageName } from "./store.js";
