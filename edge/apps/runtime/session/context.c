@@ -92,14 +92,21 @@ static uint32_t chunk_for(const edge_session *s, uint32_t count)
     return s->chunk;
 }
 
+/* What rows could give back, in bytes, where the next look at budgets asks for it. */
+static double spare_bytes(const edge_session *s)
+{
+    return s->watch.memory_is_new ? reclaimable(s) : 0;
+}
+
 /* Before each pass: waits, returns memory or stops, as budgets, the system and the app demand. tokens: run since the last
  * call. */
 static edge_finish look_around(edge_session *s, uint32_t tokens)
 {
     double wanted = 0;
-    reclaim_trim(s);
+    if (__atomic_load_n(&s->trim, __ATOMIC_RELAXED))
+        reclaim_trim(s);
     note_usage(s);
-    edge_finish reason = watch_look(&s->watch, tokens, &s->cancelled, s->needed, reclaimable(s), &wanted);
+    edge_finish reason = watch_look(&s->watch, tokens, &s->cancelled, s->needed, spare_bytes(s), &wanted);
     if (wanted > 0)
         reclaim(s, wanted);
     return __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_INTERRUPTED : reason;
@@ -108,7 +115,7 @@ static edge_finish look_around(edge_session *s, uint32_t tokens)
 void context_pay(edge_session *s)
 {
     double wanted = 0;
-    watch_pay(&s->watch, &s->cancelled, s->needed, reclaimable(s), &wanted);
+    watch_pay(&s->watch, &s->cancelled, s->needed, spare_bytes(s), &wanted);
     if (wanted > 0)
         reclaim(s, wanted);
 }
