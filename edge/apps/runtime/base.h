@@ -1,4 +1,4 @@
-/* What every file of the runtime includes: types, generated constants, errors and the arena. */
+/* Included by every file of the runtime: types, generated constants, errors and the arena. */
 #ifndef EDGE_BASE_H
 #define EDGE_BASE_H
 

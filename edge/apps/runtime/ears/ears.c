@@ -183,7 +183,7 @@ static uint32_t quiet(listener *e, uint32_t frames)
     return found->begin >= FRAMES_BEFORE + STILL_FRAMES ? found->begin - FRAMES_BEFORE : 0;
 }
 
-/* Makes a window what the decoder continues a text about. */
+/* Encodes a window, whose states the decoder's cross attention then reads. */
 static bool encode(edge_session *s, uint32_t frames)
 {
     listener *e = s->ears;

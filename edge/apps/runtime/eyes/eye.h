@@ -1,4 +1,4 @@
-/* What eyes.c gives patches.c and project.c, which do its work before and behind the encoder. */
+/* The state that eyes.c shares with patches.c and project.c: the work before and behind the encoder. */
 #ifndef EDGE_EYE_H
 #define EDGE_EYE_H
 

@@ -20,7 +20,7 @@ static uint32_t larger(uint32_t one, uint32_t other)
     return one > other ? one : other;
 }
 
-/* In one piece, of so many pixels. */
+/* A picture in one piece, with its size in pixels. */
 static void set_whole(const eyes_config *c, uint32_t width, uint32_t height, eyes_layout *found)
 {
     const uint32_t down = height / c->patch, across = width / c->patch;

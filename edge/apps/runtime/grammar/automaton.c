@@ -100,7 +100,7 @@ static void find(automaton *a, uint32_t node, uint32_t within)
         a->found[a->found_count++] = (thread){node, within};
 }
 
-/* At a repetition, which the frame counts: once more, or what is behind it. */
+/* A repetition, counted in the frame: its body once more, or the node behind it. */
 static void again(automaton *a, uint32_t within)
 {
     const rule_node *n = a->r->nodes + a->frames[within].node;
@@ -279,7 +279,7 @@ uint32_t automaton_forget(automaton *a, uint32_t kept)
     return state_of(a);
 }
 
-/* ---- what a state tells ----------------------------------------------------------------------------------------- */
+/* ---- queries of a state ----------------------------------------------------------------------------------------- */
 
 const thread *automaton_threads(const automaton *a, uint32_t of, uint32_t *count)
 {

@@ -102,7 +102,7 @@ static uint32_t fraction(const between *in, uint32_t at, bool on_low, bool on_hi
     if (at >= FRACTION_DIGITS && low_done && high_done)
         return found;
     const uint32_t low = on_low ? digit_of(in->low, at) : 0, high = on_high ? digit_of(in->high, at) : 9;
-    if (on_low && low_done && !on_high && !in->low->excluded) /* whatever follows is no less */
+    if (on_low && low_done && !on_high && !in->low->excluded) /* any further digits keep it above the minimum */
         return some_digits(in, at ? 0 : 1, FRACTION_DIGITS > at ? FRACTION_DIGITS - at : 1, in->next);
     for (uint32_t digit = low; digit <= high; digit++) {
         bool still_low = on_low && digit == low, still_high = on_high && digit == high;
@@ -117,7 +117,7 @@ static uint32_t fraction(const between *in, uint32_t at, bool on_low, bool on_hi
     return found;
 }
 
-/* What follows the digits before the point. */
+/* The fraction and the exponent. */
 static uint32_t behind_whole(const between *in, bool on_low, bool on_high)
 {
     const bool more_than_low = on_low && (in->low->fraction_count || in->low->excluded);

@@ -19,7 +19,7 @@ enum {
     MOST_RULES = 1 << 13,
     NEVER = 0, END = 1       /* these two nodes exist once */
 };
-static const uint32_t WITHOUT_END = UINT32_MAX; /* `most` of what may be repeated for ever */
+static const uint32_t WITHOUT_END = UINT32_MAX; /* `most` of an unbounded repetition */
 static const uint32_t UNREACHABLE = 1u << 30;   /* `shortest` of nodes that never come to their end */
 
 typedef struct { uint8_t kind, low, high; uint32_t next, other, least, most; } rule_node;

@@ -21,7 +21,7 @@ static uint32_t resolve(schema *in, const json_value *reference)
     return found;
 }
 
-/* What a case of oneOf refers to, if it does nothing else. */
+/* The target of a case of oneOf that is a reference alone. */
 static uint32_t case_of(schema *in, uint32_t index)
 {
     for (uint32_t i = 0, found; i < 8 && (found = json_named(in->tree, index, "$ref")) && (found = resolve(in, at(in, found))); i++)

@@ -47,7 +47,7 @@ uint32_t schema_array(schema *in, const conjunction *of, uint32_t next)
     if (in->r->status || least > most)
         return NEVER;
     const uint32_t end = mark(in, ']', next);
-    uint32_t found = end; /* what follows item number `place` */
+    uint32_t found = end; /* the node behind item number `place` */
     fixed = smaller(fixed, most);
     if (fixed < most && item(in, of, fixed, &each)) {
         uint32_t more = value(in, &each, blanks(in, END));
@@ -136,7 +136,7 @@ bool schema_property(schema *in, const conjunction *of, const member *name, bool
     return may;
 }
 
-/* What follows a name: a colon and a value of this rule, with the blanks behind it. */
+/* A colon and a value of this rule, with the blanks behind it: the rest of a member. */
 static uint32_t named_value(schema *in, uint32_t rule)
 {
     return blanks(in, separator(in, ':', rules_call(in->r, rule, blanks(in, END))));
@@ -237,7 +237,7 @@ uint32_t schema_object(schema *in, const conjunction *of, uint32_t next)
     }
     if (in->r->status || least > most)
         return NEVER;
-    /* What follows behind some members, and behind none. */
+    /* The nodes behind some members, and behind none. */
     uint32_t some = rules_repeat(r, separator(in, ',', other), least ? least - 1 : 0, most == WITHOUT_END ? most : most ? most - 1 : 0, end);
     uint32_t none = most ? rules_repeat(r, other, 1, 1, some) : NEVER;
     none = least ? none : rules_either(r, none, end);

@@ -1,4 +1,4 @@
-/* What the files of JSON schemas share: schema.c has alternatives and types, schema_scalars.c constants, numbers and strings,
+/* Shared by the files of JSON schemas: schema.c has alternatives and types, schema_scalars.c constants, numbers and strings,
  * schema_members.c arrays and objects, schema_base.c what they stand on.
  *
  * What holds for one value is a conjunction of schemas, since $ref, allOf, anyOf and the properties of several of them join.

@@ -450,7 +450,7 @@ void kv_written(kv *k, uint32_t count)
             rows_written(p->rows, p->start + head * p->even + p->length, count);
 }
 
-/* ---- what policies look at ---------------------------------------------------------------------------------------- */
+/* ---- reads of policies -------------------------------------------------------------------------------------------- */
 
 uint32_t kv_heads(const kv *k) { return k->whole.heads; }
 

@@ -35,7 +35,7 @@ void kv_prepare(kv *k, uint32_t count);
 void kv_appended(kv *k, uint32_t count); /* the pass has appended its rows */
 void kv_appended_at(kv *k, uint32_t count, const int32_t *positions, int64_t next); /* likewise, at these positions */
 void kv_written(kv *k, uint32_t count);  /* compiled code has written `count` rows behind all others */
-/* Of `count` rows, how many one pass may append such that kv_drop can remove all but the first. */
+/* The most of `count` rows that one pass may append, if kv_drop must be able to remove all but the first. */
 uint32_t kv_at_once(const kv *k, uint32_t count);
 void kv_drop(kv *k, uint32_t count); /* removes the last rows, of those that kv_at_once allowed */
 /* Arguments of compiled passes, in the order of generator.exported_pointers from "keys" on. */

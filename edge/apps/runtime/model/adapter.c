@@ -116,7 +116,7 @@ static bool scale_matrices(edge_session *s, const adapter_header *header, float 
     return finite;
 }
 
-/* If it fails, the table has no adapter, whatever the memory holds. */
+/* After a failure, the table has no adapter, and the memory's content is undefined. */
 static edge_status read_all(edge_session *s, const edge_stream *stream, float scale, edge_error *error)
 {
     const adapters_config *room = model_adapters(s->model);

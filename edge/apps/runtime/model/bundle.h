@@ -1,4 +1,4 @@
-/* What a bundle's own C files define, which edge export writes: passes.c and trusted.c. Pointers are NULL in bundles that
+/* Definitions in a bundle's own C files, which edge export writes: passes.c and trusted.c. Pointers are NULL in bundles that
  * cannot use a part, so that the linker leaves its code out. */
 #ifndef EDGE_BUNDLE_H
 #define EDGE_BUNDLE_H
@@ -52,7 +52,7 @@ extern embedder *const EDGE_EMBED;         /* embed.c */
 extern const ears_kind *const EDGE_EARS;   /* ears.c */
 extern const encoder_kind *const EDGE_HEARS; /* of ears.edge */
 
-/* What edge_image and edge_append call in bundles that see: see.c. */
+/* Code for pictures, for edge_image and edge_append: see.c. */
 typedef struct {
     int64_t (*count)(const edge_model *model, uint32_t width, uint32_t height, uint32_t most, edge_error *error);
     edge_status (*show)(edge_session *s, const edge_source *eyes, const edge_picture *picture, edge_error *error);

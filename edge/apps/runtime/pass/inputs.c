@@ -1,4 +1,4 @@
-/* What compiled code reads of a pass's tokens: ids or rows in their place, positions and their angles, factors of queries. */
+/* Inputs of compiled code for a pass's tokens: ids or rows in their place, positions and their angles, factors of queries. */
 #include <math.h>
 #include <string.h>
 

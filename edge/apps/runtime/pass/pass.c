@@ -137,7 +137,7 @@ static bool can_run(const pass *p, const int32_t *tokens, uint32_t count)
     return true;
 }
 
-/* What the host computes for each token, a row of the table or a temperature, limits an accelerator to one. */
+/* An accelerator takes one token a pass if the host computes an input for each: a row of the table, a temperature. */
 uint32_t pass_picks(const pass *p)
 {
     const edge_config *c = p->model->config;

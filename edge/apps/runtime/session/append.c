@@ -203,7 +203,7 @@ static edge_status before_text(edge_session *s, edge_role role, edge_error *erro
     return EDGE_OK;
 }
 
-/* Whether the text begins one: nothing stands before it, or what the template ends with. shown: pictures do. */
+/* Whether the text begins a turn: the prompt is empty, or ends with the template's own text. shown: pictures come first. */
 static bool starts_text(const edge_session *s, edge_role role, bool shown)
 {
     if (shown)

@@ -1,4 +1,4 @@
-/* What drafts beside a model, of bundles that have section DRAFT. */
+/* The drafting model of bundles that have section DRAFT. */
 #ifndef EDGE_ASSISTANT_H
 #define EDGE_ASSISTANT_H
 

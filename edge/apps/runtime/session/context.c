@@ -92,7 +92,7 @@ static uint32_t chunk_for(const edge_session *s, uint32_t count)
     return s->chunk;
 }
 
-/* What rows could give back, in bytes, where the next look at budgets asks for it. */
+/* Reclaimable bytes, if a new reading of memory makes the next look at budgets ask for them. */
 static double spare_bytes(const edge_session *s)
 {
     return s->watch.memory_is_new ? reclaimable(s) : 0;

@@ -1,4 +1,4 @@
-/* Speech to text: what bundles of models that hear have besides. */
+/* Speech to text, in bundles of models that hear. */
 #ifndef EDGE_EARS_H
 #define EDGE_EARS_H
 

@@ -15,7 +15,7 @@ static uint32_t fewest_rows(const edge_session *s)
     uint32_t used = capacity - kv_free(s->rows);
     if (!policy_evicts(s->policy) && least < used)
         least = used;
-    if (s->ears) /* a window may need all rows */
+    if (s->ears) /* a window of a sound may need all rows */
         least = capacity;
     return least < capacity ? least : capacity;
 }

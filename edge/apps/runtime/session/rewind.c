@@ -7,7 +7,7 @@
 #include "tools.h"
 #include "vocabulary.h"
 
-/* Ends an answer, for whatever reason. */
+/* Ends an answer, complete or not. */
 void end_answer(edge_session *s)
 {
     context_drop(s);
@@ -34,7 +34,7 @@ static bool take_results_back(edge_session *s)
     return true;
 }
 
-/* Forgets a question that was cancelled before its answer began, or where rows cannot be taken back, what has not run of it. */
+/* Removes a question that was cancelled before its answer; of rows that cannot be taken back, only the tokens that wait. */
 void take_back(edge_session *s)
 {
     tools *t = s->tools;
@@ -43,7 +43,7 @@ void take_back(edge_session *s)
         s->first = s->waiting = 0;
     if (t) {
         t->given = 0;
-        t->ran = back ? s->ran : t->ran; /* what ran meanwhile is gone: the last calls are the end of the conversation */
+        t->ran = back ? s->ran : t->ran; /* later tokens are gone: the conversation ends with the last calls */
     }
 }
 

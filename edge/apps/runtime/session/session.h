@@ -49,7 +49,7 @@ struct edge_session {
     uint64_t size;
     volatile int32_t busy, cancelled, trim; /* trim: the requested level plus 1; 0: none */
     volatile int32_t noting;  /* 1: a thread reads or writes `noted` */
-    edge_usage noted;         /* what edge_use says while another thread computes; without bytes of the process */
+    edge_usage noted;         /* the answer of edge_use while another thread computes; without bytes of the process */
     int64_t process; /* the process that began it and has its threads */
 
     tokenizer *tokenizer;
@@ -133,8 +133,8 @@ edge_status check_options(const edge_model *model, const edge_options *options, 
 void push_opening(edge_session *s); /* the template's text before an answer */
 void begin_anew(edge_session *s); /* forgets the conversation with its system prompt */
 void drop_tools_text(edge_session *s); /* makes a conversation new of which only the tools' text is left */
-void end_answer(edge_session *s);   /* for whatever reason */
-void take_back(edge_session *s);    /* a question that was cancelled before its answer began; or what has not run of it */
+void end_answer(edge_session *s);   /* complete or not */
+void take_back(edge_session *s);    /* removes a question that was cancelled before its answer, or its tokens that wait */
 void abandon(edge_session *s);    /* ends an answer that the app did not read to its end, or takes its question back */
 bool answers(const edge_session *s); /* an answer or its prompt is under way */
 /* Checks a saved state up to its end, where its SHA-256 stands. */

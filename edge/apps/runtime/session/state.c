@@ -259,7 +259,7 @@ edge_status state_check(const edge_session *s, const edge_stream *stream, edge_e
     return status;
 }
 
-/* Reads what follows a header. If it fails, the caller must forget the conversation. */
+/* Reads a state behind its header. After a failure, the caller must forget the conversation. */
 static edge_status load(edge_session *s, hashed_stream *from, const state_header *header, edge_error *error)
 {
     uint8_t digest[DIGEST], stored[DIGEST];

@@ -1,4 +1,4 @@
-/* Reads and writes edge_streams, which are open files or buffers, and hashes what passes. */
+/* Reads and writes edge_streams, which are open files or buffers, and hashes their bytes. */
 #include <string.h>
 
 #include "hash.h"

@@ -136,7 +136,7 @@ static uint32_t tokens_left(const edge_session *s)
     return policy_evicts(s->policy) ? left : smaller(left, kv_free(s->rows));
 }
 
-/* Draws a token that the form of the answer allows. *ended: nothing can follow it; -1: nor it, since options ban what could. */
+/* Draws a token that the form of the answer allows. *ended: the form ends with it. -1: options ban all allowed tokens. */
 static int32_t draw_within(edge_session *s, bool *ended)
 {
     const bool complete = constraint_mask(s->constraint, s->logits, &s->stuck);
@@ -232,7 +232,7 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
         if (s->finish && reads_calls(s) && !calls_ended(s->tools->calls))
             end_calls(s);
         if (s->finish == EDGE_STOP && reads_calls(s))
-            calls_drop(s->tools->calls); /* what stands behind the stop string */
+            calls_drop(s->tools->calls); /* the text behind the stop string */
         if (s->finish && s->finish != EDGE_STOP && !text_waits(s)) /* text that was held back; incomplete characters are lost */
             s->text_end += (uint32_t)stops_rest(s->stops, s->text + s->text_end);
     }

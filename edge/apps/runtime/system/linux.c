@@ -16,7 +16,7 @@
 #if defined(__x86_64__)
 enum { SYSTEM_READ = 0, SYSTEM_WRITE = 1, SYSTEM_THREAD = 186, SYSTEM_FUTEX = 202, SYSTEM_SIGNAL = 234, SYSTEM_RANDOM = 318 };
 
-/* Returns what the kernel returns: -errno if it fails. */
+/* Returns the kernel's result: -errno if it fails. */
 static int64_t system_call(int64_t number, int64_t a, int64_t b, int64_t c, int64_t d)
 {
     int64_t result;

@@ -1,4 +1,4 @@
-/* What tokenizers know of characters. Section NORMALIZER, made by edge/apps/sections/letters.py:
+/* Properties of characters for tokenizers. Section NORMALIZER, made by edge/apps/sections/letters.py:
  *
  *     letters_config
  *     uint16 blocks[0x110000 / 128]      number of the block of classes of a code point
@@ -32,7 +32,7 @@ uint32_t letters_mapped(const letter_tables *in, uint32_t point, const uint32_t 
 uint32_t letters_composed(const letter_tables *in, uint32_t first, uint32_t second); /* 0: they do not compose */
 /* Returns the bytes of the first grapheme of a text, at least one character. */
 size_t letters_grapheme(const letter_tables *in, const uint8_t *text, size_t count);
-/* Returns what replaces the shortest beginning of the text that the trie has, *length bytes; NULL: it has none. */
+/* Returns the replacement of the text's shortest prefix in the trie, *length bytes; NULL: the trie has no prefix of it. */
 const uint8_t *letters_replacement(const letter_tables *in, const uint8_t *text, size_t count, size_t *length);
 
 #endif

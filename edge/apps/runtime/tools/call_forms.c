@@ -1,4 +1,4 @@
-/* The forms of calls: what follows their marks. */
+/* Calls behind their marks, in each form. */
 #include <string.h>
 
 #include "call_reader.h"

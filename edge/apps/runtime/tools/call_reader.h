@@ -33,7 +33,7 @@ static inline bool is_blank(int byte)
     return byte == ' ' || byte == '\t' || byte == '\r' || byte == '\n';
 }
 
-reading_result read_calls(call_reader *in, span mark); /* what follows a mark; mark.length 0: none stands before it */
+reading_result read_calls(call_reader *in, span mark); /* reads the calls behind a mark; mark.length 0: calls without one */
 
 /* Of call_values.c. */
 reading_result expect(call_reader *in, const char *text, size_t length);

@@ -146,7 +146,7 @@ uint32_t call_rules_by(field_writer *fields, schema *in, rules *r, const call_ch
     in->tree = (json_tree *)choice->tools->tree;
     schema_begin(in, r, true);
     const uint32_t start = answer(&w);
-    in->tree->count = count; /* without what was added */
+    in->tree->count = count; /* without the added values */
     in->tree->used = used;
     in->tree = own;
     return start;

@@ -1,4 +1,4 @@
-/* What the files of call grammars share: call_rules.c has answers, call_parts.c
+/* Shared by the files of call grammars: call_rules.c has answers, call_parts.c
  * texts and marks, call_fields.c arguments that are no JSON. Rules are
  * written from their end: `next` is what follows. */
 #ifndef EDGE_CALL_RULES_PARTS_H
@@ -23,7 +23,7 @@ struct call_writer {
     uint32_t any;         /* a character */
     struct { uint32_t target, rule; } known[MOST_REFERENCES]; /* references whose rule is begun */
     uint32_t known_count;
-    uint32_t depth;       /* objects around what is written */
+    uint32_t depth;       /* objects around the current value */
 };
 
 uint32_t call_word(call_writer *w, const char *word, uint32_t next); /* which ends with \0 */
@@ -31,7 +31,7 @@ uint32_t call_put(call_writer *w, span text, uint32_t next);         /* this tex
 uint32_t call_text(call_writer *w, uint32_t next);                   /* any text */
 uint32_t call_mark_rule(call_writer *w, span mark, uint32_t next);   /* its token, or its text */
 bool call_has_mark(const call_writer *w, span mark);                 /* whether it is a token */
-/* Any text up to the first mark, and what follows the mark. ends: the text may also end without one. */
+/* Any text up to the first mark, then `next`. ends: the text may also end without a mark. */
 uint32_t call_until(call_writer *w, span mark, bool ends, uint32_t next);
 uint32_t call_json(call_writer *w, const conjunction *of, uint32_t next);
 uint32_t call_rules_by(field_writer *fields, schema *in, rules *r, const call_choice *choice);

@@ -129,7 +129,7 @@ static bool try_calls(calls *c, span mark)
         return false;
     const size_t start = c->from; /* of the mark */
     c->complete = in.complete;
-    c->used = in.begun ? in.used : c->used; /* arguments of what was no call are no more */
+    c->used = in.begun ? in.used : c->used; /* drops the arguments of text that was no call */
     c->begun += in.begun;
     c->was_cut |= in.open != 0;
     c->from = c->at = in.at;

@@ -95,7 +95,7 @@ static bool is_plain(const prompt_text *room, const vocabulary *in)
     return true;
 }
 
-/* Encodes what was written so far. */
+/* Encodes the text written so far. */
 static bool flush(prompt_text *room, bool *starts, tokenizer *by, ids_out out, void *to)
 {
     const bool plain = is_plain(room, tokenizer_vocabulary(by));

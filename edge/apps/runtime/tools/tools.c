@@ -1,4 +1,4 @@
-/* The tools of a session: their text, the calls of an answer, and what the prompt has of both. */
+/* The tools of a session: their text, the calls of an answer, and both in the prompt. */
 #include <string.h>
 
 #include "call_rules.h"

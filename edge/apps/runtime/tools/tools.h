@@ -1,4 +1,4 @@
-/* Tools of a session: what edge_tools states, and the calls of the last answer. */
+/* Tools of a session, as edge_tools states them, and the calls of the last answer. */
 #ifndef EDGE_TOOLS_H
 #define EDGE_TOOLS_H
 
