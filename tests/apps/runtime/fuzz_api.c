@@ -174,7 +174,7 @@ static void call_next(run *r)
                 fail("an answer goes on after its end");
             if (piece.length > sizeof piece.text || !is_utf8((uint8_t *)piece.text, piece.length))
                 fail("a piece of no text");
-            if (piece.finish < EDGE_GOING || piece.finish > EDGE_MEMORY || piece.token >= (int64_t)r->info.vocab)
+            if (piece.finish < EDGE_GOING || piece.finish > EDGE_TOOL_CALLS || piece.token >= (int64_t)r->info.vocab)
                 fail("a piece of no kind");
             r->ended = piece.finish != EDGE_GOING && piece.finish != EDGE_INTERRUPTED; /* an earlier question may wait again */
         }
@@ -213,7 +213,7 @@ static void call_state(run *r)
     if (!status && !changes && stream.capacity < length)
         fail("half a state was loaded");
     if (status != EDGE_BAD_ARGUMENT)
-        r->ended = true;
+        r->ended = !status; /* a stream of another kind leaves the conversation, a damaged one ends it */
     if (!status && changes) /* whose turn it is may have changed, too */
         hold(r, edge_rewind(r->session, UINT32_MAX, &error), &error);
     if (!status && !changes) {
@@ -268,6 +268,41 @@ static void call_other(run *r)
     }
 }
 
+static void call_tools(run *r)
+{
+    static const char *const lists[] = {
+        "[{\"type\": \"function\", \"function\": {\"name\": \"sky\", \"parameters\": {\"type\": \"object\", \"properties\": {\"at\": "
+        "{\"type\": \"string\"}}}}}]",
+        "[{\"name\": \"a\", \"strict\": true}, {\"name\": \"b\", \"parameters\": {\"properties\": {\"n\": {\"enum\": [1, null]}}}}]",
+        "[{\"name\": \"a\"}, {\"name\": \"a\"}]", "[{\"name\": 5}]", "[", "{}",
+    };
+    static const char *const choices[] = {"auto", "none", "required", "sky", "b", "no such tool"};
+    chance *c = &r->luck;
+    edge_error error = {.size = sizeof error};
+    edge_call call = {.size = rarely(c) ? 3 : sizeof call};
+    switch (below(c, 4)) {
+    case 0: {
+        const char *text = lists[below(c, 6)];
+        if (below(c, 2)) /* since tools are stated before a conversation */
+            hold(r, edge_rewind(r->session, UINT32_MAX, &error), &error);
+        hold(r, edge_tools(r->session, rarely(c) ? NULL : text, rarely(c) ? below(c, 20) : strlen(text), &error), &error);
+        break;
+    }
+    case 1:
+        hold(r, edge_choose(r->session, rarely(c) ? NULL : choices[below(c, 6)], below(c, 2), &error), &error);
+        break;
+    case 2: {
+        const int64_t found = hold(r, edge_calls(r->session, 0, NULL, &error), &error);
+        for (uint32_t i = 0; found > 0 && i < found; i++)
+            if (!hold(r, edge_calls(r->session, i, &call, &error), &error) && !(call.name && call.arguments && call.id))
+                fail("a call without its texts");
+        break;
+    }
+    default:
+        r->ended &= hold(r, edge_append(r->session, EDGE_RESULT, "blue", 4, &error), &error) != 0;
+    }
+}
+
 /* The other thread: may cancel, and is told to wait. */
 typedef struct { edge_session *session; uint64_t seed; volatile int32_t over; uint64_t busy; } disturber;
 
@@ -297,7 +332,8 @@ static void talk(run *r)
     edge_options options = EDGE_OPTIONS;
     options.max_tokens = 40;
     options.ignore_eos = 1;
-    if (edge_set(r->session, &options, &error) || edge_rewind(r->session, UINT32_MAX, &error))
+    if (edge_set(r->session, &options, &error) || edge_rewind(r->session, UINT32_MAX, &error)
+        || edge_tools(r->session, NULL, 0, &error))
         fail(error.message);
     if (pthread_create(&thread, NULL, disturb, &other))
         fail("no thread");
@@ -340,8 +376,10 @@ int main(int count, char **arguments)
             call_next(&r);
         else if (what < 78)
             call_state(&r);
-        else if (what < 98)
+        else if (what < 93)
             call_other(&r);
+        else if (what < 98)
+            call_tools(&r);
         else
             talk(&r);
         if (what < 2 && edge_close(r.model, &error) != (r.session ? EDGE_BUSY : EDGE_OK))
