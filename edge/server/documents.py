@@ -39,12 +39,13 @@ class Shelf:
 
     def __init__(self, names: Sequence[str], hub: Hub) -> None:
         self._hub, self._opened, self._lock = hub, ExitStack(), threading.Lock()
-        self._stores: dict[str, tuple[Store, str]] = {}
+        self._stores: dict[str, tuple[Store, str, str | None]] = {}  # with their encoder, and its prompt of questions
         for name in names:
             store = self._opened.enter_context(Store(name))
             model = open_encoder(store.encoder or "", Options())
             check_encoder(store, model)
-            self._stores[name] = store, hub.pool.add_encoder(store.encoder or "", str(model.path))
+            encoder = hub.pool.add_encoder(store.encoder or "", str(model.path))
+            self._stores[name] = store, encoder, "query" if "query" in model.prompts else None
 
     def close(self) -> None:
         self._opened.close()
@@ -54,7 +55,7 @@ class Shelf:
     ) -> list[Request]:  # fmt: skip
         """The requests of one body with passages before their question. Raises RefusedError."""
         began = time.perf_counter()
-        store, encoder = self._find(name)
+        store, encoder, prompt = self._find(name)
         asked = requests[0]
         if not isinstance(asked.prompt, Chat):
             raise _refused(f"{_FIELD} needs a chat: use /v1/chat/completions")
@@ -62,7 +63,7 @@ class Shelf:
         question = asked.prompt.messages[number].get("content") if number >= 0 else None
         if not isinstance(question, str) or not question.strip():
             raise _refused(f"{_FIELD} needs a question in text")
-        vector = await self._embedded(encoder, question, asked, claim)
+        vector = await self._embedded(encoder, prompt, question, asked, claim)
         lease = await self._hub.lease(model)
         try:
             messages, sources = await asyncio.to_thread(
@@ -78,7 +79,7 @@ class Shelf:
             ) for each in requests
         ]  # fmt: skip
 
-    def _find(self, name: str) -> tuple[Store, str]:
+    def _find(self, name: str) -> tuple[Store, str, str | None]:
         if name not in self._stores:
             known = ", ".join(self._stores) or "none: edge serve --documents NAME offers one"
             raise RefusedError(
@@ -86,10 +87,9 @@ class Shelf:
             )
         return self._stores[name]
 
-    async def _embedded(self, encoder: str, question: str, asked: Request, claim: Claim) -> FloatArray:
-        lease = await self._hub.lease(encoder)
-        prompt = "query" if "query" in lease.session.model.prompts else None
-        self._hub.pool.release(lease)
+    async def _embedded(
+        self, encoder: str, prompt: str | None, question: str, asked: Request, claim: Claim
+    ) -> FloatArray:  # fmt: skip
         work = partial(embed, truncate=True, prompt_name=prompt)
         answering = await self._hub.ask(encoder, [Request(question, tenant=asked.tenant)], claim, work=work)
         try:

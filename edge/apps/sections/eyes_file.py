@@ -72,7 +72,7 @@ CONFIG = c_struct(
     stages="<u4", stops=("<u4", (MOST_STAGES,)), windowed="<u4", kept="<u4",
     mean=("<f8", (3,)), std=("<f8", (3,)), eps="<f8",
     factor="<f8",  # of means
-    **dict.fromkeys(("least_pixels", "most_pixels"), "<u8"),  # of Qwen's
+    least_pixels="<u8",  # of Qwen's
 )  # fmt: skip
 MATRIX = c_struct(at="<u8", rows="<u4", columns="<u4", half="<u4", reserved="<u4")  # at: within STEM. half: float16
 STRUCTS = {"eyes_config": CONFIG, "stem_matrix": MATRIX}  # by their names in C
@@ -277,11 +277,11 @@ def _qwen(tower: PictureTower, tokens: int | None) -> _Family:
     """A picture of any shape, whose rows have positions of several components."""
     assert isinstance(tower, Qwen)
     clip, merge = tower.mmproj, tower.merge
-    most, (least_pixels, most_pixels) = tower.check_most(tokens, 1), tower.pixels
+    most = tower.check_most(tokens, 1)
     most = min(most, _TOKENS if tokens is None else most)
     numbers: dict[str, Any] = {
-        "family": 3, "join": merge, "most": 1, "tokens": most, "least": 1, "filter": 1, "least_pixels": least_pixels,
-        "most_pixels": most_pixels,
+        "family": 3, "join": merge, "most": 1, "tokens": most, "least": 1, "filter": 1,
+        "least_pixels": tower.pixels[0],
     }  # fmt: skip
     both = clip.weights("v.patch_embd.weight") + clip.weights("v.patch_embd.weight.1")
     matrices = {"patch": both.reshape(clip.hidden, -1)}
