@@ -286,13 +286,41 @@ def test_bad_requests_are_refused_in_a_line(client: TestClient) -> None:
     for body, param in (
         ({}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[1], []]}, "prompt"),
         ({"prompt": [1, "two"]}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": [1 << 40]}, "prompt"),
-        ({"prompt": [[1]] * 100}, "prompt"), ({"prompt": [100000]}, None), ({"prompt": "x", "best_of": 3}, "best_of"),
-        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": [[1]] * 100}, "prompt"), ({"prompt": [100000]}, None), ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "best_of": 2, "n": 3}, "best_of"),
+        ({"prompt": "x", "best_of": 3, "stream": True}, "best_of"), ({"prompt": "x", "edge": {"vote": 3}}, "edge.vote"),
     ):  # fmt: skip
         response = client.post("/v1/completions", json=body)
         assert response.status_code == 400, body
         found = error_of(response)["param"]
         assert found is None if param is None else found.startswith(param)
+
+
+def test_best_of_sends_the_likeliest(client: TestClient) -> None:
+    body = {"prompt": ["one", "two"], "temperature": 1.0, "seed": 7, **SHORT}
+    drawn = client.post("/v1/completions", json={**body, "n": 3, "logprobs": 0}).json()["choices"]
+
+    def likelihood(choice: dict[str, Any]) -> float:
+        return float(np.mean(choice["logprobs"]["token_logprobs"]))
+
+    best = [max(own, key=likelihood)["text"] for own in (drawn[:3], drawn[3:])]
+    found = client.post("/v1/completions", json={**body, "best_of": 3}).json()
+    assert [(each["index"], each["text"], each["logprobs"]) for each in found["choices"]] == [
+        (0, best[0], None), (1, best[1], None),
+    ]  # fmt: skip
+    assert found["usage"]["completion_tokens"] == 6 * SHORT["max_tokens"]
+
+
+def test_vote_sends_what_most_answers_say(client: TestClient) -> None:
+    drawn = {"temperature": 1.0, "seed": 3, "guided_choice": ["yes", "no"]}
+    texts = [each["message"]["content"] for each in chat(client, n=5, **drawn)["choices"]]
+    found = chat(client, edge={"vote": 5}, **drawn)
+    [choice] = found["choices"]
+    most = max(texts.count(text) for text in texts)
+    assert texts.count(choice["message"]["content"]) == found["usage"]["edge"]["votes"] == most
+    for other in ({"n": 2}, {"stream": True}, {"temperature": 0}):
+        response = client.post("/v1/chat/completions", json={"messages": HELLO, "edge": {"vote": 3}, **other})
+        assert (response.status_code, error_of(response)["param"]) == (400, "edge.vote")
 
 
 LONG = "long " * 50

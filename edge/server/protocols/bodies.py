@@ -39,6 +39,7 @@ class Budget:
     energy: str | float | None = said("Joules, such as 30J: the answer ends before more is spent.")
     time: str | float | None = said("Seconds, such as 20s: the answer ends then, the wait for its turn included.")
     documents: str | None = said("An index of `edge serve --documents`, of which passages go before the question.")
+    vote: Choices | None = said("In a chat: draw this many short answers, and send the one that most agree on.")
     evict: bool | None = said("Answer a prompt that is longer than the KV rows: the policy evicts the others.")
 
 
@@ -214,7 +215,7 @@ class CompletionBody(OpenAI):
     echo: bool | None = said("Begin the answer with the prompt.")
     logprobs: Logprobs | None = said("Say how likely each token was, with as many alternatives.")
     suffix: str | None = said("Not supported, unless it is empty.")
-    best_of: Choices | None = said("Not supported, unless it is n.")
+    best_of: Choices | None = said("Draw this many answers, and send the n likeliest by token; not in a stream.")
 
 
 @dataclass(frozen=True)
@@ -300,9 +301,12 @@ def think_of(hint: object) -> Think:
     return Think(enabled=_WORDS[word]) if word in _WORDS else Think()
 
 
-def limits_of(budget: Budget | None, headers: Any, *, evict: bool = False) -> dict[str, Any]:
+def limits_of(budget: Budget | None, headers: Any, *, evict: bool = False, votes: bool = False) -> dict[str, Any]:
     """`time` (seconds) and `energy` (joules) of a request, from its body, else from the headers Edge-Time and
-    Edge-Energy, and `evict`, as the protocol has it or from the body. Raises RefusedError."""
+    Edge-Energy, and `evict`, as the protocol has it or from the body. votes: whether the protocol has `edge.vote`.
+    Raises RefusedError."""
+    if budget and budget.vote is not None and not votes:
+        raise RefusedError(400, "edge.vote is a field of /v1/chat/completions", param="edge.vote", code="unsupported")
     found: dict[str, Any] = {"evict": evict or bool(budget and budget.evict)}
     for name, parse in (("time", parse_seconds), ("energy", parse_joules)):
         value = getattr(budget, name, None)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 from edge.model.chat.parts import newest
 from edge.model.tokens.tokenizer import TokenizerLike
+from edge.run.branching.voting import TEMPERATURE, words_of
 from edge.run.report import TokenLogprob
 from edge.run.request import INTERACTIVE, TITLES, TOOLS, Request
 from edge.server.events import Call, Ended, Event, Likely, Piece
@@ -44,9 +47,25 @@ def translate(body: ChatBody, headers: Any, tenant: str) -> list[Request]:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         priority=priority_of(messages),
         tenant=tenant,
-        **limits_of(body.edge, headers),
+        **limits_of(body.edge, headers, votes=True),
     )
-    return choices_of(request, body.n or 1)
+    count = votes_of(body)
+    if count:  # by 0.7, unless the request states another temperature
+        request = replace(request, sampling={"temperature": TEMPERATURE, **body.sampling()})
+    return choices_of(request, count or body.n or 1)
+
+
+def votes_of(body: ChatBody) -> int | None:
+    """The number of answers to draw for a vote, which sends one; None without. Raises RefusedError."""
+    count = body.edge.vote if body.edge else None
+    if count is None:
+        return None
+    others = {
+        "n": (body.n or 1) > 1, "stream": body.stream, "tools": body.tools, "temperature 0": body.temperature == 0,
+    }  # fmt: skip
+    if given := next((name for name, value in others.items() if value), None):
+        raise RefusedError(400, f"edge.vote goes without {given}", param="edge.vote", code="unsupported")
+    return count
 
 
 def limit_of(count: int | None) -> int | None:
@@ -79,8 +98,11 @@ class Writer:
     """Writes one response, whole or in chunks."""
 
     def __init__(
-        self, model: str, tokenizer: TokenizerLike, *, choices: int = 1, usage: bool = False, logprobs: bool = False
-    ) -> None:
+        self, model: str, tokenizer: TokenizerLike, *, choices: int = 1, usage: bool = False, logprobs: bool = False,
+        votes: bool = False,
+    ) -> None:  # fmt: skip
+        """votes: the answers are those of a vote, which sends one."""
+        self._votes = votes
         self._tokenizer, self._choices, self._usage, self._logprobs = tokenizer, choices, usage, logprobs
         self._waiting: dict[int, list[TokenLogprob]] = {}  # tokens whose text has not been sent
         self._answers: dict[int, Answer] = {}
@@ -126,6 +148,12 @@ class Writer:
         for each in events:
             gather(self._answers, each)
         answers = dict(sorted(self._answers.items())).items()
+        usage = usage_of(self._answers.values())
+        if self._votes:
+            same = Counter(words_of(each.text) for _, each in answers)
+            chosen = max((each for _, each in answers), key=lambda each: same[words_of(each.text)])
+            usage.setdefault("edge", {})["votes"] = same[words_of(chosen.text)]
+            answers = {0: chosen}.items()
         return {
             **self._head,
             "object": "chat.completion",
@@ -138,7 +166,7 @@ class Writer:
                 }
                 for index, answer in answers
             ],
-            "usage": usage_of(self._answers.values()),
+            "usage": usage,
             "timings": timings_of(self._answers.values()),
         }
 

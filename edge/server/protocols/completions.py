@@ -25,8 +25,9 @@ def translate(body: CompletionBody, headers: Any, tenant: str) -> list[Request]:
     """A request for each choice of each prompt. Raises RefusedError."""
     if body.suffix:
         raise RefusedError(400, "suffix is not supported", param="suffix", code="unsupported")
-    if body.best_of not in (None, body.n or 1):
-        raise RefusedError(400, "best_of is not supported", param="best_of", code="unsupported")
+    if drawn_of(body) > (body.n or 1) and (body.stream or scores(body)):
+        message = "best_of goes without a stream and without scores of the prompt"
+        raise RefusedError(400, message, param="best_of", code="unsupported")
     if body.logprobs is not None and body.echo and not scores(body):
         message = "logprobs with echo need temperature 0 and max_tokens 0 or 1"
         raise RefusedError(400, message, param="logprobs", code="unsupported")
@@ -46,14 +47,21 @@ def translate(body: CompletionBody, headers: Any, tenant: str) -> list[Request]:
             sampling=body.sampling(),
             stop=body.stops(),
             ignore_eos=bool(body.ignore_eos),
-            logprobs=body.logprobs,
+            logprobs=0 if body.logprobs is None and drawn_of(body) > (body.n or 1) else body.logprobs,
             grammar=grammar,
             tenant=tenant,
             **limits_of(body.edge, headers),
         )
         for prompt in prompts
     ]
-    return [each for request in requests for each in choices_of(request, body.n or 1)]
+    return [each for request in requests for each in choices_of(request, drawn_of(body))]
+
+
+def drawn_of(body: CompletionBody) -> int:
+    """The answers to draw for each prompt. Raises RefusedError for a `best_of` below `n`."""
+    if body.best_of is not None and body.best_of < (body.n or 1):
+        raise RefusedError(400, "best_of must be n or more", param="best_of", code="invalid_value")
+    return body.best_of or body.n or 1
 
 
 def prompts_of(body: CompletionBody) -> list[str | IntArray]:
@@ -124,17 +132,30 @@ class Writer:
         for each in events:
             gather(self._answers, each)
         choices = []
-        for index, answer in sorted(self._answers.items()):
+        for number, (index, answer) in enumerate(self._best()):
             echo = self._echoed(index) if self._body.echo else ""
             text = answer.text if answer.scored is None else self._added(answer.scored)
             reason = "length" if answer.ended is None else answer.reason
             logprobs = self._logprobs(index)
-            choices.append({"index": index, "text": echo + text, "logprobs": logprobs, "finish_reason": reason})
+            choices.append({"index": number, "text": echo + text, "logprobs": logprobs, "finish_reason": reason})
         usage = usage_of(self._answers.values())
         return {**self._head, "choices": choices, "usage": usage, "timings": timings_of(self._answers.values())}
 
+    def _best(self) -> list[tuple[int, Answer]]:
+        """The answers to send: of each prompt those whose tokens are likeliest on average, if more were drawn."""
+        found, drawn, count = sorted(self._answers.items()), drawn_of(self._body), self._body.n or 1
+        if drawn == count:
+            return found
+
+        def likelihood(each: tuple[int, Answer]) -> float:
+            tokens = each[1].tokens
+            return sum(token.logprob for token in tokens) / len(tokens) if tokens else 0.0
+
+        prompts = [found[first : first + drawn] for first in range(0, len(found), drawn)]
+        return [each for own in prompts for each in sorted(own, key=likelihood, reverse=True)[:count]]
+
     def _echoed(self, index: int) -> str:
-        prompt = self._prompts[index // (self._body.n or 1)]
+        prompt = self._prompts[index // drawn_of(self._body)]
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
 
     def _added(self, scored: Scored) -> str:

@@ -64,7 +64,8 @@ ENDPOINTS = (
     Endpoint(
         ("/v1/chat/completions", "/chat/completions"), ChatBody, chat.translate,
         lambda name, body, answering: chat.Writer(
-            name, answering.tokenizer, choices=body.n or 1, usage=body.wants_usage, logprobs=bool(body.logprobs)
+            name, answering.tokenizer, choices=body.n or 1, usage=body.wants_usage, logprobs=bool(body.logprobs),
+            votes=chat.votes_of(body) is not None,
         ),
     ),
     Endpoint(
