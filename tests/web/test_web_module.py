@@ -18,6 +18,7 @@ import pytest
 from bundles import model_of
 from conftest import GOLDEN, NEEDS_WASM, exhaustive
 from ctypes_bundle import MODEL
+from hf_folders import FOLDERS
 from lora_files import write_adapter
 from runtime_library import C_FILES, RUNTIME, WARNINGS
 from small_models import Small, write_small
@@ -29,6 +30,7 @@ from edge.apps.library import compile_sources
 from edge.apps.module import NATIVE, PAGE, find_zig, initial_pages
 from edge.apps.sections.adapter_file import export_adapter
 from edge.backends.tvm.targets import choose_target
+from edge.converters.huggingface.reader import convert_folder
 from edge.errors import BudgetError, BusyError, InputError, ModelFormatError, UnsupportedError
 
 pytestmark = [
@@ -253,6 +255,19 @@ def test_answers_call_tools(tmp_path: Path) -> None:
         module.rewind()
         module.tools(None)
         assert module.calls() == []
+
+
+def test_answers_with_an_assistant_are_those_of_edge(tmp_path: Path) -> None:
+    """Within the memory of the plan."""
+    rows = {"max_kv_size": 128, "prefill_step_size": 16, "kv_policy": "streaming", "threads": 1}
+    model, draft = (str(tmp_path / f"{name}.gguf") for name in ("gemma4_text", "gemma4_assistant"))
+    for path in (model, draft):
+        convert_folder(FOLDERS / Path(path).stem, Path(path))
+    folder = modules_of(model, "simd", draft=draft, **rows)
+    with web_pair(folder, model, "simd", 1, **rows) as both:
+        both.ask(list(range(5, 60)), max_tokens=60, temperature=0, ignore_eos=1)
+        both.ask([7, 9, 8], max_tokens=60, seed=3, temperature=0.8, ignore_eos=1)
+        assert both.exported.use()["drafted"] > 0
 
 
 def test_module_embeds_texts() -> None:

@@ -23,7 +23,8 @@ from edge.apps.bindings import camel
 from edge.apps.bundle import make_sections, prepare
 from edge.apps.enums import Finish, Role, Status
 from edge.apps.module import PAGE, initial_pages, make_modules
-from edge.apps.sections.model_file import trusted_source, write_model
+from edge.apps.sections.encoder_file import nest
+from edge.apps.sections.model_file import write_model
 from edge.devices.profiles import find_profile
 from edge.errors import EngineError
 from edge.options import Options
@@ -44,9 +45,10 @@ def modules_of(name: str, *isas: str, lora_rank: int = 0, **options: Any) -> Pat
     bundle = prepare(model_of(name), find_profile("web"), Options().updated(**options), isas, lora_rank)
     sections, used = make_sections(bundle), bundle.plan.bytes
     folder.mkdir()
-    make_modules(bundle.designs, folder, tables={"trusted.c": trusted_source(sections)})
+    make_modules(bundle.all_designs, folder, tables={"trusted.c": bundle.trusted_source(sections)})
     digest = bytes.fromhex(fingerprint(bundle.model.file.path).sha256)
-    write_model(folder / MODEL, sections, digest, bundle.model.file, bundle.layout)
+    draft = nest(bundle.draft, folder) if bundle.draft else b""
+    write_model(folder / MODEL, sections, digest, bundle.model.file, bundle.layout, draft=draft)
     (folder / BOUND).write_text(str(used.total + used.reserve))
     return folder
 

@@ -111,7 +111,7 @@ static bool config_is_possible(const edge_config *c)
         && within(c->threads, 1, MOST_THREADS) && within(c->evict_step, 1, c->capacity) && c->pinned < c->capacity
         && c->sinks <= c->pinned && c->drafts <= MOST_DRAFTS && (!c->drafts || c->policy != POLICY_H2O)
         && c->policy <= POLICY_H2O && c->kv_dtype <= KV_INT4;
-    bool rings = is_beside(c) ? !c->whole && !c->ringed && c->windowed <= 1 : within(c->whole, 1, c->layers) && c->ringed <= c->layers - c->whole && c->windowed <= 1
+    bool rings = is_beside(c) ? c->whole <= 1 && !c->ringed && c->windowed <= 1 : within(c->whole, 1, c->layers) && c->ringed <= c->layers - c->whole && c->windowed <= 1
         && (c->ringed ? c->windowed && within(c->ring_rows, 1, c->capacity) && within(c->ring_window, 1, 1 << 30)
                             && (c->ring_rows == c->capacity || c->ring_rows >= c->ring_window + c->chunk)
                       : !c->ring_rows && !c->ring_window && !memcmp(c->shapes, c->shapes + 1, sizeof *c->shapes))
