@@ -8,6 +8,7 @@ for program in mvn javac aapt2; do
   command -v $program > /dev/null || { echo "make test-android: there is no $program; skipped"; exit 0; }
 done
 sdk=15-robolectric-13954326 resources_sdk=14-robolectric-10818077 # Debian's aapt2 reads the resources of 14
+kotlin=2.4.20 # as in pom.xml
 repository=$HOME/.m2/repository
 get() { mvn -q -B -Dstyle.color=never dependency:get -Dtransitive=false -Dartifact="$1"; }
 cd "$here/../.."
@@ -38,6 +39,8 @@ for artifact in androidx.test:monitor:1.8.0 androidx.test.espresso:espresso-idli
   get "$artifact:aar"
   unzip -qop "$repository/${group//.//}/$name/$version/$name-$version.aar" classes.jar > "aar/$name.jar"
 done
+get org.jetbrains.kotlin:kotlin-serialization-compiler-plugin-embeddable:$kotlin
+cp "$repository"/org/jetbrains/kotlin/kotlin-serialization-compiler-plugin-embeddable/$kotlin/*$kotlin.jar aar/serialization.jar
 cat > AndroidManifest.xml <<'END'
 <manifest xmlns:android="http://schemas.android.com/apk/res/android" package="com.example.chat" android:versionCode="1">
   <uses-sdk android:minSdkVersion="26" android:targetSdkVersion="35"/>

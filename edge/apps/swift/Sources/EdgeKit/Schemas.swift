@@ -68,8 +68,8 @@ public struct Schema: Sendable, Equatable, ExpressibleByDictionaryLiteral {
 
     static func either(_ cases: [Schema]) -> Schema { ["anyOf": .list(cases.map { .schema($0) })] }
 
-    /// Of a type whose `init(from:)` asks for its properties by keys, as the compiler writes it. Optional properties need
-    /// not be there. Enums of texts are `CaseIterable`. Throws `.unsupported` for types that no schema says: those that
+    /// Of a type whose `init(from:)` asks for its properties by keys, as the compiler writes it. Optional properties
+    /// need not be there. Enums of texts are `CaseIterable`. Throws `.unsupported` for types without one: those that
     /// contain themselves, and such that look at the values they decode.
     public init<Decoded: Decodable>(of type: Decoded.Type) throws {
         self = try schema(of: type, within: [])
@@ -120,7 +120,8 @@ public struct Tool: Sendable {
 
     var json: String {
         let function = [
-            "\"name\":\(Schema.quoted(name))", "\"description\":\(Schema.quoted(about))", "\"parameters\":\(parameters.json)",
+            "\"name\":\(Schema.quoted(name))", "\"description\":\(Schema.quoted(about))",
+            "\"parameters\":\(parameters.json)",
         ]
         return "{\"type\":\"function\",\"function\":{\(function.joined(separator: ","))}}"
     }
@@ -150,7 +151,7 @@ extension EdgeSession {
     }
 }
 
-// ---- types, by what their decoding asks for --------------------------------------------------------------------------
+// ---- types, by what their decoding asks for ----------------------------------------------------------------------
 
 private func schema(of type: any Decodable.Type, within outer: [any Decodable.Type]) throws -> Schema {
     switch type {
@@ -243,6 +244,26 @@ private struct Keyed<Key: CodingKey>: KeyedDecodingContainerProtocol {
     }
 
     func decodeIfPresent<Value: Decodable>(_ type: Value.Type, forKey key: Key) throws -> Value? {
+        try absent(type, key)
+    }
+
+    // For these, the protocol's own functions would be called: they decode, and note nothing.
+    func decodeIfPresent(_ type: Bool.Type, forKey key: Key) throws -> Bool? { try absent(type, key) }
+    func decodeIfPresent(_ type: String.Type, forKey key: Key) throws -> String? { try absent(type, key) }
+    func decodeIfPresent(_ type: Double.Type, forKey key: Key) throws -> Double? { try absent(type, key) }
+    func decodeIfPresent(_ type: Float.Type, forKey key: Key) throws -> Float? { try absent(type, key) }
+    func decodeIfPresent(_ type: Int.Type, forKey key: Key) throws -> Int? { try absent(type, key) }
+    func decodeIfPresent(_ type: Int8.Type, forKey key: Key) throws -> Int8? { try absent(type, key) }
+    func decodeIfPresent(_ type: Int16.Type, forKey key: Key) throws -> Int16? { try absent(type, key) }
+    func decodeIfPresent(_ type: Int32.Type, forKey key: Key) throws -> Int32? { try absent(type, key) }
+    func decodeIfPresent(_ type: Int64.Type, forKey key: Key) throws -> Int64? { try absent(type, key) }
+    func decodeIfPresent(_ type: UInt.Type, forKey key: Key) throws -> UInt? { try absent(type, key) }
+    func decodeIfPresent(_ type: UInt8.Type, forKey key: Key) throws -> UInt8? { try absent(type, key) }
+    func decodeIfPresent(_ type: UInt16.Type, forKey key: Key) throws -> UInt16? { try absent(type, key) }
+    func decodeIfPresent(_ type: UInt32.Type, forKey key: Key) throws -> UInt32? { try absent(type, key) }
+    func decodeIfPresent(_ type: UInt64.Type, forKey key: Key) throws -> UInt64? { try absent(type, key) }
+
+    private func absent<Value: Decodable>(_ type: Value.Type, _ key: Key) throws -> Value? {
         try asked.note(key, type, optional: true)
         return nil
     }

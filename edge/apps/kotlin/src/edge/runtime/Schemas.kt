@@ -78,9 +78,10 @@ public suspend fun <T> EdgeSession.fill(prompt: String, of: KSerializer<T>, vara
 
 @OptIn(ExperimentalSerializationApi::class) // to read kinds
 private fun schema(of: SerialDescriptor, more: Map<String, JsonObject>, outer: List<String>): JsonObject {
-    require(of.serialName !in outer) { "${of.serialName} contains itself, which schemas of classes lack" }
-    val within = outer + of.serialName
-    val own: JsonObject = when (val kind = of.kind) {
+    val own = of.serialName.removeSuffix("?")
+    require(own !in outer) { "$own contains itself, which schemas of classes lack" }
+    val within = outer + own
+    val form: JsonObject = when (val kind = of.kind) {
         PrimitiveKind.BOOLEAN -> type("boolean")
         PrimitiveKind.STRING -> type("string")
         PrimitiveKind.CHAR -> JsonObject(type("string") + sizes("minLength", 1, "maxLength", 1))
@@ -99,8 +100,8 @@ private fun schema(of: SerialDescriptor, more: Map<String, JsonObject>, outer: L
         is PolymorphicKind, SerialKind.CONTEXTUAL ->
             throw IllegalArgumentException("${of.serialName} is $kind, which schemas of classes lack")
     }
-    if (!of.isNullable) return own
-    return buildJsonObject { put("anyOf", JsonArray(listOf(own, type("null")))) }
+    if (!of.isNullable) return form
+    return buildJsonObject { put("anyOf", JsonArray(listOf(form, type("null")))) }
 }
 
 @OptIn(ExperimentalSerializationApi::class)
