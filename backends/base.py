@@ -498,6 +498,3 @@ class Backend(ABC):
     def versions(self) -> dict[str, str]:
         """Versions of the installed `PACKAGES`, by name."""
         return {name: version for name in self.PACKAGES if (version := version_of(name)) is not None}
-
-
-NOT_FINITE = "the model produced NaN logits: its weights are damaged or overflow"

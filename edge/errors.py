@@ -133,6 +133,7 @@ class IncompleteError(EdgeError):
         self.reason, self.text = reason, text
 
 
+NOT_FINITE = "the model produced NaN logits: its weights are damaged or overflow"
 MEMORY_SHORT = "memory is short: close other programs, or state a smaller --max-kv-size"
 
 

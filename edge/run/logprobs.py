@@ -10,8 +10,7 @@ import math
 
 import numpy as np
 
-from edge.backends.base import NOT_FINITE
-from edge.errors import MEMORY_SHORT, BudgetError, EngineError, InputError
+from edge.errors import MEMORY_SHORT, NOT_FINITE, BudgetError, EngineError, InputError
 from edge.model.prompt import Prompt
 from edge.run.hooks import OnLogprob
 from edge.run.report import TokenLogprob

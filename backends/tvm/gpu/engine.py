@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from edge.backends.base import NOT_FINITE, EngineConfig, LoadProgress
+from edge.backends.base import EngineConfig, LoadProgress
 from edge.backends.checks import check_lora, check_positions, check_tokens, divide
 from edge.backends.head_kv import HeadKV
 from edge.backends.kv_cache import state_key
@@ -30,7 +30,7 @@ from edge.backends.tvm.kv.store import Arena, NativeStore, append_rows, choose_n
 from edge.backends.tvm.packing.layout import TABLE
 from edge.backends.tvm.sources import source_hash
 from edge.devices.power.estimate import gpu_work
-from edge.errors import EngineError, UnsupportedError
+from edge.errors import NOT_FINITE, EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.adapters.lora import Lora
 from edge.model.architectures.angles import temperatures

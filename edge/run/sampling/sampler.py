@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from edge.backends.base import NOT_FINITE
-from edge.errors import EngineError, InputError, UnsupportedError
+from edge.errors import NOT_FINITE, EngineError, InputError, UnsupportedError
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray, IntArray
 

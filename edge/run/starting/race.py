@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from edge.backends.base import NOT_FINITE, Backend, Engine, LoadProgress
+from edge.backends.base import Backend, Engine, LoadProgress
 from edge.devices.memory import release_free_memory
-from edge.errors import EdgeError, EngineError
+from edge.errors import NOT_FINITE, EdgeError, EngineError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.plan.engines import PROMPT, Pace

@@ -6,7 +6,8 @@
 import { Gpu, whyNone } from "./gpu.js";
 import { fetchBytes, fetchFile, fetchManifest } from "./manifest.js";
 import { FINISHES } from "./abi.js";
-import { chooseIsa, EdgeError, Engine } from "./module.js";
+import { chooseIsa } from "./isa.js";
+import { EdgeError, Engine } from "./module.js";
 import { readPrograms } from "./programs.js";
 import { verdictsOf } from "./race.js";
 import { forget, loadModel, storageName } from "./store.js";
