@@ -24,7 +24,8 @@ from fork_server import COMPILERS, FORKS
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "build" / "cost.json"
-# CPU seconds by folder, with a cold cache: 1.15 × those of a Zen 5; and 1.1 × the compilations of a whole run.
+# CPU seconds by folder, with a cold cache: 1.1 × those of two shared cores of a server, which are 1.4 × those of a new
+# desktop; and 1.1 × the compilations of a whole run.
 ALLOWED = Path(__file__).with_name("allowances.json")
 _KEY = "cost"
 

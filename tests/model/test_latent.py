@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine
+from conftest import GOLDEN, exhaustive, load_engine
 from fallbacks import open_fallback
 from lora_files import write_adapter
 from test_gguf_file import GGUF
@@ -34,7 +34,7 @@ def test_blocks_in_one_matrix_are_transposed(tmp_path: Path) -> None:
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99999
 
 
-@pytest.mark.parametrize("dtype", ["f16", "int8"])
+@pytest.mark.parametrize("dtype", [exhaustive("f16"), "int8"])
 def test_long_chunks_expand_rows_behind_others(dtype: str) -> None:
     """With BF16, chunks of 64 tokens and more make keys and values of each head, also of rows that were there before;
     shorter ones attend to latent rows."""
