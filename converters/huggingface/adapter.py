@@ -29,6 +29,7 @@ from edge.formats.json_file import read_object, shown
 from edge.formats.safetensors import Stored, read_header
 from edge.model.adapters.lora import DORA, LORA, MAX_RANK, open_lora
 from edge.model.adapters.lora_file import LoraFile
+from edge.model.adapters.prefix import SOFT_PROMPTS
 from edge.model.model import Model
 from edge.types import AnyArray, FloatArray
 
@@ -92,6 +93,8 @@ class _Settings:
 
 def _read_settings(folder: Path) -> _Settings:
     config = Config(folder / CONFIG, read_object(folder / CONFIG))
+    if config.get("peft_type") in SOFT_PROMPTS:
+        raise InputError(f"{folder} is a soft prompt of PEFT, which needs no conversion: --prefix reads this folder")
     config.must_be("peft_type", "LORA")
     for key, allowed in _PLAIN.items():
         config.must_be(key, *allowed)

@@ -122,7 +122,7 @@ def test_folder_is_no_adapter_yet() -> None:
     ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
     ({"init_lora_weights": "corda"}, "merge it with PEFT's merge_and_unload"),
     ({"alpha_pattern": {"(": 2}}, "is no pattern"), ({"peft_type": "IA3"}, "peft_type is 'IA3'"), ({"r": 0}, "r is 0"),
-    ({"lora_alpha": "x"}, "lora_alpha is 'x'"),
+    ({"lora_alpha": "x"}, "lora_alpha is 'x'"), ({"peft_type": "CARTRIDGE"}, "--prefix reads this folder"),
 ])  # fmt: skip
 def test_unsupported_peft_parts_are_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
     write_peft(tmp_path / "peft", FOLDERS / "llama", **config)

@@ -28,6 +28,8 @@ from edge.types import FloatArray, IntArray
 
 _CONFIG, _WEIGHTS, _TENSOR = "adapter_config.json", "adapter_model.safetensors", "prompt_embeddings"
 _OF_ROWS, _OF_KEYS = ("PROMPT_TUNING", "P_TUNING"), ("PREFIX_TUNING", "CARTRIDGE")
+SOFT_PROMPTS = (*_OF_ROWS, *_OF_KEYS)
+"""PEFT's names of the methods whose folders `read_prefix` reads."""
 _DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 INTERLEAVED = ("llama", "granite", "mistral3", "smollm3", "minicpm", "arcee")
 """Architectures whose GGUF files have RoPE's pairs as neighbours in a key, and transformers as halves."""
@@ -132,8 +134,8 @@ def read_prefix(path: Path) -> PrefixFile:
     method, base = said.get("peft_type"), said.get("base_model_name_or_path")
     if method == "LORA":
         raise InputError(f"--prefix {path} is a LoRA adapter: edge convert makes a file for --lora of it")
-    if method not in (*_OF_ROWS, *_OF_KEYS) or said.get("num_transformer_submodules") not in (None, 1):
-        raise UnsupportedError(f"{config}: peft_type is {brief(method)}: edge runs {', '.join((*_OF_ROWS, *_OF_KEYS))}")
+    if method not in SOFT_PROMPTS or said.get("num_transformer_submodules") not in (None, 1):
+        raise UnsupportedError(f"{config}: peft_type is {brief(method)}: edge runs {', '.join(SOFT_PROMPTS)}")
     tensors = read_header(weights)
     tensor = tensors.get(_TENSOR)
     if tensor is None or len(tensors) != 1:
