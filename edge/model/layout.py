@@ -13,7 +13,7 @@ from itertools import chain
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_fields import Header
-from edge.model.architectures import USUAL, USUAL_EXPERTS, find_network
+from edge.model.architectures import UNSTATED, USUAL, USUAL_EXPERTS, find_network
 from edge.model.cores import Tensor
 from edge.model.fallback import figure, read_fallback
 from edge.model.layers import Network
@@ -34,6 +34,8 @@ def list_tensors(bare: GGUFFile) -> list[Listed]:
     architecture = bare.metadata["general.architecture"]
     usual = USUAL.get(architecture, ())
     if bare.metadata.get(f"{architecture}.expert_count"):
+        if architecture in UNSTATED:
+            raise UnsupportedError(f"the tensors of {architecture}'s mixtures cannot be counted without their file")
         usual += USUAL_EXPERTS.get(architecture, ("ffn_down_exps.weight",))
     spec, network = network_of(_with_first_layer(bare, usual))
     if network is None or network.norm != "rms":  # `USUAL` does not say which biases LayerNorm has

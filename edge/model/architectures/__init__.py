@@ -103,8 +103,13 @@ have them, so a model can be described without its file (`edge/model/layout.py`)
 USUAL_EXPERTS = {
     "deepseek2": ("ffn_down_exps.weight", "exp_probs_b.bias"),
     "gemma4": ("ffn_gate_up_exps.weight", "ffn_down_exps.weight"),
+    "kimi-linear": ("ffn_down_exps.weight", "exp_probs_b.bias"),
 }
 """As `USUAL`, in mixtures of experts; those of other architectures are not fused."""
+
+
+UNSTATED = ("jamba",)
+"""Architectures whose headers do not say which layers of a mixture have experts."""
 
 
 def find_network(header: Header, spec: ModelSpec) -> Network | None:

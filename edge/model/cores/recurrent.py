@@ -136,7 +136,7 @@ class KimiDelta:
         for name in self.convolutions:
             yield Tensor(name, self.width, self.kernel, stored=(self.kernel, 1, self.width, 1))
         yield Tensor("ssm_dt.bias", self.width)
-        yield Tensor("ssm_a", self.heads, stored=(1, self.heads))
+        yield Tensor("ssm_a", self.heads, stored=(1, self.heads, 1, 1))
         yield Tensor("ssm_norm", self.size)
         yield Tensor(self.output, hidden, self.width, bits="more")
 
