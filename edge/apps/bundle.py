@@ -52,6 +52,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.model.catalog import packaged_name
 from edge.model.drafters.draft import check_draft
 from edge.model.model import Model, open_model
+from edge.model.towers.mmproj import AUDIO
 from edge.model.whisper import read_whisper
 from edge.options import NO_EYES, Options, takes_options
 from edge.plan.kv_losses import find_losses
@@ -169,7 +170,7 @@ def export(
         place = write_platform(
             bundle.all_designs, profile.system, bundle.trusted_source(sections), made, partial(tell, "compiling"),
             package=package, others=bundle.others, gpu=bundle.gpu is not None, npu=bundle.npu is not None,
-            ears=Section.HEARING in sections, eyes=Section.EYES in sections, sample=sample,
+            encoder=bundle.encoders[0].part if bundle.encoders else "", sample=sample,
         )  # fmt: skip
         if bundle.gpu and bundle.gpu_of_page:
             write_gpu(bundle.gpu, made)
@@ -227,7 +228,8 @@ def prepare(
             raise UnsupportedError("a bundle with --draft runs on the CPU: leave --gpu and --npu out")
     eyes, own = _eyes(model, profile, options, isas, accelerated=gpu or npu), composing_bytes(model.tokenizer)
     if eyes:
-        tables[Section.EYES], own = eyes.own[Section.EYES], own + eyes.need + PIXELS
+        tables |= {each: eyes.own[each] for each in (Section.EYES, Section.SOUNDS) if each in eyes.own}
+        own += eyes.need + (PIXELS if Section.SOUNDS not in eyes.own else hearing.SOUND)
     plan = plan_bundle(
         profile, model.spec, options, sum(map(len, tables.values())) + own, lora_rank, gpu=gpu,
         losses=find_losses(model.file, CPU, options),
@@ -256,15 +258,18 @@ def prepare(
 def _eyes(
     model: Model, profile: DeviceProfile, options: Options, isas: Sequence[str] | None, *, accelerated: bool
 ) -> EncoderFile | None:
-    """The encoder of pictures that the options name."""
+    """The encoder of pictures, or of sounds, that the options name."""
     if options.mmproj is None or options.mmproj == NO_EYES:
         return None
     if accelerated:
         raise UnsupportedError("a bundle with --mmproj runs on the CPU: leave --gpu and --npu out")
     from edge.apps.sections.eyes_file import plan_eyes  # here: few bundles see
-    from edge.run.starting.senses import find_tower
+    from edge.apps.sections.sounds_file import plan_sounds
+    from edge.run.starting.senses import find_ears, find_tower, senses_found
 
     kv_dtype = "f32" if options.kv_dtype == "f32" else CPU.CAPABILITIES.kv_dtypes[0]
+    if senses_found(model, options) == [AUDIO]:
+        return plan_sounds(model, find_ears(model, options), profile, usable_cores(), kv_dtype, isas)
     return plan_eyes(model, find_tower(model, options), profile, usable_cores(), kv_dtype, isas, options.image_tokens)
 
 

@@ -23,6 +23,7 @@ from edge.apps.sections import (
     hearing,
     letters,
     model_file,
+    sounds_file,
     tools_file,
     vocabulary,
     words,
@@ -221,7 +222,7 @@ _DOUBLES = {
 }
 _STRUCTS = model_file.STRUCTS | adapter_file.STRUCTS | vocabulary.STRUCTS | gpu_programs.STRUCTS
 _STRUCTS |= npu_graphs.STRUCTS
-_STRUCTS |= letters.STRUCTS | embedding.STRUCTS | hearing.STRUCTS | eyes_file.STRUCTS
+_STRUCTS |= letters.STRUCTS | embedding.STRUCTS | hearing.STRUCTS | eyes_file.STRUCTS | sounds_file.STRUCTS
 _STRUCTS |= tools_file.STRUCTS | assistant_file.STRUCTS
 _STRUCTS |= {"words_config": words.CONFIG, "chat_header": chat.HEADER}
 _TYPES = {"i4": "int32_t", "u2": "uint16_t", "u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
@@ -263,6 +264,8 @@ def constants_header() -> str:
         _enum("eyes_text", [*(f"EYES_TEXT_{_upper(name)}" for name in eyes_file.TEXTS), "EYES_TEXTS"]),
         _enum("", (f"POSITIONS_{_upper(name)}" for name in eyes_file.POSITIONS)),
         _enum("", [*(f"EYES_PART_{_upper(name)}" for name in eyes_file.PART_MATRICES), "EYES_PART_MATRICES"]),
+        _enum("", [*(f"SOUND_{name}" for name in sounds_file.KINDS), "SOUND_KINDS"]),
+        _enum("sound_matrix", [*(f"SOUND_MATRIX_{_upper(name)}" for name in sounds_file.MATRICES), "SOUND_MATRICES"]),
         _enum("eyes_matrix", [*(f"EYES_MATRIX_{name.upper()}" for name in eyes_file.MATRICES), "EYES_MATRICES"]),
         _enum("", [*(f"ISA_{each.name.upper()}" for each in TARGETS), "ISAS"]),
         "#define ISA_NAMES " + ", ".join(f'"{each.name}"' for each in TARGETS),

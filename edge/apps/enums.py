@@ -108,6 +108,7 @@ NAMES: dict[str, tuple[str, str, str]] = {  # in messages of C: what Kotlin, Swi
     "edge_cancel": ("cancel", "cancel", "signal"),
     "edge_embed": ("embed", "embed", "embed"),
     "edge_image": ("image", "image", "image"),
+    "edge_sound": ("sound", "sound", "sound"),
     "edge_picture": ("picture", "picture", "picture"),
     "edge_listen": ("transcribe", "listen", "transcribe"),
     "edge_hear": ("transcribe", "hear", "transcribe"),

@@ -40,31 +40,38 @@ def package_of(system: str, wanted: str | None) -> str:
     return wanted or own
 
 
+_ABILITIES = {  # by the encoder, of lines of manuals
+    "": ("answers",), "eyes": ("answers", "sees"), "sounds": ("answers", "sounds"), "ears": ("hears",),
+}  # fmt: skip
+
+
 def write_platform(
     designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell, *, package: str | None = None,
-    others: Sequence[Design] = (), gpu: bool = False, npu: bool = False, ears: bool = False, eyes: bool = False,
+    others: Sequence[Design] = (), gpu: bool = False, npu: bool = False, encoder: str = "",
     sample: bool = False,
 ) -> Path:  # fmt: skip
     """Write the files of a system. Returns the folder for model.edge, within `folder`.
 
     package: of PACKAGES. others: designs of another machine, for a second library on Android.
 
-    trusted: the text of trusted.c. gpu, npu, ears: include the code for these. eyes: the model sees. sample: with a
-    project of a chat around the package, for Android Studio or Xcode. tell: called with the fraction done.
+    trusted: the text of trusted.c. gpu, npu: include the code for these. encoder: the part beside the model: ears,
+    eyes or sounds. sample: with a project of a chat around the package, for Android Studio or Xcode. tell: called with
+    the fraction done.
     Raises EngineError if a compiler fails, MissingExtraError without TVM, UnsupportedError without a C compiler.
     """
     if system == "web":
         return write_site(designs, trusted, folder, tell)
+    hears = encoder in ("ears", "sounds")
     if package_of(system, package) == "swift":
-        files = [f"{part}.edge" for part, there in (("ears", ears), ("eyes", eyes)) if there]
-        sources = [*(GPU.iterdir() if gpu else ()), *(EARS.iterdir() if ears else ())]
+        files = [f"{encoder}.edge"] if encoder else []
+        sources = [*(GPU.iterdir() if gpu else ()), *(EARS.iterdir() if hears else ())]
         designs = designs if system != "linux" else as_assembly(designs)
         place = _write_swift(designs, {"trusted.c": trusted}, folder, tell, sources, files)
         if not sample:
             shutil.rmtree(folder / "Sample")
         _fit(folder / "README.md", ["sample"] * sample)
         return place
-    more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ()), *(EARS.glob("*.c") if ears else ())]
+    more = [*(GPU.glob("*.c") if gpu else ()), *(NPU.glob("*.c") if npu else ()), *(EARS.glob("*.c") if hears else ())]
     if system == "android":
         machines = [designs, others] if others else [designs]
         place = _write_android(machines, {"trusted.c": trusted}, folder, tell, sorted(more))
@@ -75,8 +82,8 @@ def write_platform(
     write = _write_jvm if package == "kotlin" else _write_windows if system == "windows" else _write_c
     place = write(designs, {"trusted.c": trusted}, folder, tell, sorted(more))
     if package != "kotlin":
-        _copy(_HERE / "c" / ("hears.c" if ears else "example.c"), folder, "example.c")
-        _fit(folder / "README.md", ("hears" if ears else "answers", *(["sees"] if eyes else [])))
+        _copy(_HERE / "c" / ("hears.c" if encoder == "ears" else "example.c"), folder, "example.c")
+        _fit(folder / "README.md", _ABILITIES[encoder])
     return place
 
 

@@ -151,6 +151,9 @@ class Bundle:
         """Tokens of a picture of this size."""
         return _check(self.library.edge_image_tokens, self._model, width, height, most)
 
+    def sound_tokens(self, count: int, rate: int = 16000) -> int:
+        return _check(self.library.edge_sound_tokens, self._model, c_uint64(count), rate)
+
     def session(self, **options: Any) -> BundleSession:
         """options: fields of edge_options; `stop` as texts."""
         return BundleSession(self.library, self._model, options, self.dimensions, self._folder)
@@ -225,6 +228,11 @@ class BundleSession:
             setattr(shown, name, value)
         place = _Source(os.fsencode(eyes or self._folder / "eyes.edge"), -1)
         self._call("edge_image", byref(place), byref(shown))
+
+    def sound(self, samples: AnyArray, rate: int = 16000, sounds: str | Path = "") -> None:
+        """Play a sound, float32 [n]."""
+        place = _Source(os.fsencode(sounds or self._folder / "sounds.edge"), -1)
+        self._call("edge_sound", byref(place), c_void_p(samples.ctypes.data), c_size_t(samples.size), rate)
 
     def next(self) -> Piece:
         piece = _Piece()
@@ -360,7 +368,7 @@ def _load(path: Path) -> ctypes.CDLL:
         getattr(library, name).restype = None
         getattr(library, name).argtypes = [c_void_p]
     library.edge_dimensions.restype = c_uint32
-    for name in ("tokenize", "calls", "thread_ids", "image_tokens"):
+    for name in ("tokenize", "calls", "thread_ids", "image_tokens", "sound_tokens"):
         getattr(library, f"edge_{name}").restype = c_int64
     return library
 

@@ -14,11 +14,11 @@ from runtime_library import COMMON, RUNTIME, includes
 FOLDERS = (*COMMON, RUNTIME / "gpu", RUNTIME / "npu", RUNTIME / "ears")
 SYSTEMS = {"linux.c", "apple.c", "posix.c", "windows.c"}  # implement system.h side by side
 # Pointers that trusted.c sets, by their functions.
-BUNDLE = re.compile(r"\bEDGE_(ADAPTERS|COMPOSER|DRAFTER|EARS|EMBED|EYES|PIECES|TOOLS|TABLE|RACE|GPU|NPU)\b")
+BUNDLE = re.compile(r"\bEDGE_(ADAPTERS|COMPOSER|DRAFTER|EARS|EMBED|EYES|PIECES|SOUNDS|TOOLS|TABLE|RACE|GPU|NPU)\b")
 TARGETS = {
     "ADAPTERS": "adapter.c", "TABLE": "table.c", "RACE": "gpu_race.c", "GPU": "gpu_pass.c", "NPU": "npu_pass.c",
     "COMPOSER": "compose.c", "EARS": "ears.c", "EMBED": "embed.c", "EYES": "see.c", "PIECES": "pieces.c",
-    "DRAFTER": "assistant.c", "TOOLS": "tools.c",
+    "DRAFTER": "assistant.c", "TOOLS": "tools.c", "SOUNDS": "sounds.c",
 }  # fmt: skip
 
 

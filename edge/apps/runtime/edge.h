@@ -429,6 +429,14 @@ EDGE_API int64_t edge_image_tokens(const edge_model *model, uint32_t width, uint
  * engines than the CPU. edge_cancel ends it between tiles: EDGE_BUSY. */
 EDGE_API edge_status edge_image(edge_session *session, const edge_source *eyes, const edge_picture *picture, edge_error *error);
 
+/* Number of tokens that a sound of so many samples takes, before it is encoded; or an edge_status: EDGE_UNSUPPORTED if the bundle
+ * hears no sounds in prompts (edge export --mmproj). rate: samples per second. */
+EDGE_API int64_t edge_sound_tokens(const edge_model *model, uint64_t count, uint32_t rate, edge_error *error);
+/* Encodes a sound, mono, samples from -1 to 1, of any length that the KV rows allow, which stands before the text that the next
+ * edge_append adds, as a picture of edge_image does. sounds: the place of the bundle's sounds.edge. Errors are those of edge_image. */
+EDGE_API edge_status edge_sound(edge_session *session, const edge_source *sounds, const float *samples, size_t count, uint32_t rate,
+                                edge_error *error);
+
 /* Values of the vectors that edge_embed makes; 0: the bundle makes none. */
 EDGE_API uint32_t edge_dimensions(const edge_model *model);
 /* Writes the embedding of each text to vectors[text][dimensions]. An encoder's short texts run in one pass, which is faster than

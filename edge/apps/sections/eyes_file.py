@@ -23,7 +23,7 @@ from edge.errors import EdgeError, InputError, UnsupportedError
 from edge.media.picture import Image
 from edge.model.chat.parts import Segment
 from edge.model.model import Model
-from edge.model.towers import PictureTower
+from edge.model.towers import PictureTower, Tower
 from edge.model.towers.gemma4 import Gemma4
 from edge.model.towers.mmproj import Mmproj
 from edge.model.towers.qwen import EPS, Qwen, Qwen3
@@ -32,7 +32,8 @@ from edge.records import dataclass
 from edge.run.sight import TOGETHER
 from edge.types import FloatArray
 
-FAMILIES = ("tiles", "square", "lfm2", "qwen", "gemma4")  # rules of layouts, in the order of EYES_TILES …
+FAMILIES = ("tiles", "square", "lfm2", "qwen", "gemma4", "sound")  # rules of layouts, in the order of EYES_TILES …
+SOUND = FAMILIES.index("sound")  # no picture: section SOUNDS has its layout
 FILTERS = ("bilinear", "bicubic", "lanczos")  # in the order of enum pixel_filter
 # What is added to the rows of patches. of a grid: a row of a table for each patch. resized: the table is resized with
 # antialias; stretched: read from its first row to its last; crossed: one table for columns, one for rows.
@@ -104,19 +105,10 @@ def plan_eyes(
     if tower.mmproj.projected != model.spec.hidden:
         raise InputError(f"{tower.mmproj.file.path} belongs to another model: choose its own")
     found = _FAMILIES[tower.kind](tower, tokens)
-    stem, places = b"", b""
     own = [found.matrices.get(name) for name in MATRICES]
-    for values in [*own, *(part.get(name) for part in found.parts for name in PART_MATRICES)]:
-        if values is None:
-            places += filled(MATRIX, {})
-            continue
-        stem += bytes(-len(stem) % _ALIGNMENT)
-        half = values.astype("<f2")
-        exact = bool((half == values).all())
-        rows, columns = values.reshape(1 if values.ndim == 1 else len(values), -1).shape
-        places += filled(MATRIX, {"at": len(stem), "rows": rows, "columns": columns, "half": exact})
-        stem += (half if exact else values.astype("<f4")).tobytes()
-    said, clip, network = _said(model, tower), tower.mmproj, model.spec.network
+    stem, places = with_matrices(b"", [*own, *(part.get(name) for part in found.parts for name in PART_MATRICES)])
+    picture = {"type": "image", "image": Image(np.zeros((1, 1, 3), np.uint8))}
+    said, clip, network = said_around(model, tower, "picture", picture), tower.mmproj, model.spec.network
     if network is None or len(found.parts) > 1 + network.deepstack:
         raise UnsupportedError(f"{model.name} adds fewer parts of rows than {clip.file.path} has: choose its own")
     kept, windowed = (
@@ -150,13 +142,28 @@ def check_whole(section: bytes, chunk: int) -> None:
         )
 
 
-def _said(model: Model, tower: PictureTower) -> dict[str, str]:
-    """The template's texts around pictures that stand before a user's text; empty if it takes none."""
+def with_matrices(stem: bytes, matrices: Sequence[FloatArray | None]) -> tuple[bytes, bytes]:
+    """A section with these behind its content, in float16 where that is exact, and a MATRIX for each."""
+    places = b""
+    for values in matrices:
+        if values is None:
+            places += filled(MATRIX, {})
+            continue
+        stem += bytes(-len(stem) % _ALIGNMENT)
+        half = values.astype("<f2")
+        exact = bool((half == values).all())
+        rows, columns = values.reshape(1 if values.ndim == 1 else len(values), -1).shape
+        places += filled(MATRIX, {"at": len(stem), "rows": rows, "columns": columns, "half": exact})
+        stem += (half if exact else values.astype("<f4")).tobytes()
+    return stem, places
+
+
+def said_around(model: Model, tower: Tower, kind: str, medium: dict[str, Any]) -> dict[str, str]:
+    """The template's texts around media that stand before a user's text; empty if it takes none."""
     template, found = model.template, dict[str, str]()
     if template is None:
         return found
-    picture = {"type": "image", "image": Image(np.zeros((1, 1, 3), np.uint8))}
-    asked = {"role": "user", "content": [picture, picture, {"type": "text", "text": "user"}]}
+    asked = {"role": "user", "content": [medium, medium, {"type": "text", "text": "user"}]}
     earlier = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
     conversations = {
         "first": [asked], "after system": [{"role": "system", "content": "system"}, asked], "next": [*earlier, asked],
@@ -164,7 +171,7 @@ def _said(model: Model, tower: PictureTower) -> dict[str, str]:
     around, think = set[tuple[str, str]](), exported_think(template)
     for name, messages in conversations.items():
         try:
-            segments, _ = template.conversation(messages, think=think, markers={"picture": tower.marker})
+            segments, _ = template.conversation(messages, think=think, markers={kind: tower.marker})
         except EdgeError:  # it takes no system prompt, or drops replies
             continue
         before, between, after = _around(segments)

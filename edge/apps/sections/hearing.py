@@ -6,7 +6,7 @@ The bundle's own network is the decoder, so that model.edge is as any other; the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -40,7 +40,7 @@ from edge.types import FloatArray
 FASTEST = 192000  # samples per second: filters of faster sound take memory
 PANEL = 8  # columns of a matrix that lie side by side
 MOST_BANDS, MOST_FRAMES, MOST_TEXT_BYTES = 128, 3000, 1 << 20
-_SOUND = 4 << 20  # bytes of a session for sounds: filters of resampling, tables, bands of the convolutions
+SOUND = 4 << 20  # bytes of a session for sounds: filters of resampling, tables, bands of the convolutions
 _CHARACTER = 64  # bytes beside a text's own
 
 HEARING = c_struct(
@@ -84,7 +84,7 @@ def plan_ears(profile: DeviceProfile, whisper: Whisper, options: Options, proces
     words = EngineConfig(whisper.context, min(CHUNK, whisper.context), dtype, threads, crossed=whisper.positions)
     ears = EngineConfig(whisper.positions, whisper.positions, dtype, threads)
     one, other = engine.footprint(whisper.spec, words), engine.footprint(whisper.ears, ears)
-    sound = 4 * (whisper.frames * (HOP + whisper.mels) + 3 * whisper.vocab) + _SOUND
+    sound = 4 * (whisper.frames * (HOP + whisper.mels) + 3 * whisper.vocab) + SOUND
     counted = PlanBytes(
         process, one.weights + other.weights, one.kv + other.kv, one.scratch + other.scratch + sound,
         fixed_kv=one.fixed_kv + other.fixed_kv,
@@ -119,16 +119,24 @@ def hearing_section(whisper: Whisper, tokenizer: TokenizerLike) -> bytes:
 
 def stem_section(file: GGUFFile, whisper: Whisper) -> bytes:
     """Section STEM."""
-    config = {"mels": whisper.mels, "hidden": whisper.spec.hidden, "positions": whisper.positions}
-    return filled(STEM_CONFIG, config) + b"".join(each.astype("<f4").tobytes() for each in _stem(file, whisper))
+    names = [f"{name}.{of}" for name in STEM for of in ("weight", "bias")] + ["position_embd.weight"]
+    tables = [read_weight(file, f"{EARS}{name}") for name in names]
+    return stem_of(whisper.mels, whisper.spec.hidden, whisper.positions, tables)
 
 
-def _stem(file: GGUFFile, whisper: Whisper) -> Iterator[FloatArray]:
-    yield mel_filters(whisper.mels)
-    for name in STEM:
-        yield _panels(read_weight(file, f"{EARS}{name}.weight"))
-        yield read_weight(file, f"{EARS}{name}.bias")
-    yield read_weight(file, f"{EARS}position_embd.weight")
+def stem_of(mels: int, hidden: int, positions: int, tables: Sequence[FloatArray]) -> bytes:
+    """Section STEM, of the taps of both convolutions, [outputs, 3, inputs], each with its biases, and of positions."""
+    first, bias, second, other, places = tables
+    parts = [
+        mel_filters(mels),
+        _panels(first.reshape(hidden, -1)),
+        bias,
+        _panels(second.reshape(hidden, -1)),
+        other,
+        places,
+    ]
+    config = {"mels": mels, "hidden": hidden, "positions": positions}
+    return filled(STEM_CONFIG, config) + b"".join(each.astype("<f4").tobytes() for each in parts)
 
 
 def _panels(matrix: FloatArray) -> FloatArray:

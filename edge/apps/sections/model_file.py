@@ -53,7 +53,7 @@ class Section(IntEnum):
     """The content of a section; in C, SECTION_CONFIG and so on."""
 
     CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS, TABLE, ADAPTERS = range(1, 13)
-    GPU, GPU_WEIGHTS, NPU, EMBED, NORMALIZER, EYES = range(13, 19)
+    GPU, GPU_WEIGHTS, NPU, EMBED, NORMALIZER, EYES, SOUNDS = range(13, 20)
     HEARING, STEM, TOOLS = range(20, 23)  # STEM: matrices around an encoder's layers
     DRAFT, ASSISTANT = range(24, 26)  # DRAFT: a file like this one
 
@@ -264,7 +264,8 @@ def trusted_source(
     pieces, composes = splitters.get(kind, "NULL"), "compose_text" if flags & COMPOSES else "NULL"
     embeds = "embed_texts" if Section.EMBED in sections else "NULL"
     ears, hears = ("&edge_ears", "&ears") if Section.HEARING in sections else ("NULL", "NULL")
-    eyes, sees = ("&edge_eyes", "&eyes") if Section.EYES in sections else ("NULL", "NULL")
+    sounds, encoder = ("&edge_sounds", "&sounds") if Section.SOUNDS in sections else ("NULL", "&eyes")
+    eyes, sees = ("&edge_eyes", encoder) if Section.EYES in sections else ("NULL", "NULL")
     drafter, own = ("&edge_assistant", "&draft") if drafts else ("NULL", "NULL")
     gpu = "&edge_gpu" if Section.GPU in sections else "NULL"
     page = "&edge_page" if gpu_of_page else "NULL"
@@ -280,6 +281,7 @@ def trusted_source(
         f"const ears_kind *const EDGE_EARS = {ears};\nconst encoder_kind *const EDGE_HEARS = {hears};\n"
         f"const tools_kind *const EDGE_TOOLS = {calls_kind(sections.get(Section.TOOLS))};\n"
         f"const eyes_kind *const EDGE_EYES = {eyes};\nconst encoder_kind *const EDGE_SEES = {sees};\n"
+        f"const sounds_kind *const EDGE_SOUNDS = {sounds};\n"
         f"const drafter_kind *const EDGE_DRAFTER = {drafter};\nconst encoder_kind *const EDGE_DRAFTS = {own};\n"
         f"const accelerator_kind *const EDGE_GPU = {gpu}, *const EDGE_NPU = {npu}, *const EDGE_PAGE = {page};\n"
         f"session_racer *const EDGE_RACE = {'begin_faster' if Section.GPU in sections else 'NULL'};\n"

@@ -27,7 +27,7 @@ from edge.types import FloatArray
 
 _BIASES = tuple(name for name in BIASED if name != "attn_k")
 _AHEAD = 2  # frames behind a window's last that its convolutions see
-_EPS = 1e-6  # of the projectors' RMSNorm
+EPS = 1e-6  # of the projectors' RMSNorm
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Ears(SoundTower):
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         hidden = self.mmproj.hidden
         return {
-            "a.conv1d.1.weight": (hidden, self._mels, 3), "a.conv1d.1.bias": (hidden,),
+            "a.conv1d.1.weight": (hidden, self.mels, 3), "a.conv1d.1.bias": (hidden,),
             "a.conv1d.2.weight": (hidden, hidden, 3), "a.conv1d.2.bias": (hidden,),
-            "a.position_embd.weight": (self._positions, hidden),
+            "a.position_embd.weight": (self.positions, hidden),
         } | dict(self.projector)  # fmt: skip
 
     @property
@@ -76,11 +76,11 @@ class Ears(SoundTower):
         return {"a.conv1d.1": 2, "a.conv1d.2": 1}
 
     @property
-    def _mels(self) -> int:
+    def mels(self) -> int:
         return self.mmproj.header.count("audio.num_mel_bins", "heads")
 
     @property
-    def _positions(self) -> int:
+    def positions(self) -> int:
         """States of a whole window. Raises ModelFormatError."""
         info = self.mmproj.file.tensors.get("a.position_embd.weight")
         if info is None or len(info.shape) != 2 or not 4 <= info.shape[1] <= 1500:
@@ -107,7 +107,7 @@ class Ears(SoundTower):
         return max(1, -(-samples // HOP))
 
     def layout(self, samples: int) -> Layout:
-        frames, most = self.heard(samples), 2 * self._positions
+        frames, most = self.heard(samples), 2 * self.positions
         counts = [most] * (frames // most) + ([frames % most] if frames % most else [])
         positions = [(each + 1) // 2 for each in counts]
         before, after = self.texts
@@ -115,18 +115,18 @@ class Ears(SoundTower):
         return Layout(tuple(filter(None, parts)), tuple((1, each) for each in positions), 1, samples)
 
     def rows(self, medium: Any, layout: Layout) -> Iterator[FloatArray]:
-        most, mel, stem = 2 * self._positions, self.spectrogram(medium), self._stem()
+        most, mel, stem = 2 * self.positions, self.spectrogram(medium), self._stem()
         for number, (_, positions) in enumerate(layout.tiles):
             first = number * most
             yield stem.rows(mel[:, first : first + min(most, 2 * positions + 1)])[:positions]
 
     def spectrogram(self, sound: Sound) -> FloatArray:
         """Of all that the rows are made of, float32 [mels, frames]."""
-        return spectrogram(sound, self._mels, self._padded(sound.samples))
+        return spectrogram(sound, self.mels, self._padded(sound.samples))
 
     def _padded(self, samples: int) -> int:
         """Samples with the silence behind them that the rows need."""
-        whole = -(-samples // (2 * self._positions * HOP)) * 2 * self._positions * HOP
+        whole = -(-samples // (2 * self.positions * HOP)) * 2 * self.positions * HOP
         return min(whole, (self.heard(samples) + _AHEAD) * HOP)
 
     def _stem(self) -> Stem:
@@ -139,8 +139,8 @@ class Ears(SoundTower):
         )  # fmt: skip
 
     def hearing(self, samples: int) -> int:
-        padded, frames, hidden = self._padded(samples), 2 * self._positions, self.mmproj.hidden
-        return 4 * (padded + padded // HOP * self._mels + frames * (2 * self._mels + 5 * hidden))
+        padded, frames, hidden = self._padded(samples), 2 * self.positions, self.mmproj.hidden
+        return 4 * (padded + padded // HOP * self.mels + frames * (2 * self.mels + 5 * hidden))
 
     def _stacked(self, states: FloatArray) -> FloatArray:
         """Each `stack` states that follow each other as one row; missing ones are zeros."""
@@ -149,7 +149,7 @@ class Ears(SoundTower):
 
     def _normed(self, rows: FloatArray, name: str) -> FloatArray:
         squares = np.mean(np.square(rows), axis=1, keepdims=True)
-        return np.asarray(rows / np.sqrt(squares + np.float32(_EPS)) * self.mmproj.weights(name))
+        return np.asarray(rows / np.sqrt(squares + np.float32(EPS)) * self.mmproj.weights(name))
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class Voxtral(Ears):
         return positions // self._stack
 
     def heard(self, samples: int) -> int:
-        most = 2 * self._positions
+        most = 2 * self.positions
         return -(-super().heard(samples) // most) * most
 
     def project(self, states: Sequence[FloatArray], tile: Tile) -> FloatArray:

@@ -192,7 +192,7 @@ static bool encode(edge_session *s, uint32_t frames)
     mel_write(e->mel, windows_around(e->windows, e->seek, frames), frames, e->spectrogram);
     memset(e->spectrogram + (size_t)frames * mels, 0, (size_t)(e->config->frames - frames) * mels * sizeof(float));
     float *rows = encoder_inputs(e->encoder, &stride);
-    stem_run(e->stem, e->stem_data, e->spectrogram, 2 * count, rows, stride);
+    stem_run(e->stem, e->stem_data, e->spectrogram, 2 * count, count, rows, stride);
     encoder_use_threads(e->encoder, pass_threads(s->pass), s->next_options.cpu_mask); /* edge_set may have come */
     const float *states = encoder_run(e->encoder, &(text_places){.ends = &count}, count, &stride);
     return states && pass_cross(s->pass, states, count, stride);

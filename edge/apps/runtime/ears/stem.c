@@ -47,7 +47,7 @@ const stem_config *find_stem(const edge_model *ears, uint32_t mels, uint32_t hid
         return NULL;
     const uint64_t floats = (uint64_t)mels * BINS + 3ull * mels * hidden + 3 * square(c) + 2ull * hidden
         + (uint64_t)positions * hidden;
-    return ears->sizes[SECTION_STEM] == sizeof *c + floats * sizeof(float) ? c : NULL;
+    return ears->sizes[SECTION_STEM] >= sizeof *c + floats * sizeof(float) ? c : NULL; /* a projector may stand behind it */
 }
 
 const float *stem_filters(const stem_config *config)
@@ -140,9 +140,9 @@ static void run_first(stem *s, const stem_config *c, const float *mel, uint32_t 
             memset(s->first + (size_t)i * s->hidden, 0, s->hidden * sizeof *s->first);
 }
 
-void stem_run(stem *s, const stem_config *config, const float *mel, uint32_t frames, float *rows, uint32_t stride)
+void stem_run(stem *s, const stem_config *config, const float *mel, uint32_t frames, uint32_t count, float *rows, uint32_t stride)
 {
-    const uint32_t hidden = s->hidden, count = frames / 2;
+    const uint32_t hidden = s->hidden;
     const float *taps = second_taps(config), *bias = taps + 3 * square(config), *positions = positions_of(config);
     for (uint32_t at = 0; at < count; at += BAND) {
         const uint32_t some = smaller(BAND, count - at);

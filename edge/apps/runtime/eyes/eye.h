@@ -40,5 +40,6 @@ bool projector_is_possible(const edge_model *file, const eyes_config *c, uint32_
 /* Writes part `part` of the rows of a tile for the text model, of the states of its patches. */
 void project_tile(const eye *e, uint32_t part, const float *states, uint32_t stride, uint32_t down, uint32_t across, const cell *cells,
                   float *rows);
+void gelu_erf(float *values, uint32_t count);
 
 #endif

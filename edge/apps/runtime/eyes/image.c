@@ -5,7 +5,7 @@
 
 static edge_status check_sees(const edge_model *model, edge_error *error)
 {
-    if (EDGE_EYES && model->sizes[SECTION_EYES])
+    if (EDGE_EYES && model->sizes[SECTION_EYES] && !model->sizes[SECTION_SOUNDS])
         return EDGE_OK;
     return edge_fail(error, EDGE_UNSUPPORTED, "the bundle has no eyes: export the model with --mmproj");
 }

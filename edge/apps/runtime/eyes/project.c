@@ -68,7 +68,7 @@ static void subtract(const matrix *m, float *values, float *own)
 }
 
 /* x / 2 · (1 + erf(x / √2)), by the fit 7.1.26 of Abramowitz and Stegun, as in edge/model/towers/pixels.py. */
-static void gelu(float *values, uint32_t count)
+void gelu_erf(float *values, uint32_t count)
 {
     static const double fit[] = {1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592};
     for (uint32_t i = 0; i < count; i++) {
@@ -140,7 +140,7 @@ void project_tile(const eye *e, uint32_t part, const float *states, uint32_t str
         float *in = e->block, *out = other;
         for (const matrix *m = &p.one, *bias = &p.one_bias; m; m = m == &p.one && p.two.data ? &p.two : NULL, bias = &p.two_bias) {
             if (m == &p.two) {
-                gelu(out, count * p.one.rows);
+                gelu_erf(out, count * p.one.rows);
                 float *before = in;
                 in = out, out = before;
             }

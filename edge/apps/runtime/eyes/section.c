@@ -27,7 +27,7 @@ static bool stages_are_possible(const eyes_config *c)
 static bool is_possible(const eyes_config *c)
 {
     const bool tiled = c->family <= EYES_LFM2, table = c->positions >= POSITIONS_RESIZED;
-    bool figures = c->family <= EYES_GEMMA4 && is_between(c->patch, 1, MOST_PATCH) && is_between(c->join, 1, MOST_GRID)
+    bool figures = c->family <= EYES_SOUND && is_between(c->patch, 1, MOST_PATCH) && is_between(c->join, 1, MOST_GRID)
         && is_between(c->most, 1, 64) && is_between(c->projected, 1, MOST_EYE_VALUES) && is_between(c->hidden, 1, MOST_EYE_VALUES)
         && is_between(c->tokens, 1, MOST_TILE_TOKENS) && is_between(c->least, 1, c->tokens) && is_between(c->parts, 1, MOST_PARTS)
         && c->filter < FILTERS && c->positions <= POSITIONS_CROSSED && c->norm <= NORM_LAYER && stages_are_possible(c)

@@ -12,6 +12,7 @@
 #include "kv.h"
 #include "pass.h"
 #include "policy.h"
+#include "see.h"
 #include "session.h"
 #include "system.h"
 #include "tokenizer.h"
@@ -137,30 +138,21 @@ static void widen(float *rows, uint32_t count, uint32_t width, uint32_t wider)
     }
 }
 
-static edge_status show_image(edge_session *s, const edge_source *source, const edge_picture *picture, edge_error *error)
+edge_status see_medium(edge_session *s, const edge_source *source, const seen_medium *medium, picture_rows shown, edge_error *error)
 {
-    eyes_layout layout;
-    const eyes_config *c = config_of(s->model, error);
-    if (!c)
-        return EDGE_BAD_FILE;
-    edge_status status = eyes_lay_out(c, picture->width, picture->height, picture->tokens, &layout, error);
-    if (status)
-        return status;
-    const uint32_t count = eyes_tokens(&layout), capacity = kv_capacity(s->rows), pinned = policy_pinned(s->policy);
+    const uint32_t count = shown.count, capacity = kv_capacity(s->rows), pinned = policy_pinned(s->policy);
     const uint32_t waiting = s->waiting + rows_behind(s);
+    edge_status status;
     if (count + pinned + 1 > capacity || (!policy_evicts(s->policy) && count + waiting > kv_free(s->rows)))
-        return edge_fail(error, EDGE_FULL, "the picture's %d tokens do not fit into the KV rows that are free (%d): allow fewer "
-                         "tokens, rewind, or export with more rows", (int64_t)count, (int64_t)kv_free(s->rows));
+        return edge_fail(error, EDGE_FULL, "the %s's %d tokens do not fit into the KV rows that are free (%d): %s, rewind, or export "
+                         "with more rows", medium->called, (int64_t)count, (int64_t)kv_free(s->rows), medium->advice);
     if (given_count(s->given) == MOST_PICTURES)
-        return edge_fail(error, EDGE_FULL, "the conversation has %d pictures, the most: rewind all turns", (int64_t)MOST_PICTURES);
-    picture_rows shown = {.count = count, .width = s->model->config->hidden * (1 + s->model->config->deepstack), .down = layout.down,
-                          .across = layout.across, .each = layout.each, .whole = c->whole};
-    if (c->cells)
-        shown.grid_down = layout.last_down / c->join, shown.grid_across = layout.last_across / c->join;
+        return edge_fail(error, EDGE_FULL, "the conversation has %d %ss, the most: rewind all turns", (int64_t)MOST_PICTURES, medium->called);
+    shown.width = s->model->config->hidden * (1 + s->model->config->deepstack);
     const uint64_t bytes = (uint64_t)count * shown.width * sizeof *shown.rows;
     shown.rows = map_memory(bytes);
     if (!shown.rows)
-        return edge_fail(error, EDGE_NO_MEMORY, "no memory is left for the rows of a picture: end other sessions");
+        return edge_fail(error, EDGE_NO_MEMORY, "no memory is left for the rows of a %s: end other sessions", medium->called);
     encoder *e;
     const uint32_t threads = pass_threads(s->pass);
     const uint64_t mask = s->next_options.cpu_mask;
@@ -170,19 +162,17 @@ static edge_status show_image(edge_session *s, const edge_source *source, const 
     status = encoder_open(EDGE_SEES, source, NULL, threads, mask, &e, error);
     if (!status) {
         const edge_config *of_encoder = encoder_model(e)->config;
-        const uint64_t patches = (uint64_t)count * c->join * c->join;
-        const uint64_t passes = (patches + of_encoder->capacity - 1) / of_encoder->capacity;
+        const uint64_t passes = (medium->patches + of_encoder->capacity - 1) / of_encoder->capacity;
         watch_bytes(&own, (double)passes * (double)of_encoder->weight_bytes);
         s->encoder = e;
         note_usage(s);
-        status = eyes_encode(e, c, picture, &layout, &s->cancelled, shown.rows, error);
+        status = medium->encode(e, medium->own, &s->cancelled, shown.rows, error);
         s->encoder = NULL;
     }
     s->picture_joules += watch_joules(&own);
     s->picture_seconds += now_seconds() - own.started;
     if (!status) {
-        widen(shown.rows, count, eyes_width(c), shown.width);
-        hash_picture(s, picture, &layout, shown.hash);
+        widen(shown.rows, count, medium->width, shown.width);
         given_add(s->given, shown);
     } else {
         unmap_memory(shown.rows, bytes);
@@ -191,6 +181,33 @@ static edge_status show_image(edge_session *s, const edge_source *source, const 
     if (pass_start(s->pass, threads, mask, NULL))
         pass_start(s->pass, 1, 0, NULL); /* which cannot fail */
     return status;
+}
+
+typedef struct { const eyes_config *config; const edge_picture *picture; eyes_layout layout; } shown_picture;
+
+static edge_status encode_picture(encoder *e, const void *of, const volatile int32_t *cancelled, float *rows, edge_error *error)
+{
+    const shown_picture *own = of;
+    return eyes_encode(e, own->config, own->picture, &own->layout, cancelled, rows, error);
+}
+
+static edge_status show_image(edge_session *s, const edge_source *source, const edge_picture *picture, edge_error *error)
+{
+    shown_picture own = {config_of(s->model, error), picture, {0}};
+    const eyes_config *c = own.config;
+    if (!c)
+        return EDGE_BAD_FILE;
+    edge_status status = eyes_lay_out(c, picture->width, picture->height, picture->tokens, &own.layout, error);
+    if (status)
+        return status;
+    const eyes_layout *layout = &own.layout;
+    picture_rows shown = {.count = eyes_tokens(layout), .down = layout->down, .across = layout->across, .each = layout->each,
+                          .whole = c->whole};
+    if (c->cells)
+        shown.grid_down = layout->last_down / c->join, shown.grid_across = layout->last_across / c->join;
+    hash_picture(s, picture, layout, shown.hash);
+    const seen_medium medium = {"picture", "allow fewer tokens", (uint64_t)shown.count * c->join * c->join, eyes_width(c), encode_picture, &own};
+    return see_medium(s, source, &medium, shown, error);
 }
 
 const eyes_kind edge_eyes = {count_image, show_image, takes_image, say_images};

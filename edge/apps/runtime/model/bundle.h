@@ -60,7 +60,14 @@ typedef struct {
     void (*say)(edge_session *s, uint32_t form, int32_t bos);
 } eyes_kind;
 extern const eyes_kind *const EDGE_EYES, edge_eyes;
-extern const encoder_kind *const EDGE_SEES; /* eyes.edge */
+extern const encoder_kind *const EDGE_SEES; /* eyes.edge, or sounds.edge */
+
+/* What edge_sound calls in bundles that hear sounds of prompts, whose texts and rows are as those of pictures: sounds.c. */
+typedef struct {
+    int64_t (*count)(const edge_model *model, uint64_t samples, uint32_t rate, edge_error *error);
+    edge_status (*play)(edge_session *s, const edge_source *file, const float *samples, size_t count, uint32_t rate, edge_error *error);
+} sounds_kind;
+extern const sounds_kind *const EDGE_SOUNDS, edge_sounds;
 
 extern const drafter_kind *const EDGE_DRAFTER; /* assistant.c */
 extern const encoder_kind *const EDGE_DRAFTS;  /* of section DRAFT */

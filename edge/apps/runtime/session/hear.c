@@ -1,5 +1,6 @@
-/* The functions of edge.h for models that hear, which ears.c runs. */
+/* The functions of edge.h for models that hear, which ears.c runs, and for prompts with sounds, which sounds.c encodes. */
 #include "bundle.h"
+#include "context.h"
 #include "ears.h"
 #include "model.h"
 #include "session.h"
@@ -41,4 +42,49 @@ int64_t edge_hear(edge_session *s, const float *samples, size_t count, edge_segm
     }
     leave(s, EDGE_OK);
     return taken;
+}
+
+/* ---- prompts ------------------------------------------------------------------------------------------------------------ */
+
+static edge_status check_hears(const edge_model *model, uint64_t count, uint32_t rate, edge_error *error)
+{
+    if (!EDGE_SOUNDS || !model->sizes[SECTION_SOUNDS])
+        return edge_fail(error, EDGE_UNSUPPORTED, "the bundle hears no sounds in prompts: export a model with its encoder as --mmproj");
+    if (!count || count > UINT32_MAX / 2)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "a sound has 1 to %d samples, not %d", (int64_t)(UINT32_MAX / 2), (int64_t)count);
+    if (rate < SLOWEST_SOUND || rate > FASTEST_SOUND)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "rate must be from %d to %d samples per second, not %d", (int64_t)SLOWEST_SOUND,
+                         (int64_t)FASTEST_SOUND, (int64_t)rate);
+    return EDGE_OK;
+}
+
+int64_t edge_sound_tokens(const edge_model *model, uint64_t count, uint32_t rate, edge_error *error)
+{
+    if (!model)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "the model is NULL: edge_open makes one");
+    edge_status status = check_hears(model, count, rate, error);
+    return status ? status : EDGE_SOUNDS->count(model, count, rate, error);
+}
+
+edge_status edge_sound(edge_session *s, const edge_source *file, const float *samples, size_t count, uint32_t rate, edge_error *error)
+{
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    if ((status = check_hears(s->model, count, rate, error)))
+        return leave(s, status);
+    if (!samples)
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_sound needs samples: floats from -1 to 1"));
+    if (!file || file->size < sizeof *file || (file->path ? !*file->path : file->fd < 0))
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_sound needs the place of sounds.edge: an edge_source with its size, and "
+                                  "a path or an open file"));
+    if (s->accelerator)
+        return leave(s, edge_fail(error, EDGE_UNSUPPORTED, "%s takes no sounds: begin the session with engine cpu",
+                                  s->accelerator->kind->called));
+    abandon(s);
+    if (s->turn == TURN_ASKED)
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "a sound comes before the text about it: call edge_next first"));
+    if (!s->started)
+        __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED);
+    return leave(s, EDGE_SOUNDS->play(s, file, samples, count, rate, error));
 }

@@ -1,0 +1,114 @@
+"""`edge_sound` of exported models: tokens and answers of Python's ears, which are transformers'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bundles import bundle_of
+from conftest import GOLDEN
+from ctypes_bundle import open_bundle
+from golden.sounds import LONG, SHORT, chirp
+from test_heard import open_golden_tower
+from test_image import COUNT, session_of
+
+import edge
+from edge.apps.enums import Finish, Role
+from edge.formats.gguf import read_gguf
+from edge.formats.gguf_writer import Planned, fields_of, write_gguf
+from edge.media.resample import Resampler
+from edge.types import FloatArray
+
+pytest.importorskip("tvm_ffi")
+pytestmark = pytest.mark.slow
+
+TEXT = GOLDEN / "heard" / "qwen2.gguf"
+CHOSEN: dict[str, Any] = {"kv_dtype": "f32", "kv_policy": "streaming", "sinks": 4, "max_kv_size": 320}
+SOUNDS = {"short": chirp(SHORT), "other": chirp(SHORT - 4000, 210.0), "long": chirp(LONG)}
+
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'audio' %}MARKER"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def text_with(marker: str, path: Path) -> Path:
+    """A Llama whose template has sounds."""
+    file = read_gguf(GOLDEN / "eyes" / "smolvlm.gguf")
+    plans = [Planned(info.name, info.shape, info.type) for info in file.tensors.values()]
+    data = [file.tensor_bytes(info).reshape(info.rows, -1) for info in file.tensors.values()]
+    fields = fields_of(file) | {"tokenizer.chat_template": TEMPLATE.replace("MARKER", marker)}
+    write_gguf(path, fields, plans, data)
+    return path
+
+
+def said(role: str, *parts: str | FloatArray) -> dict[str, Any]:
+    content = [{"type": "text", "text": each} if isinstance(each, str) else {"type": "audio", "audio": each}
+               for each in parts]  # fmt: skip
+    return {"role": role, "content": content}
+
+
+def test_answers_about_sounds_are_those_of_transformers() -> None:
+    """Of one sound, and of another in a second turn; from a saved state; where sounds are evicted."""
+    with np.load(TEXT.with_suffix(".npz")) as arrays:
+        golden = dict(arrays)
+    bundle = bundle_of(str(TEXT), mmproj=str(GOLDEN / "heard" / "qwen2audio.gguf"), **CHOSEN)
+    with open_bundle(bundle) as opened, session_of(opened) as session:
+        session.sound(SOUNDS["short"])
+        state = session.save()
+        use = session.use()
+        assert (use["encoder"], use["pictures"]) == (0, 4 * 32 * opened.sound_tokens(SHORT))
+        assert min(use["picture_seconds"], use["picture_joules"]) > 0
+        found = session.answer("What is heard?")
+        assert (found[0], found[2]) == (golden["one.greedy"].tolist(), Finish.LENGTH)
+        assert session.use()["rows"] == golden["one.ids"].size + COUNT - 1
+        session.load(state)
+        assert session.answer("What is heard?") == found
+        session.rewind()
+        session.sound(SOUNDS["short"])
+        session.append(Role.USER, "What is it?")
+        session.append(Role.ASSISTANT, "A tone.")
+        with pytest.raises(edge.InputError, match="finite"):
+            session.sound(np.array([0, np.nan], np.float32))
+        session.sound(SOUNDS["other"])
+        assert session.answer("And this: ?")[2] == Finish.LENGTH
+        for turn in range(8):  # rows are evicted, whole sounds at a time
+            session.sound(SOUNDS["long" if turn % 2 else "short"])
+            assert len(session.answer("What is it, and what is behind it? " * (1 + turn % 3))[0]) == COUNT
+        assert session.use()["evicted"] > 0
+        with pytest.raises(edge.UnsupportedError, match="no eyes"):
+            session.image(np.zeros((8, 8, 3), np.uint8))
+        with pytest.raises(edge.InputError, match="do not fit"):
+            session.sound(np.zeros(16000 * 20, np.float32))
+        with pytest.raises(edge.InputError, match="rate must be"):
+            opened.sound_tokens(100, 100)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2audio", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("ultravox", "voxtral"))]
+)
+def test_sounds_of_any_rate_and_length_are_heard_as_by_python(name: str, tmp_path: Path) -> None:
+    """Windows that are full and that are not; rows are compared by the answers that depend on them."""
+    mmproj, (tower, _) = GOLDEN / "heard" / f"{name}.gguf", open_golden_tower(name)
+    text = TEXT if name == "qwen2audio" else text_with(tower.marker, tmp_path / "text.gguf")
+    with (
+        open_bundle(bundle_of(str(text), mmproj=str(mmproj), **CHOSEN)) as opened, session_of(opened) as session,
+        edge.load(text, backend="reference", mmproj=mmproj, **CHOSEN) as python,
+    ):  # fmt: skip
+        for count, rate in ((1, 16000), (700, 16000), (16000, 16000), (16001, 16000), (52000, 44100), (11000, 8000)):
+            samples = chirp(count, 130.0)
+            converter = Resampler(rate, 16000)
+            heard = np.concatenate([converter.push(samples), converter.end()]) if rate != 16000 else samples
+            assert opened.sound_tokens(count, rate) == tower.layout(heard.size).tokens
+            session.rewind()
+            session.sound(samples, rate)
+            python.reset()
+            asked = [said("user", heard.clip(-1, 1), "What is it?")]
+            greedy = python.model.sampling(temperature=0.0)
+            expected = python.stream(messages=asked, max_tokens=COUNT, ignore_eos=True, sampling=greedy)
+            assert session.answer("What is it?")[1] == "".join(expected)
