@@ -228,13 +228,15 @@ USAGE = [
     Field(
         "encoder",
         "uint64",
-        "Bytes of an encoder, its file included: eyes.edge's during edge_image, ears.edge's from edge_listen on.",
+        "Bytes of an encoder, its file included: eyes.edge's during edge_image, sounds.edge's during edge_sound, "
+        "ears.edge's from edge_listen on.",
     ),
     Field("pictures", "uint64", "Bytes of rows of pictures that may still run."),
     Field(
         "picture_joules",
         "double",
-        "Joules (estimated) and seconds of all calls of edge_image; joules and seconds have those of sounds.",
+        "Joules (estimated) and seconds of all calls of edge_image and edge_sound; joules and seconds have those of "
+        "transcripts.",
     ),
     Field("picture_seconds", "double"),
 ]

@@ -11,6 +11,7 @@ from bundles import bundle_of
 from conftest import GOLDEN
 from ctypes_bundle import open_bundle
 from golden.sounds import LONG, SHORT, chirp
+from kotlin_programs import KOTLIN, PROGRAMS, build_jni, compile_kotlin, run_kotlin
 from test_heard import open_golden_tower
 from test_image import COUNT, session_of
 
@@ -112,3 +113,18 @@ def test_sounds_of_any_rate_and_length_are_heard_as_by_python(name: str, tmp_pat
             greedy = python.model.sampling(temperature=0.0)
             expected = python.stream(messages=asked, max_tokens=COUNT, ignore_eos=True, sampling=greedy)
             assert session.answer("What is it?")[1] == "".join(expected)
+
+
+def test_kotlin_plays_shorts(tmp_path: Path) -> None:
+    folder = bundle_of(str(TEXT), mmproj=str(GOLDEN / "heard" / "qwen2audio.gguf"), **CHOSEN)
+    shorts = (SOUNDS["short"] * 32767).astype("<i2")
+    (tmp_path / "sound").write_bytes(shorts.tobytes())
+    program = compile_kotlin(KOTLIN / "src", PROGRAMS)
+    library = build_jni(folder / "libedge.a")
+    paths = [str(each) for each in (folder / "model.edge", folder / "sounds.edge", tmp_path / "sound")]
+    said = run_kotlin(program, "edge.runtime.PlayKt", library, *paths)
+    with open_bundle(folder) as bundle, session_of(bundle) as session:
+        session.sound(shorts.astype(np.float32) / 32768)
+        assert said["answer"] == [str(session.answer("What is heard?")[0])]
+        assert said["tokens"] == [str(bundle.sound_tokens(SHORT))]
+    assert said["refused"] == ["BAD_ARGUMENT rate must be from 1000 to 192000 samples per second, not 9"]

@@ -1,5 +1,5 @@
 """A site whose model sees, in Chromium: pictures that are chosen on the page, or taken by its camera, are answered
-about, and offline, too."""
+about, and offline, too. And one whose model hears sounds in prompts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from browser import Page, show, until
 from conftest import GOLDEN, NEEDS_WASM, chromium
+from golden.sounds import SHORT, chirp
 from test_web_page import LAST, READY
 from web_site import served, site_of
 
@@ -24,6 +25,18 @@ ASKED = """(async () => {
   const tokens = await session.imageTokens(WIDTH, HEIGHT);
   await session.ask('What is in the picture?', { temperature: 0, maxTokens: 1, ignoreEos: true });
   const found = [session.info.sees, tokens, session.report.promptTokens];
+  await session.close();
+  return found;
+})()"""
+PLAYED = """(async () => {
+  const { Edge } = await import(new URL('edge/index.js', location.href));
+  const session = await Edge.open('./');
+  const samples = new Float32Array(SAMPLES);
+  await session.sound(samples, { rate: 16000 });
+  const tokens = await session.soundTokens(samples.length, { rate: 16000 });
+  await session.ask('What is heard?', { temperature: 0, maxTokens: 1, ignoreEos: true });
+  const refused = await session.image(new ImageData(8, 8)).catch((error) => error.code);
+  const found = [session.info.sounds, session.info.sees, tokens, session.report.promptTokens, refused];
   await session.close();
   return found;
 })()"""
@@ -101,3 +114,15 @@ def test_page_answers_about_chosen_and_taken_pictures_offline_too(page: Page, fo
     ask(2)
     assert page.value("[track.readyState, document.querySelector('.taking')]") == ["ended", None]
     assert page.value("[...document.querySelectorAll('#turns img')].at(-1).naturalWidth") >= 640
+
+
+def test_module_plays_sounds(page: Page) -> None:
+    heard = GOLDEN / "heard"
+    with np.load(heard / "qwen2.npz") as golden:
+        ids = golden["one.ids"]
+    chosen = {"mmproj": str(heard / "qwen2audio.gguf"), "kv_dtype": "f32", "max_kv_size": 128, "memory": "128MiB"}
+    with served(site_of(str(heard / "qwen2.gguf"), **chosen)) as (url, _):
+        show(page, url, 390)
+        until(page, READY)
+        found = page.value(PLAYED.replace("SAMPLES", str(chirp(SHORT).tolist())))
+    assert found == [True, False, int((ids == 290).sum()), ids.size, "unsupported"]

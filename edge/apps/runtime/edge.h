@@ -244,10 +244,12 @@ typedef struct {
      * and outputs in the process. */
     uint64_t gpu_bytes;
     double gain; /* Speed-up of the last answer by drafts, from the times of its passes; 0: not known. */
-    /* Bytes of an encoder, its file included: eyes.edge's during edge_image, ears.edge's from edge_listen on. */
+    /* Bytes of an encoder, its file included: eyes.edge's during edge_image, sounds.edge's during edge_sound,
+     * ears.edge's from edge_listen on. */
     uint64_t encoder;
     uint64_t pictures; /* Bytes of rows of pictures that may still run. */
-    /* Joules (estimated) and seconds of all calls of edge_image; joules and seconds have those of sounds. */
+    /* Joules (estimated) and seconds of all calls of edge_image and edge_sound; joules and seconds have those of
+     * transcripts. */
     double picture_joules;
     double picture_seconds;
     /* end */

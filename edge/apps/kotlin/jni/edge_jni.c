@@ -501,6 +501,35 @@ static jint count_image(JNIEnv *env, jclass class, jlong model, jint width, jint
     return (jint)count;
 }
 
+static void play_sound(JNIEnv *env, jclass class, jlong session, jbyteArray path, jint fd, jlong offset, jlong length,
+                       jfloatArray samples, jint rate)
+{
+    (void)class;
+    char file[MAX_PATH + 1];
+    edge_error error = {.size = sizeof error};
+    if (path)
+        copy_text(env, path, file, MAX_PATH);
+    float *values = (*env)->GetFloatArrayElements(env, samples, NULL);
+    if (!values)
+        return;
+    const edge_source source = {sizeof source, path ? file : NULL, fd, (uint64_t)offset, (uint64_t)length};
+    const size_t count = (size_t)(*env)->GetArrayLength(env, samples);
+    edge_status status = edge_sound(session_of(session), &source, values, count, (uint32_t)rate, &error);
+    (*env)->ReleaseFloatArrayElements(env, samples, values, JNI_ABORT);
+    if (status < 0)
+        raise_error(env, &error);
+}
+
+static jint count_sound(JNIEnv *env, jclass class, jlong model, jint samples, jint rate)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    int64_t count = edge_sound_tokens(model_of(model), (uint64_t)samples, (uint32_t)rate, &error);
+    if (count < 0)
+        raise_error(env, &error);
+    return (jint)count;
+}
+
 /* ---- tools ------------------------------------------------------------------------------------------------------ */
 
 static void state_tools(JNIEnv *env, jclass class, jlong session, jbyteArray tools)
@@ -584,6 +613,8 @@ static const JNINativeMethod METHODS[] = {
     METHOD("hear", "(J[SI[B)J", hear),
     METHOD("image", "(J[BIJJ[IIII)V", show_image),
     METHOD("imageTokens", "(JIII)I", count_image),
+    METHOD("sound", "(J[BIJJ[FI)V", play_sound),
+    METHOD("soundTokens", "(JII)I", count_sound),
     METHOD("tools", "(J[B)V", state_tools),
     METHOD("choose", "(J[BI)V", choose_calls),
     METHOD("calls", "(J)I", count_calls),

@@ -14,7 +14,7 @@ typedef double jdouble;
 typedef uint8_t jboolean;
 typedef jint jsize;
 typedef void *jobject;
-typedef jobject jclass, jthrowable, jarray, jobjectArray, jbyteArray, jintArray, jshortArray;
+typedef jobject jclass, jthrowable, jarray, jobjectArray, jbyteArray, jintArray, jshortArray, jfloatArray;
 typedef void *jmethodID;
 typedef union { jint i; jlong j; jdouble d; jobject l; } jvalue;
 typedef struct { char *name, *signature; void *fnPtr; } JNINativeMethod;
@@ -47,11 +47,15 @@ struct jni_functions { /* the comments are indexes */
     jbyte *(*GetByteArrayElements)(JNIEnv *, jbyteArray, jboolean *); /* 184 */
     void *unused_185[2];
     jint *(*GetIntArrayElements)(JNIEnv *, jintArray, jboolean *); /* 187 */
-    void *unused_188[4];
+    void *unused_188;
+    float *(*GetFloatArrayElements)(JNIEnv *, jfloatArray, jboolean *); /* 189 */
+    void *unused_190[2];
     void (*ReleaseByteArrayElements)(JNIEnv *, jbyteArray, jbyte *, jint); /* 192 */
     void *unused_193[2];
     void (*ReleaseIntArrayElements)(JNIEnv *, jintArray, jint *, jint); /* 195 */
-    void *unused_196[4];
+    void *unused_196;
+    void (*ReleaseFloatArrayElements)(JNIEnv *, jfloatArray, float *, jint); /* 197 */
+    void *unused_198[2];
     void (*GetByteArrayRegion)(JNIEnv *, jbyteArray, jsize, jsize, jbyte *); /* 200 */
     void *unused_201[1];
     void (*GetShortArrayRegion)(JNIEnv *, jshortArray, jsize, jsize, jshort *); /* 202 */

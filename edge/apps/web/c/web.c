@@ -292,6 +292,20 @@ int32_t web_image_tokens(uint32_t width, uint32_t height, uint32_t tokens)
     return (int32_t)edge_image_tokens(model, width, height, tokens, &failure);
 }
 
+int32_t web_sound(const void *file, uint32_t bytes, const float *samples, uint32_t count, uint32_t rate)
+{
+    edge_source sounds = {sizeof sounds, NULL, 0, (uintptr_t)file, bytes};
+    count_cpu(true);
+    edge_status status = edge_sound(session, &sounds, samples, count, rate, &failure);
+    count_cpu(false);
+    return status;
+}
+
+int32_t web_sound_tokens(uint32_t count, uint32_t rate)
+{
+    return (int32_t)edge_sound_tokens(model, count, rate, &failure);
+}
+
 int32_t web_tokenize(const char *line, uint32_t bytes, uint32_t special, int32_t *ids, uint32_t room)
 {
     return (int32_t)edge_tokenize(session, line, bytes, special, ids, room, &failure);

@@ -97,6 +97,9 @@ WEB_API(web_segment) const edge_segment *web_segment(void);               /* of 
 WEB_API(web_image) int32_t web_image(const void *file, uint32_t bytes, const void *pixels, uint32_t width, uint32_t height,
                                      uint32_t tokens);
 WEB_API(web_image_tokens) int32_t web_image_tokens(uint32_t width, uint32_t height, uint32_t tokens);
+/* Plays a sound, mono. file: sounds.edge, which may go behind the call. */
+WEB_API(web_sound) int32_t web_sound(const void *file, uint32_t bytes, const float *samples, uint32_t count, uint32_t rate);
+WEB_API(web_sound_tokens) int32_t web_sound_tokens(uint32_t count, uint32_t rate);
 WEB_API(web_tokenize) int32_t web_tokenize(const char *text, uint32_t bytes, uint32_t special, int32_t *ids,
                                            uint32_t room);
 

@@ -164,6 +164,8 @@ export interface Info {
   // end
   /** Whether the site's model sees pictures. */
   sees: boolean;
+  /** Whether it hears sounds in prompts. */
+  sounds: boolean;
   /** Whether the model writes what is said, and answers nothing: `Session.transcribe`. */
   hears: boolean;
   threads: number;
@@ -270,6 +272,11 @@ export class Session {
   image(source: ImageData | ImageBitmapSource, options?: { tokens?: number }): Promise<void>;
   /** Tokens of a picture of this size in pixels, before it is encoded. */
   imageTokens(width: number, height: number, options?: { tokens?: number }): Promise<number>;
+  /** Play a sound, mono samples from -1 to 1, `rate` of them a second, which stands before the text that comes next, as a picture
+   * of `image` does. Fails with unsupported if `info.sounds` is false. */
+  sound(samples: Float32Array, options: { rate: number }): Promise<void>;
+  /** Tokens of a sound of so many samples, before it is encoded. */
+  soundTokens(count: number, options: { rate: number }): Promise<number>;
   /** Fetch the encoder now, so that a service worker can store it for visits offline. */
   keepEyes(): Promise<void>;
   /** The embedding of a text, of `info.dimensions` values, or of each of several, which takes less time than one after the

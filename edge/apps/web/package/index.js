@@ -208,6 +208,16 @@ export class Session {
     return this.#call("imageTokens", { width, height, tokens });
   }
 
+  /** @param {Float32Array} samples @param {{rate: number}} options */
+  async sound(samples, { rate }) {
+    await this.#call("sound", { samples: samples.slice(), rate });
+  }
+
+  /** @param {number} count @param {{rate: number}} options @returns {Promise<number>} */
+  soundTokens(count, { rate }) {
+    return this.#call("soundTokens", { count, rate });
+  }
+
   /** @returns {Promise<void>} */
   keepEyes() {
     return this.#call("keepEyes");

@@ -326,6 +326,22 @@ export class Engine {
   }
 
   /**
+   * Plays a sound before the text that comes next.
+   *
+   * @param {Uint8Array} file sounds.edge @param {Float32Array} samples mono @param {number} rate samples per second
+   */
+  sound(file, samples, rate) {
+    const bytes = new Uint8Array(samples.buffer, samples.byteOffset, samples.byteLength);
+    this.#lend(file, (at) => this.#lend(bytes, (address) =>
+      this.#check(this.exports.web_sound(at, file.length, address, samples.length, rate))));
+  }
+
+  /** @param {number} count samples @param {number} rate */
+  soundTokens(count, rate) {
+    return this.#check(this.exports.web_sound_tokens(count, rate));
+  }
+
+  /**
    * The vectors of texts, one behind the other.
    *
    * @param {string[]} texts

@@ -29,7 +29,7 @@ let cancelled = false; // by a message; threads see a flag in memory
 /** @type {AbortController} */
 let opening;
 /** @type {(() => Promise<Uint8Array>) | null} */
-let fetchEyes = null; // eyes.edge, if the site's model sees
+let fetchEncoder = null; // eyes.edge or sounds.edge, if the site's model sees, or hears sounds in prompts
 
 const calls = {
   /** @param {{url: string, options: any}} request @param {(event: any) => void} tell */
@@ -73,7 +73,8 @@ const calls = {
     if (stored) await forget(source.name, { others: true });
     engine.open();
     engine.begin({ threads });
-    fetchEyes = web.eyes ? () => fetchFile(url, manifest, web.eyes, opening.signal) : null;
+    const encoder = web.eyes ?? web.sounds;
+    fetchEncoder = encoder ? () => fetchFile(url, manifest, encoder, opening.signal) : null;
     const prepared = prepare((step, loaded, all) => tell({ step, loaded, total: all }));
     if (options.engine === "gpu") await prepared;
     tell({ step: "ready", loaded: total, total });
@@ -81,7 +82,7 @@ const calls = {
     const now = memory.buffer.byteLength;
     return {
       info: {
-        ...info, hears: Boolean(web.ears), sees: fetchEyes !== null, threads, isolated, stored,
+        ...info, hears: Boolean(web.ears), sees: Boolean(web.eyes), sounds: Boolean(web.sounds), threads, isolated, stored,
         bytes: { weights, kv, scratch, now, bound },
       },
       shared: isolated ? { memory, cancelled: engine.cancelled } : null,
@@ -182,14 +183,21 @@ const calls = {
   tokenize: ({ text, special }) => engine.tokenize(text, special),
   /** @param {{picture: {data: Uint8Array, width: number, height: number}, tokens: number}} request */
   async image({ picture, tokens }) {
-    if (!fetchEyes) throw new EdgeError("unsupported", "this site's model sees no pictures: export it with --mmproj");
-    engine.image(await fetchEyes(), picture, tokens);
+    if (!fetchEncoder) throw new EdgeError("unsupported", "this site's model sees no pictures: export it with --mmproj");
+    engine.image(await fetchEncoder(), picture, tokens);
   },
   /** @param {{width: number, height: number, tokens: number}} request */
   imageTokens: ({ width, height, tokens }) => engine.imageTokens(width, height, tokens),
+  /** @param {{samples: Float32Array, rate: number}} request */
+  async sound({ samples, rate }) {
+    if (!fetchEncoder) throw new EdgeError("unsupported", "this site's model hears no sounds: export it with --mmproj");
+    engine.sound(await fetchEncoder(), samples, rate);
+  },
+  /** @param {{count: number, rate: number}} request */
+  soundTokens: ({ count, rate }) => engine.soundTokens(count, rate),
   /** Fetches the encoder, so that the page's service worker has it without a connection, too. */
   async keepEyes() {
-    await fetchEyes?.();
+    await fetchEncoder?.();
   },
   /** @param {{texts: string[], options: any}} request */
   embed: ({ texts, options }) => engine.embed(texts, options),

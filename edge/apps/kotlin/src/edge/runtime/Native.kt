@@ -80,6 +80,11 @@ internal object Native {
         session: Long, eyes: ByteArray?, fd: Int, offset: Long, length: Long, colors: IntArray, width: Int, height: Int,
         tokens: Int,
     )
+    /** [sounds] as `ears` of [listen]. */
+    @JvmStatic external fun sound(
+        session: Long, sounds: ByteArray?, fd: Int, offset: Long, length: Long, samples: FloatArray, rate: Int,
+    )
+    @JvmStatic external fun soundTokens(model: Long, count: Int, rate: Int): Int
     /** [tools]: null: none. */
     @JvmStatic external fun tools(session: Long, tools: ByteArray?)
     /** [choice] ends with a zero byte. */
