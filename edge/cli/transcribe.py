@@ -38,6 +38,13 @@ def transcribe(
     prompt: Annotated[
         str | None, o.flag("-p", "--prompt", group=PROMPT, help="Text that might have come before: names, style.")
     ] = None,
+    beam_size: Annotated[
+        int,
+        o.flag("--beam-size", group=PROMPT, help="Texts that are searched at once; 1: the likeliest token is taken."),
+    ] = 1,
+    best_of: Annotated[
+        int, o.flag("--best-of", group=PROMPT, help="Texts that are drawn where the first fails; the best is taken.")
+    ] = 1,
     timestamps: Annotated[
         str | None, o.flag("--timestamps", group=OUTPUT, help="Of segments or of words: before text, and in captions.")
     ] = None,
@@ -103,7 +110,7 @@ def transcribe(
     first = meter.read().joules
     asked: dict[str, Any] = {
         "language": language, "translate": translate, "prompt": prompt, "vad": not silence,
-        "timestamps": timestamps or "segments",
+        "timestamps": timestamps or "segments", "beam_size": beam_size, "best_of": best_of,
     }  # fmt: skip
     with progress(enabled=not quiet) as shown:
         fetch_missing(model, options, shown, quiet=quiet)

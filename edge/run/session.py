@@ -322,6 +322,8 @@ class Session:
         timestamps: "segments" or "words", which are then in `Segment.words`.
         prompt: text that might have come before, for names and style.
         temperature: draw at this one (default: greedily, and again at higher ones while a text fails).
+        beam_size: texts that are searched at once, for `patience` times as many finished ones. best_of: texts that are
+        drawn at higher temperatures. length_penalty: GNMT's, of which texts are compared (default: by their mean).
         vad: pass over silence and steady noise. condition_on_previous_text: prompt each window with the text before.
         time_limit, energy_limit, time_spent, energy_spent, keep_text: as in `stream`.
         place: go on from here, the `place` of an earlier transcription of the same sound.

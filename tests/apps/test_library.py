@@ -40,6 +40,7 @@ TABLES = {
     "const ears_kind *const EDGE_EARS = NULL;\n"
     "const tools_kind *const EDGE_TOOLS = NULL;\n"
     "const eyes_kind *const EDGE_EYES = NULL;\nconst encoder_kind *const EDGE_SEES = NULL;\n"
+    "const sounds_kind *const EDGE_SOUNDS = NULL;\n"
     "const drafter_kind *const EDGE_DRAFTER = NULL;\nconst encoder_kind *const EDGE_DRAFTS = NULL;\n"
     "const accelerator_kind *const EDGE_GPU = NULL, *const EDGE_NPU = NULL, *const EDGE_PAGE = NULL;\n"
     "session_racer *const EDGE_RACE = NULL;\n"

@@ -14,3 +14,11 @@ def chirp(count: int, pitch: float = 90.0) -> NDArray[np.float32]:
     phase = 2 * np.pi * pitch * (time + 0.8 * time**2)
     voiced = np.maximum(0.0, np.sin(2 * np.pi * 3.1 * time)) ** 2
     return np.asarray(voiced * sum(np.sin(n * phase) / (2 * n) for n in (1, 2, 3, 5, 9)), np.float32).clip(-1, 1)
+
+
+def logits(seed: int, text: tuple[int, ...], size: int = 24) -> NDArray[np.float32]:
+    """Of the tokens behind a text, of a model that does not exist; token 0 ends texts, and is likelier the longer they
+    are; none is empty."""
+    drawn = np.random.default_rng([seed, *text]).normal(0, 2, size)
+    drawn[0] += 0.5 * len(text) - 2 if text else -np.inf
+    return drawn.astype(np.float32)

@@ -8,6 +8,7 @@ from typing import TypedDict
 from edge.errors import InputError
 from edge.records import dataclass
 from edge.run.arguments import check_function, check_number, check_text
+from edge.run.speech.beams import Beams
 from edge.run.speech.decoding import TEMPERATURES
 from edge.run.speech.transcript import Place, Settings
 
@@ -24,6 +25,10 @@ class HearKeywords(TypedDict, total=False):
     timestamps: str
     prompt: str | None
     temperature: float | None
+    beam_size: int
+    best_of: int
+    patience: float
+    length_penalty: float | None
     vad: bool
     condition_on_previous_text: bool
     time_limit: float | None
@@ -45,6 +50,10 @@ class Asked:
     timestamps: str = "segments"
     prompt: str | None = None
     temperature: float | None = None
+    beam_size: int = 1
+    best_of: int = 1
+    patience: float = 1.0
+    length_penalty: float | None = None
     vad: bool = True
     condition_on_previous_text: bool = True
     time_limit: float | None = None
@@ -58,7 +67,15 @@ class Asked:
     def __post_init__(self) -> None:
         for name in ("language", "prompt"):
             check_text(name, getattr(self, name))
-        for name in ("temperature", "time_limit", "energy_limit", "time_spent", "energy_spent"):
+        for name in (
+            "temperature",
+            "patience",
+            "length_penalty",
+            "time_limit",
+            "energy_limit",
+            "time_spent",
+            "energy_spent",
+        ):
             check_number(name, getattr(self, name))
         check_function("on_progress", self.on_progress)
         if self.timestamps not in ("words", "segments"):
@@ -70,4 +87,5 @@ class Asked:
             self.language.lower() if self.language else None, self.translate,
             "words" if self.timestamps == "words" else "segments", self.prompt or "", self.vad,
             self.condition_on_previous_text, temperatures,
+            Beams(self.beam_size, self.best_of, self.patience, self.length_penalty),
         )  # fmt: skip

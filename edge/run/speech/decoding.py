@@ -10,6 +10,7 @@ import numpy as np
 
 from edge.records import dataclass
 from edge.run.hearing import Listener
+from edge.run.speech.beams import GREEDY, Beams, search
 from edge.run.speech.rules import TokenRules
 from edge.types import FloatArray, IntArray
 
@@ -48,8 +49,11 @@ class Decoded:
 class Decoder:
     """Decodes the window that the listener heard last."""
 
-    def __init__(self, listener: Listener, rules: TokenRules, temperatures: Sequence[float] = TEMPERATURES) -> None:
-        self._listener, self._rules, self._temperatures = listener, rules, temperatures
+    def __init__(
+        self, listener: Listener, rules: TokenRules, temperatures: Sequence[float] = TEMPERATURES,
+        beams: Beams = GREEDY,
+    ) -> None:  # fmt: skip
+        self._listener, self._rules, self._temperatures, self._beams = listener, rules, temperatures, beams
         self._random = np.random.default_rng(0)
 
     def detect_language(self, pay: Pay) -> dict[str, float]:
@@ -75,11 +79,45 @@ class Decoder:
             heard = self._run(opening[1:], pay).copy()
         begun = listener.kv.length
         for temperature in self._temperatures:
-            listener.kv.truncate(begun)
-            found = self._sample(heard.copy(), temperature, no_speech, pay)
+            found = self._best(heard, begun, temperature, no_speech, pay)
             if not found.failed:
                 break
         return found
+
+    def _best(self, heard: FloatArray, begun: int, temperature: float, no_speech: float, pay: Pay) -> Decoded:
+        """Of several texts that are searched or drawn. heard: the logits behind the first `begun` tokens."""
+        if temperature == 0 and self._beams.size > 1:
+            return self._search(heard, begun, no_speech, pay)
+        found = list[Decoded]()
+        for _ in range(self._beams.best_of if temperature else 1):
+            self._listener.kv.truncate(begun)
+            found.append(self._sample(heard.copy(), temperature, no_speech, pay))
+        lengths = [len(each.tokens) for each in found]
+        totals = [(length, each.logprob * (length + 1)) for each, length in zip(found, lengths, strict=True)]
+        return found[self._beams.rank(totals)]
+
+    def _search(self, heard: FloatArray, begun: int, no_speech: float, pay: Pay) -> Decoded:
+        kv, context, held = self._listener.kv, self._listener.whisper.context, tuple[int, ...]()
+        of = dict[tuple[int, ...], FloatArray]()
+
+        def logprobs_of(text: tuple[int, ...]) -> FloatArray:
+            nonlocal held
+            same = next((at for at, (a, b) in enumerate(zip(text, held, strict=False)) if a != b), len(text))
+            same = min(same, len(held), max(0, len(text) - 1))  # the last token runs, for its logits
+            if text:
+                kv.truncate(begun + same)
+                logits, held = self._run(text[same:], pay).copy(), text
+            else:
+                kv.truncate(begun)
+                logits = heard.copy()
+            self._rules.apply(logits, list(text))
+            of[text] = found = _log_softmax(logits)
+            return found
+
+        most = min(context // 2, context - begun)
+        tokens, total = search(self._beams, logprobs_of, self._listener.whisper.eot, most)
+        logprobs = tuple(float(of[tokens[:at]][token]) for at, token in enumerate(tokens))
+        return self._decoded(tokens, logprobs, total, no_speech, 0.0)
 
     def _sample(self, logits: FloatArray, temperature: float, no_speech: float, pay: Pay) -> Decoded:
         whisper, tokens, logprobs, ended = self._listener.whisper, list[int](), list[float](), 0.0
@@ -95,9 +133,14 @@ class Decoder:
             if self._listener.kv.length == whisper.context:
                 break
             logits = self._run([token], pay)
-        text = self._listener.tokenizer.decode(token for token in tokens if token < whisper.eot).strip()
-        mean = (sum(logprobs) + ended) / (len(tokens) + 1)
-        return Decoded(tuple(tokens), tuple(logprobs), mean, no_speech, temperature, compression(text))
+        return self._decoded(tuple(tokens), tuple(logprobs), sum(logprobs) + ended, no_speech, temperature)
+
+    def _decoded(
+        self, tokens: tuple[int, ...], logprobs: tuple[float, ...], total: float, no_speech: float, temperature: float
+    ) -> Decoded:
+        end, tokenizer = self._listener.whisper.eot, self._listener.tokenizer
+        text = tokenizer.decode(token for token in tokens if token < end).strip()
+        return Decoded(tokens, logprobs, total / (len(tokens) + 1), no_speech, temperature, compression(text))
 
     def _draw(self, logits: FloatArray, temperature: float) -> int:
         probabilities = np.exp(_log_softmax(logits / np.float32(temperature)).astype(np.float64))

@@ -11,6 +11,7 @@ from edge.errors import InputError
 from edge.media.sound import SoundStream
 from edge.records import dataclass
 from edge.run.hearing import Listener
+from edge.run.speech.beams import GREEDY, Beams
 from edge.run.speech.decoding import TEMPERATURES, Decoded, Decoder, Pay
 from edge.run.speech.rules import STEP_S, TokenRules
 from edge.run.speech.segments import Segment
@@ -39,6 +40,7 @@ class Settings:
     voice: bool = True
     continued: bool = True
     temperatures: tuple[float, ...] = TEMPERATURES
+    beams: Beams = GREEDY
 
     def check(self, listener: Listener) -> None:
         """Raises InputError for what the model cannot do."""
@@ -91,7 +93,7 @@ def transcribe(
     settings.check(listener)
     whisper = listener.whisper
     windows, rules = Windows(sound, whisper.mels, whisper.frames), TokenRules(whisper, listener.tokenizer)
-    decoder = Decoder(listener, rules, settings.temperatures)
+    decoder = Decoder(listener, rules, settings.temperatures, settings.beams)
     if place is None:
         asked = listener.tokenizer.encode(" " + settings.prompt.strip(), start=False) if settings.prompt.strip() else ()
         place = Place(before=tuple(map(int, asked)), language=settings.language if whisper.multilingual else "en")

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "encoder.h"
 #include "eye.h"
 #include "eyes.h"
 #include "hash.h"
