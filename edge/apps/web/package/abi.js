@@ -18,6 +18,7 @@ export const NAMES = {
   "edge_cancel": "signal",
   "edge_embed": "embed",
   "edge_image": "image",
+  "edge_sound": "sound",
   "edge_picture": "picture",
   "edge_listen": "transcribe",
   "edge_hear": "transcribe",
