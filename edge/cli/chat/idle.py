@@ -29,10 +29,12 @@ class Idle:
             worker.start()
             if not typed:
                 worker.join()
-            line = next(lines, None)
-            if worker.is_alive():
-                self._talk().session.interrupt()
-                worker.join()
+            try:
+                line = next(lines, None)
+            finally:  # also if a signal ends the chat
+                if worker.is_alive():
+                    self._talk().session.interrupt()
+                    worker.join()
             if made and made[0] is not None and not self._quiet:
                 note(said(made[0]))
             if line is None:
