@@ -198,6 +198,10 @@ class Session {
     this.package.constrain(form);
   }
 
+  bias(biases) {
+    this.package.bias(biases);
+  }
+
   embed(texts, options) {
     return [...this.package.embed(texts, options)];
   }

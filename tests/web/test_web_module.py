@@ -231,6 +231,12 @@ def test_answers_match_a_schema() -> None:
         with pytest.raises(UnsupportedError, match="cannot be enforced: not"):
             module.constrain({"jsonSchema": '{"not": {}}'})
         module.constrain(None)
+        module.call("bias", {"5": 100.0})
+        with pytest.raises(InputError, match="a bias is of token 99999"):
+            module.call("bias", {"99999": 1.0})
+        module.rewind()
+        assert set(module.answer("Is it?", Role.RAW)[0]) == {5}
+        module.call("bias", {})
         module.rewind()
         assert len(module.answer("Is it?", Role.RAW)[0]) > 4
 
