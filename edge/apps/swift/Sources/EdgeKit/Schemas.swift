@@ -159,7 +159,8 @@ private func schema(of type: any Decodable.Type, within outer: [any Decodable.Ty
     case is Bool.Type: return .boolean
     case is Double.Type, is Float.Type: return .number
     case let integer as any FixedWidthInteger.Type: return integers(integer)
-    case let optional as any OptionalType.Type: return .either([try schema(of: optional.wrapped, within: outer), .null])
+    case let optional as any OptionalType.Type:
+        return .either([try schema(of: optional.wrapped, within: outer), .null])
     case let list as any ListType.Type: return .array(of: try schema(of: list.element, within: outer))
     case let choice as any CaseIterable.Type:
         let texts = texts(choice)
