@@ -122,7 +122,7 @@ def _write_android(
     for designs in reversed(machines):  # the phone's libedge.a stays
         machine = designs[0].target.machine
         make_library(
-            designs, native, machine, "android", tables=tables, more=[kotlin / "jni" / "edge_jni.c", *more],
+            designs, native, machine, "android", tables=tables, more=[*sorted((kotlin / "jni").glob("*.c")), *more],
             exports=["JNI_OnLoad"], progress=tell,
         )  # fmt: skip
         libraries = main / "jniLibs" / _ABIS[machine]
@@ -146,7 +146,7 @@ def _write_jvm(designs: Sequence[Design], tables: dict[str, str], folder: Path, 
     resources = main / "resources" / "edge" / "runtime"
     resources.mkdir(parents=True)
     make_library(
-        designs, resources, machine, "linux", tables=tables, more=[kotlin / "jni" / "edge_jni.c", *more],
+        designs, resources, machine, "linux", tables=tables, more=[*sorted((kotlin / "jni").glob("*.c")), *more],
         exports=["JNI_OnLoad"], progress=tell,
     )  # fmt: skip
     (resources / STATIC).unlink()

@@ -139,4 +139,4 @@ def run_kotlin(
 
 def build_jni(*sources: str | Path) -> Path:
     """The binding and these files of the runtime as one library."""
-    return build((KOTLIN / "jni" / "edge_jni.c", *sources), ("-shared", "-fPIC"), ".so")
+    return build((*sorted((KOTLIN / "jni").glob("*.c")), *sources), ("-shared", "-fPIC"), ".so")

@@ -4,16 +4,12 @@
  * Structs are passed as arrays of bytes in C's layout (EdgeOptions.kt). Handles are pointers in a long; Native.kt's callers
  * use them only while they are open. A failed call throws EdgeException. */
 
-#include "constants.h"
-#include "edge.h"
-#include "jni.h"
-
-enum { MAX_NAME = 32, MAX_PATH = 1024 }; /* bytes; longer paths are cut, and refused */
+#include "edge_jni.h"
 
 static jclass exception_class; /* set once, in JNI_OnLoad */
 static jmethodID make_exception;
 
-static jbyteArray bytes_of(JNIEnv *env, const char *text, size_t length)
+jbyteArray jni_bytes(JNIEnv *env, const char *text, size_t length)
 {
     jbyteArray bytes = (*env)->NewByteArray(env, (jsize)length);
     if (bytes)
@@ -21,7 +17,7 @@ static jbyteArray bytes_of(JNIEnv *env, const char *text, size_t length)
     return bytes;
 }
 
-static size_t length_of(const char *text)
+size_t jni_length(const char *text)
 {
     size_t length = 0;
     while (text && text[length])
@@ -29,17 +25,14 @@ static size_t length_of(const char *text)
     return length;
 }
 
-static void raise_error(JNIEnv *env, const edge_error *error)
+void jni_raise(JNIEnv *env, const edge_error *error)
 {
-    jbyteArray message = bytes_of(env, error->message, length_of(error->message));
+    jbyteArray message = jni_bytes(env, error->message, jni_length(error->message));
     jvalue arguments[2] = {{.i = error->code}, {.l = message}};
     jobject exception = message ? (*env)->NewObjectA(env, exception_class, make_exception, arguments) : NULL;
     if (exception)
         (*env)->Throw(env, exception);
 }
-
-static edge_model *model_of(jlong handle) { return (edge_model *)(intptr_t)handle; }
-static edge_session *session_of(jlong handle) { return (edge_session *)(intptr_t)handle; }
 
 /* ---- models ----------------------------------------------------------------------------------------------------- */
 
@@ -57,7 +50,7 @@ static jlong open_model(JNIEnv *env, jclass class, jbyteArray path, jint fd, jlo
     if (text)
         (*env)->ReleaseByteArrayElements(env, path, text, JNI_ABORT);
     if (status < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
     return (jlong)(intptr_t)model;
 }
 
@@ -66,7 +59,7 @@ static void close_model(JNIEnv *env, jclass class, jlong model)
     (void)class;
     edge_error error = {.size = sizeof error};
     if (edge_close(model_of(model), &error) < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
 }
 
 static void read_info(JNIEnv *env, jclass class, jlong model, jbyteArray bytes)
@@ -75,7 +68,7 @@ static void read_info(JNIEnv *env, jclass class, jlong model, jbyteArray bytes)
     edge_error error = {.size = sizeof error};
     edge_model_info info = {.size = sizeof info};
     if (edge_info(model_of(model), &info, &error) < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
     else
         (*env)->SetByteArrayRegion(env, bytes, 0, sizeof info, (const jbyte *)&info);
 }
@@ -84,7 +77,7 @@ static jbyteArray read_text(JNIEnv *env, jclass class, jlong address)
 {
     (void)class;
     const char *text = (const char *)(intptr_t)address;
-    return bytes_of(env, text, length_of(text));
+    return jni_bytes(env, text, jni_length(text));
 }
 
 /* ---- options and readings --------------------------------------------------------------------------------------- */
@@ -95,7 +88,7 @@ typedef struct { /* edge_options with its texts; too long ones are cut, at a len
     const char *stop_pointers[MOST_STOPS + 1];
 } option_texts;
 
-static void copy_text(JNIEnv *env, jbyteArray bytes, char *to, jsize most)
+void jni_copy(JNIEnv *env, jbyteArray bytes, char *to, jsize most)
 {
     jsize length = (*env)->GetArrayLength(env, bytes);
     length = length < most ? length : most;
@@ -111,18 +104,18 @@ static void read_options(JNIEnv *env, jbyteArray options, jbyteArray isa, jbyteA
     count = count < MOST_STOPS + 1 ? count : MOST_STOPS + 1;
     for (jsize at = 0; at < count; at++) {
         jbyteArray text = (*env)->GetObjectArrayElement(env, stop, at);
-        copy_text(env, text, to->stop[at], LONGEST_STOP + 1);
+        jni_copy(env, text, to->stop[at], LONGEST_STOP + 1);
         (*env)->DeleteLocalRef(env, text);
         to->stop_pointers[at] = to->stop[at];
     }
     if (isa)
-        copy_text(env, isa, to->isa, MAX_NAME);
+        jni_copy(env, isa, to->isa, MAX_NAME);
     to->options.isa = isa ? to->isa : NULL;
     if (cache)
-        copy_text(env, cache, to->cache, MAX_PATH);
+        jni_copy(env, cache, to->cache, MAX_PATH);
     to->options.cache = cache ? to->cache : NULL;
     if (npu)
-        copy_text(env, npu, to->npu, MAX_PATH);
+        jni_copy(env, npu, to->npu, MAX_PATH);
     to->options.npu = npu ? to->npu : NULL;
     to->options.stop = to->stop_pointers;
     to->options.stop_count = (uint32_t)count;
@@ -137,7 +130,7 @@ static jlong begin_session(JNIEnv *env, jclass class, jlong model, jbyteArray op
     option_texts texts;
     read_options(env, options, isa, cache, npu, stop, &texts);
     if (edge_begin(model_of(model), &texts.options, &session, &error) < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
     return (jlong)(intptr_t)session;
 }
 
@@ -149,7 +142,7 @@ static void set_options(JNIEnv *env, jclass class, jlong session, jbyteArray opt
     option_texts texts;
     read_options(env, options, isa, NULL, NULL, stop, &texts);
     if (edge_set(session_of(session), &texts.options, &error) < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
 }
 
 static void read_sensors(JNIEnv *env, jclass class, jlong session, jbyteArray bytes)
@@ -159,7 +152,7 @@ static void read_sensors(JNIEnv *env, jclass class, jlong session, jbyteArray by
     edge_readings readings;
     (*env)->GetByteArrayRegion(env, bytes, 0, sizeof readings, (jbyte *)&readings);
     if (edge_read(session_of(session), &readings, &error) < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
 }
 
 /* ---- conversations ---------------------------------------------------------------------------------------------- */
@@ -174,7 +167,7 @@ static void append(JNIEnv *env, jlong session, jint role, const void *text, jsiz
 {
     edge_error error = {.size = sizeof error};
     if (edge_append(session_of(session), role, text, (size_t)count, &error) < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
 }
 
 static void constrain_answers(JNIEnv *env, jclass class, jlong session, jint form, jbyteArray text)
@@ -187,7 +180,7 @@ static void constrain_answers(JNIEnv *env, jclass class, jlong session, jint for
     edge_status status = edge_constrain(session_of(session), form, (const char *)bytes, (size_t)(*env)->GetArrayLength(env, text), &error);
     (*env)->ReleaseByteArrayElements(env, text, bytes, JNI_ABORT);
     if (status < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
 }
 
 /* biases: of edge_logit_bias. */
@@ -202,7 +195,7 @@ static void bias_answers(JNIEnv *env, jclass class, jlong session, jbyteArray bi
     edge_status status = edge_bias(session_of(session), (const edge_logit_bias *)(void *)bytes, count, &error);
     (*env)->ReleaseByteArrayElements(env, biases, bytes, JNI_ABORT);
     if (status < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
 }
 
 static void append_text(JNIEnv *env, jclass class, jlong session, jint role, jbyteArray text)
@@ -233,7 +226,7 @@ static jlong next_piece(JNIEnv *env, jclass class, jlong session, jbyteArray tex
     edge_error error = {.size = sizeof error};
     edge_piece piece = {.size = sizeof piece};
     if (edge_next(session_of(session), &piece, &error) < 0)
-        return raise_error(env, &error), 0;
+        return jni_raise(env, &error), 0;
     (*env)->SetByteArrayRegion(env, text, 0, (jsize)piece.length, (const jbyte *)piece.text);
     (*env)->SetIntArrayRegion(env, prompt, 0, 2, (const jint[]){(jint)piece.done, (jint)piece.asked});
     return (jlong)((uint64_t)(uint32_t)piece.token << 32 | (uint64_t)(uint16_t)piece.finish << 16 |
@@ -251,7 +244,7 @@ static void rewind_turns(JNIEnv *env, jclass class, jlong session, jint turns)
     (void)class;
     edge_error error = {.size = sizeof error};
     if (edge_rewind(session_of(session), (uint32_t)turns, &error) < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
 }
 
 static jlong save_state(JNIEnv *env, jclass class, jlong session, jint fd, jbyteArray buffer)
@@ -269,7 +262,7 @@ static jlong save_state(JNIEnv *env, jclass class, jlong session, jint fd, jbyte
     if (buffer)
         (*env)->ReleaseByteArrayElements(env, buffer, stream.buffer, 0);
     if (status < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
     return (jlong)stream.length;
 }
 
@@ -288,7 +281,7 @@ static void take_back(JNIEnv *env, jbyteArray buffer, edge_stream *stream, edge_
     if (buffer)
         (*env)->ReleaseByteArrayElements(env, buffer, stream->buffer, JNI_ABORT);
     if (status < 0)
-        raise_error(env, error);
+        jni_raise(env, error);
 }
 
 static void load_state(JNIEnv *env, jclass class, jlong session, jint fd, jbyteArray buffer)
@@ -315,7 +308,7 @@ static void trim_memory(JNIEnv *env, jclass class, jlong session, jint level)
     (void)class;
     edge_error error = {.size = sizeof error};
     if (edge_trim(session_of(session), level, &error) < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
 }
 
 static void read_usage(JNIEnv *env, jclass class, jlong session, jbyteArray bytes)
@@ -324,7 +317,7 @@ static void read_usage(JNIEnv *env, jclass class, jlong session, jbyteArray byte
     edge_error error = {.size = sizeof error};
     edge_usage usage = {.size = sizeof usage};
     if (edge_use(session_of(session), &usage, &error) < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
     else
         (*env)->SetByteArrayRegion(env, bytes, 0, sizeof usage, (const jbyte *)&usage);
 }
@@ -340,7 +333,7 @@ static jint read_threads(JNIEnv *env, jclass class, jlong session, jintArray ids
     int64_t count = edge_thread_ids(session_of(session), values, (size_t)(*env)->GetArrayLength(env, ids), &error);
     (*env)->ReleaseIntArrayElements(env, ids, values, 0);
     if (count < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
     return (jint)count;
 }
 
@@ -363,7 +356,7 @@ static jlong count_tokens(JNIEnv *env, jclass class, jlong session, jbyteArray t
     if (bytes)
         (*env)->ReleaseByteArrayElements(env, text, bytes, JNI_ABORT);
     if (count < 0)
-        raise_error(env, &error);
+        jni_raise(env, &error);
     return count;
 }
 
@@ -378,7 +371,7 @@ static void embed_texts(JNIEnv *env, jclass class, jlong session, jbyteArray tex
     edge_error error = {.size = sizeof error};
     edge_embedding options = {sizeof options, NULL, (uint32_t)dimensions, 0, (uint32_t)unscaled, (uint32_t)truncate};
     if (prompt) {
-        copy_text(env, prompt, name, MAX_PATH);
+        jni_copy(env, prompt, name, MAX_PATH);
         options.prompt = name;
     }
     const jsize count = (*env)->GetArrayLength(env, lengths);
@@ -407,184 +400,11 @@ static void embed_texts(JNIEnv *env, jclass class, jlong session, jbyteArray tex
     if (bytes)
         (*env)->ReleaseByteArrayElements(env, texts, bytes, JNI_ABORT);
     if (status < 0)
-        raise_error(env, &error);
-}
-
-/* ---- speech ----------------------------------------------------------------------------------------------------- */
-
-enum { SAMPLES_AT_ONCE = 4096, MOST_PROMPT = 4096 };
-
-static void listen(JNIEnv *env, jclass class, jlong session, jbyteArray path, jint fd, jlong offset, jlong length,
-                   jbyteArray bytes, jbyteArray language, jbyteArray prompt)
-{
-    (void)class;
-    char file[MAX_PATH + 1], code[MAX_NAME + 1], before[MOST_PROMPT + 1];
-    edge_error error = {.size = sizeof error};
-    edge_hearing options;
-    (*env)->GetByteArrayRegion(env, bytes, 0, sizeof options, (jbyte *)&options);
-    if (path)
-        copy_text(env, path, file, MAX_PATH);
-    if (language)
-        copy_text(env, language, code, MAX_NAME);
-    if (prompt)
-        copy_text(env, prompt, before, MOST_PROMPT);
-    options.language = language ? code : NULL;
-    options.prompt = prompt ? before : NULL;
-    const edge_source source = {sizeof source, path ? file : NULL, fd, (uint64_t)offset, (uint64_t)length};
-    if (edge_listen(session_of(session), path || fd >= 0 ? &source : NULL, &options, &error) < 0)
-        raise_error(env, &error);
-}
-
-static jlong hear(JNIEnv *env, jclass class, jlong session, jshortArray samples, jint from, jbyteArray bytes)
-{
-    (void)class;
-    const jsize length = (*env)->GetArrayLength(env, samples);
-    edge_error error = {.size = sizeof error};
-    edge_segment segment = {.size = sizeof segment};
-    int64_t taken = 0;
-    do {
-        jshort some[SAMPLES_AT_ONCE];
-        float values[SAMPLES_AT_ONCE];
-        jsize left = length - from - (jsize)taken, count = left < SAMPLES_AT_ONCE ? left : SAMPLES_AT_ONCE;
-        (*env)->GetShortArrayRegion(env, samples, from + (jsize)taken, count, some);
-        for (jsize i = 0; i < count; i++)
-            values[i] = (float)some[i] / 32768;
-        const int64_t heard = edge_hear(session_of(session), values, (size_t)count, &segment, &error);
-        if (heard < 0) {
-            raise_error(env, &error);
-            return 0;
-        }
-        taken += heard;
-    } while (!segment.length && !segment.finish && from + taken < length);
-    (*env)->SetByteArrayRegion(env, bytes, 0, sizeof segment, (const jbyte *)&segment);
-    return (jlong)segment.finish << 32 | (jlong)taken;
-}
-
-/* ---- pictures --------------------------------------------------------------------------------------------------- */
-
-/* colors: 0xAARRGGBB, of which RGBA is made in the JVM's copy or, where it lends the array itself, in that, and taken back. */
-static void swap_colors(uint32_t *colors, jsize count)
-{
-    for (jsize i = 0; i < count; i++)
-        colors[i] = (colors[i] & 0xFF00FF00) | (colors[i] >> 16 & 0xFF) | (colors[i] & 0xFF) << 16;
-}
-
-static void show_image(JNIEnv *env, jclass class, jlong session, jbyteArray path, jint fd, jlong offset, jlong length,
-                       jintArray colors, jint width, jint height, jint tokens)
-{
-    (void)class;
-    char file[MAX_PATH + 1];
-    edge_error error = {.size = sizeof error};
-    if (path)
-        copy_text(env, path, file, MAX_PATH);
-    const jsize count = (*env)->GetArrayLength(env, colors);
-    jint *values = (*env)->GetIntArrayElements(env, colors, NULL);
-    if (!values)
-        return;
-    const edge_source source = {sizeof source, path ? file : NULL, fd, (uint64_t)offset, (uint64_t)length};
-    const edge_picture picture = {sizeof picture, values, (uint32_t)width, (uint32_t)height, 4 * (uint32_t)width, 4, (uint32_t)tokens};
-    swap_colors((uint32_t *)values, count);
-    edge_status status = edge_image(session_of(session), &source, &picture, &error);
-    swap_colors((uint32_t *)values, count);
-    (*env)->ReleaseIntArrayElements(env, colors, values, JNI_ABORT);
-    if (status < 0)
-        raise_error(env, &error);
-}
-
-static jint count_image(JNIEnv *env, jclass class, jlong model, jint width, jint height, jint tokens)
-{
-    (void)class;
-    edge_error error = {.size = sizeof error};
-    int64_t count = edge_image_tokens(model_of(model), (uint32_t)width, (uint32_t)height, (uint32_t)tokens, &error);
-    if (count < 0)
-        raise_error(env, &error);
-    return (jint)count;
-}
-
-static void play_sound(JNIEnv *env, jclass class, jlong session, jbyteArray path, jint fd, jlong offset, jlong length,
-                       jfloatArray samples, jint rate)
-{
-    (void)class;
-    char file[MAX_PATH + 1];
-    edge_error error = {.size = sizeof error};
-    if (path)
-        copy_text(env, path, file, MAX_PATH);
-    float *values = (*env)->GetFloatArrayElements(env, samples, NULL);
-    if (!values)
-        return;
-    const edge_source source = {sizeof source, path ? file : NULL, fd, (uint64_t)offset, (uint64_t)length};
-    const size_t count = (size_t)(*env)->GetArrayLength(env, samples);
-    edge_status status = edge_sound(session_of(session), &source, values, count, (uint32_t)rate, &error);
-    (*env)->ReleaseFloatArrayElements(env, samples, values, JNI_ABORT);
-    if (status < 0)
-        raise_error(env, &error);
-}
-
-static jint count_sound(JNIEnv *env, jclass class, jlong model, jint samples, jint rate)
-{
-    (void)class;
-    edge_error error = {.size = sizeof error};
-    int64_t count = edge_sound_tokens(model_of(model), (uint64_t)samples, (uint32_t)rate, &error);
-    if (count < 0)
-        raise_error(env, &error);
-    return (jint)count;
-}
-
-/* ---- tools ------------------------------------------------------------------------------------------------------ */
-
-static void state_tools(JNIEnv *env, jclass class, jlong session, jbyteArray tools)
-{
-    (void)class;
-    edge_error error = {.size = sizeof error};
-    jbyte *bytes = tools ? (*env)->GetByteArrayElements(env, tools, NULL) : NULL;
-    if (tools && !bytes)
-        return;
-    edge_status status = edge_tools(session_of(session), (const char *)bytes, bytes ? (size_t)(*env)->GetArrayLength(env, tools) : 0, &error);
-    if (bytes)
-        (*env)->ReleaseByteArrayElements(env, tools, bytes, JNI_ABORT);
-    if (status < 0)
-        raise_error(env, &error);
-}
-
-static void choose_calls(JNIEnv *env, jclass class, jlong session, jbyteArray choice, jint parallel)
-{
-    (void)class;
-    edge_error error = {.size = sizeof error};
-    jbyte *bytes = (*env)->GetByteArrayElements(env, choice, NULL);
-    if (!bytes)
-        return;
-    edge_status status = edge_choose(session_of(session), (const char *)bytes, (uint32_t)parallel, &error);
-    (*env)->ReleaseByteArrayElements(env, choice, bytes, JNI_ABORT);
-    if (status < 0)
-        raise_error(env, &error);
-}
-
-static jint count_calls(JNIEnv *env, jclass class, jlong session)
-{
-    (void)class;
-    edge_error error = {.size = sizeof error};
-    int64_t count = edge_calls(session_of(session), 0, NULL, &error);
-    if (count < 0)
-        raise_error(env, &error);
-    return (jint)count;
-}
-
-static jbyteArray read_call(JNIEnv *env, jclass class, jlong session, jint index, jint field)
-{
-    (void)class;
-    edge_error error = {.size = sizeof error};
-    edge_call call = {.size = sizeof call};
-    if (edge_calls(session_of(session), (uint32_t)index, &call, &error) < 0) {
-        raise_error(env, &error);
-        return NULL;
-    }
-    const char *text = field == 0 ? call.id : field == 1 ? call.name : call.arguments;
-    return bytes_of(env, text, length_of(text));
+        jni_raise(env, &error);
 }
 
 /* ---- registration ----------------------------------------------------------------------------------------------- */
 
-#define METHOD(name, signature, function) {(char *)name, (char *)signature, (void *)(uintptr_t)function}
 static const JNINativeMethod METHODS[] = {
     METHOD("open", "([BIJJ)J", open_model),
     METHOD("close", "(J)V", close_model),
@@ -609,16 +429,6 @@ static const JNINativeMethod METHODS[] = {
     METHOD("threads", "(J[I)I", read_threads),
     METHOD("tokenize", "(J[BI[I)J", count_tokens),
     METHOD("embed", "(J[B[I[BIII[B)V", embed_texts),
-    METHOD("listen", "(J[BIJJ[B[B[B)V", listen),
-    METHOD("hear", "(J[SI[B)J", hear),
-    METHOD("image", "(J[BIJJ[IIII)V", show_image),
-    METHOD("imageTokens", "(JIII)I", count_image),
-    METHOD("sound", "(J[BIJJ[FI)V", play_sound),
-    METHOD("soundTokens", "(JII)I", count_sound),
-    METHOD("tools", "(J[B)V", state_tools),
-    METHOD("choose", "(J[BI)V", choose_calls),
-    METHOD("calls", "(J)I", count_calls),
-    METHOD("call", "(JII)[B", read_call),
 };
 
 EDGE_API jint JNI_OnLoad(JavaVM *vm, void *reserved);
@@ -635,7 +445,9 @@ EDGE_API jint JNI_OnLoad(JavaVM *vm, void *reserved)
         return -1; /* the JVM says which class is missing */
     exception_class = (*env)->NewGlobalRef(env, exception);
     make_exception = (*env)->GetMethodID(env, exception, "<init>", "(I[B)V");
-    if (!make_exception || (*env)->RegisterNatives(env, native, METHODS, sizeof METHODS / sizeof *METHODS))
+    if (!make_exception || (*env)->RegisterNatives(env, native, METHODS, sizeof METHODS / sizeof *METHODS) ||
+        (*env)->RegisterNatives(env, native, SENSES, SENSE_METHODS) ||
+        (*env)->RegisterNatives(env, native, TOOLS, TOOL_METHODS))
         return -1;
     return JNI_VERSION_1_6;
 }

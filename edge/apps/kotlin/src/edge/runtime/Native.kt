@@ -2,7 +2,7 @@ package edge.runtime
 
 import java.io.File
 
-/** The functions of edge_jni.c. Callers pass only open handles; one thread at a time uses a session. */
+/** The functions of jni/. Callers pass only open handles; one thread at a time uses a session. */
 internal object Native {
     init {
         try {
