@@ -1,4 +1,4 @@
-"""The documentation holds: the reference of the commands is current, and links lead somewhere."""
+"""The documentation and pyproject.toml hold: the reference of the commands is current, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -29,9 +30,24 @@ def test_reference_of_commands_is_current() -> None:
         assert module.read_text(encoding="utf-8") == text, "run: python docs/cli.py"
 
 
-def test_readme_names_every_extra() -> None:
+def project() -> dict[str, Any]:
     with open(ROOT / "pyproject.toml", "rb") as file:
-        extras = set(tomllib.load(file)["project"]["optional-dependencies"])
+        return tomllib.load(file)
+
+
+def test_wheel_has_every_package() -> None:
+    listed = project()["tool"]["setuptools"]
+    folders = {package: Path(name) for package, name in listed["package-dir"].items()} | {"edge": Path("edge")}
+    found = {
+        ".".join((package, *source.parent.relative_to(ROOT / folder).parts))
+        for package, folder in folders.items()
+        for source in (ROOT / folder).rglob("*.py")
+    }
+    assert found == set(listed["packages"])
+
+
+def test_readme_names_every_extra() -> None:
+    extras = set(project()["project"]["optional-dependencies"])
     (listed,) = re.findall(r"Extras: (.*?)\.\n", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert set(re.findall(r"`([\w-]+)`", listed)) == extras
 

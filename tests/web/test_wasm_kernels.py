@@ -51,7 +51,7 @@ def functions(name: str) -> dict[str, Any]:
     from tvm.script.ir_builder import IRBuilder
     from tvm.tirx.script.builder import ir as T  # noqa: N812
 
-    from edge.backends.tvm.cpu.kernels.isa import ISAS
+    from edge.backends.tvm.cpu.kernels.isas import ISAS
     from edge.backends.tvm.cpu.kernels.vectors import LANES, i64, let, load, store
 
     isa, made = ISAS[name], dict[str, Any]()

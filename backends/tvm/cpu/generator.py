@@ -30,7 +30,7 @@ from edge.backends.tvm.cpu.arguments import (
 )
 from edge.backends.tvm.cpu.kernels import team, timing
 from edge.backends.tvm.cpu.kernels.cache import move_rows
-from edge.backends.tvm.cpu.kernels.isa import ISAS
+from edge.backends.tvm.cpu.kernels.isas import ISAS
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.systems import notices
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait

@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.cache import Cache
 from edge.backends.tvm.cpu.kernels.functions import soft_cap
-from edge.backends.tvm.cpu.kernels.isa import Simd128
+from edge.backends.tvm.cpu.kernels.isas.wasm import Simd128
 from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
     Register,

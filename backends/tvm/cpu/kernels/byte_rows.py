@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.attention import Query, ScoreLimits, Tiles, Work, begin, limit, soften
 from edge.backends.tvm.cpu.kernels.cache import Cache
-from edge.backends.tvm.cpu.kernels.isa import Avx512Vnni
+from edge.backends.tvm.cpu.kernels.isas.x86 import Avx512Vnni
 from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
     Register,

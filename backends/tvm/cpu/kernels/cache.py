@@ -17,7 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels import row_formats
-from edge.backends.tvm.cpu.kernels.isa import Isa
+from edge.backends.tvm.cpu.kernels.isas.generic import Isa
 from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
     Value,

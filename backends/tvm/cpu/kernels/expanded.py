@@ -14,7 +14,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.attention import Query, ScoreLimits, Tiles, Work, begin, soften
 from edge.backends.tvm.cpu.kernels.cache import Cache
-from edge.backends.tvm.cpu.kernels.isa import Avx512Bf16
+from edge.backends.tvm.cpu.kernels.isas.x86 import Avx512Bf16
 from edge.backends.tvm.cpu.kernels.pairs import mix_pairs, pack_keys, score_pairs
 from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,

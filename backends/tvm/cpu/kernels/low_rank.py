@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels.isa import Isa
+from edge.backends.tvm.cpu.kernels.isas.generic import Isa
 from edge.backends.tvm.cpu.kernels.matmul import Weights, to_floats
 from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,

@@ -14,7 +14,8 @@ from itertools import accumulate
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.activations import BLOCK, CENTER, Quantized
-from edge.backends.tvm.cpu.kernels.isa import Isa, Simd128
+from edge.backends.tvm.cpu.kernels.isas.generic import Isa
+from edge.backends.tvm.cpu.kernels.isas.wasm import Simd128
 from edge.backends.tvm.cpu.kernels.vectors import (
     LANES,
     Buffer,

@@ -30,7 +30,7 @@ from edge.backends.tvm.cpu.kernels.attention import (
     tiles_at_once,
 )
 from edge.backends.tvm.cpu.kernels.cache import Cache
-from edge.backends.tvm.cpu.kernels.isa import Avx512Bf16
+from edge.backends.tvm.cpu.kernels.isas.x86 import Avx512Bf16
 from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
     Register,

@@ -17,7 +17,7 @@ from edge.backends.tvm.cpu.kernels.activations import Quantized, Sums, quantize
 from edge.backends.tvm.cpu.kernels.attention import Restore
 from edge.backends.tvm.cpu.kernels.cache import Cache
 from edge.backends.tvm.cpu.kernels.functions import NORMS
-from edge.backends.tvm.cpu.kernels.isa import ISAS
+from edge.backends.tvm.cpu.kernels.isas import ISAS
 from edge.backends.tvm.cpu.kernels.low_rank import add_low_rank
 from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix, Weights, multiply
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types, reflect

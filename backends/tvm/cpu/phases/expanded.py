@@ -13,7 +13,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.attention import Query, ScoreLimits, Work, finish
 from edge.backends.tvm.cpu.kernels.expanded import Expanded, HeadMatrices, attend_expanded
-from edge.backends.tvm.cpu.kernels.isa import Avx512Bf16
+from edge.backends.tvm.cpu.kernels.isas.x86 import Avx512Bf16
 from edge.backends.tvm.cpu.kernels.vectors import Value, floats, i64, let, load, loop, quotient, store, when
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.cpu.scratch import EXPANDED_BLOCK, expanded_offsets
