@@ -12,7 +12,8 @@ _ROOT = Path(__file__).parent
 PASS = (
     "compiler/child.py", "cpu/arguments.py", "cpu/elf.py", "cpu/generator.py", "cpu/kernels", "cpu/linker.py",
     "cpu/lowering.py", "cpu/phases", "cpu/scratch.py", "cpu/timing.py", "design.py", "kv/pages.py", "kv/regions.py",
-    "kv/row_formats.py", "packing/blocks.py", "packing/cores.py", "packing/layout.py", "packing/shape.py", "targets.py",
+    "kv/row_formats.py", "packing/blocks.py", "packing/cores.py", "packing/layout.py", "packing/shape.py",
+    "packing/splits.py", "targets.py",
 )  # fmt: skip
 
 

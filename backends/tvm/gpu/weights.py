@@ -20,10 +20,11 @@ from typing import BinaryIO
 import numpy as np
 
 from edge.backends.tvm.gpu import ENGINE
-from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock, bits_of
+from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock
 from edge.backends.tvm.packing.cores import round_up
 from edge.backends.tvm.packing.layout import TABLE, TRANSPOSED
 from edge.backends.tvm.packing.shape import Shape
+from edge.backends.tvm.packing.splits import bits_of
 from edge.backends.tvm.packing.weights import transpose
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize

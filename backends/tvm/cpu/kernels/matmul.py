@@ -36,7 +36,8 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     shift_to_float,
     spread,
 )
-from edge.backends.tvm.packing.blocks import BAND, HALVED, LOW_BITS, PART, Block, FloatBlock, IntegerBlock
+from edge.backends.tvm.packing.blocks import BAND, HALVED, PART, Block, FloatBlock, IntegerBlock
+from edge.backends.tvm.packing.splits import LOW_BITS
 from edge.backends.tvm.targets import Target
 
 
