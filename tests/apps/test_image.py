@@ -19,7 +19,7 @@ from test_model_file import set_field
 
 import edge
 from edge.apps.enums import Finish, Role
-from edge.apps.sections.eyes_file import CONFIG, FILTERS
+from edge.apps.sections.eyes_file import CONFIG, FILTERS, SOUND
 from edge.apps.sections.model_file import Section
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.types import AnyArray
@@ -200,6 +200,18 @@ def test_damaged_eyes_take_no_picture_of_a_state(golden: dict[str, Any], tmp_pat
         session.load(state)
         with pytest.raises(UnsupportedError, match="takes no picture here"):
             session.append(Role.RAW, "Hello")
+
+
+def test_pictures_need_a_layout_of_pictures(golden: dict[str, Any], tmp_path: Path) -> None:
+    """Where sounds have none."""
+    folder = bundle_of(str(TEXT), **CHOSEN)
+    data = bytearray((folder / "model.edge").read_bytes())
+    set_field(data, Section.EYES, CONFIG, "positions", 0)
+    set_field(data, Section.EYES, CONFIG, "family", SOUND)
+    shutil.copytree(folder, tmp_path / "bundle")
+    (tmp_path / "bundle" / "model.edge").write_bytes(data)
+    with open_bundle(tmp_path / "bundle") as bundle, pytest.raises(ModelFormatError, match=r"damaged \(its eyes\)"):
+        bundle.image_tokens(30, 44)
 
 
 def test_pictures_stay_whole_when_rows_are_evicted(golden: dict[str, Any]) -> None:

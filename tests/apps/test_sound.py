@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ from golden.sounds import LONG, SHORT, chirp
 from kotlin_programs import KOTLIN, PROGRAMS, build_jni, compile_kotlin, run_kotlin
 from test_heard import open_golden_tower
 from test_image import COUNT, session_of
+from test_model_file import set_field
 
 import edge
 from edge.apps.enums import Finish, Role
+from edge.apps.sections.eyes_file import CONFIG, FAMILIES
+from edge.apps.sections.model_file import Section
+from edge.apps.sections.sounds_file import SOUNDS as SOUNDS_CONFIG
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 from edge.media.resample import Resampler
@@ -113,6 +118,27 @@ def test_sounds_of_any_rate_and_length_are_heard_as_by_python(name: str, tmp_pat
             greedy = python.model.sampling(temperature=0.0)
             expected = python.stream(messages=asked, max_tokens=COUNT, ignore_eos=True, sampling=greedy)
             assert session.answer("What is it?")[1] == "".join(expected)
+
+
+@pytest.mark.parametrize(
+    ("section", "struct", "field", "value"),
+    [
+        (Section.SOUNDS, SOUNDS_CONFIG, "least", 101), (Section.SOUNDS, SOUNDS_CONFIG, "stack", 51),
+        (Section.EYES, CONFIG, "family", FAMILIES.index("qwen")),
+    ],
+)  # fmt: skip
+def test_damaged_ears_are_an_error(section: Section, struct: Any, field: str, value: int, tmp_path: Path) -> None:
+    """A window has 100 frames and 50 states: neither a shortest sound nor a row takes more."""
+    folder = bundle_of(str(TEXT), mmproj=str(GOLDEN / "heard" / "qwen2audio.gguf"), **CHOSEN)
+    data = bytearray((folder / "model.edge").read_bytes())
+    set_field(data, section, struct, field, value)
+    shutil.copytree(folder, tmp_path / "bundle")
+    (tmp_path / "bundle" / "model.edge").write_bytes(data)
+    with (
+        open_bundle(tmp_path / "bundle") as opened,
+        pytest.raises(edge.ModelFormatError, match=r"damaged \(its ears\)"),
+    ):
+        opened.sound_tokens(1)
 
 
 def test_kotlin_plays_shorts(tmp_path: Path) -> None:

@@ -48,9 +48,10 @@ static const sounds_config *sounds_of(const edge_model *model)
 {
     const sounds_config *c = (const sounds_config *)(const void *)model->sections[SECTION_SOUNDS];
     const bool possible = model->sizes[SECTION_SOUNDS] == sizeof *c + SOUND_MATRICES * sizeof(stem_matrix) && c->kind < SOUND_KINDS
-        && c->mels && c->mels <= MOST_BANDS && c->positions && 2 * c->positions <= MOST_MEL_FRAMES && c->stack && c->stack <= 64
+        && c->mels && c->mels <= MOST_BANDS && c->positions && c->positions <= MOST_MEL_FRAMES / 2 && c->stack && c->stack <= 64
+        && c->stack <= c->positions && c->least && c->least <= 2 * c->positions
         && c->hidden && c->hidden <= MOST_EYE_VALUES / 64 && c->inner && c->inner <= MOST_EYE_VALUES && c->projected
-        && c->projected <= MOST_EYE_VALUES && c->least && c->least <= MOST_MEL_FRAMES && c->eps >= 0 && c->eps < 1;
+        && c->projected <= MOST_EYE_VALUES && c->eps >= 0 && c->eps < 1;
     return possible ? c : NULL;
 }
 

@@ -57,7 +57,8 @@ const eyes_config *eyes_of(const edge_model *model)
 {
     const eyes_config *c = (const eyes_config *)(const void *)model->sections[SECTION_EYES];
     const uint64_t size = model->sizes[SECTION_EYES];
-    if (size < sizeof *c || !is_possible(c) || size < sizeof *c + matrices_of(c) * sizeof(stem_matrix))
+    if (size < sizeof *c || !is_possible(c) || size < sizeof *c + matrices_of(c) * sizeof(stem_matrix)
+        || (c->family == EYES_SOUND) != (model->sizes[SECTION_SOUNDS] > 0))
         return NULL;
     const char *at = texts_of(c), *end = (const char *)c + size;
     for (int text = 0; text < EYES_TEXTS; text++) {
