@@ -15,6 +15,7 @@ from edge.records import dataclass
 from edge.types import FloatArray
 
 Tokens = tuple[int, ...]
+_Score = tuple[float, tuple[float, ...]]  # of a text: the sum of its tokens' log-probabilities, and each
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,23 @@ class Beams:
 GREEDY = Beams()
 
 
-def search(beams: Beams, logprobs_of: Callable[[Tokens], FloatArray], end: int, most: int) -> tuple[Tokens, float]:
-    """The best text, without its end, and the sum of its log-probabilities, with it. logprobs_of: of the tokens behind
-    a text, [vocabulary]; beams with long common beginnings follow each other. end: the token that ends a text. most:
-    tokens of a text."""
-    live: dict[Tokens, float] = {(): 0.0}
-    finished, wanted = dict[Tokens, float](), round(beams.size * beams.patience)
+def search(
+    beams: Beams, logprobs_of: Callable[[Tokens], FloatArray], end: int, most: int
+) -> tuple[Tokens, tuple[float, ...], float]:
+    """The best text, without its end, the log-probability of each of its tokens, and the sum of these, with the end's.
+    logprobs_of: of the tokens behind a text, [vocabulary], of which none is kept; beams with long common beginnings
+    follow each other. end: the token that ends a text. most: tokens of a text."""
+    live: dict[Tokens, _Score] = {(): (0.0, ())}
+    finished, wanted = dict[Tokens, _Score](), round(beams.size * beams.patience)
     for _ in range(most):
-        behind = {text: logprobs_of(text) for text in sorted(live)}
-        scores = dict[Tokens, float]()
-        for text, total in live.items():
-            logprobs = behind[text]
-            for token in np.argsort(-logprobs, kind="stable")[: beams.size + 1].tolist():
+        behind = {text: _likeliest(logprobs_of(text), beams.size + 1) for text in sorted(live)}
+        scores = dict[Tokens, _Score]()
+        for text, (total, each) in live.items():
+            for token, logprob in behind[text]:
                 longer = (*text, token)
-                scores[longer] = total + float(logprobs[token])
+                scores[longer] = total + logprob, (*each, logprob)
         live = {}
-        for text in sorted(scores, key=lambda each: -scores[each]):
+        for text in sorted(scores, key=lambda each: -scores[each][0]):
             if text[-1] != end:
                 live[text] = scores[text]
             elif len(finished) < wanted:
@@ -73,10 +75,16 @@ def search(beams: Beams, logprobs_of: Callable[[Tokens], FloatArray], end: int, 
                 break
         if len(finished) >= wanted:
             break
-    for text in sorted(live, key=lambda each: -live[each]):
+    for text in sorted(live, key=lambda each: -live[each][0]):
         if len(finished) >= beams.size:
             break
         ended = (*text, end)
         finished[ended] = live[text]
-    texts = [(text[: text.index(end)], total) for text, total in finished.items()]
-    return texts[beams.rank([(len(text), total) for text, total in texts])]
+    texts = [(text[: text.index(end)], *score) for text, score in finished.items()]
+    tokens, total, logprobs = texts[beams.rank([(len(text), total) for text, total, _ in texts])]
+    return tokens, logprobs[: len(tokens)], total
+
+
+def _likeliest(logprobs: FloatArray, count: int) -> list[tuple[int, float]]:
+    tokens = np.argsort(-logprobs, kind="stable")[:count]
+    return list(zip(tokens.tolist(), logprobs[tokens].tolist(), strict=True))

@@ -98,7 +98,6 @@ class Decoder:
 
     def _search(self, heard: FloatArray, begun: int, no_speech: float, pay: Pay) -> Decoded:
         kv, context, held = self._listener.kv, self._listener.whisper.context, tuple[int, ...]()
-        of = dict[tuple[int, ...], FloatArray]()
 
         def logprobs_of(text: tuple[int, ...]) -> FloatArray:
             nonlocal held
@@ -111,12 +110,10 @@ class Decoder:
                 kv.truncate(begun)
                 logits = heard.copy()
             self._rules.apply(logits, list(text))
-            of[text] = found = _log_softmax(logits)
-            return found
+            return _log_softmax(logits)
 
         most = min(context // 2, context - begun)
-        tokens, total = search(self._beams, logprobs_of, self._listener.whisper.eot, most)
-        logprobs = tuple(float(of[tokens[:at]][token]) for at, token in enumerate(tokens))
+        tokens, logprobs, total = search(self._beams, logprobs_of, self._listener.whisper.eot, most)
         return self._decoded(tokens, logprobs, total, no_speech, 0.0)
 
     def _sample(self, logits: FloatArray, temperature: float, no_speech: float, pay: Pay) -> Decoded:
