@@ -468,6 +468,9 @@ def check_order(session: BundleSession) -> None:
     session.append(Role.USER, "Hi")
     with pytest.raises(InputError, match="comes first"):
         session.append(Role.SYSTEM, "Hi")
+    session.next()
+    with pytest.raises(InputError, match="an answer is being written"):
+        session.bias({5: 1.0})
     assert [piece.finish for piece in session.pieces()][-1] == Finish.LENGTH
     with pytest.raises(InputError, match="edge_append first"):
         session.next()

@@ -364,7 +364,7 @@ EDGE_API edge_status edge_set(edge_session *session, const edge_options *options
  * EDGE_UNSUPPORTED names what cannot be enforced. length: bytes of the text. */
 EDGE_API edge_status edge_constrain(edge_session *session, edge_form form, const char *text, size_t length, edge_error *error);
 /* Adds to the logits of tokens, in the next and later answers: 100 makes a token all but certain, -100 rules it out. count: at most
- * 1024, of different tokens; 0: none. */
+ * 1024, of different tokens; 0: none. Refused, as edge_constrain and edge_choose are, while an answer is under way. */
 typedef struct { int32_t token; float bias; } edge_logit_bias;
 EDGE_API edge_status edge_bias(edge_session *session, const edge_logit_bias *biases, size_t count, edge_error *error);
 /* States the functions of the app that answers may call, before the conversation begins: a JSON array in the form of OpenAI's

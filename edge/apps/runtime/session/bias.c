@@ -16,6 +16,8 @@ edge_status edge_bias(edge_session *s, const edge_logit_bias *biases, size_t cou
         if (biases[i].token < 0 || (uint32_t)biases[i].token >= s->model->config->vocab || !(fabs(biases[i].bias) <= LARGEST_BIAS))
             return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "a bias is of token %d, which the vocabulary lacks, or no number",
                                       (int64_t)biases[i].token));
+    if (answers(s))
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "an answer is being written: read it to its end, or append a text"));
     sampler_unbias(s->sampler);
     for (size_t i = 0; i < count; i++)
         sampler_bias(s->sampler, (uint32_t)i, biases[i].token, biases[i].bias);
