@@ -33,13 +33,15 @@ def open_golden_tower(name: str) -> tuple[SoundTower, dict[str, AnyArray]]:
 
 
 @pytest.mark.parametrize(("backend", "name"), [
-    *(("reference", name) for name in NAMES),
+    *((backend, name) for backend in ("reference", "onnx") for name in NAMES),
     pytest.param("cpu", NAMES[0], marks=pytest.mark.slow),
     *(pytest.param("cpu", name, marks=pytest.mark.exhaustive) for name in NAMES[1:]),  # other widths, and a pooling
 ])  # fmt: skip
 def test_rows_are_those_of_transformers(backend: str, name: str) -> None:
     if backend == "cpu":
         require_native()
+    if backend == "onnx":
+        pytest.importorskip("onnxruntime")
     tower, golden = open_golden_tower(name)
     encoder = Encoder(tower, engine_named(backend), 1, "f32")
     for each, samples in SOUNDS.items():

@@ -69,7 +69,7 @@ def start_attention(graph: Context, core: Attention, layer: int, x: str) -> tupl
     """Concatenated queries, keys and values before RoPE, and the gate of the output, if it has one."""
     at = f"blk.{layer}."
     graph.begin("qkv", layer)
-    qkv, gate = graph.multiply(f"{at}qkv", x), ""
+    qkv, gate = _with_own_biases(graph, f"{at}qkv", graph.multiply(f"{at}qkv", x)), ""
     if core.gated:
         qkv, gate = split(graph, qkv, [core.width + core.row.values, core.width])
     if core.head_norms or core.unit_values:
@@ -78,6 +78,17 @@ def start_attention(graph: Context, core: Attention, layer: int, x: str) -> tupl
         queries, *others = split_heads(graph, core, qkv)
         qkv = graph.node("Concat", graph.node("Mul", queries, "temperatures"), *others, axis=-1)
     return qkv, gate
+
+
+def _with_own_biases(graph: Context, name: str, product: str) -> str:
+    """Add the biases of some of the joined matrices: Whisper's keys have none."""
+    parts, vectors = graph.layout.matrices[name].parts, graph.layout.vectors
+    if not any(f"{part.name}.bias" in vectors for part in parts):  # or they are joined, too
+        return product
+    own = split(graph, product, [part.source.rows for part in parts])
+    for index, bias in enumerate(f"{part.name}.bias" for part in parts):
+        own[index] = graph.node("Add", own[index], graph.weight(bias)) if bias in vectors else own[index]
+    return graph.node("Concat", *own, axis=-1)
 
 
 def split_heads(graph: Context, core: Attention, qkv: str) -> list[str]:
