@@ -194,7 +194,7 @@ def convert(
             return report
         if is_mmproj(file):
             with _timed(report, "writing", steps) as progress:
-                round_mmproj(file, target, _plain_type(path, wanted, "sees") or "F16", progress)
+                round_mmproj(file, target, _plain_type(path, wanted, "is an encoder") or "F16", progress)
             report.files, report.peak = {target.name: target.stat().st_size}, memory_use().peak
             return report
         eyes = mmproj_path(target) if _has_eyes(path, wanted) else None
@@ -266,7 +266,7 @@ def preview(
             _check_assistant(file, wanted)
             return {target.name: file.size}, planned_as(file.tensors.values()), ()
         if is_mmproj(file):
-            return {target.name: None}, plan_rounded(file, _plain_type(path, wanted, "sees") or "F16"), ()
+            return {target.name: None}, plan_rounded(file, _plain_type(path, wanted, "is an encoder") or "F16"), ()
         if lora := open_lora(wanted.lora, file, read_spec(file), merging=True):
             file = write_outline(outline, fields_of(file), plan_merge(file, lora))
         if wanted.pruning:

@@ -78,7 +78,7 @@ def test_encoder_in_other_types(tmp_path: Path) -> None:
         "F32",
     )
     np.testing.assert_allclose(found.weights("mm.0.weight"), before.weights("mm.0.weight"), atol=0.01)
-    with pytest.raises(UnsupportedError, match="sees: it becomes GGUF"):
+    with pytest.raises(UnsupportedError, match="is an encoder: it becomes GGUF"):
         convert(path, tmp_path / "onnx", Conversion("onnx", settings=Settings("Q8_0", method="rtn")))
 
 
