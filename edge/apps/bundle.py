@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,6 +69,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 EMULATOR = "x86_64"  # an ABI of Android
+
+_log = logging.getLogger("edge")
 
 PIXELS = 32 << 20  # bytes that a plan has for the copies of a picture that the C runtime makes
 
@@ -268,8 +271,11 @@ def _eyes(
     from edge.run.starting.senses import find_ears, find_tower, senses_found
 
     kv_dtype = "f32" if options.kv_dtype == "f32" else CPU.CAPABILITIES.kv_dtypes[0]
-    if senses_found(model, options) == [AUDIO]:
+    senses = senses_found(model, options)
+    if senses == [AUDIO]:
         return plan_sounds(model, find_ears(model, options), profile, usable_cores(), kv_dtype, isas)
+    if AUDIO in senses:
+        _log.warning("%s has eyes and ears: the bundle gets its eyes, and hears nothing", options.mmproj)
     return plan_eyes(model, find_tower(model, options), profile, usable_cores(), kv_dtype, isas, options.image_tokens)
 
 

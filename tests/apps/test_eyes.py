@@ -20,6 +20,7 @@ from test_runtime_pass import SOURCES, host_isa
 from test_sight import NAMES, open_golden_tower
 
 import edge
+from edge.apps.bundle import prepare
 from edge.apps.enums import Role
 from edge.apps.sections.eyes_file import plan_eyes
 from edge.apps.sections.model_file import Section
@@ -31,6 +32,7 @@ from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 from edge.model.model import Model, open_model
 from edge.model.towers import PictureTower, read_tower
+from edge.options import Options
 from edge.types import AnyArray
 
 pytest.importorskip("tvm_ffi")
@@ -208,6 +210,22 @@ def test_answers_are_those_of_python(name: str, folder: Path) -> None:
             session.image(shown[turn % 2])
             assert len(session.answer("What is it, and what is beside it? " * (1 + turn % 3))[0]) == COUNT
         assert session.use()["evicted"] > 0
+
+
+def test_file_with_ears_too_is_exported_without_them(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gemma 4's eyes and its conformer in one file, as it is published."""
+    text, eyes = _pair("gemma4", folder)
+    files = [read_gguf(path) for path in (eyes, GOLDEN / "heard" / "gemma4.gguf")]
+    held = [(file, info) for file in files for info in file.tensors.values()]
+    plans = [Planned(info.name, info.shape, info.type) for _, info in held]
+    data = [file.tensor_bytes(info).reshape(info.rows, -1) for file, info in held]
+    write_gguf(tmp_path / "mmproj.gguf", fields_of(files[1]) | fields_of(files[0]), plans, data)
+    chosen = Options().updated(mmproj=str(tmp_path / "mmproj.gguf"), max_kv_size=320)
+    found = prepare(open_model(text), find_profile(HOST), chosen, [host_isa()])
+    assert [each.part for each in found.encoders] == ["eyes"]
+    assert f"{tmp_path / 'mmproj.gguf'} has eyes and ears: the bundle gets its eyes" in caplog.text
 
 
 def _pair(name: str, folder: Path) -> tuple[Path, Path]:
