@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ def test_answers_are_the_same_with_an_assistant(options: dict[str, Any], pair: t
         used = exported.use()
         assert used["drafted"] > 20
         assert used["accepted"] < used["drafted"]
+        planned = json.loads((folder / "manifest.json").read_text())["plan"]["bytes"]
+        assert planned["scratch"] < used["scratch"] <= planned["scratch"] + planned["draft"]
 
 
 def test_damaged_assistants_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F811

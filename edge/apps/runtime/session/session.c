@@ -256,9 +256,11 @@ static void lay_out(arena *from, edge_session *s, edge_model *model, const desig
         kv_attach(s->rows, i, kind->rows(s->accelerator, i, kv_arena(s->rows, i)));
     s->given = EDGE_EYES && model->sizes[SECTION_EYES] ? given_layout(from, config->vocab) : NULL;
     s->policy = policy_layout(from, model);
-    s->drafts = design && config->drafts ? drafts_layout(from) : NULL;
     s->pass = pass_layout(from, model, design, s->rows, s->accelerator);
+    const uint64_t before = from->used;
+    s->drafts = design && config->drafts ? drafts_layout(from) : NULL;
     s->assistant = design && config->drafts && model->draft ? EDGE_DRAFTER->layout(from, model->draft, model, s->pass, s->rows, design->isa) : NULL;
+    s->draft_bytes = from->used - before;
     if (s->given)
         pass_see(s->pass, s->given);
 }

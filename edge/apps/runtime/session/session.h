@@ -73,6 +73,7 @@ struct edge_session {
     uint32_t shown;           /* pictures whose tokens wait or have run; later ones wait for a text */
     drafts *drafts;           /* NULL: the bundle verifies none */
     assistant *assistant;     /* NULL: drafts are copied text only */
+    uint64_t draft_bytes;     /* of both */
     uint32_t state_row;       /* of the last pass, of the token that the logits follow */
     /* Tokens of the last pass: the generated one and `drafted` more. picked: an accelerator has chosen them, and one more,
      * which has not run. */

@@ -21,7 +21,7 @@ edge_usage usage_of(const edge_session *s)
         .threads = pass_threads(s->pass),
         .weights = s->model->sizes[SECTION_WEIGHTS],
         .kv = kv_bytes(s->rows) + kv_fixed(s->rows) + kv_remembered(s->rows),
-        .scratch = pass_bytes(s->pass) + constraint_bytes(s->constraint) + (s->tools ? s->tools->size : 0),
+        .scratch = pass_bytes(s->pass) + s->draft_bytes + constraint_bytes(s->constraint) + (s->tools ? s->tools->size : 0),
         .lora = room && !s->accelerator ? room->room : 0,
         .file = s->model->file.size,
         .tokens = s->ran,
