@@ -354,6 +354,7 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
             model, layout, config, plan.policy, plan.evict_step, chat=Section.CHAT in bundle.tables,
             sampling=model.sampling(), power=_power(bundle.profile), kv_bytes=plan.bytes.kv,
             scratch_bytes=plan.bytes.scratch, peak=plan.predicted_peak, pinned=bundle.prompt_rows,
+            gpu_weights=bundle.gpu.weight_bytes if bundle.gpu and not bundle.gpu_of_page else 0,
         ),
         Section.LAYERS: model_file.layers_section(layout),
         Section.DESIGNS: model_file.designs_section(

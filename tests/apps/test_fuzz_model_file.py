@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from bundles import bundle_sources
 from runtime_library import C_FILES, build
+from test_assistant import pair  # noqa: F401
+from test_runtime_assistant import EAGER
 
 PROGRAM = Path(__file__).parent / "runtime" / "model_fuzz.c"
 CHECKED = ("-D_GNU_SOURCE=", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -24,14 +26,17 @@ OPENING = (
 MODELS = ("llama-gqa-tied", "spm", "qwen35", "gemma4")
 
 
-def fuzz(name: str, count: int, seed: int, *, sessions: bool) -> tuple[int, int]:
-    """How many of `count` damaged files opened. sessions: some of these answer, too."""
-    model, parts = bundle_sources(name, max_kv_size=64)
+def fuzz(name: str, count: int, seed: int, *, sessions: bool, **options: str) -> tuple[int, int]:
+    """How many of `count` damaged files opened. sessions: some of these answer, too; an assistant drafts always."""
+    model, parts = bundle_sources(name, max_kv_size=64, **options)
     if sessions:
-        runtime = [path for path in C_FILES if path.name != "platform.c"]
-        program = build([*runtime, PROGRAM, *parts], (*CHECKED, "-DWITH_SESSIONS"))
+        runtime = [path for path in C_FILES if path.name not in ("platform.c", "drafts.c")]
+        program = build([*runtime, PROGRAM, EAGER if options else "drafts.c", *parts], (*CHECKED, "-DWITH_SESSIONS"))
     else:
-        program = build([*OPENING, PROGRAM, *(path for path in parts if path.name == "trusted.c")], CHECKED)
+        trusted = [path for path in parts if path.name == "trusted.c"]
+        program = build(
+            [*OPENING, PROGRAM, *trusted], (*CHECKED, "-Wl,--defsym=edge_json_calls=0")
+        )  # which answers call
     done = subprocess.run([program, model, str(count), str(seed)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{name}, seed {seed}: {done.stderr[-3000:]}"
     found = re.fullmatch(r"(\d+) of (\d+)\n", done.stdout)
@@ -50,6 +55,13 @@ def test_damaged_files_are_errors() -> None:
 def test_damaged_files_are_errors_in_sessions_too(name: str) -> None:
     opened, count = fuzz(name, 50_000, 2, sessions=True)
     assert count == 50_000
+    assert 0.1 * count < opened < 0.9 * count
+
+
+@pytest.mark.exhaustive
+def test_damaged_assistants_are_errors(pair: tuple[Path, Path]) -> None:  # noqa: F811
+    """In the file inside model.edge, and around it."""
+    opened, count = fuzz(str(pair[0]), 50_000, 3, sessions=True, draft=str(pair[1]))
     assert 0.1 * count < opened < 0.9 * count
 
 

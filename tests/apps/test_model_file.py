@@ -108,7 +108,7 @@ def set_field(data: bytearray, section: Section, struct: Any, field: str, value:
         ("top_p", float("inf")), ("core_watts", -1.0), ("policy", 3),
         ("whole", 0), ("states", 1 << 33), ("shapes", (2, 48, 32)), ("shapes", (0, 32, 32)), ("shapes", (2, 0, 0)),
         ("shapes", (2, 32, 17)), ("shapes", [(2, 32, 32), (2, 32, 0)]),
-        ("layer_inputs", 16), ("table_type", 1),
+        ("layer_inputs", 16), ("table_type", 1), ("weights", 64), ("gpu_weights", 64),
     ],
 )  # fmt: skip
 def test_impossible_settings_are_errors_though_the_checksum_is_right(field: str, value: object, made: Path) -> None:
@@ -145,7 +145,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda data: b"GGUF" + data[4:], "not a model.edge"),
         (lambda data: data[:-1], "copy it again"),
         (lambda data: data + b"x", "copy it again"),
-        (lambda data: data[:8] + b"\1" + data[9:], "version 1, this library reads 7: export both together"),
+        (lambda data: data[:8] + b"\1" + data[9:], "version 1, this library reads 8: export both together"),
         (lambda data: data[:12] + b"\xff" + data[13:], "damaged (its table of sections)"),
         (lambda data: data[:400] + b"\xff" + data[401:], "damaged (a checksum)"),
     ],

@@ -43,7 +43,7 @@ from edge.model.spec import ModelSpec
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, Progress
 
-MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 7
+MODEL, MAGIC, VERSION = "model.edge", b"EDGEMDL1", 8
 ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
 
 _PIECE = 4 << 20  # bytes copied at once
@@ -107,6 +107,7 @@ CONFIG = c_struct(
     **dict.fromkeys(("crossings", "cross_stride", "cross_slot"), "<u4"),
     # Parts of a given row behind its embedding, for the first layers; components of positions, 0: one.
     **dict.fromkeys(("deepstack", "components"), "<u4"),
+    **dict.fromkeys(("weights", "gpu_weights"), "<u8"),  # sizes of these sections
     **dict.fromkeys(("kv_bytes", "scratch_bytes"), "<u8"),  # of the plan
     peak="<u8",  # bytes that a process with one session is planned to hold
 )
@@ -143,9 +144,10 @@ class Source(Protocol):
 def config_section(
     model: Source, layout: PackedLayout, config: EngineConfig, policy: Policy, evict_step: int, *,
     chat: bool, sampling: SamplingParams, power: Power, kv_bytes: int, scratch_bytes: int, peak: int, pinned: int = 0,
+    gpu_weights: int = 0,
 ) -> bytes:  # fmt: skip
     """Section CONFIG: shape, plan and recommended sampling. chat: there is a section CHAT. pinned: the most rows of a
-    system prompt that are never evicted.
+    system prompt that are never evicted. gpu_weights: bytes of section GPU_WEIGHTS.
 
     Raises UnsupportedError for policies that the C runtime lacks.
     """
@@ -177,7 +179,8 @@ def config_section(
         "cross_slot": Table.of(shape).slot("cross_rows") if network.crossings else 0,
         "deepstack": network.deepstack, "components": network.components,
         "states": sum(network.fixed_values), "copied": Kept.of(network, 1, config.drafts).copied,
-        "kv_bytes": kv_bytes, "scratch_bytes": scratch_bytes, "peak": peak,
+        "weights": layout.nbytes, "gpu_weights": gpu_weights, "kv_bytes": kv_bytes, "scratch_bytes": scratch_bytes,
+        "peak": peak,
     }  # fmt: skip
     return filled(CONFIG, values)
 

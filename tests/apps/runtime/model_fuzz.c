@@ -1,5 +1,5 @@
-/* A fuzzer over model.edge: damages a copy in memory again and again, repairs the checksums in half of the cases, and
- * opens it. What opens is used: text to ids and back, angles, tables; with -DWITH_SESSIONS now and then a conversation. It is built with ASan and UBSan, so that any access
+/* A fuzzer over model.edge: damages a copy in memory again and again, also the file in its section DRAFT, repairs the checksums in
+ * half of the cases, and opens it. What opens is used: text to ids and back, angles, tables; with -DWITH_SESSIONS now and then a conversation. It is built with ASan and UBSan, so that any access
  * outside the file ends it.
  *
  *     model_fuzz FILE COUNT SEED    prints how many opened, of how many
@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include <sanitizer/asan_interface.h>
 
 #include "model.h"
 #include "system.h"
@@ -22,7 +24,8 @@
 #undef unmap_file
 #undef read_file
 
-enum { MOST_UNDONE = 64 };
+enum { MOST_UNDONE = 64, PAGE = 16384 };
+static const uint64_t AROUND = 1ull << 32; /* bytes before and behind the copy that even compiled code cannot read */
 
 static uint8_t *copy;
 static uint64_t size, shown;
@@ -95,35 +98,50 @@ static void put_back(void)
     undone = 0;
 }
 
-static void repair(void)
+/* begin: of the file, or of the one inside it. */
+static void repair(uint64_t begin)
 {
-    const file_header *header = (const file_header *)copy;
+    const file_header *header = (const file_header *)(copy + begin);
+    const uint64_t room = size - begin;
     for (uint32_t i = 0; i < header->sections && i < SECTIONS; i++) {
-        uint64_t place = sizeof *header + i * sizeof(file_section);
+        uint64_t place = begin + sizeof *header + i * sizeof(file_section);
         file_section each;
         if (place + sizeof each > size)
             return;
         memcpy(&each, copy + place, sizeof each);
-        if (each.kind == SECTION_WEIGHTS || each.kind == SECTION_TOKENIZER || each.offset > size
-            || each.size > size - each.offset)
+        if (each.kind == SECTION_WEIGHTS || each.kind == SECTION_TOKENIZER || each.kind == SECTION_DRAFT || each.offset > room
+            || each.size > room - each.offset)
             continue;
-        uint32_t sum = sum_of(copy + each.offset, each.size);
+        uint32_t sum = sum_of(copy + begin + each.offset, each.size);
         if (sum != each.crc)
             change(place + offsetof(file_section, crc), &sum, sizeof sum);
     }
 }
 
-static void damage(uint32_t sections)
+/* Cuts a section short and moves it to the end of its file. */
+static void move(const file_section *entry, uint64_t end)
+{
+    const uint64_t at = end / PAGE * PAGE, left = end - at;
+    change((uint64_t)((const uint8_t *)&entry->offset - copy), &at, sizeof at);
+    change((uint64_t)((const uint8_t *)&entry->size - copy), &left, sizeof left);
+}
+
+static void damage(uint64_t begin)
 {
     static const uint64_t telling[] = {0, 1, 2, 15, 16, 63, 255, 256, 0x7F, 0x80, 0xFFFF, 0x10000, 0x7FFFFFFF,
                                        0x80000000, 0xFFFFFFFF, 0x100000000, 0x7FFFFFFFFFFFFFFF, ~0ull};
-    uint64_t head = sizeof(file_header) + sections * sizeof(file_section);
+    const file_header *header = (const file_header *)(copy + begin);
+    const file_section *entries = (const file_section *)(header + 1);
+    const uint32_t sections = header->sections;
+    uint64_t head = sizeof *header + sections * sizeof *entries;
     uint32_t which = (uint32_t)draw(sections + 1); /* 0: the header and the table */
-    uint64_t at = 0, length = head;
+    uint64_t at = begin, length = head;
     if (which) {
-        const file_section *each = (const file_section *)(copy + sizeof(file_header)) + which - 1;
-        at = each->offset;
-        length = each->kind == SECTION_WEIGHTS ? 0 : each->size;
+        const file_section *each = entries + which - 1;
+        if (!draw(16))
+            move(each, header->resident);
+        at += each->offset;
+        length = each->kind == SECTION_WEIGHTS || each->kind == SECTION_DRAFT ? 0 : each->size;
     }
     for (uint64_t i = 1 + draw(3); length && i; i--) {
         uint64_t width = 1ull << draw(4), value = draw(2) ? telling[draw(sizeof telling / 8)] : draw(~0ull);
@@ -181,7 +199,7 @@ static void converse(edge_model *model)
 {
     edge_options options = EDGE_OPTIONS;
     options.threads = 1;
-    options.max_tokens = 3;
+    options.max_tokens = 6;
     edge_session *session;
     if (edge_begin(model, &options, &session, NULL))
         return;
@@ -208,20 +226,29 @@ int main(int count, char **arguments)
         return fprintf(stderr, "usage: model_fuzz FILE COUNT SEED\n"), 2;
     size = shown = (uint64_t)ftell(file);
     rewind(file);
-    void *memory;
-    if (posix_memalign(&memory, 16384, size) || fread(memory, size, 1, file) != 1)
+    const uint64_t whole = (size + PAGE - 1) / PAGE * PAGE;
+    uint8_t *memory = mmap(NULL, 2 * AROUND + whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED)
+        return 2;
+    copy = memory + AROUND + (PAGE - (uintptr_t)memory % PAGE) % PAGE;
+    if (mprotect(copy, whole, PROT_READ | PROT_WRITE) || fread(copy, size, 1, file) != 1)
         return 2;
     fclose(file);
-    copy = memory;
-    uint32_t sections = ((const file_header *)copy)->sections;
+    __asan_poison_memory_region(copy + size, whole - size);
+    const file_header *header = (const file_header *)copy;
+    const file_section *entries = (const file_section *)(header + 1);
+    uint64_t inner = 0; /* where the file in section DRAFT begins */
+    for (uint32_t i = 0; i < header->sections; i++)
+        inner = entries[i].kind == SECTION_DRAFT ? entries[i].offset : inner;
     uint64_t runs = strtoull(arguments[2], NULL, 10), opened = 0;
     state = strtoull(arguments[3], NULL, 10) * 0x9E3779B97F4A7C15 + 1;
     edge_source source = {.size = sizeof source, .path = "copy"};
     for (uint64_t run = 0; run <= runs; run++) {
         if (run) { /* the first one is as it was made */
-            damage(sections);
+            const uint64_t begin = inner && draw(2) ? inner : 0;
+            damage(begin);
             if (draw(2))
-                repair();
+                repair(begin);
         }
         edge_error error = {.size = sizeof error};
         edge_model *model;
@@ -240,7 +267,6 @@ int main(int count, char **arguments)
         put_back();
         shown = size;
     }
-    free(memory);
     free(work);
     printf("%llu of %llu\n", (unsigned long long)opened - 1, (unsigned long long)runs);
     return 0;

@@ -95,7 +95,7 @@ static bool is_beside(const edge_config *c)
 
 static bool rows_are_possible(const edge_config *c, const row_shape *shape)
 {
-    return within(shape->heads, 1, c->kv_heads) && shape->key <= c->head && shape->key % 16 == 0
+    return within(shape->heads, 1, c->kv_heads) && within(shape->key, c->states ? 0 : 16, c->head) && shape->key % 16 == 0
         && shape->value <= c->head && shape->value % 16 == 0;
 }
 
@@ -261,6 +261,8 @@ static edge_status check_sections(edge_model *model, edge_error *error)
         return damaged(error, "its designs");
     if (!adapters_agree(model))
         return damaged(error, "its room for adapters");
+    if (model->sizes[SECTION_WEIGHTS] != c->weights || model->sizes[SECTION_GPU_WEIGHTS] != c->gpu_weights) /* read unchecked */
+        return damaged(error, "its weights");
     if (!model->sizes[SECTION_GPU] != !model->sizes[SECTION_GPU_WEIGHTS])
         return damaged(error, "its programs of a GPU");
     if (model->sizes[SECTION_NORMALS] != (c->kv_dtype == KV_INT4 && !is_beside(c) ? 4ull * c->layers * c->kv_heads * c->head : 0))
