@@ -99,7 +99,7 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def hear(engine: str, model: str, sound: str, threads: int) -> dict[str, Any]:
-    """Load a model, hear a short sound to warm up, then the sound."""
+    """Load a model, and hear the sound."""
     listen = {"edge": edge, "faster-whisper": faster_whisper, "whisper.cpp": whisper_cpp}[engine.split()[0]]
     start, cpu = time.perf_counter(), time.process_time()
     first, texts, more = 0.0, [], dict[str, Any]()
@@ -170,9 +170,10 @@ def shipped(python: str) -> Iterator[Path]:
 
 
 def write_sound(target: Path, files: list[Path], seconds: float) -> tuple[float, int]:
-    """Repeat the files, with pauses, until they last so long. Returns the length in seconds, and the repeats."""
+    """Repeat the files, with pauses, until they last so long, or cut them. Returns the length in seconds, and the
+    repeats."""
     parts = [np.concatenate([read_sound(file), np.zeros(int(PAUSE_S * RATE), np.float32)]) for file in files]
-    once = np.concatenate(parts)
+    once = np.concatenate(parts)[: int(seconds * RATE)]
     repeats = max(1, round(seconds * RATE / once.size))
     with wave.open(str(target), "wb") as out:
         out.setnchannels(1)
