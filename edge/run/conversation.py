@@ -199,7 +199,7 @@ class Conversation:
             before = session.mark()
 
         def keep(answer: str, report: RunReport) -> None:
-            if _unanswered(report):
+            if _unanswered(answer, report):
                 self._held = not self.replays and session.rewind(before)
                 return
             if self.replays:
@@ -238,7 +238,7 @@ class Conversation:
         """Answer turn `number`, rendering the whole conversation by the template."""
 
         def keep(answer: str, report: RunReport) -> None:
-            if _unanswered(report):
+            if _unanswered(answer, report):
                 return
             self._turns[number:] = [replace(turn, answer=answer, calls=report.tool_calls)]
             self._held, self.evicted = False, report.kv.evicted
@@ -401,9 +401,9 @@ class Conversation:
             self._turns[-1] = replace(turn, opened=None)
 
 
-def _unanswered(report: RunReport) -> bool:
-    """Whether the question was interrupted before its first token."""
-    return report.stop_reason == "interrupted" and not report.tokens.generated
+def _unanswered(answer: str, report: RunReport) -> bool:
+    """Whether the question was interrupted before its first token, also in an outline before the answer."""
+    return report.stop_reason == "interrupted" and not (answer if report.branched else report.tokens.generated)
 
 
 def saved_turns(path: Path) -> tuple[str | None, list[Turn]]:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from conftest import GOLDEN
 
-from edge.errors import BusyError, InputError, UnsupportedError
+from edge.errors import BudgetError, BusyError, InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
 from edge.run.branching.outlining import points_of
+from edge.run.branching.several import Spent
 from edge.run.branching.voting import words_of
+from edge.run.budgets.meters import Watch
+from edge.run.conversation import Conversation
+from edge.run.request import Request
+from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
 
 SEQUENCES = 5  # as in test_batch.py, which compiles the same code
 QUESTIONS = ("one", "two of them", "three", "four")
+BENEFITS = "What are the benefits of regular exercise?"
 OPTIONS: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "raw": True}
 
 
@@ -110,7 +119,7 @@ def test_vote_gives_what_most_of_its_answers_say() -> None:
 
 
 def test_outline_writes_points_as_single_answers_do(smollm2: Model) -> None:
-    question, limit = "What are the benefits of regular exercise?", 48
+    question, limit = BENEFITS, 120
     with load(smollm2, max_kv_size=1024, threads=1) as session:
         pieces = list(session.stream(question, outline="always", max_tokens=limit))
         report = session.report
@@ -121,6 +130,7 @@ def test_outline_writes_points_as_single_answers_do(smollm2: Model) -> None:
         assert (outline.part, len(points)) == ("outline", len(heads)) >= ("outline", 2)
         lines = "".join(pieces).splitlines()
         assert lines == report.text.splitlines() if report.text else False
+        assert report.tokens.generated <= limit
         for number, (line, head, point) in enumerate(zip(lines, heads, points, strict=True), 1):
             assert line.startswith(f"{number}. {head}:")
             assert point.text in line
@@ -133,6 +143,51 @@ def test_outline_writes_points_as_single_answers_do(smollm2: Model) -> None:
         assert session.generate("Say hi.", outline="always", max_tokens=8) == plain  # an outline without points
         assert session.report.branched is not None
         assert [each.part for each in session.report.branched.branches] == ["outline", "answer"]
+
+
+def test_outline_that_ends_early_leaves_question_and_text(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of its own prompts; in a conversation, too. The report counts what was spent."""
+    passed = [0.0]  # seconds by which the clock of budgets is ahead
+    clocks = cast(dict[str, Any], Watch.__init__.__kwdefaults__)
+    monkeypatch.setitem(clocks, "clock", lambda: time.perf_counter() + passed[0])
+    with load(smollm2, max_kv_size=1024, threads=1) as session:
+        talk = Conversation(session)
+        "".join(talk.say("Say hi.", max_tokens=4))
+        known, messages = session._sequence.tokens, talk.messages
+        assert known is not None
+        for end, reason in (("close", "interrupted"), ("interrupt", "interrupted"), ("time", "time")):
+            pieces = talk.say(BENEFITS, outline="always", max_tokens=120, time_limit=1000)
+            said = next(pieces)
+            if end == "close":
+                said += next(pieces)
+                pieces.close()
+            elif end == "interrupt":
+                session.interrupt()
+            else:
+                passed[0] = 1000
+            said += "".join(pieces)
+            report = session.report
+            assert report is not None
+            assert report.branched is not None
+            assert report.stop_reason == reason
+            assert talk.messages[-2:] == [
+                {"role": "user", "content": BENEFITS}, {"role": "assistant", "content": said},
+            ]  # fmt: skip
+            asked, answer = smollm2.follow_up(BENEFITS).first(None), smollm2.tokenizer.encode(said, start=False)
+            np.testing.assert_array_equal(session._sequence.tokens, np.concatenate([known, asked, answer]))
+            assert talk.undo() == BENEFITS
+        assert not list(talk.say(BENEFITS, outline="always", on_prefill=lambda *_: session.interrupt()))
+        with pytest.raises(BudgetError, match="time"):
+            list(session.stream(BENEFITS, follow_up=True, outline=True, time_limit=1e-6))
+        assert session.report is not None
+        assert session.report.branched is not None
+        assert (session.report.stop_reason, talk.messages) == ("time", messages)
+
+
+def test_points_that_wait_have_later_parts_of_the_time(open_session: Callable[..., Session]) -> None:
+    spent = Spent(open_session(), Request("some text", time=80.0, time_spent=40.0))
+    shares = [spent.share(number, 4) for number in range(4)]
+    assert shares == [pytest.approx(each, abs=1) for each in (50, 60, 70, 80)]
 
 
 def test_points_are_lines_of_numbered_lists() -> None:

@@ -43,9 +43,10 @@ def tokens_of(model: Model, opening: str) -> IntArray:
 class Branch:
     """One continuation; `report` is that of its last answer."""
 
-    def __init__(self, fork: Fork) -> None:
-        self._fork, self._stream = fork, cast(Stream | None, None)
-        self._tokens: IntArray | None = fork.tokens
+    def __init__(self, fork: Fork, tokens: IntArray | None) -> None:
+        """tokens: of its conversation, which continues the fork's, int32 [n]."""
+        self._fork, self._stream, self._tokens = fork, cast(Stream | None, None), tokens
+        self.given = fork.given  # its rows of ids beyond the vocabulary
 
     @property
     def report(self) -> RunReport | None:
@@ -87,9 +88,9 @@ class Branch:
             raise InputError(_EVICTED.format("branch"))
         asked, begun = request.encode(fork.model), tokens_of(fork.model, opening)
         tokens = np.concatenate([known, asked.first(None), begun])
-        given = asked.given.joined(fork.given) if asked.given else fork.given
+        given = asked.given.joined(self.given) if asked.given else self.given
         prompt = Prompt([tokens], asked.thinks, asked.tools, given=given)
-        self._tokens = known
+        self._tokens, self.given = known, given
         self._stream = Stream(fork.batch, replace(request, prompt=prompt, follow_up=False), hooks, None)
         return self._stream
 
@@ -117,7 +118,7 @@ class Fork:
         self._sequence, self.model, self.given, self.tokens = sequence, model, sequence.given, found
         self._mark, self._joined = sequence.mark(hold=True), cast(Branch | IntArray | None, None)
         self.batch = make(self._restore)
-        self._branches = [Branch(self) for _ in range(n)]
+        self._branches = [Branch(self, found) for _ in range(n)]
         if sequence.engine.kv.has_tail:  # which can be copied now, and not behind longer rows
             for slot in self.batch.slots[1:n]:
                 slot.tokens.rows.take(sequence.rows, sequence.engine.kv.length)

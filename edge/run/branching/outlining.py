@@ -7,16 +7,20 @@ asked first whether the question has independent points (their router); the text
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
-from edge.errors import UnsupportedError
+from edge.errors import BudgetError, UnsupportedError
 from edge.model.chat.thinking import Think
-from edge.run.branching.branches import tokens_of
-from edge.run.branching.several import Spent, anew
+from edge.run.batching.stream import Stream
+from edge.run.branching.branches import Branch, Fork, tokens_of
+from edge.run.branching.several import Spent
 from edge.run.hooks import Hooks
+from edge.run.report import StopReason
 from edge.types import FloatArray, IntArray
 
 ROUTES = ("points", "steps", "text")
@@ -35,7 +39,7 @@ _POINT = (
 )
 _LIST = re.compile(r"^\s*\d+[.)]\s+(\S.*)$", re.MULTILINE)
 _MOST_POINTS, _LEAST_POINTS, _LONGEST_POINT = 8, 2, 80
-_OUTLINE_TOKENS, _POINT_TOKENS = 120, 120  # at most
+_OUTLINE_TOKENS, _POINT_TOKENS, _LEAST_TOKENS = 120, 120, 8  # at most; of a point at least
 
 
 def points_of(outline: str) -> list[str]:
@@ -50,7 +54,11 @@ def points_of(outline: str) -> list[str]:
 
 def outline(spent: Spent, hooks: Hooks) -> Generator[str, None, None]:
     """Yield the answer's points in their order, each as it is written; or an answer in one piece, where the model says
-    that the question has no independent points, or writes fewer than two."""
+    that the question has no independent points, or writes fewer than two that `max_tokens` has room for.
+
+    However it ends, the conversation goes on with the question and the text so far, or, if it was interrupted before
+    that, is what it was. A budget that ends before the text is told as of an answer in one piece.
+    """
     session, model = spent.session, spent.session.model
     if model.template is None:
         raise UnsupportedError(f"{model.name} has no chat template, and --outline asks it for an outline")
@@ -58,32 +66,26 @@ def outline(spent: Spent, hooks: Hooks) -> Generator[str, None, None]:
     question = prompt if isinstance(prompt, str) else None
     if question is None:
         raise UnsupportedError("--outline takes a question of text")
-    spent.request = replace(spent.request, think=model.template.nearest(Think.parse(False)))
-    before, route, points = session.mark(hold=True), None, list[str]()
-    with session.fork(1) as fork:
-        known = fork.tokens
+    spent.request, route = replace(spent.request, think=model.template.nearest(Think.parse(False))), None
     if spent.request.skeleton != "always":
-        route = _route(spent, question)
-        session.rewind(before)
+        with session.fork(1) as fork:
+            route = _route(spent, fork[0], question)
     if route in (None, "points") and not spent.ended:
-        points = _skeleton(spent, question, hooks)
-    if len(points) < _LEAST_POINTS:
-        session.rewind(before)
-        texts = list[str]()
-        for piece in session.start(spent.part(), hooks):
-            texts.append(piece)
-            yield piece
-        assert session.report is not None
-        spent.add("answer", session.report, "".join(texts))
-        session.report = spent.report("outline", "".join(texts), session.report, route)
+        with session.fork(1) as fork:
+            points = _skeleton(spent, fork[0], question, hooks)
+            fit = points if spent.left is None else points[: spent.left // _LEAST_TOKENS]
+            if len(fit) >= _LEAST_POINTS and fork[0].tokens is not None and not spent.ended:
+                yield from _written_out(spent, fork, question, fit, route, hooks, cut=len(fit) < len(points))
+                return
+    if spent.reports and spent.reports[-1].stop_reason == "interrupted":
+        session.report = spent.report("outline", "", spent.reports[-1], route)
         return
-    if not spent.ended:
-        yield from _written_out(spent, question, points, route, known)
+    yield from _in_one_piece(spent, route, hooks)
 
 
-def _route(spent: Spent, question: str) -> str:
+def _route(spent: Spent, branch: Branch, question: str) -> str:
     """What the question needs: the likeliest of the letters that the model may answer."""
-    session, encode = spent.session, spent.session.model.tokenizer.encode
+    encode = spent.session.model.tokenizer.encode
     letters = [{int(encode(f"{space}{letter}", start=False)[-1]) for space in ("", " ")} for letter in "ABC"]
     chosen = list[int]()
 
@@ -92,50 +94,80 @@ def _route(spent: Spent, question: str) -> str:
         return logits
 
     request = replace(spent.part(), prompt=_ROUTER + question, max_tokens=1, logits_processor=look)
-    text = "".join(session.start(request))
-    spent.add("route", session.report, text)
+    _read(spent, "route", branch.start(request, Hooks()))
     return ROUTES[chosen[0]] if chosen else ROUTES[-1]
 
 
-def _skeleton(spent: Spent, question: str, hooks: Hooks) -> list[str]:
+def _skeleton(spent: Spent, branch: Branch, question: str, hooks: Hooks) -> list[str]:
     """Have the outline written. Returns its points."""
-    session, part = spent.session, spent.part()
-    asked = replace(part, prompt=question + _OUTLINE).encode(session.model)
+    part = spent.part()
     most = min(part.max_tokens or _OUTLINE_TOKENS, _OUTLINE_TOKENS)
-    request = replace(part, prompt=anew(asked, tokens_of(session.model, "1.")), max_tokens=most, stop=("\n\n",))
-    text = "1." + "".join(session.start(request, Hooks(hooks.prefill)))
-    spent.add("outline", session.report, text)
-    return points_of(text)
+    request = replace(part, prompt=question + _OUTLINE, max_tokens=most, stop=("\n\n",))
+    return points_of(_read(spent, "outline", branch.start(request, Hooks(hooks.prefill, hooks.thought), "1."), "1."))
+
+
+def _read(spent: Spent, part: str, stream: Stream, text: str = "") -> str:
+    """The text of a generation, which a budget may end; counts it. text: with which it begins."""
+    with suppress(BudgetError):
+        text += "".join(stream)
+    spent.add(part, stream.report, text)
+    return text
+
+
+def _in_one_piece(spent: Spent, route: str | None, hooks: Hooks) -> Generator[str, None, None]:
+    session, texts, before = spent.session, list[str](), spent.session.report
+    pieces = session.start(spent.part(), hooks)
+    try:
+        for piece in pieces:
+            texts.append(piece)
+            yield piece
+    finally:
+        pieces.close()
+        if session.report is not None and session.report is not before:  # it ran
+            spent.add("answer", session.report, "".join(texts))
+            session.report = spent.report("outline", "".join(texts), session.report, route)
 
 
 def _written_out(
-    spent: Spent, question: str, points: Sequence[str], route: str | None, known: IntArray
+    spent: Spent, fork: Fork, question: str, points: Sequence[str], route: str | None, hooks: Hooks, *, cut: bool
 ) -> Generator[str, None, None]:
-    """Write the points out side by side, behind the outline with which the conversation ends. known: the tokens of the
-    conversation before, which goes on with question and answer."""
-    session, texts, heads = spent.session, list[str](), [f"{at}. {point}:" for at, point in enumerate(points, 1)]
+    """Write the points out side by side, behind the outline of the fork's first branch. The conversation goes on with
+    question and answer. cut: whether there are more points."""
+    session, texts, streams, like = spent.session, list[str](), list[Stream](), spent.reports[-1]
+    heads = [f"{at}. {point}:" for at, point in enumerate(points, 1)]
+    thoughts = [deque[str]() for _ in points]
     part = spent.part(len(points))
-    most = min(_POINT_TOKENS, max(8, (part.max_tokens or _POINT_TOKENS * len(points)) // len(points)))
-    with session.fork(len(points)) as fork:
-        streams = [
-            branch.start(
-                replace(part, prompt=f"{_POINT}{head[:-1]}", follow_up=True, max_tokens=most, stop=("\n",)), Hooks(),
-                head,
-            )
-            for branch, head in zip(fork, heads, strict=True)
-        ]  # fmt: skip
-        for stream, head in zip(streams, heads, strict=True):
+    unbegun: StopReason = "interrupted"
+    most = _POINT_TOKENS if spent.left is None else min(_POINT_TOKENS, spent.left // len(points))
+    try:
+        for number, (head, own) in enumerate(zip(heads, thoughts, strict=True)):
+            request = replace(
+                part, prompt=f"{_POINT}{head[:-1]}", follow_up=True, max_tokens=most, stop=("\n",),
+                time=spent.share(number, len(points)),
+            )  # fmt: skip
+            streams.append(Branch(fork, fork[0].tokens).start(request, Hooks(thought=own.append), head))
+        for stream, head, own in zip(streams, heads, thoughts, strict=True):
             texts.append(head if not texts else f"\n{head}")
             yield texts[-1]
-            for piece in stream:
-                texts[-1] += piece
-                yield piece
-        for stream, text, head in zip(streams, texts, heads, strict=True):
-            spent.add("point", stream.report, text.lstrip("\n").removeprefix(head).strip())
-        answered = [known, replace(spent.request, prompt=question).encode(session.model).first(None)]
-        answered.append(tokens_of(session.model, "".join(texts)))
-        fork.join(np.concatenate(answered))
-    assert session.report is not None
-    reasons = [each.stop_reason for each in spent.reports if each.stop_reason not in ("eos", "stop")]
-    last = replace(session.report, stop_reason=(*reasons, "stop")[0])
-    session.report = spent.report("outline", "".join(texts), last, route)
+            try:
+                for piece in stream:
+                    while own and hooks.thought:
+                        hooks.thought(own.popleft())
+                    texts[-1] += piece
+                    yield piece
+            except BudgetError:  # before its first token
+                unbegun = "time"
+            except InterruptedError:
+                unbegun = "interrupted"
+    finally:
+        if texts:
+            ends = list[StopReason]()
+            for number, (stream, head) in enumerate(zip(streams, heads, strict=True)):
+                stream.close()
+                text = "".join(texts[number : number + 1]).lstrip("\n")
+                spent.add("point", stream.report, text.removeprefix(head).strip())
+                ends.append(stream.report.stop_reason if stream.report else unbegun)
+            reason = next((each for each in ends if each not in ("eos", "stop")), "length" if cut else "stop")
+            session.report = spent.report("outline", "".join(texts), replace(like, stop_reason=reason), route)
+            asked = replace(spent.request, prompt=question).encode(session.model).first(None)
+            fork.join(np.concatenate([fork.tokens, asked, tokens_of(session.model, "".join(texts))]))

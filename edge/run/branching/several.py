@@ -6,9 +6,8 @@ import time
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
 
 from edge.errors import BudgetError, UnsupportedError
 from edge.model.model import Model
@@ -19,8 +18,6 @@ from edge.plan.plan import Plan
 from edge.run.hooks import Hooks
 from edge.run.report import Branched, BranchUse, RunReport
 from edge.run.request import Request
-from edge.run.sequences.snapshots import Mark
-from edge.types import IntArray
 
 if TYPE_CHECKING:
     from edge.run.branching.branches import Fork
@@ -52,8 +49,6 @@ class Answering(Protocol):
     def start(self, request: Request, hooks: Hooks = ...) -> Generator[str, None, None]: ...
     def fork(self, n: int) -> Fork: ...
     def reset(self) -> None: ...
-    def mark(self, *, hold: bool = False) -> Mark: ...
-    def rewind(self, mark: Mark) -> bool: ...
 
 
 class Spent:
@@ -71,16 +66,32 @@ class Spent:
         """Whether a budget or the caller has ended the last generation, and with it the answer."""
         return bool(self.reports) and self.reports[-1].stop_reason not in ("eos", "stop", "length")
 
+    @property
+    def left(self) -> int | None:
+        """Tokens that the answer may still have beside those generated so far; None: as many as it likes."""
+        most, generated = self.request.max_tokens, sum(each.tokens.generated for each in self.reports)
+        return None if most is None else max(0, most - generated)
+
+    @property
+    def _seconds(self) -> float:
+        return self.request.time_spent + time.perf_counter() - self._started
+
+    def share(self, number: int, of: int) -> float | None:
+        """The time limit of generation `number` of `of` that begin now, as many side by side as there are sequences:
+        those that wait for others have the later parts of what is left of the budget."""
+        limit, spent = self.request.time, self._seconds
+        part = (number // self.sequences + 1) / ceil(of / self.sequences)
+        return None if limit is None else spent + max(0.0, limit - spent) * part
+
     def part(self, of: int = 1) -> Request:
-        """The request of a generation that may use an `of`-th of what is left of the budgets."""
-        seconds = self.request.time_spent + time.perf_counter() - self._started
-        spent, energy = (
-            self.request.energy_spent + sum(each.energy.joules for each in self.reports),
-            self.request.energy,
-        )
-        left = None if energy is None else max(0.0, energy - spent) / of
+        """The request of a generation that may use all that is left of the time, and an `of`-th of the energy."""
+        request = self.request
+        limit, spent = request.energy, request.energy_spent + sum(each.energy.joules for each in self.reports)
+        if limit is not None and of > 1:
+            limit, spent = max(0.0, limit - spent) / of, 0.0
         return replace(
-            self.request, vote=None, skeleton=False, time_spent=seconds, energy=left, energy_spent=0.0, keep_text=False
+            request, vote=None, skeleton=False, time_spent=self._seconds, energy=limit, energy_spent=spent,
+            keep_text=False,
         )  # fmt: skip
 
     def add(self, part: str, report: RunReport | None, text: str, votes: int = 0) -> None:
@@ -105,7 +116,8 @@ class Spent:
         )  # fmt: skip
         first = reports[0].timings.ttft_s
         pace = generated / (seconds - first) if generated and first is not None and seconds > first else None
-        timings = replace(like.timings, ttft_s=first, decode_tok_s=pace, total_s=seconds, before_s=asked.time_spent)
+        timings = replace(like.timings, ttft_s=first, decode_tok_s=pace, total_s=seconds, before_s=asked.time_spent,
+                          budget_s=asked.time)  # fmt: skip
         tokens = replace(like.tokens, generated=generated, ran=sum(each.tokens.ran for each in reports))
         side = min(self.sequences, sum(each.part in ("answer", "point") for each in self.uses))
         branched = Branched("vote" if by == "vote" else "outline", tuple(self.uses), max(1, side), route)
@@ -115,7 +127,6 @@ class Spent:
         )  # fmt: skip
 
 
-def anew(prompt: Prompt, more: IntArray | None = None) -> Prompt:
-    """The same prompt, none of which has been run, perhaps with tokens behind it."""
-    tokens = prompt.first(None)
-    return Prompt([tokens if more is None else np.concatenate([tokens, more])], prompt.thinks, given=prompt.given)
+def anew(prompt: Prompt) -> Prompt:
+    """The same prompt, none of which has been run."""
+    return Prompt([prompt.first(None)], prompt.thinks, given=prompt.given)
