@@ -13,8 +13,13 @@ from conftest import open_golden
 from serving import HELLO, MODEL, PLAIN, chat, error_of, events_of, served
 from starlette.testclient import TestClient
 
+from edge.run.report import TokenLogprob
 from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
+from edge.server.events import Likely, Piece
+from edge.server.protocols.bodies import CompletionBody
+from edge.server.protocols.chat import Writer as ChatWriter
+from edge.server.protocols.completions import Writer as CompletionWriter
 
 SHORT: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}
 
@@ -321,6 +326,17 @@ def test_vote_sends_what_most_answers_say(client: TestClient) -> None:
     for other in ({"n": 2}, {"stream": True}, {"temperature": 0}):
         response = client.post("/v1/chat/completions", json={"messages": HELLO, "edge": {"vote": 3}, **other})
         assert (response.status_code, error_of(response)["param"]) == (400, "edge.vote")
+
+
+def test_answers_without_words_lose() -> None:
+    """In a vote, and among those of which the likeliest are sent."""
+    tokenizer = open_golden(MODEL).model.tokenizer
+    voted = ChatWriter("model", tokenizer, votes=True)
+    found = voted.whole([Piece(number, text) for number, text in enumerate(("...", "", "Yes.", " "))])
+    assert (text_of(found), found["usage"]["edge"]["votes"]) == ("Yes.", 1)
+    best = CompletionWriter("model", CompletionBody(prompt="x", best_of=2), tokenizer)
+    said = [Piece(0, ""), Likely(1, TokenLogprob(65, -2.0, ())), Piece(1, "A")]
+    assert [each["text"] for each in best.whole([*said])["choices"]] == ["A"]
 
 
 LONG = "long " * 50

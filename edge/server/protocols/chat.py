@@ -150,7 +150,7 @@ class Writer:
         answers = dict(sorted(self._answers.items())).items()
         usage = usage_of(self._answers.values())
         if self._votes:
-            same = Counter(words_of(each.text) for _, each in answers)
+            same = Counter(filter(None, (words_of(each.text) for _, each in answers)))
             chosen = max((each for _, each in answers), key=lambda each: same[words_of(each.text)])
             usage.setdefault("edge", {})["votes"] = same[words_of(chosen.text)]
             answers = {0: chosen}.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from typing import Any
@@ -142,14 +143,15 @@ class Writer:
         return {**self._head, "choices": choices, "usage": usage, "timings": timings_of(self._answers.values())}
 
     def _best(self) -> list[tuple[int, Answer]]:
-        """The answers to send: of each prompt those whose tokens are likeliest on average, if more were drawn."""
+        """The answers to send: of each prompt those whose tokens are likeliest on average, if more were drawn;
+        last those without tokens."""
         found, drawn, count = sorted(self._answers.items()), drawn_of(self._body), self._body.n or 1
         if drawn == count:
             return found
 
         def likelihood(each: tuple[int, Answer]) -> float:
             tokens = each[1].tokens
-            return sum(token.logprob for token in tokens) / len(tokens) if tokens else 0.0
+            return sum(token.logprob for token in tokens) / len(tokens) if tokens else -math.inf
 
         prompts = [found[first : first + drawn] for first in range(0, len(found), drawn)]
         return [each for own in prompts for each in sorted(own, key=likelihood, reverse=True)[:count]]
