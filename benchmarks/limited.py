@@ -122,6 +122,8 @@ class Case:
     speculate: str = "auto"
     sequences: int = 1
     pictures: tuple[str, ...] = ()  # files, for a model with eyes
+    sounds: tuple[str, ...] = ()  # likewise
+    mmproj: str = "mmproj.gguf"  # beside the model
     share: float = 0.0  # of the budget, between the smallest and twice the weights more
 
     @property
@@ -142,8 +144,9 @@ class Case:
         if self.sequences > 1:
             return ["batch", json.dumps(self._asked(flags))]
         given = [str(each) for flag, value in flags.items() if value is not None for each in (flag, value)]
-        shown = ["--raw"] if not self.pictures else ["--mmproj", str(Path(self.model).with_name("mmproj.gguf"))]
-        shown += [each for file in self.pictures for each in ("--image", file)]
+        media = [("--image", file) for file in self.pictures] + [("--audio", file) for file in self.sounds]
+        shown = ["--raw"] if not media else ["--mmproj", str(Path(self.model).with_name(self.mmproj))]
+        shown += [each for pair in media for each in pair]
         return ["run", self.model, *shown, "--ignore-eos", *["--json"] * self.features, *given]
 
     def _asked(self, flags: dict[str, object]) -> dict[str, object]:
@@ -265,7 +268,7 @@ def _kind(case: Case, status: int, peak: int, said: str) -> str:
     if status == 0 or cut:
         return ("cut" if cut else "ok") if peak <= case.budget else "beyond the budget"
     last = said.strip().rpartition("\n")[2]  # behind notes, if any
-    if status == 3 and last.startswith(("edge: needs ", "edge: looking at ")):
+    if status == 3 and last.startswith(("edge: needs ", "edge: looking at ", "edge: listening to ")):
         return "refused"
     if case.pictures and status == 2 and "while it is decoded" in last:
         return "refused"

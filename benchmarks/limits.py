@@ -33,7 +33,8 @@ dtypes, grammars, drafts, adapters, several sequences (`Session.batch`), in budg
 without these features and twice the weights more. The peak is the larger of the report's and the kernel's. An answer
 that memory ended is a failure, too (`memory`).
 
-With --pictures, a model with eyes is shown 1 to 20 pictures of up to 60 million pixels.
+With --pictures, a model with eyes is shown 1 to 20 pictures of up to 60 million pixels. With --sounds, one with ears
+hears 1 to 3 sounds of up to 20 minutes, in any rate, mono or stereo.
 
 With --first, nothing is there before: each run has an empty cache folder, and compiles, packs and tries models as a
 first run does. Its peak is that of the process and its children together, sampled every few milliseconds: the resident
@@ -50,6 +51,7 @@ import random
 import re
 import subprocess
 import sys
+import wave
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -58,6 +60,7 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 from limited import KEPT, MIB, Case, Outcome, cgroup, environment_of, run, run_in, surroundings
 from machine import files_folder, machine
 
@@ -91,6 +94,8 @@ PICTURES = (
     (50, "JPEG"), (60, "PNG"),
 )  # fmt: skip
 """Millions of pixels, and formats."""
+SOUNDS = ((5, 16_000, 1), (30, 44_100, 2), (60, 8_000, 1), (60, 48_000, 2), (300, 44_100, 2), (1_200, 16_000, 1))
+"""Seconds, rates and channels."""
 RANKS = (0, 0, 4, 16)  # of adapters; 0: none
 CHARACTERS = 2  # of the prompt for each token of the context, about
 
@@ -206,6 +211,38 @@ def picture_file(millions: float, form: str, number: int) -> Path:
     return path
 
 
+def sounds_case(chance: random.Random, engines: list[str]) -> Case:
+    """Sounds of any lengths, whose spectrograms take much more than the model."""
+    engine = chance.choice([each for each in engines if each in ("cpu", "reference")])
+    sounds = SOUNDS if engine == "cpu" else SOUNDS[:4]
+    return Case(
+        model=str(GOLDEN / "heard" / "qwen2.gguf"),
+        engine=engine,
+        policy="streaming",
+        kv_dtype=DTYPES[engine][0],
+        budget=chance.randrange(55 * MIB, 300 * MIB),
+        prompt=chance.choice((5, 300)),
+        tokens=chance.choice((1, 8)),
+        rows=None,
+        chunk=None,
+        sounds=tuple(str(sound_file(*chance.choice(sounds), number)) for number in range(chance.choice((1, 1, 3)))),
+        mmproj="qwen2audio.gguf",
+    )
+
+
+@cache
+def sound_file(seconds: int, rate: int, channels: int, number: int) -> Path:
+    """Noise. number: tells it from others."""
+    path = files_folder() / f"limits-{seconds}-{rate}-{channels}-{number}.wav"
+    if not path.exists():
+        chance = np.random.default_rng(number)
+        with wave.open(str(path), "wb") as out:
+            out.setparams((channels, 2, rate, 0, "NONE", ""))
+            for _ in range(seconds):
+                out.writeframes(chance.integers(-9000, 9000, rate * channels).astype("<i2").tobytes())
+    return path
+
+
 @cache
 def smallest(case: Case) -> int:
     """The smallest budget that edge names for a case."""
@@ -259,6 +296,8 @@ def warm_up(cases: list[Case]) -> None:
     for case in needed.values():
         if case.pictures:
             run(replace(case, budget=0, pictures=(str(picture_file(*PICTURES[0], 0)),)), None)
+        elif case.sounds:
+            run(replace(case, budget=0, sounds=(str(sound_file(*SOUNDS[0], 0)),)), None)
         elif case.engine != "reference":
             arguments = ["run", case.model, "--raw", "-p", "a", "-n", "1", "--backend", case.engine, "--max-kv-size"]
             arguments += ["256", "--kv-dtype", case.kv_dtype, "--kv-policy", case.policy]
@@ -279,6 +318,7 @@ def main() -> None:
     options.add_argument("--near", action="store_true", help="budgets that are nearly met")
     options.add_argument("--features", action="store_true", help="grammars, drafts, adapters, sequences, long prompts")
     options.add_argument("--pictures", action="store_true", help="pictures for a model with eyes")
+    options.add_argument("--sounds", action="store_true", help="sounds for a model with ears")
     options.add_argument("--model", default=MODELS[0], help="of --features")
     options.add_argument("--engine", choices=tuple(DTYPES), action="append", help="those alone")
     options.add_argument("--warm", action="store_true", help="compiled and converted files exist already")
@@ -286,7 +326,7 @@ def main() -> None:
     chosen = options.parse_args()
     chance, engines = random.Random(chosen.seed), chosen.engine or [each for each in DTYPES if available(each)]
     draw = first_case if chosen.first else near_case if chosen.near else partial(random_case, models=MODELS)
-    draw = pictures_case if chosen.pictures else draw
+    draw = pictures_case if chosen.pictures else sounds_case if chosen.sounds else draw
     model = str(Path(chosen.model).absolute()) if Path(chosen.model).exists() else chosen.model
     cases = [features_case(chance, model) if chosen.features else draw(chance, engines) for _ in range(chosen.runs)]
     if not (chosen.warm or chosen.first):
