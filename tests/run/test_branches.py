@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import GOLDEN
 
-from edge.errors import BudgetError, BusyError, InputError, UnsupportedError
+from edge.errors import BudgetError, BusyError, EngineError, InputError, UnsupportedError
 from edge.grammar.grammar import Grammar
 from edge.model.model import Model, open_model
 from edge.run.branching.outlining import points_of
@@ -20,6 +20,7 @@ from edge.run.branching.voting import words_of
 from edge.run.budgets.meters import Watch
 from edge.run.conversation import Conversation
 from edge.run.request import Request
+from edge.run.sequences.snapshots import Mark
 from edge.run.session import Session
 from edge.run.starting.loading import load
 from edge.sampling import SamplingParams
@@ -116,6 +117,38 @@ def test_vote_gives_what_most_of_its_answers_say() -> None:
             after = session.generate("and", follow_up=True, **OPTIONS)
             session.generate("Is it?" + chosen, raw=True, max_tokens=1)
             assert session.generate("Is it?" + chosen + "and", **OPTIONS) == after
+
+
+def test_vote_for_an_answer_that_evicted_rows_goes_on(open_session: Callable[..., Session]) -> None:
+    session = open_session(max_kv_size=24)
+    answer = session.generate("some text", vote=2, raw=True, max_tokens=40)
+    asked = session.model.prompt("some text", raw=True).first(None)
+    expected = np.concatenate([asked, session.tokenizer.encode(answer, start=False)])
+    np.testing.assert_array_equal(session._sequence.tokens, expected)
+    assert session.generate("more", follow_up=True, **OPTIONS)
+
+
+def test_fork_that_fails_to_end_leaves_the_session_free(
+    open_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(mark: Mark) -> bool:
+        raise EngineError("the device is lost")
+
+    session = open_session()
+    session.generate("some text", **OPTIONS)
+    before = session._sequence.tokens
+    with session.fork(1) as fork:
+        fork[0].generate("more", **OPTIONS)
+        with session.steps, pytest.raises(BusyError):  # as while another thread runs a pass
+            fork.join(fork[0])
+    np.testing.assert_array_equal(session._sequence.tokens, before)
+    fork = session.fork(1)
+    with monkeypatch.context() as broken:
+        broken.setattr(session._sequence, "rewind", lost)
+        with pytest.raises(EngineError):
+            fork.close()
+    session.reset()
+    assert session.generate("some text", **OPTIONS)
 
 
 def test_outline_writes_points_as_single_answers_do(smollm2: Model) -> None:

@@ -57,6 +57,19 @@ def prefix(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write_prefix(tmp_path / "prefix", request.param)
 
 
+def test_branches_have_the_prefix_once(prefix: Path) -> None:
+    with opened(prefix) as session:
+        answers = [answer(session, "one", raw=True), answer(session, "two", raw=True, follow_up=True)]
+        with session.fork(1) as fork:
+            three = fork[0].generate("three", raw=True, max_tokens=8, ignore_eos=True)
+        assert session.generate("three", raw=True, follow_up=True, max_tokens=8, ignore_eos=True) == three
+        session.reset()
+        with session.fork(1) as fork:
+            assert [
+                fork[0].generate(each, raw=True, max_tokens=16, ignore_eos=True) for each in ("one", "two")
+            ] == answers
+
+
 def test_prefix_takes_pinned_rows_and_counted_bytes(prefix: Path) -> None:
     with opened(prefix) as session, opened(None) as plain:
         assert answer(session) != answer(plain)

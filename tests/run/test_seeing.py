@@ -128,6 +128,21 @@ def test_second_turn_sees_its_own_picture_and_reuses_the_first(golden: dict[str,
         assert session.report.media is None  # its rows are there
 
 
+def test_joined_branch_keeps_its_pictures(golden: dict[str, Any]) -> None:
+    """Also where another branch has run in its sequence since."""
+    said, other = messages("one", golden), messages("two", golden)[2:]
+    options: dict[str, Any] = {"raw": True, "max_tokens": 4, "ignore_eos": True}
+    with loaded("reference") as session:
+        answer(session, said, count=4)
+        alone = session.generate("And?", follow_up=True, **options)
+        session.reset()
+        with session.fork(2) as fork:
+            for branch, asked in zip(fork, (said, other), strict=True):
+                branch.generate(session.model.chat_prompt(asked), **options)
+            fork.join(fork[0])
+        assert session.generate("And?", follow_up=True, **options) == alone
+
+
 def test_same_text_with_another_picture_reuses_no_rows_of_it(golden: dict[str, Any]) -> None:
     one = messages("one", golden)
     other = messages("one", golden | {"first": golden["first"][:, ::-1]})

@@ -92,12 +92,14 @@ class Batch:
         if self.closed:
             return
         self.closed = True
-        for ticket in [*self._slots.running, *self._queue]:
-            self._end(ticket)
-        if self._restore:
-            self._restore()
-        self._slots.leave()
-        self._steps.leave()
+        try:
+            for ticket in [*self._slots.running, *self._queue]:
+                self._end(ticket)
+            if self._restore:
+                self._restore()
+        finally:
+            self._slots.leave()
+            self._steps.leave()
 
     @property
     def slots(self) -> Sequence[Slot]:

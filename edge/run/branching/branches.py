@@ -87,7 +87,8 @@ class Branch:
         if known is None:
             raise InputError(_EVICTED.format("branch"))
         asked, begun = request.encode(fork.model), tokens_of(fork.model, opening)
-        tokens = np.concatenate([known, asked.first(None), begun])
+        prefix = fork.model.prefix  # with which a conversation begins, and which goes before each prompt
+        tokens = np.concatenate([known[prefix.ids.size :] if prefix else known, asked.first(None), begun])
         given = asked.given.joined(self.given) if asked.given else self.given
         prompt = Prompt([tokens], asked.thinks, asked.tools, given=given)
         self._tokens, self.given = known, given
@@ -116,7 +117,7 @@ class Fork:
         if found is None:
             raise InputError(_EVICTED.format("conversation"))
         self._sequence, self.model, self.given, self.tokens = sequence, model, sequence.given, found
-        self._mark, self._joined = sequence.mark(hold=True), cast(Branch | IntArray | None, None)
+        self._mark, self._joined = sequence.mark(hold=True), cast(tuple[Branch, IntArray | None] | None, None)
         self.batch = make(self._restore)
         self._branches = [Branch(self, found) for _ in range(n)]
         if sequence.engine.kv.has_tail:  # which can be copied now, and not behind longer rows
@@ -138,15 +139,25 @@ class Fork:
     def __getitem__(self, number: int) -> Branch:
         return self._branches[number]
 
-    def join(self, branch: Branch | IntArray) -> None:
-        """End all branches; the session's conversation goes on with this one, or with one of these tokens, int32 [n].
-        Raises InputError if it has evicted rows, or is no branch of this open fork; BusyError as `Batch`."""
-        own = not isinstance(branch, Branch) or branch in self._branches
-        if not own or self.batch.closed:
+    def after(self, asked: Prompt, answer: str) -> IntArray:
+        """The tokens of the conversation after one more turn, int32 [n]."""
+        prefix = self.model.prefix
+        before = prefix.ids if prefix and not self.tokens.size else self.tokens
+        return np.concatenate([before, asked.first(None), tokens_of(self.model, answer)])
+
+    def join(self, branch: Branch, tokens: IntArray | None = None) -> None:
+        """End all branches; the session's conversation goes on with this one. tokens: that it has then in place of the
+        branch's own, int32 [n]. Raises InputError if the branch has evicted rows of its own ones, or is no branch of
+        this open fork; BusyError as `Batch`."""
+        if branch not in self._branches or self.batch.closed:
             raise InputError("this is no branch of an open fork")
-        self._joined = branch
-        self.close()
-        if isinstance(branch, Branch) and branch.tokens is None:
+        self._joined = branch, tokens
+        try:
+            self.close()
+        except BusyError:
+            self._joined = None
+            raise
+        if tokens is None and branch.tokens is None:
             raise InputError(_EVICTED.format("branch"))
 
     def close(self) -> None:
@@ -155,9 +166,12 @@ class Fork:
 
     def _restore(self) -> None:
         """Make a conversation the session's again: that of the joined branch, or the one before the fork."""
-        tokens = self._joined.tokens if isinstance(self._joined, Branch) else self._joined
-        if tokens is not None:
-            donor = max(self.batch.slots, key=lambda slot: slot.tokens.rows.shared_out(tokens))
-            self._sequence.become(tokens, donor.tokens)
+        branch, tokens = self._joined or (None, None)
+        if branch is not None and tokens is None:
+            tokens = branch.tokens
+        if branch is not None and tokens is not None:
+            rows = tokens
+            donor = max(self.batch.slots, key=lambda slot: slot.tokens.rows.shared_out(rows))
+            self._sequence.become(tokens, donor.tokens, branch.given)
         elif not self._sequence.rewind(self._mark):
-            self._sequence.become(self.tokens, self._sequence)
+            self._sequence.become(self.tokens, self._sequence, self.given)

@@ -17,7 +17,7 @@ import numpy as np
 from edge.errors import BudgetError, UnsupportedError
 from edge.model.chat.thinking import Think
 from edge.run.batching.stream import Stream
-from edge.run.branching.branches import Branch, Fork, tokens_of
+from edge.run.branching.branches import Branch, Fork
 from edge.run.branching.several import Spent
 from edge.run.hooks import Hooks
 from edge.run.report import StopReason
@@ -169,5 +169,5 @@ def _written_out(
                 ends.append(stream.report.stop_reason if stream.report else unbegun)
             reason = next((each for each in ends if each not in ("eos", "stop")), "length" if cut else "stop")
             session.report = spent.report("outline", "".join(texts), replace(like, stop_reason=reason), route)
-            asked = replace(spent.request, prompt=question).encode(session.model).first(None)
-            fork.join(np.concatenate([fork.tokens, asked, tokens_of(session.model, "".join(texts))]))
+            asked = replace(spent.request, prompt=question).encode(session.model)
+            fork.join(fork[0], fork.after(asked, "".join(texts)))

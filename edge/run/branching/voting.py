@@ -45,10 +45,10 @@ def vote(spent: Spent, hooks: Hooks) -> Generator[str, None, None]:
     request = spent.part(count)
     asked = request.encode(session.model)
     with session.fork(count) as fork:
-        streams = []
+        streams, thoughts = [], [list[str]() for _ in fork]
         for number, branch in enumerate(fork):
             own = replace(sampling, seed=((sampling.seed or 0) + number) % 2**64)
-            shown = Hooks(prefill=None if number else hooks.prefill)
+            shown = Hooks(prefill=None if number else hooks.prefill, thought=thoughts[number].append)
             streams.append(branch.start(replace(request, prompt=anew(asked), sampling=own), shown))
         texts: dict[int, str] = {}
         failed: Exception | None = None
@@ -75,5 +75,9 @@ def vote(spent: Spent, hooks: Hooks) -> Generator[str, None, None]:
         session.report = spent.report("vote", texts[chosen], replace(report, seed=sampling.seed))
         if failed and not texts[chosen]:
             raise failed
-        fork.join(fork[chosen])
+        if hooks.thought:
+            for thought in thoughts[chosen]:
+                hooks.thought(thought)
+        tokens = fork.after(asked, texts[chosen]) if fork[chosen].tokens is None else None  # its rows were evicted
+        fork.join(fork[chosen], tokens)
     yield texts[chosen]

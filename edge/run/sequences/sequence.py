@@ -433,15 +433,15 @@ class TokenSequence:
         left = self._gather()
         return None if self.rows.evicted else np.concatenate([np.array(self.rows.fed, np.int32), left])
 
-    def become(self, tokens: IntArray, other: TokenSequence) -> None:
+    def become(self, tokens: IntArray, other: TokenSequence, given: GivenRows | None) -> None:
         """Make `tokens` the conversation, with the rows that this or another sequence has of them. The others run with
-        the next prompt."""
-        given, longer = self.given, np.append(tokens, np.int32(0))  # a last token that must run
+        the next prompt. given: its rows of ids beyond the vocabulary."""
+        longer = np.append(tokens, np.int32(0))  # a last token that must run
         own, found = self.rows.shared(longer), other.rows.shared_out(longer)
         self.reset(own)
         if found > own:
             self.rows.take(other.rows, found)
-        self.given = given
+        self.given = given or self.given
         self.prompt = Prompt([tokens[self.engine.kv.length :]])
 
     def rewind(self, mark: Mark) -> bool:
