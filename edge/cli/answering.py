@@ -87,7 +87,7 @@ def answer_prompt(
                     f"{'--image' if media[0].kind == 'picture' else '--audio'} goes through the chat template: leave "
                     "--raw out"
                 )
-            options, said = options_that_see(options), said if isinstance(said, str) else "".join(said)
+            options, said = options_that_see(options, opened), said if isinstance(said, str) else "".join(said)
             kinds = {each.kind for each in media}
             if "picture" in kinds and (options.time is not None or options.energy is not None):
                 from edge.lab.prediction.looks import auto_tokens

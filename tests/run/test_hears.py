@@ -100,6 +100,15 @@ def test_converted_folder_hears_as_transformers(golden: dict[str, Any], tmp_path
         np.testing.assert_allclose(first, golden["one.logits"], atol=5e-3 * np.abs(golden["one.logits"]).max())
 
 
+def test_model_in_onnx_hears_on_the_engine_of_its_form(golden: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    convert(TEXT, tmp_path / "folder", Conversion("onnx"))
+    with edge.load(tmp_path / "folder", mmproj=EARS, kv_dtype="f32", threads=1) as session:
+        assert session.plan.backend == "onnx"
+        _, first = answer(session, messages("one"), count=1)
+        np.testing.assert_allclose(first, golden["one.logits"], atol=5e-3 * np.abs(golden["one.logits"]).max())
+
+
 @pytest.mark.parametrize("name", ["qwen3asr", "gemma4"])
 def test_folders_hear_as_transformers(name: str, tmp_path: Path) -> None:
     """Whole folders: the text model, the encoder, and the template."""

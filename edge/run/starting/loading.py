@@ -89,7 +89,7 @@ def open_session(
         if opened.senses:
             from edge.run.starting.senses import options_that_see
 
-            options, still_to_come = options_that_see(options), still_to_come + reserve
+            options, still_to_come = options_that_see(options, opened), still_to_come + reserve
         if grammar is not None:
             from edge.grammar.matcher import check_grammar, tables_bytes  # here: few runs need them
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.backends import engine_named
+from edge.backends import engine_named, engines_with
 from edge.backends.base import Backend
 from edge.devices.host import usable_cores
 from edge.devices.memory import memory_limit, memory_use
@@ -176,14 +176,17 @@ def encoder_of(tower: Tower, options: Options, threads: int) -> Encoder:
 
 def _check_engine(model: Model, options: Options, *, whole: bool = False) -> None:
     """Raise UnsupportedError for an engine that runs no such rows. whole: they see all of each other."""
-    engine = engine_named(options_that_see(options).backend)
+    engine = engine_named(options_that_see(options, model).backend)
     if (reason := engine.sees(model.spec, whole=whole)) is not None:
-        raise UnsupportedError(f"the {engine.NAME} engine {reason}: use --backend=cpu, or --mmproj off")
+        other = "the model's GGUF file" if model.file.folder else "--backend=cpu"
+        raise UnsupportedError(f"the {engine.NAME} engine {reason}: use {other}, or --mmproj off")
 
 
-def options_that_see(options: Options) -> Options:
-    """The options with an engine that takes rows, unless they name one."""
-    return replace(options, backend=_ENGINES[0]) if options.backend == AUTO else options
+def options_that_see(options: Options, model: Model) -> Options:
+    """The options with an engine that takes rows, and the model's form, unless they name one."""
+    if options.backend != AUTO:
+        return options
+    return replace(options, backend=engines_with("folders")[0] if model.file.folder else _ENGINES[0])
 
 
 def with_senses(model: Model, options: Options, meter: EnergyMeter | None = None) -> Model:
@@ -195,7 +198,7 @@ def with_senses(model: Model, options: Options, meter: EnergyMeter | None = None
     senses = dict[str, Sense]()
     for sense in found:
         try:
-            engine_named(options_that_see(options).backend).check_supported(model.file, model.spec)
+            engine_named(options_that_see(options, model).backend).check_supported(model.file, model.spec)
             senses |= open_senses(model, options, [_KINDS[sense]], meter=meter)
         except EdgeError as error:
             if stated:
