@@ -51,6 +51,7 @@ def embed(
     from edge.cli.terminal.fetching import fetch_missing
     from edge.cli.terminal.prompts import lines_of
     from edge.errors import InputError
+    from edge.model.spec import check_embeds
     from edge.run.sequences.embedding import check_pooling
     from edge.run.starting.loading import load
     from edge.run.starting.opening import open_model
@@ -63,6 +64,7 @@ def embed(
     with progress(enabled=not quiet) as shown:
         fetch_missing(model, options, shown, quiet=quiet)
     opened = open_model(model)
+    check_embeds(opened.spec)
     with load(opened, options) as session:
         rows, long = session.engine.kv.capacity, 0
         for start in range(0, len(lines), _AT_ONCE):

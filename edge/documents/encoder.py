@@ -14,6 +14,7 @@ from edge.documents.store import Store, Stored
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.catalog import find_local
 from edge.model.model import Model
+from edge.model.spec import check_embeds
 from edge.options import AUTO, Options
 from edge.pulling import ensure
 from edge.run.session import Session
@@ -30,11 +31,13 @@ _ENGINES = ("cpu", "reference")  # that hand out hidden states
 
 def open_encoder(name: str, options: Options) -> Model:
     """Open an encoder, or a reranker: all-minilm, or a model as `edge.load` takes it. Raises UnsupportedError if
-    all-minilm is not installed, and the errors of `open_model`."""
+    all-minilm is not installed, or the model embeds no texts, and the errors of `open_model`."""
     if name.lower() == MINILM:
         return open_model(_minilm())
     found = find_local(name)
-    return open_model(ensure(name, options) if found is None else found)
+    model = open_model(ensure(name, options) if found is None else found)
+    check_embeds(model.spec)
+    return model
 
 
 def full_name(name: str) -> str:

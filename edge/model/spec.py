@@ -108,6 +108,13 @@ def check_generates(spec: ModelSpec) -> None:
         raise UnsupportedError(f"{spec.name} is an encoder, which answers no prompts: edge embed makes vectors with it")
 
 
+def check_embeds(spec: ModelSpec) -> None:
+    """Raise UnsupportedError for a model that makes no vectors of texts: one that hears, or drafts for another."""
+    if spec.ears or spec.assists or spec.features:
+        does = "hears" if spec.ears else "drafts for another model"
+        raise UnsupportedError(f"{spec.name} {does}, and embeds no texts: choose an encoder, such as all-minilm")
+
+
 def deaf(name: str) -> UnsupportedError:
     """The error of a model that writes no transcripts."""
     return UnsupportedError(f"{name} does not hear: choose a Whisper model, such as whisper-base")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from test_cli import edge
 
 import edge as package
+from edge.converters.convert import Conversion, convert
 from edge.documents.encoder import MINILM, load_encoder, open_encoder
 from edge.documents.indexing import index, remove
 from edge.documents.reading import READERS, read_document
@@ -197,6 +198,11 @@ def test_sources_that_fail_change_nothing(folder: Path) -> None:
         with pytest.raises(InputError, match=message):
             index("own", folder / "sky.md", source, encoder=ENCODER, **ON)  # type: ignore[arg-type]
         assert not index_path("own").exists()
+    deaf = str(folder.parent / "whisper.gguf")
+    convert(GOLDEN / "folders" / "whisper", Path(deaf), Conversion("gguf"))
+    with pytest.raises(UnsupportedError, match="hears, and embeds no texts: choose an encoder"):
+        index("own", folder / "sky.md", encoder=deaf, **ON)  # type: ignore[arg-type]
+    assert not index_path("own").exists()
     index("own", folder / "sky.md", encoder=ENCODER, **ON)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="is no text"):
         index("own", folder / "import.txt", broken, **ON)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from edge.devices.power import find_meter
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.media.sound import Source
 from edge.model.model import Model
+from edge.model.spec import check_embeds
 from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.arguments import check_meter
@@ -112,5 +113,8 @@ class HearingSession(Session):
     def _loaded(self) -> Loaded:  # type: ignore[override]
         raise self._refused()
 
+    def _check_embeds(self) -> None:
+        check_embeds(self.spec)
+
     def _refused(self) -> UnsupportedError:
-        return UnsupportedError(f"{self.model.name} hears, and answers no prompts: session.transcribe(FILE)")
+        return UnsupportedError(f"{self.model.name} hears, and answers no prompts: transcribe writes what was said")
