@@ -356,19 +356,25 @@ class Conversation:
         """Have the model summarize all turns but the last two, while nobody waits, if the KV rows are filled to this
         part: the next turn runs behind the summary, and no row needs to be evicted. `messages` has all turns as before.
 
-        Returns the summary, or None: there was no need, or `session.interrupt` ended it, which changes nothing. Raises
-        InputError for a part that is none.
+        Returns the summary, or None: there was no need, a policy that never evicts has no room for it, or
+        `session.interrupt` ended it, which changes nothing. Raises InputError for a part that is none.
         """
         if not isinstance(at, int | float) or not 0 <= at <= 1:
             raise InputError(f"the part of the rows must be from 0 to 1, not {at!r:.40}")
         session, count = self.session, len(self._turns) - _KEPT_TURNS
         kv, turns = session.engine.kv, self._turns[self._first : max(0, count)]
         filled = kv.length >= at * kv.capacity and self._held and not self._whole
-        if not turns or not filled or session.mark().evicted:
+        if not turns or not filled or (mark := session.mark()).evicted:
+            return None
+        needed = mark.left.size + session.model.follow_up(_SUMMARIZE, self._off()).first(None).size + _SUMMARY_TOKENS
+        if needed > kv.free and not session.may_evict:
             return None
         with session.fork(1) as fork:  # afterwards the conversation is what it was
             stream = fork[0].stream(_SUMMARIZE, max_tokens=_SUMMARY_TOKENS, think=self._off())
-            text = "".join(stream).strip()
+            try:
+                text = "".join(stream).strip()
+            except InterruptedError:  # before its first pass
+                return None
         report = stream.report
         if report is None or report.stop_reason not in ("eos", "length") or not text:
             return None

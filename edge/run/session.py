@@ -182,8 +182,7 @@ class Session:
         prompt: Text | None = None,
         *,
         messages: Messages | None = None,
-        images: Sequence[Picture] | None = None,
-        sounds: Sequence[Heard] | None = None,
+        images: Sequence[Picture] | None = None, sounds: Sequence[Heard] | None = None,
         tools: Tools | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
@@ -192,13 +191,10 @@ class Session:
         stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         system: str | None = None,
-        raw: bool = False,
-        follow_up: bool = False,
+        raw: bool = False, follow_up: bool = False,
         think: Think | str | bool | int | None = None,
-        time_limit: float | None = None,
-        energy_limit: float | None = None,
-        time_spent: float = 0.0,
-        energy_spent: float = 0.0,
+        time_limit: float | None = None, energy_limit: float | None = None,
+        time_spent: float = 0.0, energy_spent: float = 0.0,
         keep_text: bool = True,
         grammar: Grammar | None = None,
         logprobs: int | None = None,
@@ -206,13 +202,12 @@ class Session:
         on_logprob: OnLogprob | None = None,
         beams: int | None = None,
         length_penalty: float = 1.0,
-        vote: int | None = None,
-        outline: bool | str = False,
+        vote: int | None = None, outline: bool | str = False,
         on_prefill: OnPrefill | None = None,
         on_thought: OnThought | None = None,
         on_call: OnCall | None = None,
         documents: Grounds | Grounded | None = None,
-    ) -> Generator[str, None, None]:
+    ) -> Generator[str, None, None]:  # fmt: skip
         """Yield the answer in pieces as it is generated; characters are never split.
 
         prompt: text; an iterable of text that is read while it runs, so that it may be longer than memory; token ids,
@@ -353,7 +348,6 @@ class Session:
         from edge.run.batching.batch import Batch
 
         self._check_open()
-
         self._interrupted = False
         ended_by = self._ended_by if restore else lambda: "terminated" if self.terminated else None
         return Batch(self._loaded, self.options, self._meter, self._zone, self.steps, ended_by, self._told, restore)

@@ -24,6 +24,7 @@ from edge.model.model import Model, open_model
 from edge.run.sampling.thoughts import Splitter
 from edge.run.session import Session
 from edge.run.starting.loading import load
+from edge.sampling import SamplingParams
 
 QWENS_WAY = ["Ċ", "<think>", *"abcdefghij", "</think>", "ĊĊ", *"XYZ", "<|im_end|>"]
 MODES: dict[str, dict[str, Any]] = {
@@ -220,6 +221,10 @@ def test_stream_has_answer_alone(backend: str, qwen: Path) -> None:
         assert ask(session, keep_text=False) == ("XYZ", "abcdefghij")
         thoughts = session.report.thoughts
         assert (session.report.text, thoughts.text, thoughts.tokens) == (None, None, 12)
+
+
+def test_vote_tells_the_thoughts_of_its_answer(session: Session) -> None:
+    assert ask(session, vote=3, sampling=SamplingParams(temperature=0.01)) == ("XYZ", "abcdefghij")
 
 
 def test_budget_of_tokens(session: Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.backends.reference import ReferenceKV
+from edge.cli.chat.idle import Idle
+from edge.cli.chat.lines import Line
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
+from edge.run.branching.branches import Fork
 from edge.run.conversation import Conversation
 from edge.run.session import Session
 from edge.types import IntArray
@@ -274,3 +278,38 @@ def test_summary_stands_for_old_turns_and_no_text_is_lost(open_session: Open) ->
     assert [other.undo() for _ in range(2)] == ["four", "three"]
     other._held = False  # random answers are not the bytes that their texts give
     assert ask(talk, "anew") == ask(other, "anew")
+
+
+def test_summary_that_is_interrupted_or_has_no_room_changes_nothing(open_session: Open) -> None:
+    def filled(**options: Any) -> Conversation:
+        talk = Conversation(open_session(**options))
+        for text in ("one", "two", "three"):
+            ask(talk, text)
+        return talk
+
+    talk = filled(kv_policy="full", max_kv_size=300)  # of which the turns take 90
+    report, said = talk.session.report, talk.messages
+    assert talk.summarize(at=0.0) is None
+    assert talk.session.report is report
+    talk = filled()
+    forked, asked, begun = talk.session.fork, threading.Event(), list[bool]()
+
+    def fork(n: int) -> Fork:
+        """Have the interrupt come before the fork, which forgets it, or behind, before its first pass."""
+        asked.wait()
+        found = forked(n)
+        begun.append(True)
+        if len(begun) == 1:
+            talk.session.interrupt()
+        return found
+
+    talk.session.fork = fork  # type: ignore[method-assign]
+    asked.set()
+    assert talk.summarize(at=0.0) is None
+    asked.clear()
+    with pytest.MonkeyPatch.context() as early:
+        interrupt = talk.session.interrupt
+        early.setattr(talk.session, "interrupt", lambda: (interrupt(), asked.set()))
+        early.setattr(talk, "summarize", lambda: Conversation.summarize(talk, at=0.0))
+        assert list(Idle(lambda: talk, quiet=True).between(iter([Line("four")]), typed=True))
+    assert (len(begun), talk.summary, talk.messages) == (3, None, said)

@@ -32,9 +32,9 @@ class Idle:
             try:
                 line = next(lines, None)
             finally:  # also if a signal ends the chat
-                if worker.is_alive():
-                    self._talk().session.interrupt()
-                    worker.join()
+                while worker.is_alive():
+                    self._talk().session.interrupt()  # again, since it might not have begun yet
+                    worker.join(0.05)
             if made and made[0] is not None and not self._quiet:
                 note(said(made[0]))
             if line is None:
