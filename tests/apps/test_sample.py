@@ -114,7 +114,10 @@ def test_chat_asks_calls_fills_and_goes_on_and_is_drawn(tmp_path: Path) -> None:
     assert said["timer"] == ["true"]
     assert [line.endswith("true") for line in said["said"]] == [True, True, True]
     assert "[Name, People, Day, Outside]" in said["said"][2]
+    assert said["stopped"] == ["INTERRUPTED"]
+    assert said["booked"] == ["[Name, People, Day, Outside]"]
     assert said["restored"] == ["true true"]
+    assert said["damaged"] == ["READY []"] * 4
     with Image.open(tmp_path / "chat.png") as picture:
         assert picture.size == (1080, 1920)
         assert len(picture.convert("RGB").getcolors(1 << 16) or []) > 20  # text, smoothed

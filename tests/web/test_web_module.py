@@ -234,6 +234,11 @@ def test_answers_match_a_schema() -> None:
         module.call("bias", {"5": 100.0})
         with pytest.raises(InputError, match="a bias is of token 99999"):
             module.call("bias", {"99999": 1.0})
+        for token in ("4294967301", "", "five", "-1", "5.5"):  # none becomes another token
+            with pytest.raises(InputError, match="keys are the numbers of tokens"):
+                module.call("bias", {token: 1.0})
+        with pytest.raises(InputError, match="must be an object"):
+            module.call("bias", [1.0])
         module.rewind()
         assert set(module.answer("Is it?", Role.RAW)[0]) == {5}
         module.call("bias", {})

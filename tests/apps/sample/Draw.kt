@@ -13,6 +13,7 @@ import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.ExperimentalCoroutinesApi
 import kotlinx.coroutines.SupervisorJob
+import kotlinx.coroutines.delay
 import kotlinx.coroutines.flow.Flow
 import kotlinx.coroutines.flow.emptyFlow
 import kotlinx.coroutines.flow.first
@@ -20,8 +21,10 @@ import kotlinx.coroutines.runBlocking
 import org.jetbrains.skia.EncodedImageFormat
 
 private class Desktop(private val model: EdgeModel) : Device {
+    lateinit var session: EdgeSession
+
     override fun begin(options: EdgeOptions): EdgeSession =
-        model.session(options.copy(maxTokens = 200, temperature = 0.0, ignoreEos = false))
+        model.session(options.copy(maxTokens = 200, temperature = 0.0, ignoreEos = false)).also { session = it }
 
     override fun find(name: String): String? = null
 
@@ -35,8 +38,7 @@ private class Desktop(private val model: EdgeModel) : Device {
 @OptIn(ExperimentalCoroutinesApi::class)
 private val oneThread = Dispatchers.Default.limitedParallelism(1)
 
-private fun begin(model: EdgeModel, file: File) =
-    Chat(Desktop(model), file, CoroutineScope(SupervisorJob() + oneThread))
+private fun begin(device: Desktop, file: File) = Chat(device, file, CoroutineScope(SupervisorJob() + oneThread))
 
 private suspend fun Chat.settled() = screen.first { it.phase in setOf(Screen.Phase.READY, Screen.Phase.FAILED) }
 
@@ -44,7 +46,8 @@ private suspend fun Chat.settled() = screen.first { it.phase in setOf(Screen.Pha
 fun main(arguments: Array<String>) = runBlocking {
     val model = EdgeModel.open(arguments[0])
     val file = File(arguments[1], "conversation")
-    val chat = begin(model, file)
+    val device = Desktop(model)
+    val chat = begin(device, file)
     println("modes=${chat.settled().modes}")
     for ((question, mode) in listOf(
         "Why is the sky blue?" to Mode.CHAT,
@@ -56,14 +59,29 @@ fun main(arguments: Array<String>) = runBlocking {
         val screen = chat.settled()
         println("said=${screen.turns.map { it.by }} ${screen.turns.last().fields.keys} ${screen.turns.all { it.text.isNotEmpty() }}")
     }
+    val before = device.session.usage().rows
+    chat.ask("Wake me in an hour.", Mode.TIMER)
+    while (device.session.usage().rows == before) delay(1)
+    chat.cancel()
+    chat.settled()
+    println("stopped=${device.session.finish}")
+    chat.ask("A table for two on Monday, for Bea, inside.", Mode.FORM)
+    chat.screen.first { it.phase == Screen.Phase.ANSWERING }
+    println("booked=${chat.settled().turns.last().fields.keys}")
     chat.keep().join()
     val said = chat.screen.value.turns
     val rows = chat.screen.value.status
     chat.close()
-    val next = begin(model, file)
+    val next = begin(Desktop(model), file)
     println("restored=${next.settled().turns == said} ${rows.isNotEmpty()}")
     if (arguments[2] == "draw") draw(next.screen.value.copy(status = rows), File(arguments[1], "chat.png"))
     next.close()
+    for (damaged in listOf("2147483647\n[]", "-9\n[]", "2\n{}", "3\n[]")) {
+        file.writeText(damaged)
+        val empty = begin(Desktop(model), file)
+        println("damaged=${empty.settled().phase} ${empty.screen.value.turns}")
+        empty.close()
+    }
     model.close()
 }
 

@@ -18,13 +18,15 @@ const UNITS = { "": 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, kib: 2 ** 10, mib: 2 ** 
 /**
  * What is sent to the worker of schemas: those of zod and others become JSON by the interface that they share, Standard JSON
  * Schema, wherever they are.
- * @param {any} value @returns {any}
+ * @param {any} value @param {object[]} [outer] objects that contain it @returns {any}
  */
-function asJson(value) {
+function asJson(value, outer = []) {
   const made = value?.["~standard"]?.jsonSchema?.input({ target: "draft-2020-12" });
   if (made || typeof value !== "object" || !value) return made ?? value;
-  if (Array.isArray(value)) return value.map(asJson);
-  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, asJson(each)]));
+  if (outer.includes(value)) throw new EdgeError("bad-argument", "a schema or tool contains itself, which JSON cannot: use $ref");
+  const within = [...outer, value];
+  if (Array.isArray(value)) return value.map((each) => asJson(each, within));
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, asJson(each, within)]));
 }
 
 /** A worker. Each call has one answer, and may have events before it. */
@@ -146,8 +148,8 @@ export class Session {
   }
 
   /** @param {{jsonSchema?: object | string, regex?: string} | null} form */
-  constrain(form) {
-    return this.#call("constrain", asJson(form));
+  async constrain(form) {
+    await this.#call("constrain", asJson(form));
   }
 
   /** @param {Record<number, number>} biases */
@@ -156,8 +158,8 @@ export class Session {
   }
 
   /** @param {object[] | null} list */
-  tools(list) {
-    return this.#call("tools", asJson(list));
+  async tools(list) {
+    await this.#call("tools", asJson(list));
   }
 
   /** @param {string} choice @param {{parallel?: boolean}} [options] */

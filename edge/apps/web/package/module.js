@@ -266,7 +266,11 @@ export class Engine {
 
   /** @param {Record<number, number>} biases by token */
   bias(biases) {
+    const isObject = Object.prototype.toString.call(biases) === "[object Object]"; // a Map has no entries
+    if (!isObject) throw new EdgeError("bad-argument", "biases must be an object, such as { 28: -100 }");
     const pairs = Object.entries(biases), bytes = new DataView(new ArrayBuffer(8 * pairs.length));
+    const wrong = pairs.find(([token]) => !/^\d{1,9}$/.test(token)); // which would become another token
+    if (wrong) throw new EdgeError("bad-argument", `biases have ${JSON.stringify(wrong[0].slice(0, 40))}: their keys are the numbers of tokens`);
     pairs.forEach(([token, bias], at) => {
       bytes.setInt32(8 * at, Number(token), true);
       bytes.setFloat32(8 * at + 4, bias, true);

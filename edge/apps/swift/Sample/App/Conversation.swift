@@ -42,7 +42,18 @@ struct Booking: Decodable, Sendable {
 }
 
 /// What the next question is for.
-enum Mode: String, CaseIterable, Sendable { case chat, timer, form }
+enum Mode: String, CaseIterable, Sendable {
+    case chat, timer, form
+
+    /// Of the tools that its answer may call.
+    var choice: String {
+        switch self {
+        case .chat: return "auto"
+        case .timer: return "set_timer"
+        case .form: return "none"
+        }
+    }
+}
 
 /// The conversation, without its views. `file` keeps it through the end of the process.
 @MainActor @Observable
@@ -112,22 +123,22 @@ final class Conversation {
         guard !question.isEmpty, phase == .ready else { return }
         turns.append(Turn(by: .person, text: question))
         run { session in
-            if let picture = self.picture { try await session.image(picture) }
-            self.picture = nil
+            let seen = self.picture
+            self.picture = nil  // also if it is refused
             self.hasPicture = false
+            if let seen { try await session.image(seen) }
+            if self.modes.contains(.timer) { try await session.choose(mode.choice, parallel: mode == .chat) }
             switch mode {
             case .form:
                 let form = try Schema(of: Booking.self).with("people", ["minimum": 1, "maximum": 20])
                 let booking = try await session.respond(to: question, as: Booking.self, form)
                 self.turns.append(Turn(by: .app, text: "A table is booked.", fields: booking.fields))
             case .timer:
-                try await session.choose("set_timer", parallel: false)
                 try await self.write(session.pieces(of: question))
                 let calls = try await session.calls()
                 try await session.choose("none")
                 try await self.answerCalls(calls, session)
             case .chat:
-                if self.modes.contains(.timer) { try await session.choose("auto") }
                 try await self.write(session.pieces(of: question))
                 if session.finish == .toolCalls { try await self.answerCalls(session.calls(), session) }
             }

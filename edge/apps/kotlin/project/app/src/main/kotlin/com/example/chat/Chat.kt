@@ -115,9 +115,11 @@ class Chat(private val device: Device, private val file: File, private val scope
     }
 
     fun ask(question: String, mode: Mode) = work(question) { session ->
-        picture?.let { session.image(it.colors, it.width, it.height, checkNotNull(eyes)) }
-        picture = null
+        val seen = picture
+        picture = null // also if it is refused
         shown.update { it.copy(picture = false) }
+        seen?.let { session.image(it.colors, it.width, it.height, checkNotNull(eyes)) }
+        if (Mode.TIMER in shown.value.modes) session.choose(mode.choice, parallel = mode == Mode.CHAT)
         when (mode) {
             Mode.FORM -> {
                 val booking = session.fill<Booking>(question, "people" to """{"minimum": 1, "maximum": 20}""")
@@ -125,7 +127,6 @@ class Chat(private val device: Device, private val file: File, private val scope
             }
             Mode.TIMER -> timed(session, question)
             Mode.CHAT -> {
-                if (Mode.TIMER in shown.value.modes) session.choose("auto")
                 write(session.pieces(question))
                 if (session.finish == Finish.TOOL_CALLS) write(session.answerResults(session.calls().map { run(it) }))
             }
@@ -133,7 +134,6 @@ class Chat(private val device: Device, private val file: File, private val scope
     }
 
     private suspend fun timed(session: EdgeSession, question: String) {
-        session.choose("set_timer", parallel = false)
         write(session.pieces(question))
         val results = session.calls().map { run(it) }
         session.choose("none")
@@ -206,24 +206,35 @@ class Chat(private val device: Device, private val file: File, private val scope
     /** Keeps the conversation for the next process, when a running answer has ended. */
     fun keep(): Job = scope.launch {
         answer?.join()
-        val state = session?.takeIf { ears == null }?.save() ?: return@launch
-        val said = Json.encodeToString(shown.value.turns).encodeToByteArray()
-        withContext(Dispatchers.IO) {
-            val part = File(file.path + ".part")
-            part.outputStream().buffered().use { it.write("${said.size}\n".encodeToByteArray() + said + state) }
-            part.renameTo(file)
+        try {
+            val state = session?.takeIf { ears == null }?.save() ?: return@launch
+            val said = Json.encodeToString(shown.value.turns).encodeToByteArray()
+            withContext(Dispatchers.IO) {
+                val part = File(file.path + ".part")
+                part.outputStream().buffered().use { it.write("${said.size}\n".encodeToByteArray() + said + state) }
+                part.renameTo(file)
+            }
+        } catch (failed: IOException) {
+            shown.update { it.copy(status = "${failed.message}") } // what was kept before stays
+        } catch (failed: EdgeException) {
+            shown.update { it.copy(status = "${failed.message}") }
         }
     }
 
-    /** What was said; nothing if there is no conversation, or it is another model's. */
+    /** What was said; nothing if there is no conversation, or it is another model's, or damaged. */
     private suspend fun restore(begun: EdgeSession): List<Turn> {
         val bytes = withContext(Dispatchers.IO) { if (file.exists()) file.readBytes() else byteArrayOf() }
         val line = bytes.indexOf('\n'.code.toByte())
         val size = bytes.decodeToString(0, maxOf(0, line)).toIntOrNull() ?: return emptyList()
         return try {
+            val turns = Json.decodeFromString<List<Turn>>(bytes.decodeToString(line + 1, line + 1 + size))
             begun.load(bytes.copyOfRange(line + 1 + size, bytes.size))
-            Json.decodeFromString(bytes.decodeToString(line + 1, line + 1 + size))
+            turns
         } catch (failed: EdgeException) {
+            emptyList()
+        } catch (failed: IllegalArgumentException) { // SerializationException is one
+            emptyList()
+        } catch (failed: IndexOutOfBoundsException) {
             emptyList()
         }
     }

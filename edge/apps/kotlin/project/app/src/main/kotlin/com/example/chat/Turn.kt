@@ -25,8 +25,8 @@ data class Booking(val name: String, val people: Int, val day: Day, val outside:
     )
 }
 
-/** What the next question is for. */
-enum class Mode { CHAT, TIMER, FORM }
+/** What the next question is for. [choice]: of the tools that its answer may call. */
+enum class Mode(val choice: String) { CHAT("auto"), TIMER("set_timer"), FORM("none") }
 
 /** Colors row by row, 0xAARRGGBB, of an upright picture. */
 class Picture(val colors: IntArray, val width: Int, val height: Int)
