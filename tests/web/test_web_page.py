@@ -156,10 +156,14 @@ def test_instructions_come_before_a_new_chat(page: Page, folder: Path) -> None:
           const session = await Edge.open("/");
           await session.system("be brief");
           const expected = await session.ask("hello", {{ maxTokens: 1000 }});
+          const form = {{ type: "object" }};
+          form.properties = {{ same: form }};
+          const refused = await session.constrain({{ jsonSchema: form }}).catch((error) => error.message);
           await session.close();
-          return [(await {RECORD}).turns[1].content, expected];
+          return [(await {RECORD}).turns[1].content, expected, refused];
         }})()""")
     assert answers[0] == answers[1] != first
+    assert "contains itself" in answers[2]
 
 
 def test_only_changed_pieces_of_a_state_are_written(page: Page, folder: Path) -> None:
