@@ -61,7 +61,7 @@ def write_jar(module: Path, out: Path) -> None:
 
 def _classes(*, android: bool) -> Path:
     """A jar of the compiled API, from the cache."""
-    sources = [each for each in sorted(KOTLIN.rglob("src/**/*.kt")) if android or each.name not in ANDROID_ONLY]
+    sources = [each for each in sorted((KOTLIN / "src").rglob("*.kt")) if android or each.name not in ANDROID_ONLY]
     with work_folder() as work:
         (work / "src").mkdir()
         for source in sources:

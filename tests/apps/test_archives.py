@@ -13,8 +13,7 @@ from bundles import model_of
 from kotlin_programs import LIBRARIES, classpath, java_home
 
 from edge import export
-from edge.apps.archives import AAR, JAR, KOTLIN, write_aar
-from edge.apps.bindings import copy_source
+from edge.apps.archives import AAR, JAR, write_aar
 from edge.backends.tvm.targets import choose_target
 from edge.errors import InputError, UnsupportedError
 
@@ -67,19 +66,6 @@ def test_aar_has_both_machines_and_the_same_bytes_again(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "classes.jar") as classes:
         assert {"edge/runtime/EdgeSession.class", "edge/runtime/AndroidSensors.class"} <= {*classes.namelist()}
     assert os.path.getsize(tmp_path / "classes.jar") < 200_000
-
-
-@MAVEN
-@pytest.mark.exhaustive
-def test_sample_compiles_against_android_35(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
-    for path in [*(KOTLIN / "src").rglob("*.kt"), *(KOTLIN / "sample").iterdir()]:
-        copy_source(path, tmp_path / "src" / path.name)
-    pom = (KOTLIN / "pom.xml").read_text().replace("<arg>-Xexplicit-api=strict</arg>", "")  # of the API alone
-    (tmp_path / "pom.xml").write_text(pom)
-    done = subprocess.run(["mvn", "-q", "-B", "compile"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert (tmp_path / "target" / "classes" / "com" / "example" / "chat" / "ChatActivity.class").exists()
 
 
 def test_invalid_archives_are_refused(tmp_path: Path) -> None:
