@@ -230,12 +230,17 @@ def prepare(
         if gpu or npu:
             raise UnsupportedError("a bundle with --draft runs on the CPU: leave --gpu and --npu out")
     eyes, own = _eyes(model, profile, options, isas, accelerated=gpu or npu), composing_bytes(model.tokenizer)
+    heard = 0
     if eyes:
         tables |= {each: eyes.own[each] for each in (Section.EYES, Section.SOUNDS) if each in eyes.own}
         own += eyes.need + (PIXELS if Section.SOUNDS not in eyes.own else hearing.SOUND)
+    if eyes and Section.SOUNDS in eyes.own:
+        from edge.apps.sections.sounds_file import sound_row_bytes  # here: few bundles hear
+
+        heard = sound_row_bytes(eyes.own[Section.SOUNDS])
     plan = plan_bundle(
         profile, model.spec, options, sum(map(len, tables.values())) + own, lora_rank, gpu=gpu,
-        losses=find_losses(model.file, CPU, options),
+        losses=find_losses(model.file, CPU, options), heard=heard,
     )  # fmt: skip
     if eyes and plan.policy.name == "h2o":
         raise UnsupportedError("a bundle with eyes has no KV policy h2o: choose streaming, window or full")

@@ -42,16 +42,17 @@ _PROMPT_ROWS = 256  # the most pinned: in f16, a key's float32 copy takes as muc
 
 def plan_bundle(
     profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int = 0, *, gpu: bool = False,
-    losses: Losses | None = None,
+    losses: Losses | None = None, heard: int = 0,
 ) -> Plan:  # fmt: skip
     """Plan a bundle. tables: bytes of model.edge besides the weights. lora_rank: of the largest adapter that sessions
     have room for. gpu: the bundle has GPU programs; their buffers count against the limit, but are not in the plan's
     bytes, and the driver's memory is not planned. losses: of KV dtypes, measured on the model; see `resolve`.
+    heard: bytes for each row of the longest sound that the KV rows allow.
 
     Raises BudgetError if nothing fits, UnsupportedError for features that the C runtime lacks, and InputError.
     """
     try:
-        return _plan_bundle(profile, spec, options, tables, lora_rank, gpu, losses)
+        return _plan_bundle(profile, spec, options, tables, lora_rank, gpu, losses, heard)
     except BudgetError as error:
         if gpu or profile.system != "web" or error.smallest is None or error.smallest <= MODULE_MOST:
             raise
@@ -87,9 +88,9 @@ def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
 
 def _plan_bundle(
     profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int, lora_rank: int, gpu: bool,
-    losses: Losses | None,
+    losses: Losses | None, heard: int,
 ) -> Plan:  # fmt: skip
-    engine = _Bundled(options, lora_rank, _most_drafts(profile), profile.system if gpu else None)
+    engine = _Bundled(options, lora_rank, _most_drafts(profile), profile.system if gpu else None, heard)
     process = own_bytes(profile, spec) + tables
     limit, threads = (None, None) if profile.name == HOST else limits_of(profile, options)
     plan = make_plan(spec, engine, options, elsewhere=limit, process=process, threads=threads, losses=losses)
@@ -165,9 +166,10 @@ class _Bundled(CPU):
     MOST_SNAPSHOTS = 0  # counted in `_on_cpu`: they hold the recurrent state alone
     DRAFTS_ELSEWHERE = True
 
-    def __init__(self, options: Options, lora_rank: int, drafts: int, gpu: str | None) -> None:
-        """gpu: the system whose GPU the bundle has programs for."""
+    def __init__(self, options: Options, lora_rank: int, drafts: int, gpu: str | None, heard: int) -> None:
+        """gpu: the system whose GPU the bundle has programs for. heard: bytes of a sound for each KV row."""
         self._options, self._lora_rank, self._drafts, self._gpu = options, lora_rank, drafts, gpu
+        self._heard = heard
 
     def most_drafts(self, spec: ModelSpec, tuning: Mapping[str, int]) -> int:
         return 0 if spec.encoder else self._drafts
@@ -179,7 +181,8 @@ class _Bundled(CPU):
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         need = self._on_cpu(spec, config)
-        return replace(need, scratch=need.scratch + self.outside(spec, config))
+        heard = self._heard * config.capacity
+        return replace(need, scratch=need.scratch + heard + self.outside(spec, config))
 
     def outside(self, spec: ModelSpec, config: EngineConfig) -> int:
         """Bytes that a GPU needs in addition to the CPU's. In an app, whose process has one engine at a time, only the

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundles import bundle_of
+from bundles import bundle_of, model_of
 from conftest import GOLDEN
 from ctypes_bundle import open_bundle
 from golden.sounds import LONG, SHORT, chirp
@@ -18,13 +18,18 @@ from test_image import COUNT, session_of
 from test_model_file import set_field
 
 import edge
+from edge.apps.bundle import prepare
 from edge.apps.enums import Finish, Role
 from edge.apps.sections.eyes_file import CONFIG, FAMILIES
 from edge.apps.sections.model_file import Section
 from edge.apps.sections.sounds_file import SOUNDS as SOUNDS_CONFIG
+from edge.backends.tvm.targets import choose_target
+from edge.devices.profiles import HOST, find_profile
 from edge.formats.gguf import read_gguf
 from edge.formats.gguf_writer import Planned, fields_of, write_gguf
+from edge.media.mel import HOP
 from edge.media.resample import Resampler
+from edge.options import Options
 from edge.types import FloatArray
 
 pytest.importorskip("tvm_ffi")
@@ -139,6 +144,21 @@ def test_damaged_ears_are_an_error(section: Section, struct: Any, field: str, va
         pytest.raises(edge.ModelFormatError, match=r"damaged \(its ears\)"),
     ):
         opened.sound_tokens(1)
+
+
+def test_plans_have_room_for_the_longest_sound() -> None:
+    """Its samples, its spectrogram and its rows, besides what a text takes."""
+    mmproj = GOLDEN / "heard" / "qwen2audio.gguf"
+    texts, both = (
+        prepare(model_of(str(TEXT)), find_profile(HOST), Options().updated(**CHOSEN, **more), [choose_target().name])
+        for more in ({}, {"mmproj": str(mmproj)})
+    )
+    tower, _ = open_golden_tower("qwen2audio")
+    rows, samples = CHOSEN["max_kv_size"], CHOSEN["max_kv_size"] * 4 * HOP
+    with open_bundle(bundle_of(str(TEXT), mmproj=str(mmproj), **CHOSEN)) as opened:
+        assert opened.sound_tokens(samples) == rows
+    needed = 4 * (samples + samples // HOP * tower.mels + rows * tower.mmproj.projected)
+    assert needed <= both.plan.bytes.scratch - texts.plan.bytes.scratch < 1.1 * needed
 
 
 def test_kotlin_plays_shorts(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from edge.apps.sections.hearing import stem_of
 from edge.apps.sections.model_file import Section
 from edge.devices.profiles.profile import DeviceProfile
 from edge.errors import UnsupportedError
+from edge.media.mel import HOP
 from edge.media.recording import Sound
 from edge.model.model import Model
 from edge.model.towers import SoundTower
@@ -65,6 +66,13 @@ def plan_sounds(
         PART, tower.whole, profile, positions, threads, kv_dtype, isas,
         {Section.EYES: _texts(model, tower), Section.SOUNDS: filled(SOUNDS, numbers) + places, Section.STEM: stem},
     )  # fmt: skip
+
+
+def sound_row_bytes(section: bytes) -> int:
+    """Bytes that each row of a sound takes beside the encoder: the row, and the samples and the spectrogram of which it
+    is made. section: SOUNDS."""
+    figures = np.frombuffer(section, SOUNDS, 1)[0]
+    return 4 * int(2 * figures["stack"] * (HOP + figures["mels"]) + figures["projected"])
 
 
 def _texts(model: Model, tower: Ears) -> bytes:
