@@ -356,21 +356,24 @@ class Conversation:
         """Have the model summarize all turns but the last two, while nobody waits, if the KV rows are filled to this
         part: the next turn runs behind the summary, and no row needs to be evicted. `messages` has all turns as before.
 
-        Returns the summary, or None: there was no need, a policy that never evicts has no room for it, or
-        `session.interrupt` ended it, which changes nothing. Raises InputError for a part that is none.
+        Returns the summary, or None, which changes nothing: there was no need, a policy that never evicts has no room
+        for it, or `session.interrupt` ended it. Raises InputError for a part that is none.
         """
         if not isinstance(at, int | float) or not 0 <= at <= 1:
             raise InputError(f"the part of the rows must be from 0 to 1, not {at!r:.40}")
-        session, count = self.session, len(self._turns) - _KEPT_TURNS
+        session, model, count = self.session, self.session.model, len(self._turns) - _KEPT_TURNS
         kv, turns = session.engine.kv, self._turns[self._first : max(0, count)]
         filled = kv.length >= at * kv.capacity and self._held and not self._whole
         if not turns or not filled or (mark := session.mark()).evicted:
             return None
-        needed = mark.left.size + session.model.follow_up(_SUMMARIZE, self._off()).first(None).size + _SUMMARY_TOKENS
-        if needed > kv.free and not session.may_evict:
+        before = model.past([(turn.user, turn.answer) for turn in turns]).size
+        before += self.summary.after if self.summary else 0  # which the new one also replaces
+        most = min(_SUMMARY_TOKENS, before - 1)  # of tokens, so that the summary is shorter
+        needed = mark.left.size + model.follow_up(_SUMMARIZE, self._off()).first(None).size + most
+        if most < 1 or (needed > kv.free and not session.may_evict):
             return None
         with session.fork(1) as fork:  # afterwards the conversation is what it was
-            stream = fork[0].stream(_SUMMARIZE, max_tokens=_SUMMARY_TOKENS, think=self._off())
+            stream = fork[0].stream(_SUMMARIZE, max_tokens=most, think=self._off())
             try:
                 text = "".join(stream).strip()
             except InterruptedError:  # before its first pass
@@ -378,7 +381,6 @@ class Conversation:
         report = stream.report
         if report is None or report.stop_reason not in ("eos", "length") or not text:
             return None
-        before = session.model.past([(turn.user, turn.answer) for turn in turns]).size
         self.summary = Summary(count, text, before, report.tokens.generated, report.energy.joules)
         self._held = False
         return self.summary

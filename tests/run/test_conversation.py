@@ -287,7 +287,7 @@ def test_summary_that_is_interrupted_or_has_no_room_changes_nothing(open_session
             ask(talk, text)
         return talk
 
-    talk = filled(kv_policy="full", max_kv_size=300)  # of which the turns take 90
+    talk = filled(kv_policy="full", max_kv_size=200)  # of which the turns take 90
     report, said = talk.session.report, talk.messages
     assert talk.summarize(at=0.0) is None
     assert talk.session.report is report
