@@ -43,7 +43,7 @@ static bool push_part(edge_session *s, enum chat_part part, ids_out out)
     uint32_t count;
     const int32_t *ids = chat_ids(s->model, part, &count);
     appending to = {s, -1};
-    return other < TOOL_PARTS ? EDGE_TOOLS->write(s->tools, other, &none, s->tokenizer, out, &to) : out(&to, ids, count);
+    return other < TOOL_PARTS ? EDGE_TOOLS->write(s->tools, other, &none, s->tokenizer, out, &to) : !count || out(&to, ids, count);
 }
 
 static bool has_part(const edge_session *s, enum chat_part part)

@@ -109,8 +109,10 @@ static void round_inputs(assistant *a)
     float largest = 0;
     for (uint32_t i = 0; i < own; i++)
         largest = fabsf(a->x[i]) > largest ? fabsf(a->x[i]) : largest;
-    for (uint32_t i = 0; i < own; i++)
-        a->rounded[i] = (int16_t)(largest > 0 ? (double)a->x[i] / (double)largest * most : 0);
+    for (uint32_t i = 0; i < own; i++) {
+        const double part = (double)a->x[i] / (double)largest * most;
+        a->rounded[i] = (int16_t)(isfinite(part) ? part : 0); /* all are 0, or the file is damaged */
+    }
 }
 
 /* The best of `count` rows of the head from `first` on, if it is better than *best. */
