@@ -76,13 +76,14 @@ class PrefixFile:
                 f"{self.tensor.path}: rows of {self.tensor.shape[1]} values, and this model takes {width}: it belongs "
                 "to another model"
             )
+
+    def open(self, spec: ModelSpec) -> Prefix:
+        """Read the rows, and warn if another model's name is in its config. Raises ModelFormatError, and the errors of
+        `check_model`."""
+        self.check_model(spec)
         names = [_letters(name) for name in (spec.name, self.base)]
         if min(map(len, names)) >= _SHORTEST_NAME and names[0] not in names[1] and names[1] not in names[0]:
             _log.warning("--prefix was trained for %s, and this model is %s", self.base, spec.name)
-
-    def open(self, spec: ModelSpec) -> Prefix:
-        """Read the rows. Raises ModelFormatError, and the errors of `check_model`."""
-        self.check_model(spec)
         stored = self.tensor.read()
         bits = stored.astype(np.uint32) << 16 if self.tensor.dtype == "BF16" else stored
         table: FloatArray = bits.view(np.float32) if self.tensor.dtype == "BF16" else bits.astype(np.float32)
