@@ -155,6 +155,7 @@ def test_environment_twins_work_and_flags_win() -> None:
     (["run", MODEL, "-p", ""], 2, "the prompt is empty"), (["run", MODEL], 2, "stdin is empty"), (["run"], 2, "MODEL"),
     *((["run", MODEL, "-p", "x", each, ""], 2, f"{each} must be a path, not ''")
       for each in ("--prefix", "--chat-template", "--prompt-cache")),
+    (["run", MODEL, "x", "--prefix", "a", "--prefix=b"], 2, "--prefix is stated twice"),
     (["magic"], 2, "No such command"), (["plan", MODEL, "--memory", "32MiB"], 3, "the smallest that fits"),
     (["bench", MODEL, "-p", "many"], 2, "numbers separated by commas"),
     (["bench", MODEL, "-d", "9000"], 2, "the model knows 8192"),

@@ -11,10 +11,13 @@ import typer.core
 
 from edge.cli.terminal.show import table
 from edge.cli.terminal.values import spared
+from edge.errors import InputError
 from edge.flags import GROUPS, OUTPUT
 
 ENVIRONMENT = "environment"
 _WHOLE = 1000  # characters, more than any sentence has
+# Flags that people state again to add to the first; elsewhere the last one counts.
+_ONCE = {"--prefix": "a run has one", "--lora": "one flag takes several adapters, with commas between them"}
 _ADVICE = re.compile(r": (?:use|choose another) (--[a-z-]+)[^:,]*$")
 
 # Variables without an option: folders, the instruction set, and the GPU.
@@ -36,6 +39,12 @@ class Command(typer.core.TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return [spared(param) for param in super().get_params(ctx)]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for name, advice in _ONCE.items():
+            if sum(each == name or each.startswith(f"{name}=") for each in args) > 1:
+                raise InputError(f"{name} is stated twice: {advice}")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *GROUPS)}
