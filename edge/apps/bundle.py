@@ -160,9 +160,10 @@ def export(
     check_target(target, force=force)
     if isinstance(isas, str):
         isas = [name.strip() for name in isas.split(",")]
-    bundle = prepare(
-        model if isinstance(model, Model) else open_model(model), profile, options, isas, lora_rank, gpu=gpu, npu=npu
-    )
+    opened = model if isinstance(model, Model) else open_model(model)
+    if sample and opened.template is None and not opened.spec.ears:
+        raise UnsupportedError(f"--sample makes a chat, and {opened.name} has no chat template: leave it out")
+    bundle = prepare(opened, profile, options, isas, lora_rank, gpu=gpu, npu=npu)
     tell, file = progress or (lambda _step, _part: None), bundle.model.file
     if gpu:
         bundle = with_gpu(bundle, partial(tell, "making kernels"))

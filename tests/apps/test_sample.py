@@ -20,6 +20,7 @@ from edge import export
 from edge.apps.archives import ANDROID_ONLY
 from edge.backends.tvm.targets import choose_target
 from edge.errors import UnsupportedError
+from edge.model.model import open_model
 
 MODEL, ROWS = "llama-gqa-tied", {"max_kv_size": 512, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
 HERE = Path(__file__).parent / "sample"
@@ -58,6 +59,9 @@ DESKTOP = (
 def test_sample_is_refused_where_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="--sample makes projects for Android Studio and Xcode"):
         export(model_of(MODEL), tmp_path / "kit", sample=True)
+    base = open_model(write_small(tmp_path / "base.gguf", Small()))
+    with pytest.raises(UnsupportedError, match=r"--sample makes a chat, and .* has no chat template"):
+        export(base, tmp_path / "kit", device="pixel-9", sample=True)
 
 
 def test_projects_name_only_what_is_there() -> None:
