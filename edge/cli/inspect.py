@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -187,13 +188,13 @@ def _shape(spec: ModelSpec) -> list[list[str]]:
         f"{rope.dim} of {sizes[rope]} values, base {rope.base:,.0f}"
         + (f", {rope.scaling} × {rope.factor:g}" if rope.factor != 1 else "")
         for rope in (network.ropes if network else ())
-        if rope.dim
+        if not rope.still
     )
     if network is None:
         positions = f"base {spec.rope_base:,.0f}"
     elif network.learned_positions:
         positions = "learned positions"
-    elif rotated := sum(map(network.rotates, range(spec.layers))):
+    elif rotated := sum(not core.rope.still for core in attention if network.ropes):
         where = "" if rotated == spec.layers else f", in {rotated} of {spec.layers} layers"
         positions = f"RoPE of {positions}{where}"
     else:
@@ -245,7 +246,10 @@ def _tokens(found: Vocabulary) -> list[list[str]]:
 
 
 def _record(found: Inspection, *, tensors: bool) -> dict[str, Any]:
-    record = asdict(found)
+    # JSON has no infinity: the factor of positions that rotate nothing
+    record: dict[str, Any] = asdict(
+        found, dict_factory=lambda pairs: {key: None if each == inf else each for key, each in pairs}
+    )
     record["path"] = str(Path(found.path).absolute())
     record["tensors"] = (
         [{name: each[name] for name in ("name", "shape", "type", "nbytes")} for each in record["tensors"]]

@@ -41,6 +41,12 @@ def test_figures_match_another_reader(name: str) -> None:
     assert {each.engine for each in found.engines} == {"cpu", "gpu", "llamacpp", "onnx", "reference"}
 
 
+def test_positions_that_rotate_nothing_are_none() -> None:
+    path = GOLDEN / "kimi-linear.gguf"
+    assert dict(map(tuple, _about(inspect_model(path))))["positions"] == "none"
+    assert '"factor": null' in edge("inspect", str(path), "--json").stdout
+
+
 def test_first_mtp_layer_drafts() -> None:
     one = inspect_model(GOLDEN / "mtp.gguf")
     for found, shown in (
