@@ -34,7 +34,7 @@ class Idle:
             finally:  # also if a signal ends the chat
                 while worker.is_alive():
                     self._talk().session.interrupt()  # again, since it might not have begun yet
-                    worker.join(0.05)
+                    worker.join(0.01)
             if made and made[0] is not None and not self._quiet:
                 note(said(made[0]))
             if line is None:
