@@ -21,10 +21,10 @@ from test_sampling import LOGITS, TIED
 from thinking_models import SPECIALS, write_chain
 
 from edge.backends import find_backend
-from edge.backends.base import NOT_FINITE, Engine
+from edge.backends.base import Engine
 from edge.backends.checks import check_tokens
 from edge.devices.power.base import Reading
-from edge.errors import EngineError
+from edge.errors import NOT_FINITE, EngineError
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.run.sampling.sampler import Sampler

@@ -30,7 +30,8 @@ from edge.model.model import Model, open_model
 from edge.model.tensors import find_network
 
 MODELS = (
-    "llama-gqa-tied", "gemma3", "gemma4", "gpt-oss", "qwen35", "falcon-h1", "lfm2", "qwen3moe", "gemma4moe",
+    "llama-gqa-tied", "gemma3", "gemma4", "gpt-oss", "qwen35", "falcon-h1", "lfm2", "qwen3moe", "gemma4moe", "mamba",
+    "kimi-linear",
     "encoders/bert",
 )  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {

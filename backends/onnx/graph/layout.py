@@ -192,7 +192,7 @@ def orders(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     Llama models; with partial RoPE, values that are not rotated fill the rest of the halves.
     """
     network = find_network(spec)
-    if not network.ropes or network.ropes[0].still:
+    if all(rope.still for rope in network.ropes):
         return {}
     pairs = max(rope.dim for rope in network.ropes) // 2
     rotated = np.arange(2 * pairs).reshape(2, pairs) if network.halves else np.arange(2 * pairs).reshape(pairs, 2).T
