@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _ABOUT = "List the models on this device, remove one, or say which of today's would run on a device."
 
+_LONGEST_REASON = 80  # characters of a cell
+
 models = typer.Typer(cls=Group, help=_ABOUT, invoke_without_command=True)
 
 
@@ -117,7 +119,9 @@ def _place(model: LocalModel) -> str:
 
 
 def _runs_on(model: LocalModel) -> str:
-    return ", ".join(model.summary.engines) or printable(model.summary.reason or "nothing", but="")
+    reason = printable(model.summary.reason or "nothing", but="")
+    short = reason if len(reason) <= _LONGEST_REASON else "nothing: edge inspect says why"
+    return ", ".join(model.summary.engines) or short
 
 
 def _abilities(model: LocalModel) -> str:

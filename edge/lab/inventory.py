@@ -34,6 +34,8 @@ from edge.values import parse
 
 Place = Literal["package", "hub", "cache"]
 
+_EDITION = 2  # of summaries; another one once they say something else of the same file
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -178,7 +180,7 @@ def _name(cached: CachedFile) -> str:
 
 def _summary(path: Path, size: int | None = None) -> Summary:
     """The summary, from the cache or the header. size: bytes of the whole model, if `path` is its first part."""
-    depends = (FileState.of(path.stat()), edge_version(), _installed_engines())
+    depends = (_EDITION, FileState.of(path.stat()), edge_version(), _installed_engines())
     key = hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
     made: list[Summary] = []
 
