@@ -158,7 +158,7 @@ def _of_array(samples: AnyArray, rate: int) -> SoundStream:
         raise InputError(f"samples must be [n] or [n, channels], not {list(samples.shape)}")
     if samples.dtype.kind not in "fiu":
         raise InputError(f"samples must be numbers, not {samples.dtype}")
-    whole = samples.reshape(samples.shape[0], -1)
+    whole = samples.reshape(samples.shape[0], *samples.shape[1:] or (1,))
     step = int(rate * _FILE_BLOCK_S)
 
     def blocks() -> Iterator[FloatArray]:

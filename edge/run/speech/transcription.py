@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 from edge.devices.memory import memory_use
 from edge.devices.power import memory_root
 from edge.devices.thermal import Zone
+from edge.errors import InputError
 from edge.media.sound import Source, open_sound
 from edge.options import Options
 from edge.plan.plan import Plan
@@ -115,6 +117,9 @@ class Transcription(Iterator[Segment]):
                         asked.on_progress(self.heard.seconds, sound.seconds)
                     yield found
                 self.whole_s, self.cut = self.heard.seconds, sound.cut
+                if not self.heard.seconds and not sound.seconds:
+                    name = self._source if isinstance(self._source, str | Path) else "the sound"
+                    raise InputError(f"{name} has no samples: it is empty")
         except _StoppedError as stopped:
             self.stop_reason = stopped.reason
             self.watch.pay()
