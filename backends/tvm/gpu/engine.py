@@ -234,9 +234,9 @@ class GPUEngine:
         damaged = np.flatnonzero(picked < 0)
         if damaged.size == 0:
             return picked
+        kv.truncate(length + max(1, int(damaged[0])))
         if damaged[0] == 0:
             raise EngineError(NOT_FINITE)
-        kv.truncate(length + int(damaged[0]))
         return picked[: damaged[0]]
 
     def _steps(self, count: int) -> int:

@@ -20,7 +20,7 @@ from edge.backends.base import (
 )
 from edge.backends.importance import RowImportance
 from edge.backends.kv_cache import KVState
-from edge.errors import InputError
+from edge.errors import EngineError, InputError
 from edge.kv import pinned_rows
 from edge.model.adapters.lora import Lora
 from edge.model.places import Places
@@ -338,7 +338,14 @@ class TokenSequence:
         """Let the engine choose tokens. Returns the first, and puts the others into `ahead`."""
         count = min(most, unobserved(self.policy.needs, self.engine.kv.free), self.ahead.burst(self._answered))
         self._observe(1, upcoming=1)
-        chosen = self.ahead.choose(cast(PickingEngine, self.engine), token, count, banned)
+        length = self.engine.kv.length
+        try:
+            chosen = self.ahead.choose(cast(PickingEngine, self.engine), token, count, banned)
+        except EngineError:
+            if self.engine.kv.length > length:  # the token ran, and its logits are no numbers
+                self._count(np.array([token], np.int32))
+                del self.pending[0]
+            raise
         self.ran = len(chosen)
         self._count(np.array([token, *chosen[:-1]], np.int32), passes=self.ran)
         return chosen[0]
