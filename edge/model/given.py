@@ -247,7 +247,7 @@ class GivenRows:
             if content.picture and size + pinned + 1 > rows:
                 raise InputError(
                     f"a picture or sound of {size} tokens does not fit in {rows} KV rows: use "
-                    f"--max-kv-size {size + pinned + 1} or more"
+                    f"--max-kv-size {size + pinned + 1} or more, or for a picture fewer --image-tokens"
                 )
 
     def _contents(self) -> Iterable[Content]:

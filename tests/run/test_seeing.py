@@ -17,6 +17,7 @@ from test_architectures import require_native
 
 import edge
 from edge.backends import engine_named
+from edge.converters.convert import Conversion, convert
 from edge.formats.gguf import read_gguf
 from edge.model.model import Model
 from edge.model.towers import read_tower
@@ -341,6 +342,14 @@ def test_image_tokens(golden: dict[str, Any]) -> None:
     assert (tokens(), tokens(image_tokens=4), tokens(image_tokens="12"), tokens(max_kv_size=32)) == (20, 4, 4, 4)
     with pytest.raises(edge.InputError, match="--image-tokens must be at least 4"):
         tokens(image_tokens=3)
+
+
+def test_pictures_of_any_number_of_rows_fit_small_contexts(tmp_path: Path) -> None:
+    convert(GOLDEN / "pictures" / "qwen3vl", tmp_path / "m.gguf", Conversion("gguf"))
+    model = edge.open_model(tmp_path / "m.gguf")
+    eyes = open_eyes(model, edge.Options(backend="reference"))
+    assert eyes.tower.sizes[0] > model.spec.context == 512
+    assert eyes.layout(edge.Image(np.zeros((720, 1280, 3), np.uint8))).tokens <= eyes.tokens == 256
 
 
 def test_conversation_with_pictures_is_saved_and_goes_on(

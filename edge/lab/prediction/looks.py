@@ -135,7 +135,7 @@ def _auto(
         else:
             return size, by
         by = why
-    return sizes[0], by
+    return tower.fewest(rows), by
 
 
 def _first_token(looks: Sequence[Look], prediction: Prediction) -> tuple[float | None, float | None]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -211,6 +212,14 @@ class PictureTower(Tower):
     def default(self) -> int:
         """The most rows of a picture unless a number is chosen."""
         return self.sizes[-1]
+
+    def fewest(self, rows: int) -> int:
+        """The smallest of the sizes, or `rows` if that is fewer and any number is possible."""
+        if rows < self.sizes[0]:
+            with suppress(InputError):
+                self.layout(1, 1, rows)
+                return rows
+        return self.sizes[0]
 
     def check_most(self, tokens: int | None, least: int) -> int:
         """The most rows of a picture. Raises InputError for fewer than `least`."""

@@ -153,7 +153,7 @@ def open_eyes(
         found.tower.layout(1, 1, options.image_tokens)  # refuses too few
         return found
     rows = (options.max_kv_size or model.spec.context) // 2
-    sizes = [size for size in tower.sizes if size <= min(tower.default, rows)] or [tower.sizes[0]]
+    sizes = [size for size in tower.sizes if size <= min(tower.default, rows)] or [tower.fewest(rows)]
     fitting = (each for size in reversed(sizes) if (each := eyes(size)).wants <= (left if eager else left // 2))
     return next(fitting, None) or eyes(sizes[0])
 
