@@ -101,7 +101,7 @@ class NativeEngine:
         self.set_crossed, self.crossed = passes.set_crossed, passes.crossed
         self.states, self.layer_states, self.give = passes.normed_states, passes.layer_states, passes.give
         self.times = passes.arrays["times"]
-        if FORMATS[config.kv_dtype].transformed:
+        if FORMATS[config.kv_dtype].transformed and self.kv.store.row.key:
             choose_normals(self.kv, self.hidden if shape.encoder else self.forward, spec.vocab)
             for sequence in self._sequences:
                 sequence.settings = sequence.kv.settings = self.kv.settings

@@ -100,9 +100,11 @@ def test_drafts_have_the_logits_of_steps_in_every_architecture(name: str) -> Non
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kv_dtype", ["int8", "int4", "f32"])
-def test_drafts_have_the_logits_of_steps_in_every_dtype(kv_dtype: str) -> None:
-    check(open_model(GOLDEN / "gemma3.gguf"), kv_dtype)
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"), [("gemma3", "int8"), ("gemma3", "int4"), ("gemma3", "f32"), ("mamba", "int4")]
+)
+def test_drafts_have_the_logits_of_steps_in_every_dtype(name: str, kv_dtype: str) -> None:
+    check(open_model(GOLDEN / f"{name}.gguf"), kv_dtype)
 
 
 @pytest.mark.parametrize(
