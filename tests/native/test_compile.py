@@ -80,12 +80,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_key_of_pass_hashes_all_its_sources() -> None:
     root = Path(sources.__file__).parent
     files = [
-        file for name in sources.PASS for file in ([root / name] if name.endswith(".py") else (root / name).iterdir())
+        file
+        for name in sources.PASS
+        for file in ([root / name] if name.endswith(".py") else (root / name).rglob("*.py"))
     ]
     imported = {
         root / f"{module.replace('.', '/')}.py"
         for file in files
-        if file.suffix == ".py"
         for module in re.findall(r"^ *from edge\.backends\.tvm\.([\w.]+) import", file.read_text(), re.MULTILINE)
     }
     assert {file for file in imported if file.exists()} - set(files) == set()

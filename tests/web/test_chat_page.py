@@ -552,4 +552,4 @@ def test_pictures_are_dropped_pasted_and_sent(page: Page, server: tuple[str, Scr
     until(page, "document.querySelectorAll('.mine > .pictures img').length === 2")
     assert complaints(page) == []
     page.value("(document.getElementById('model').value = 'other', document.getElementById('model').onchange())")
-    assert page.value("document.querySelector('#ask .picture')") is None
+    until(page, "document.querySelector('#ask .picture') === null")
