@@ -178,20 +178,24 @@ def features_case(chance: random.Random, model: str) -> Case:
 
 def pictures_case(chance: random.Random, engines: list[str]) -> Case:
     """Pictures of any sizes, which take much more than the model."""
+    case = media_case(chance, engines, "eyes/smolvlm.gguf", (75, 400))
+    shown = (picture_file(*chance.choice(PICTURES), chance.randrange(8)) for _ in range(chance.choice((1, 3, 20))))
+    return replace(case, pictures=tuple(map(str, shown)))
+
+
+def media_case(chance: random.Random, engines: list[str], model: str, budgets: tuple[int, int]) -> Case:
+    """A case without its pictures or sounds. budgets: from, to, in MiB."""
     engine = chance.choice([each for each in engines if each in ("cpu", "reference")])
     return Case(
-        model=str(GOLDEN / "eyes" / "smolvlm.gguf"),
+        model=str(GOLDEN / model),
         engine=engine,
         policy="streaming",
         kv_dtype=DTYPES[engine][0],
-        budget=chance.randrange(75 * MIB, 400 * MIB),
+        budget=chance.randrange(budgets[0] * MIB, budgets[1] * MIB),
         prompt=chance.choice((5, 300)),
         tokens=chance.choice((1, 8)),
         rows=None,
         chunk=None,
-        pictures=tuple(
-            str(picture_file(*chance.choice(PICTURES), chance.randrange(8))) for _ in range(chance.choice((1, 3, 20)))
-        ),
     )
 
 
@@ -213,21 +217,10 @@ def picture_file(millions: float, form: str, number: int) -> Path:
 
 def sounds_case(chance: random.Random, engines: list[str]) -> Case:
     """Sounds of any lengths, whose spectrograms take much more than the model."""
-    engine = chance.choice([each for each in engines if each in ("cpu", "reference")])
-    sounds = SOUNDS if engine == "cpu" else SOUNDS[:4]
-    return Case(
-        model=str(GOLDEN / "heard" / "qwen2.gguf"),
-        engine=engine,
-        policy="streaming",
-        kv_dtype=DTYPES[engine][0],
-        budget=chance.randrange(55 * MIB, 300 * MIB),
-        prompt=chance.choice((5, 300)),
-        tokens=chance.choice((1, 8)),
-        rows=None,
-        chunk=None,
-        sounds=tuple(str(sound_file(*chance.choice(sounds), number)) for number in range(chance.choice((1, 1, 3)))),
-        mmproj="qwen2audio.gguf",
-    )
+    case = media_case(chance, engines, "heard/qwen2.gguf", (55, 300))
+    sounds = SOUNDS if case.engine == "cpu" else SOUNDS[:4]
+    played = (sound_file(*chance.choice(sounds), number) for number in range(chance.choice((1, 1, 3))))
+    return replace(case, sounds=tuple(map(str, played)), mmproj="qwen2audio.gguf")
 
 
 @cache

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.functions import sigmoid, silu, softplus
-from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.kernels.vectors import (
     Register,
     Value,
@@ -29,7 +28,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.convolution import Convolution
-from edge.backends.tvm.cpu.phases.project import project
+from edge.backends.tvm.cpu.phases.project import multiply_rows, project
 from edge.backends.tvm.packing.cores import round_up, state_values
 from edge.model.cores import DeltaNet, KimiDelta
 
@@ -54,7 +53,7 @@ def products(b: PassBuilder, layer: Value) -> None:
             ("ssm_alpha", heads, steps + heads),
         ):
             stride = 2 * heads if name.startswith("ssm") else core.mixed + core.width
-            product(b, name, layer, inputs, rows, start, stride)
+            multiply_rows(b, layer, name, inputs, rows, start, stride)
 
 
 def recur(b: PassBuilder, layer: Value) -> None:
@@ -81,13 +80,6 @@ UNITS: dict[str, Unit] = {"delta_in": products, "delta_net": recur, "delta_out":
 def _core(b: PassBuilder) -> DeltaNet:
     assert isinstance(b.block.core, DeltaNet)
     return b.block.core
-
-
-def product(b: PassBuilder, name: str, layer: Value, inputs: Inputs, rows: int, start: Value, stride: int) -> None:
-    """Row `token` of an array, from `start` on, = matrix · inputs."""
-    with b.tiles(rows // 16) as tile, b.batches() as tokens:
-        for token, each in zip(tokens, b.product(name, layer, tile, inputs, b.rows(tokens)), strict=True):
-            store(b.floats, start + token * stride + tile * 16, each.value)
 
 
 def convolution_of(b: PassBuilder, layer: Value) -> Convolution:

@@ -7,8 +7,8 @@ from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.kernels.vectors import Value, exp, i64, let, load, loop, quotient, spread, store
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
-from edge.backends.tvm.cpu.phases.delta_net import Head, convolution_of, product
-from edge.backends.tvm.cpu.phases.project import project
+from edge.backends.tvm.cpu.phases.delta_net import Head, convolution_of
+from edge.backends.tvm.cpu.phases.project import multiply_rows, project
 from edge.backends.tvm.packing.cores import kimi_steps, round_up
 from edge.model.cores import KimiDelta
 
@@ -22,10 +22,10 @@ def products(b: PassBuilder, layer: Value) -> None:
         adapt(b, "kimi_in", layer, inputs)
         channels, heads = b.inputs_at("channels", layer), round_up(core.heads, 16)
         for index, name in enumerate(core.inputs[:3]):
-            product(b, name, layer, inputs, core.width, channels + index * core.width, core.mixed + core.width)
-        product(b, "ssm_beta", layer, inputs, heads, b.inputs_at("steps", layer), kimi_steps(core))
+            multiply_rows(b, layer, name, inputs, core.width, channels + index * core.width, core.mixed + core.width)
+        multiply_rows(b, layer, "ssm_beta", inputs, heads, b.inputs_at("steps", layer), kimi_steps(core))
         for index, name in enumerate(core.inputs[4:]):
-            product(b, name, layer, inputs, core.rank, b.at("selected") + index * core.rank, 2 * core.rank)
+            multiply_rows(b, layer, name, inputs, core.rank, b.at("selected") + index * core.rank, 2 * core.rank)
     b.quantize_chunk("selected", 2 * core.rank, layer, "kimi_gates")
     with b.phase("kimi_gates", layer):
         _gates(b, layer, b.quantized_inputs("selected", 2 * core.rank, layer, "kimi_gates", private=False))

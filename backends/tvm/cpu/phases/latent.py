@@ -16,7 +16,7 @@ from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, load, quotien
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.expanded import attend_heads, expands, turn_matrices
-from edge.backends.tvm.cpu.phases.project import Part
+from edge.backends.tvm.cpu.phases.project import Part, multiply_rows
 from edge.backends.tvm.cpu.phases.qkv import rotate, store_query, unit
 from edge.model.cores import Latent
 
@@ -29,10 +29,10 @@ def make_latent_rows(b: PassBuilder, layer: Value) -> None:
         inputs = b.normalised_inputs(norm, layer, "qkv")
         adapt(b, "qkv", layer, inputs)
         if latent.rank:
-            _multiply(b, layer, "attn_q_a", inputs, "ranked", latent.rank)
+            multiply_rows(b, layer, "attn_q_a", inputs, latent.rank, b.at("ranked"), latent.rank)
         else:
             _make_queries(b, layer, "attn_q", inputs)
-        _multiply(b, layer, "attn_kv_a_mqa", inputs, "latents", b.attention.row.key)
+        multiply_rows(b, layer, "attn_kv_a_mqa", inputs, b.attention.row.key, b.at("latents"), b.attention.row.key)
     if latent.rank:
         _rank(b, layer)
     if (expanded := expands(b)) is not None:
@@ -93,13 +93,6 @@ def _unless(condition: Value | None) -> AbstractContextManager[None]:
 def _latent(b: PassBuilder) -> Latent:
     assert b.attention.latent is not None
     return b.attention.latent
-
-
-def _multiply(b: PassBuilder, layer: Value, name: str, inputs: Inputs, out: str, rows: int) -> None:
-    """Row `token` of `out` = matrix · inputs."""
-    with b.tiles(rows // 16) as tile, b.batches() as tokens:
-        for token, each in zip(tokens, b.product(name, layer, tile, inputs, b.rows(tokens)), strict=True):
-            store(b.floats, b.at(out) + token * rows + tile * 16, each.value)
 
 
 def _rank(b: PassBuilder, layer: Value) -> None:

@@ -25,7 +25,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.convolution import Convolution
-from edge.backends.tvm.cpu.phases.project import project
+from edge.backends.tvm.cpu.phases.project import multiply_rows, project
 from edge.backends.tvm.packing.cores import mamba_row, round_up, state_values
 from edge.model.cores import Mamba
 
@@ -39,10 +39,7 @@ def products(b: PassBuilder, layer: Value) -> None:
     with b.phase("mamba_in", layer):
         inputs = b.normalised_inputs(norm, layer, "mamba_in")
         adapt(b, "mamba_in", layer, inputs)
-        channels = b.inputs_at("channels", layer)
-        with b.tiles(stride // 16) as tile, b.batches() as tokens:
-            for token, each in zip(tokens, b.product("ssm_in", layer, tile, inputs, b.rows(tokens)), strict=True):
-                store(b.floats, channels + token * stride + tile * 16, each.value)
+        multiply_rows(b, layer, "ssm_in", inputs, stride, b.inputs_at("channels", layer), stride)
 
 
 def scan(b: PassBuilder, layer: Value) -> None:

@@ -1,4 +1,4 @@
-"""The output projection of a core, and the norms after it."""
+"""Products of matrices: to rows of an array, or the output projection of a core and the norms after it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ def project(
         adapt(b, group, layer, inputs)
         _add(b, layer, inputs)
     finish(b, layer, "normed")
+
+
+def multiply_rows(b: PassBuilder, layer: Value, name: str, inputs: Inputs, rows: int, out: Value, stride: int) -> None:
+    """Row `token` of an array, which begins at `out` and has rows of `stride` floats, = matrix · inputs."""
+    with b.tiles(rows // 16) as tile, b.batches() as tokens:
+        for token, each in zip(tokens, b.product(name, layer, tile, inputs, b.rows(tokens)), strict=True):
+            store(b.floats, out + token * stride + tile * 16, each.value)
 
 
 def finish(b: PassBuilder, layer: Value, term: str) -> None:

@@ -25,6 +25,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     when,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
+from edge.backends.tvm.cpu.phases.project import multiply_rows
 from edge.backends.tvm.packing.cores import round_up
 
 
@@ -47,9 +48,9 @@ def qkv(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
                 _whole_head(b, name, layer, head, inputs)
         before += heads * parts
     if "attn_q_gate" in b.names:
-        with b.tiles(-(-core.width // 16)) as tile, b.batches() as tokens:
-            for token, each in zip(tokens, b.product("attn_q_gate", layer, tile, inputs, b.rows(tokens)), strict=True):
-                store(b.floats, b.at("gates") + token * round_up(core.width, 32) + tile * 16, each.value)
+        multiply_rows(
+            b, layer, "attn_q_gate", inputs, round_up(core.width, 16), b.at("gates"), round_up(core.width, 32)
+        )
 
 
 def cross(b: PassBuilder, layer: Value, inputs: Inputs) -> None:

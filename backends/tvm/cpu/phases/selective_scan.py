@@ -21,7 +21,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.convolution import Convolution
-from edge.backends.tvm.cpu.phases.project import project
+from edge.backends.tvm.cpu.phases.project import multiply_rows, project
 from edge.backends.tvm.packing.cores import round_up, scan_row, state_values
 from edge.model.cores import SelectiveScan
 
@@ -33,10 +33,7 @@ def products(b: PassBuilder, layer: Value) -> None:
     with b.phase("scan_in", layer):
         inputs = b.normalised_inputs(norm, layer, "scan_in")
         adapt(b, "scan_in", layer, inputs)
-        out = b.inputs_at("channels", layer)
-        with b.tiles(channels // 16) as tile, b.batches() as tokens:
-            for token, each in zip(tokens, b.product("ssm_in", layer, tile, inputs, b.rows(tokens)), strict=True):
-                store(b.floats, out + token * channels + tile * 16, each.value)
+        multiply_rows(b, layer, "ssm_in", inputs, channels, b.inputs_at("channels", layer), channels)
 
 
 def convolve(b: PassBuilder, layer: Value) -> None:
@@ -55,9 +52,7 @@ def select(b: PassBuilder, layer: Value) -> None:
     with b.phase("scan_select", layer):
         inputs = b.quantized_inputs("convolved", core.width, layer, "scan_select", private=False)
         adapt(b, "scan_select", layer, inputs)
-        with b.tiles(core.selected // 16) as tile, b.batches() as tokens:
-            for token, each in zip(tokens, b.product("ssm_x", layer, tile, inputs, b.rows(tokens)), strict=True):
-                store(b.floats, b.at("selected") + token * core.selected + tile * 16, each.value)
+        multiply_rows(b, layer, "ssm_x", inputs, core.selected, b.at("selected"), core.selected)
     if not b.single:
         with b.phase("scan_norms", layer), b.shared_out(b.count) as token:
             _normalise(b, layer, token, token)

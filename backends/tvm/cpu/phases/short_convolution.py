@@ -7,7 +7,7 @@ import itertools
 from edge.backends.tvm.cpu.kernels.vectors import Register, Value, floats, let, load, loop, store
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
-from edge.backends.tvm.cpu.phases.project import project
+from edge.backends.tvm.cpu.phases.project import multiply_rows, project
 from edge.backends.tvm.packing.cores import round_up
 from edge.model.cores import ShortConvolution
 
@@ -20,10 +20,7 @@ def products(b: PassBuilder, layer: Value) -> None:
         inputs = b.normalised_inputs(norm, layer, "conv_in")
         adapt(b, "conv_in", layer, inputs)
         channels = b.inputs_at("channels", layer)
-        with b.tiles(3 * core.hidden // 16) as tile, b.batches() as tokens:
-            found = b.product("shortconv.in_proj", layer, tile, inputs, b.rows(tokens))
-            for token, each in zip(tokens, found, strict=True):
-                store(b.floats, channels + token * (3 * core.hidden) + tile * 16, each.value)
+        multiply_rows(b, layer, "shortconv.in_proj", inputs, core.channels, channels, core.channels)
 
 
 def convolve(b: PassBuilder, layer: Value) -> None:

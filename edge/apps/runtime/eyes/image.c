@@ -18,7 +18,7 @@ int64_t edge_image_tokens(const edge_model *model, uint32_t width, uint32_t heig
     return status ? status : EDGE_EYES->count(model, width, height, most, error);
 }
 
-static edge_status check_picture(const edge_source *eyes, const edge_picture *picture, edge_error *error)
+static edge_status check_picture(const edge_picture *picture, edge_error *error)
 {
     if (!picture || picture->size < sizeof *picture || !picture->pixels)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_image needs an edge_picture whose size is set, and its pixels");
@@ -27,9 +27,6 @@ static edge_status check_picture(const edge_source *eyes, const edge_picture *pi
     if (picture->stride < (uint64_t)picture->width * picture->channels)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "a picture's stride is %d bytes, and its rows have more: check the width of %d",
                          (int64_t)picture->stride, (int64_t)picture->width);
-    if (!eyes || eyes->size < sizeof *eyes || (eyes->path ? !*eyes->path : eyes->fd < 0))
-        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_image needs the place of eyes.edge: an edge_source with its size, and a path "
-                         "or an open file");
     return EDGE_OK;
 }
 
@@ -38,15 +35,8 @@ edge_status edge_image(edge_session *s, const edge_source *eyes, const edge_pict
     edge_status status = enter(s, error);
     if (status)
         return status;
-    if ((status = check_sees(s->model, error)) || (status = check_picture(eyes, picture, error)))
+    if ((status = check_sees(s->model, error)) || (status = check_picture(picture, error))
+        || (status = begin_medium(s, eyes, "edge_image", "eyes.edge", "picture", error)))
         return leave(s, status);
-    if (s->accelerator)
-        return leave(s, edge_fail(error, EDGE_UNSUPPORTED, "%s takes no pictures: begin the session with engine cpu",
-                                  s->accelerator->kind->called));
-    abandon(s);
-    if (s->turn == TURN_ASKED)
-        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "a picture comes before the text about it: call edge_next first"));
-    if (!s->started)
-        __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED);
     return leave(s, EDGE_EYES->show(s, eyes, picture, error));
 }

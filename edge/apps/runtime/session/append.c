@@ -323,3 +323,20 @@ void push_opening(edge_session *s)
 {
     push_part(s, CHAT_OPENING, push_ids);
 }
+
+edge_status begin_medium(edge_session *s, const edge_source *file, const char *call, const char *encoder, const char *medium,
+                         edge_error *error)
+{
+    if (!file || file->size < sizeof *file || (file->path ? !*file->path : file->fd < 0))
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "%s needs the place of %s: an edge_source with its size, and a path or an open file",
+                         call, encoder);
+    if (s->accelerator)
+        return edge_fail(error, EDGE_UNSUPPORTED, "%s takes no %ss: begin the session with engine cpu", s->accelerator->kind->called,
+                         medium);
+    abandon(s);
+    if (s->turn == TURN_ASKED)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "a %s comes before the text about it: call edge_next first", medium);
+    if (!s->started)
+        __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED);
+    return EDGE_OK;
+}

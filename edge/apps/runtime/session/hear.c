@@ -75,16 +75,7 @@ edge_status edge_sound(edge_session *s, const edge_source *file, const float *sa
         return leave(s, status);
     if (!samples)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_sound needs samples: floats from -1 to 1"));
-    if (!file || file->size < sizeof *file || (file->path ? !*file->path : file->fd < 0))
-        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_sound needs the place of sounds.edge: an edge_source with its size, and "
-                                  "a path or an open file"));
-    if (s->accelerator)
-        return leave(s, edge_fail(error, EDGE_UNSUPPORTED, "%s takes no sounds: begin the session with engine cpu",
-                                  s->accelerator->kind->called));
-    abandon(s);
-    if (s->turn == TURN_ASKED)
-        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "a sound comes before the text about it: call edge_next first"));
-    if (!s->started)
-        __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED);
+    if ((status = begin_medium(s, file, "edge_sound", "sounds.edge", "sound", error)))
+        return leave(s, status);
     return leave(s, EDGE_SOUNDS->play(s, file, samples, count, rate, error));
 }

@@ -137,6 +137,9 @@ void drop_tools_text(edge_session *s); /* makes a conversation new of which only
 void end_answer(edge_session *s);   /* complete or not */
 void take_back(edge_session *s);    /* removes a question that was cancelled before its answer, or its tokens that wait */
 void abandon(edge_session *s);    /* ends an answer that the app did not read to its end, or takes its question back */
+/* What precedes a picture or sound, which the app gave by `call`: checks the place of its encoder and the conversation's. */
+edge_status begin_medium(edge_session *s, const edge_source *file, const char *call, const char *encoder, const char *medium,
+                         edge_error *error);
 bool answers(const edge_session *s); /* an answer or its prompt is under way */
 /* Checks a saved state up to its end, where its SHA-256 stands. */
 edge_status state_check(const edge_session *s, const edge_stream *stream, edge_error *error);
