@@ -79,6 +79,8 @@ def test_branch_goes_on_and_ends_with_its_fork() -> None:
             next(open_one)
         assert open_one.report is not None
         assert open_one.report.stop_reason == "interrupted"
+        with session.fork(1) as fork, pytest.raises(InputError, match="a branch gives one answer"):
+            fork[0].stream("hi", vote=3)
         with pytest.raises(InputError, match="no branch of an open fork"):
             fork.join(fork[0])
         for n in (0, 65, True, "3"):

@@ -86,6 +86,8 @@ class Branch:
             raise BusyError("this branch is answering: read its stream to the end, or close it")
         if known is None:
             raise InputError(_EVICTED.format("branch"))
+        if request.vote is not None or request.skeleton:
+            raise InputError("a branch gives one answer: ask the session for a vote or an outline")
         asked, begun = request.encode(fork.model), tokens_of(fork.model, opening)
         prefix = fork.model.prefix  # with which a conversation begins, and which goes before each prompt
         tokens = np.concatenate([known[prefix.ids.size :] if prefix else known, asked.first(None), begun])
